@@ -1,6 +1,6 @@
 """Train and evaluate one side of the comparison at a time, each step in its own process.
 
-A finished step is kept in a folder whose name is a hash of all its inputs, and is not repeated.
+A finished step is not repeated: it is kept in a folder whose name is a hash of all its inputs.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ COMPARED = ("model", "ema", "ema_updates", "optimizer", "scheduler", "scaler", "
 
 
 class TooSlow(Exception):
-    """Something did not happen in time. The message says what, and ends with the job's last lines."""
+    """An event did not happen in time. The message names it and ends with the job's last lines."""
 
 
 def is_alive(process: psutil.Process) -> bool:

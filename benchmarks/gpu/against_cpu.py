@@ -1,7 +1,7 @@
 """The part `same_as_cpu`: one batch on the GPU and on the CPU gives the same loss, gradients, detections and masks.
 
-The reference is the network in float64 on the CPU. How far a computation in 16 or 32 bits lies from it is the rounding of
-its format, as this network enlarges it. So the CPU's own errors say what a GPU may differ by:
+The reference is the network in float64 on the CPU. A computation in 16 or 32 bits differs from it by the rounding errors of its
+format, which this network enlarges. So the CPU's own errors give the bounds for a GPU:
 
 - fp32 (TensorFloat-32 off): SLACK times the CPU's errors in fp32. A GPU sums in another order, and cuDNN's Winograd
   transforms may lose a few bits more (not measured). TensorFloat-32, which rounds to 10 bits, has 600 times these errors (measured on a CPU in

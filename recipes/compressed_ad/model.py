@@ -1,4 +1,4 @@
-"""CompressedAD: predicts a learner's next action from its history, of which the old part is compressed to latent tokens.
+"""CompressedAD predicts a learner's next action from its history. The old part of the history is compressed to latent tokens.
 
 Shapes: B histories, L steps, D channels, K latents. A step is int (…, 4): `sizes.STEP_FIELDS`.
 """
@@ -150,8 +150,8 @@ class CompressedAD(nn.Module):
 def training_mask(num_latents: int, num_steps: int, first_query: int, device: torch.device) -> torch.Tensor:
     """Return which token sees which, bool (T, T), for the order latents, steps, queries from step `first_query` on.
 
-    Latents see latents. A step sees latents, itself and earlier steps. A query sees latents, earlier steps and itself, so
-    it predicts as if it stood alone at the end; nobody sees a query. Padding at the end is seen by padding only.
+    Latents see latents. A step sees latents, itself and earlier steps. A query sees latents, earlier steps and itself, so it
+    predicts as if it were the only one, at the end; no other token sees it. Only padding sees the padding at the end.
     """
     numbers = torch.arange(num_steps, device=device)
     kinds = torch.cat([torch.full((num_latents,), -1, device=device), numbers])  # -1: a latent

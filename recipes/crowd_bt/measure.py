@@ -1,4 +1,4 @@
-"""Measure what annotators' reliabilities are worth: Kendall's tau on unseen pictures by four ways to treat the annotators.
+"""Measure the value of annotators' reliabilities: Kendall's tau on unseen pictures, for four ways to treat the annotators.
 
     python measure.py                  # eight seeds, the table of README.md
 

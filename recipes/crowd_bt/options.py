@@ -1,4 +1,4 @@
-"""The options of train.py, and how its launch flags and its launcher's environment fit together."""
+"""The options of train.py, and the reconciliation of its launch flags with its launcher's environment."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def threads_beside_others(threads: int, free: float) -> int:
 
 
 def free_cores(wait_s: float = 0.5) -> float:
-    """Return how many of this process's cores nobody uses while it waits; all of them where the system does not say."""
+    """Wait, and return how many of this process's cores are idle meanwhile; all of them if the system does not say."""
     mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     try:
         busy = psutil.cpu_percent(wait_s, percpu=True)  # a core that waits for a disk is idle

@@ -13,7 +13,7 @@ _NOT_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 def plain_text(text: str) -> str:
-    """Replace each character that UTF-8, XML or a table's cell cannot hold by U+FFFD, tabs and line breaks too."""
+    """Replace each character that UTF-8, XML or a table's cell cannot hold by U+FFFD, including tabs and line breaks."""
     return _NOT_TEXT.sub("\ufffd", text)
 
 

@@ -26,7 +26,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class ToolFiles:
-    """Which files to write, for which classes, and the folder to which the photographs' names are relative."""
+    """The files to write, the classes, and the folder to which the photographs' names are relative."""
 
     folder: Path
     names: tuple[str, ...]
@@ -91,7 +91,7 @@ class _Object:
     rings: list[np.ndarray]
 
     def coco(self, size: tuple[int, int]) -> Entry:
-        """Return the annotation: polygons, or run lengths if the mask has a hole, which polygons cannot have."""
+        """Return the annotation: polygons, or run lengths if the mask has a hole, because COCO's polygons have none."""
         if all(signed_area(ring) * signed_area(self.rings[0]) > 0 for ring in self.rings):
             segmentation: Any = [ring.round(2).reshape(-1).tolist() for ring in self.rings]
         else:
@@ -109,7 +109,7 @@ class _Object:
         }
 
     def label_studio(self, size: tuple[int, int], names: Sequence[str]) -> Entry:
-        """Return the region: one polygon in percent, whose parts and holes bridges of zero width join."""
+        """Return the region: one polygon in percent. Bridges of zero width join its parts and holes."""
         percent = join_rings(self.rings) / size * 100
         return {
             "type": "polygonlabels",

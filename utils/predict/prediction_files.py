@@ -27,7 +27,7 @@ PARTS = ".predictions.part-*"
 
 @dataclass(frozen=True)
 class Source:
-    """A photograph that is predicted on: its place among all, its file, and the name of its results."""
+    """A photograph to predict on: its position among all, its file, and the name of its results."""
 
     position: int
     file: Path
@@ -35,7 +35,7 @@ class Source:
 
 
 class PartWriter:
-    """Writes this rank's parts of some files; an error removes them. Parts are named by their patterns."""
+    """Writes this rank's parts of some files, named by their patterns. After an error the parts are removed."""
 
     def __init__(self, folder: Path, patterns: Sequence[str], rank: int) -> None:
         self.folder = folder
@@ -73,7 +73,7 @@ class PredictionWriter(PartWriter):
     def add(self, source: Source, shape: tuple[int, ...], prediction: PhotoPrediction) -> None:
         """Add a photograph of `shape` (H, W, 3) with its detections.
 
-        With lines, the detections that have one get it, and the photograph's entry lists the wires.
+        If the prediction has lines, they are added to their detections, and the photograph's entry lists the wires.
         """
         height, width = shape[:2]
         class_ids, scores, lines = prediction.class_ids.tolist(), prediction.found.scores.tolist(), prediction.lines
@@ -118,7 +118,7 @@ class PredictionWriter(PartWriter):
 
 
 def merge_parts(folder: Path, num_ranks: int) -> None:
-    """Write predictions.json of all ranks' parts, in the order of the photographs. Raises UserError if one is missing."""
+    """Write predictions.json from all ranks' parts, in the order of the photographs. Raises UserError if a part is missing."""
     parts = Parts(folder, PARTS, num_ranks)
     with parts.merged_into(folder / "predictions.json") as output:
         write_list(output, "[", parts.lines(), "]\n")
@@ -142,7 +142,7 @@ class Parts:
 
     @contextmanager
     def merged_into(self, target: Path) -> Iterator[TextIO]:
-        """Yield a file that becomes `target` at the end, when the parts are removed. Raises UserError if one is missing."""
+        """Yield a file that becomes `target` at the end; then the parts are removed. Raises UserError if a part is missing."""
         for part in (part_of(self.folder, self.pattern, rank) for rank in range(self.num_ranks)):
             if not part.exists():
                 raise UserError(f"{part} is missing: --output must be a folder that all machines share")

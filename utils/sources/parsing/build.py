@@ -200,7 +200,7 @@ def _build_all(
 def _with_objects(
     entries: Sequence[Entry], labels: Labelled, options: BuildOptions, problems: list[Problem]
 ) -> list[Entry]:
-    """Return the entries without photographs whose objects all are unusable. Raises UserError if too many objects are lost."""
+    """Leave out the photographs of which no object can be used. Raises UserError if too many objects are lost."""
     found = sum((Counter(entry.objects) for entry in entries), Counter())
     lost = sum((Counter(entry.lost) for entry in entries), Counter({"": labels.num_lost}))
     if options.use_file_classes:  # else objects of other classes are left out at the user's wish
@@ -299,7 +299,7 @@ def _move(folder: Path, entry: Entry, split: str) -> Entry:
 
 
 def _copies(folder: Path, entries: Sequence[Entry], num_threads: int) -> list[list[str]]:
-    """Return the keys of the photographs that show the same picture, a list for each picture that several show."""
+    """Return the keys of photographs that show the same picture: a list for each such picture."""
 
     @functools.cache
     def read_thumb(position: int) -> np.ndarray:

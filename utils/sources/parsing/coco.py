@@ -1,4 +1,4 @@
-"""Reads COCO instance files, as CVAT, Label Studio and COCO itself write them, in memory that does not grow with the masks."""
+"""Reads COCO instance files, as CVAT, Label Studio and COCO write them. Its memory does not grow with the masks."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _image_id(image_id: Any) -> int | str:
 
 
 def _by_value(number: Any) -> int | str | None:
-    """Return an id that is equal for 1, 1.0, "1" and "1.0"; other texts stay; None for what is no id."""
+    """Return an id that is equal for 1, 1.0, "1" and "1.0". Other texts stay as they are. None for anything that is no id."""
     if isinstance(number, float) and number.is_integer():
         return int(number)
     if isinstance(number, bool) or not isinstance(number, int | str) or len(str(number)) > MAX_NAME_CHARACTERS:
@@ -147,7 +147,7 @@ def _by_value(number: Any) -> int | str | None:
 
 
 def _path_of(image: dict[str, Any]) -> Any:
-    """Return `file_name`, or the `path` or address of the same file if only that has folders."""
+    """Return `file_name`, or `path` or `coco_url` if these, for the same file name, have folders and `file_name` has none."""
     name = image.get("file_name")
     longer = [str(image.get(key) or "").replace("\\", "/") for key in ("path", "coco_url")]
     if isinstance(name, str) and not re.search(r"[\\/]", name):
@@ -156,13 +156,13 @@ def _path_of(image: dict[str, Any]) -> Any:
 
 
 def _dictionary(item: Item) -> dict[str, Any]:
-    """Return an item with its texts decoded; an empty dictionary if it is none."""
+    """Return an item as a dictionary with its texts decoded; empty if the item is no dictionary."""
     value = item.value()
     return value if isinstance(value, dict) else {}
 
 
 def _objects(categories: dict[int | str, str], size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
-    """Return the object of one annotation, or why there is none."""
+    """Return the object of one annotation, or the reason why there is none."""
     annotation = json.loads(data)
     name, category = f"annotation {printable(str(annotation.get('id')))}", annotation.get("category_id")
     value = categories.get(number) if (number := _by_value(category)) is not None else None

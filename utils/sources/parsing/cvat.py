@@ -27,7 +27,7 @@ Attributes = dict[str, str]
 
 
 class CvatFile(LabelFile):
-    """The labels of a CVAT file, and where the shapes of each image lie in it. Raises UserError when it is not CVAT's."""
+    """The labels of a CVAT file, and the places of each image's shapes. Raises UserError for a file of another program."""
 
     title = "CVAT for images"
     patterns = ("annotations.xml", "*.xml", "**/annotations.xml")
@@ -36,7 +36,7 @@ class CvatFile(LabelFile):
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
-        self.names: dict[str, None] = {}  # the task's, in its order; then others that shapes use
+        self.names: dict[str, None] = {}  # those of the task, in its order; then others that shapes use
         self._images: list[tuple[int, int, Attributes, int, int]] = []  # first byte, last, attributes, shapes, boxes
         self._tags: list[str] = []
         self._open: tuple[int, Attributes] = (0, {})

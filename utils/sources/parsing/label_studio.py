@@ -98,10 +98,11 @@ def _best_annotation(task: dict[str, Any]) -> tuple[dict[str, Any] | None, int]:
 
 
 def _by_picture(task: dict[str, Any], regions: Regions) -> list[tuple[tuple[str, ...], Regions]]:
-    """Return the paths that may be each picture's, the likeliest first, and its regions.
+    """Return for each picture its possible paths, the likeliest first, and its regions.
 
-    Of several pictures a region's is that of the key in `data` that it names, or the one that is left for it; in a list
-    the one of its `item_index`. Raises ValueError when that does not tell, and without a picture.
+    If there are several pictures, the region's `to_name` is the picture's key in `data`. One unknown `to_name` is matched with
+    the one key that no region names. In a list of pictures `item_index` decides. Raises ValueError if the picture of a region
+    remains unknown, and if there is no picture.
     """
     data = task.get("data")
     listed: dict[str, list[tuple[str, ...]]] = {}
@@ -148,7 +149,7 @@ def _photographs_of(address: Any) -> tuple[str, ...]:
 
 
 def _paths_of(address: str) -> tuple[str, ...]:
-    """Return the path inside an address of a storage, a web server or Label Studio itself."""
+    """Return the file's path in an address of a cloud storage, a web server or Label Studio itself."""
     if address.startswith("data:") or len(address) > MAX_NAME_CHARACTERS:
         return ()
     try:
@@ -169,7 +170,7 @@ def _kind(result: dict[str, Any]) -> str:
 
 
 def _regions(annotation: dict[str, Any]) -> Regions:
-    """Return the results that are drawn; one that is no dictionary, or has no value, is bad and kept for its message."""
+    """Return the results that are shapes. Bad ones, no dictionary or without a value, are kept: a message reports them."""
     results = [one if isinstance(one, dict) else {"type": "labels"} for one in annotation["result"]]
     kinds = (*READ_TYPES, *OTHER_SHAPES)
     return [one for one in results if _kind(one) in kinds and (one.get("type") or isinstance(one.get("value"), dict))]

@@ -25,7 +25,7 @@ Size = tuple[int, int] | None
 
 
 class LabelMeFile(LabelFile):
-    """The labels of a LabelMe file, and where its shapes lie in it. A file that is not LabelMe's is a problem, no error."""
+    """The labels of a LabelMe file, and the places of its shapes. A file of another program is a problem, not an error."""
 
     title = "LabelMe's files"
     patterns = ("**/*.json",)
@@ -79,7 +79,7 @@ class LabelMeFile(LabelFile):
 
 
 def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
-    """Return the object of one shape, or why there is none."""
+    """Return the object of one shape, or the reason why there is none."""
     shape = json.loads(data)
     label = shape.get("label") if isinstance(shape, dict) else None
     if not isinstance(label, str) or not label.strip():
@@ -99,7 +99,7 @@ def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
 
 
 def _mask(shape: dict[str, Any]) -> Callable[[], tuple[np.ndarray, int, int]]:
-    """Return what draws a mask: a PNG in Base64 whose upper left corner is the first point."""
+    """Return a function that draws a mask, a PNG in Base64 whose upper left corner is the first point."""
     corner, text = read_points(shape.get("points"), "line")[0], shape.get("mask")
     if not isinstance(text, str):
         raise ValueError("a mask without its picture")
@@ -110,7 +110,7 @@ def _mask(shape: dict[str, Any]) -> Callable[[], tuple[np.ndarray, int, int]]:
 
 
 def _outline(kind: str, points: np.ndarray) -> np.ndarray:
-    """Return the corners of a rectangle, given by two opposite ones, or of a circle, given by its centre and a point on it."""
+    """Return the corners of a rectangle from two opposite ones, or of a circle from its centre and a point on it."""
     if len(points) != 2 or kind not in AREAS:
         return points
     if kind == "rectangle":

@@ -46,9 +46,9 @@ def decode_coco(segmentation: dict[Any, Any], size: tuple[int, int] | None) -> t
 def decode_label_studio(codes: Any, size: tuple[int, int]) -> tuple[np.ndarray, int, int]:
     """Decode Label Studio's `rle`: the bytes of a packed RGBA image of `size` (width, height), row by row.
 
-    A pixel belongs to the mask if its alpha is above 0. The bits are those of the npm package @thi.ng/rle-pack: 32 for
-    the number of values, 5 for the bits of a value less one, 4 times 4 for the bits of a run's length less one; then
-    blocks of 1 bit (repeated value or different ones), 2 bits (which of the four lengths), the length less one, values.
+    A pixel belongs to the mask if its alpha is above 0. The format is that of the npm package @thi.ng/rle-pack: 32 bits for
+    the number of values, 5 for the bits per value minus 1, four times 4 for the bits per run length minus 1. Then follow blocks:
+    1 bit (one repeated value, or different ones), 2 bits (which of the four sizes of length), the length minus 1, the values.
     Returns like `decode_coco`. Raises RunLengthError.
     """
     width, height = size
@@ -79,7 +79,7 @@ def decode_label_studio(codes: Any, size: tuple[int, int]) -> tuple[np.ndarray, 
 
 
 def decode_rows(text: str, box: Sequence[int]) -> tuple[np.ndarray, int, int]:
-    """Decode CVAT's `rle`, the runs outside and inside by turns, row by row, of a box (left, top, width, height).
+    """Decode CVAT's `rle` of a box (left, top, width, height): lengths of runs outside and inside, alternating, row by row.
 
     Returns like `decode_coco`. Raises RunLengthError.
     """
@@ -149,8 +149,8 @@ def _counts_of_list(counts: Any) -> np.ndarray:
 def _counts_of_text(text: str) -> np.ndarray:
     """Decode COCO's compressed counts.
 
-    A number is a row of characters from 48 on: 5 bits each, lowest first, and a sixth that says whether more follow. The
-    fifth bit of the last is the sign. From the fourth number on it is the difference to the number two before.
+    A number is a sequence of characters from 48 on. Each holds 5 bits, the lowest first, and a sixth bit if more follow. The
+    fifth bit of the last character is the sign. From the fourth number on, the difference to the number two before is stored.
     """
     if text[:2] in ("b'", 'b"') and text[1] == text[-1]:  # Python's str() of bytes
         text = text[2:-1].replace("\\\\", "\\")

@@ -1,4 +1,4 @@
-"""What the engine needs to know about the student: its batches, loss, evaluation, files and log lines."""
+"""The student as a task of the engine: its batches, loss, evaluation, files and log lines."""
 
 from __future__ import annotations
 
