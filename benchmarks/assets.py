@@ -51,7 +51,7 @@ class Setting:
 
     @property
     def site(self) -> Site:
-        """What is known before."""
+        """The prior knowledge of the survey."""
         return Site(MIDDLE_M, 4.0, errors=Errors(self.gimbal_deg, self.gimbal_deg, 1.0))
 
 
@@ -167,7 +167,7 @@ def before_of(found: Survey) -> Before:
 
 
 def count_changes(before: Survey, now: Survey, poles: np.ndarray, kinds: dict[str, set[int]]) -> tuple[int, int]:
-    """Return how many planted changes were found, and how many others."""
+    """Return the number of planted changes that were found, and of other reported changes."""
     hits, others = set(), 0
     earlier = before_of(before)
     old = earlier.places.around(*HOME)

@@ -144,7 +144,7 @@ def draw_sample(folder: Path, num_photos: int, **choices: object) -> Path:
 
 
 def difference(run_folder: Path, reference: Path) -> str:
-    """Return how two runs' newest checkpoints differ; empty when they are bitwise equal."""
+    """Return a description of the difference between two runs' newest checkpoints; empty if they are bitwise equal."""
     try:
         found = [load_latest(folder / "checkpoint") for folder in (run_folder, reference)]
     except UserError as error:

@@ -46,7 +46,7 @@ EXACT = {"detections": 0.98, "masks": 0.99}  # in fp32: a score at the threshold
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a training step computed."""
+    """The results of a training step."""
 
     loss: dict[str, float]
     outputs: dict[str, torch.Tensor]  # raw, float32 on the device
@@ -90,7 +90,7 @@ def one_step(model: YoloModel, batch: Batch, device: torch.device, name: str) ->
         outputs = {
             name: value for name, value in model(images.double() if is_double else images).items() if name in RAW
         }
-        # The loss computes in float32 whatever the network does.
+        # The loss always computes in float32.
         inputs = {name: value.float() for name, value in outputs.items()} if is_double else outputs
         loss, values = SegmentationLoss(model)(inputs, targets)
     scale = FIRST_SCALE if precision.use_scaler else 1.0
@@ -165,7 +165,7 @@ def limits_of(on_cpu: Json, is_exact: bool) -> Json:
 
 
 def beyond(found: Json, limits: Json) -> list[str]:
-    """Return a line for each bound that does not hold, also when a value is not a number."""
+    """Return a line for each bound that is exceeded, also by a value that is not a number."""
     lines = [f"loss off by {found['loss']:.1e}"] if not found["loss"] <= limits["loss"] else []
     for kind in KINDS:
         for name, limit in limits[kind].items():

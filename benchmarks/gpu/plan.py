@@ -93,7 +93,7 @@ class Setting:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether this is not the dry run."""
+        """Whether the parts run on a GPU; else it is the dry run."""
         return self.device == "cuda"
 
     @property
@@ -131,7 +131,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a part ended."""
+    """The outcome of a part."""
 
     status: str
     seconds: float = 0.0

@@ -48,10 +48,10 @@ class QualityScorer(nn.Module):
 
 
 class PairModel(nn.Module):
-    """What is trained: the scorer and the reliabilities, which must be inside DDP's module.
+    """The trained module: the scorer and the reliabilities, which must be inside DDP's module.
 
     `eta` is the first η: one for the whole crowd, or a list of the annotators'. With λ = `eta_logit` an annotator's η is
-    σ(λ), and the crowd's, which does not mislead as a whole, 1/2 + σ(λ)/2. An η that is not learned stays as it is given.
+    σ(λ). The crowd's η is 1/2 + σ(λ)/2, because a crowd as a whole does not mislead. Without learning η stays as given.
     """
 
     eta_logit: nn.Parameter | None

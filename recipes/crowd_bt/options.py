@@ -96,7 +96,7 @@ class TrainConfig(Options):
 
     @property
     def prepared_folder(self) -> Path:
-        """Where the prepared comparisons are, or will be after a download."""
+        """The folder of the prepared comparisons, which a download may have to fill."""
         return Path(self.prepared_data_dir or Path(self.data_dir) / "prepared")
 
 

@@ -73,9 +73,9 @@ _BOUNDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """Base of a script's options, and of the sections of which they are composed.
+    """Base of a script's options, and of their sections.
 
-    A section declares the options of the room in which they act; `--help` shows them below its `group`. Raises UsageError
+    A section declares the options of one room; `--help` shows them below its `group`. Raises UsageError
     when a value is outside the bounds of its `option`.
     """
 
@@ -269,7 +269,7 @@ def _build_parser(
 
 
 def _groups(config_class: type, parser: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
-    """Return for each option the group of `--help` that holds it: that of the section which declares it."""
+    """Return the `--help` group of each option: the group of the section that declares it."""
     sections: dict[str, Any] = {
         name: section for section in config_class.__mro__ for name in vars(section).get("__annotations__", ())
     }
@@ -321,7 +321,7 @@ def _fields(config_class: type) -> list[tuple[dataclasses.Field[Any], Any]]:
 
 
 def _kinds(config_class: type) -> Kinds:
-    """Return what a file of options may hold: each option's field and annotation."""
+    """Return the keys that a file of options may hold, with each option's field and annotation."""
     folder = _folder_field(config_class)
     parts = dict.fromkeys(FOLDER_PARTS, (folder, str)) if folder else {}
     return parts | {field.name: (field, kind) for field, kind in _fields(config_class)}

@@ -77,10 +77,10 @@ def choose_threads_and_workers(
 
 
 def threads_beside_others(threads: int, free: float) -> int:
-    """Return how many of `threads` compute threads to use beside other programs, for which `free` cores are left.
+    """Return the number of compute threads, at most `threads`, that suits `free` cores, those that other programs leave idle.
 
-    At each step of a computation all threads wait for the slowest. One that shares its core makes all of them several
-    times slower than fewer threads with a core each.
+    At each step of a computation all threads wait for the slowest. A thread that shares its core makes all threads several
+    times slower; fewer threads with a core each are faster.
     """
     return min(threads, max(1, math.floor(free + MOSTLY_FREE)))
 

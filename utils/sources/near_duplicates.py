@@ -78,7 +78,7 @@ class Likeness:
 
     @property
     def is_same(self) -> bool:
-        """Whether both show the same where they overlap."""
+        """Whether both show the same in their overlap."""
         return self.similarity >= MIN_SIMILARITY and self.difference <= MAX_DIFFERENCE
 
     @property

@@ -21,7 +21,7 @@ from scipy.special import chdtri
 from utils.predict.maps.camera import NUM_COMMON, Rays
 
 RARE = 1e-4  # probability that detections of one asset misfit by more than the gate
-MISSED, MOST_MISSED = 0.3, 10  # two assets at one place, of which each photograph misses one, are unlikely
+MISSED, MOST_MISSED = 0.3, 10  # chance to miss a detection; counted at most so often, against two assets at one place
 ASSET_AREA_M2 = 900.0  # on which one asset of a class is expected
 FLAT_HEIGHT_SIGMA_M = 50.0
 REACH_SIGMAS, MOST_REACH_M = 3.5, 60.0

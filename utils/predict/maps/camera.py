@@ -27,7 +27,7 @@ COMMON_SHARES = 0.8, 0.5  # assumed common share of the variance: of position an
 EDGE_SIGMA_PX, EDGE_SIGMA_SHARE = 1.0, 0.02  # error of a box's centre along a side: a constant, and a share of the side
 MIDDLE_SHARE = 0.01  # error as a share of a box's longer side: its middle shows another point in each photograph
 STEEPEST_DEG = 78.0  # in steeper views the middle between the ends of a vertical object is not defined
-DISTANCE_M, DISTANCE_SIGMA_M = 50.0, 50.0  # of an object of which only the direction is known
+DISTANCE_M, DISTANCE_SIGMA_M = 50.0, 50.0  # assumed if only the direction of an object is known
 NUM_COMMON = 4  # turns about north, east and down, and the focal length
 
 

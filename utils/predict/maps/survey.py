@@ -46,7 +46,7 @@ class Places:
         return Places(*facts, self.common_m)
 
     def without_class(self) -> Places:
-        """Return the places as though all were of one class."""
+        """Return the places with one class for all."""
         return replace(self, class_ids=np.zeros(len(self), int))
 
     def around(self, latitude: float, longitude: float) -> np.ndarray:

@@ -48,5 +48,5 @@ def moved(latitude_deg: float, longitude_deg: float, offset_m: np.ndarray) -> tu
 
 
 def offsets_m(latitude_deg: float, longitude_deg: float, points: np.ndarray) -> np.ndarray:
-    """Return how far geocentric points (n, 3) lie north and east of a position: (n, 2)."""
+    """Return the distances of geocentric points (n, 3) to the north and east of a position, in metres: (n, 2)."""
     return (points - geocentric(latitude_deg, longitude_deg)) @ _north_and_east(latitude_deg, longitude_deg).T

@@ -77,7 +77,7 @@ def _kind_of_unreadable(fields: Sequence[str]) -> str:
 
 
 def check_rows(labels: Labels, rows: Sequence[Row]) -> list[Finding]:
-    """Return what is wrong with the outlines of a photograph."""
+    """Return findings about the outlines of a photograph."""
     if not rows:
         return []
     outlines = [row.polygon.astype(np.float64) * labels.size for row in rows]

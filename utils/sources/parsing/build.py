@@ -77,7 +77,7 @@ class BuildOptions:
     time_gap_s: float = TIME_GAP_S
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what manifest.json and dataset.yaml list. The format and the classes show in the data themselves."""
+        """Return the options for manifest.json and dataset.yaml. Format and classes are left out: the data show them."""
         values = dataclasses.asdict(self)
         shared = values.pop("photograph")
         del values["label_format"], values["use_file_classes"]

@@ -78,7 +78,7 @@ def cut_raster(
 
 
 def _edges(length: int, side_px: int) -> list[int]:
-    """Return where photographs of about the same length begin, and the end of the last one."""
+    """Return the edges between photographs of about equal length, with 0 and the end."""
     edges: list[int] = np.linspace(0, length, -(-length // side_px) + 1).round().astype(int).tolist()
     return edges
 

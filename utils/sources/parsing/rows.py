@@ -132,7 +132,7 @@ def digest_of(data: bytes) -> bytes:
 
 
 def place_of(rows: Iterable[Row]) -> str:
-    """Return where rows stand: `labels.csv:3,4`, or the name of a JSON file, which often is one line."""
+    """Return the place of rows: `labels.csv:3,4`; without lines the name of the file."""
     rows = list(rows)
     names = ", ".join(dict.fromkeys(row.file_name for row in rows))
     lines = ",".join(str(row.line) for row in rows if row.line is not None)

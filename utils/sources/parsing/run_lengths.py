@@ -110,7 +110,7 @@ class _Bits:
         return number & ((1 << num_bits) - 1)
 
     def read_many(self, num_numbers: int, num_bits: int) -> np.ndarray:
-        """Return for each of some numbers whether it is above 0."""
+        """Return whether each of the next numbers is above 0, bool (num_numbers,)."""
         first, offset = divmod(self.position, 8)
         self._advance(num_numbers * num_bits)
         octets = np.frombuffer(self.data, np.uint8, (self.position + 7) // 8 - first, first)

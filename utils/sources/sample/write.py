@@ -120,7 +120,7 @@ def _refuse_other_data(output_dir: Path, labels_file: Path, expected: set[Path])
 
 
 def _row_names(file_name: str, index: int) -> list[str]:
-    """Return the `External ID` of the photograph's rows: none, one, or two, of which the second names no file."""
+    """Return the `External ID` of the photograph's rows: none, one, or two; the second of two names no file."""
     if index % 240 == 6:
         return []
     return [file_name, f"10 ({90_000 + index}).JPG"] if index % 120 == 3 else [file_name]

@@ -226,7 +226,7 @@ def _download(url: str, cache: Path) -> dict[str, Any]:
     before_s = socket.getdefaulttimeout()
     socket.setdefaulttimeout(DOWNLOAD_TIMEOUT_S)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # every rank would say what it does
+        with contextlib.redirect_stderr(io.StringIO()):  # every rank would print its progress
             weights: dict[str, Any] = torch.hub.load_state_dict_from_url(
                 url, str(cache), map_location="cpu", progress=False, check_hash=True, weights_only=True
             )
