@@ -42,13 +42,12 @@ def format_bytes(num_bytes: float) -> str:
     """Return a size in binary units with one decimal: `512 B`, `5.1 GiB`."""
     if abs(num_bytes) < 1024:
         return f"{num_bytes:.0f} B"
-    units = ("KiB", "MiB", "GiB", "TiB", "PiB")
     size = num_bytes / 1024
-    for unit in units[:-1]:
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1023.95:  # 1023.95 and more would print as 1024.0
             return f"{size:.1f} {unit}"
         size /= 1024
-    return f"{size:.1f} {units[-1]}"
+    return f"{size:.1f} PiB"
 
 
 def format_table(

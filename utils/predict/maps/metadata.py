@@ -30,8 +30,7 @@ CALIBRATED_FOCAL_SIGMA, FOCAL_35_MM_SIGMA = 0.01, 0.03  # shares; the equivalent
 MOST_FOCAL_DIFFERENCE = 0.15  # between the two
 MOST_ASPECT_DIFFERENCE = 0.02
 # Standard deviation of the position for DJI's RtkFlag: centimetres, decimetres, metres, failed (its user manuals).
-FIXED_RTK, FLOAT_RTK, SINGLE_RTK = 50, range(32, 50), 16
-SIGMA_FIXED_M, SIGMA_FLOAT_M, SIGMA_SINGLE_M, SIGMA_FAILED_M = 0.05, 0.5, 2.0, 10.0
+RTK_SIGMAS_M, SIGMA_FAILED_M = {50: 0.05, **dict.fromkeys(range(32, 50), 0.5), 16: 2.0}, 10.0
 SIGMA_WITHOUT_RTK_M = 5.0  # ordinary satellite navigation
 GIMBAL_FIELDS = ("GimbalYawDegree", "GimbalPitchDegree", "GimbalRollDegree")
 _NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,18})?")
@@ -69,13 +68,7 @@ class PhotoMetadata:
     def position_sigma_m(self) -> float:
         """Standard deviation of the position north and east, each."""
         flag = self._dji("RtkFlag", 0, 99)
-        if flag is None:
-            return SIGMA_WITHOUT_RTK_M
-        if flag == FIXED_RTK:
-            return SIGMA_FIXED_M
-        if flag in FLOAT_RTK:
-            return SIGMA_FLOAT_M
-        return SIGMA_SINGLE_M if flag == SINGLE_RTK else SIGMA_FAILED_M
+        return SIGMA_WITHOUT_RTK_M if flag is None else RTK_SIGMAS_M.get(flag, SIGMA_FAILED_M)
 
     @property
     def altitude_m(self) -> float | None:

@@ -86,9 +86,7 @@ def _damage(data: bytes) -> str:
     if data.startswith(LFS_POINTER):
         return "a Git LFS pointer, not the mask: run git lfs pull"
     is_known = data.startswith((b"\x89PNG", b"GIF8", b"II*\0", b"MM\0*", b"BM"))
-    return (
-        "damaged: truncated or corrupt" if is_known else "damaged, or not a PNG though it is called so: save it as PNG"
-    )
+    return "damaged: truncated or corrupt" if is_known else "damaged, or not a PNG in spite of its name: save it as PNG"
 
 
 def mask_objects(meaning: Meaning, data: bytes) -> tuple[list[ShapeObject], list[str]]:

@@ -45,7 +45,7 @@ def match_names(wanted: Iterable[Sequence[str]], photographs: Iterable[str]) -> 
     for alternatives, match in zip(names, matches, strict=True):
         claims[match.key].add(None if match.is_exact else alternatives)
     disputed = Match(
-        None, "other names fit the only photograph called so; put the photographs into the folders of the names"
+        None, "other names fit the only photograph of this name; put the photographs into the folders of the names"
     )
     return [match if match.is_exact or len(claims[match.key]) == 1 else disputed for match in matches]
 

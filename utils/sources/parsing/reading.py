@@ -190,7 +190,7 @@ def _matches(
                 if match.key is not None or not matches[number].reason or "no photograph" in matches[number].reason:
                     matches[number] = match
                 claims[match.key].add(group)
-    shared = Match(None, "subsets share the only photograph called so; put the photographs into folders of the subsets")
+    shared = Match(None, "several subsets name this photograph; put the photographs into folders of the subsets")
     return [shared if len(claims[match.key] - {frozenset()}) > 1 and match.key else match for match in matches]
 
 
