@@ -30,7 +30,8 @@ CALIBRATED_FOCAL_SIGMA, FOCAL_35_MM_SIGMA = 0.01, 0.03  # shares; the equivalent
 MOST_FOCAL_DIFFERENCE = 0.15  # between the two
 MOST_ASPECT_DIFFERENCE = 0.02
 # Standard deviation of the position for DJI's RtkFlag: centimetres, decimetres, metres, failed (its user manuals).
-RTK_SIGMAS_M, SIGMA_FAILED_M = {50: 0.05, **dict.fromkeys(range(32, 50), 0.5), 16: 2.0}, 10.0
+RTK_SIGMAS_M: dict[float, float] = {50: 0.05, **dict.fromkeys(range(32, 50), 0.5), 16: 2.0}
+SIGMA_FAILED_M = 10.0
 SIGMA_WITHOUT_RTK_M = 5.0  # ordinary satellite navigation
 GIMBAL_FIELDS = ("GimbalYawDegree", "GimbalPitchDegree", "GimbalRollDegree")
 _NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,18})?")
