@@ -67,8 +67,8 @@ def fly(
 ) -> tuple[list[View], list[np.ndarray], np.ndarray]:
     """Photograph poles from two lines beside them.
 
-    Returns the photographs with their detections, the pole of each detection (-1: none), and for all detections of poles
-    together the distance (n, 2) of the position by that photograph alone, and its standard deviation.
+    Returns the photographs with their detections; the pole of each detection (-1: none); and an array (n, 2) with a row for
+    each detection of a pole: the error of a position from that photograph alone, and its standard deviation.
     """
     share = np.repeat(setting.true_shares, 3)
     sigmas = np.array([setting.gps_m] * 2 + [1.0] + [setting.gimbal_deg] * 3)  # north, east, down; turns about these

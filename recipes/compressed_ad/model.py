@@ -69,9 +69,9 @@ class CompressedAD(nn.Module):
     def forward(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Return action scores (B, queries, actions).
 
-        `recent` int (B, L, 4) steps, `query_cells` int (B, queries) the cells before the recent steps number
-        `first_query` to L (the last one is the cell after the window), `segments` a list of int (B, S, 4), oldest first,
-        `segment_lengths` int (B, stages). Both kinds of steps are padded at the end.
+        All inputs are int: `recent` (B, L, 4), the last steps; `query_cells` (B, queries), the cells where the agent stands
+        before each step that is scored, and last the cell after the window; `segments`, a list of (B, S, 4), oldest first;
+        `segment_lengths` (B, stages). Both kinds of steps are padded at the end.
         """
         latents = None
         for stage, segment in enumerate(inputs["segments"]):

@@ -2,7 +2,7 @@
 
 Chen et al. 2013, "Pairwise ranking aggregation in a crowdsourced setting": an annotator of reliability η answers by the
 qualities with probability η and against them otherwise. η is 1 for a perfect annotator, 0.5 for one who guesses and 0 for
-one who always says the opposite; it is what the share of right answers on gold pairs measures.
+one who always says the opposite. The share of right answers on gold pairs measures it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python measure.py                  # eight seeds, the table of README.md
 
-The scorer has fixed features instead of a network, so that a training takes seconds and its chance does not hide the
-difference: the mean magnitude of each coefficient of the 8 x 8 cosine transform. All else is as in train.py.
+The scorer has fixed features (the mean magnitude of each coefficient of the 8 x 8 cosine transform) instead of a network:
+a training takes seconds, and random starts do not hide the difference. All else is as in train.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finds photographs that show the same picture. Small signatures propose pairs; aligned fine detail decides.
 
 Photographs of one kind, such as retinas or a field, have similar signatures. Therefore the two pictures of a proposed pair
-are aligned (mirrored, rotated or cropped, if needed), and their fine detail is compared without brightness: of the whole
-picture, and of each of 64 parts, because photographs of a fixed camera have only the background in common.
+are aligned (mirrored, rotated or cropped, if needed), and their fine detail is compared without brightness. Each of 64
+parts is compared too, because different photographs of a fixed camera have the same background.
 """
 
 from __future__ import annotations
@@ -69,12 +69,11 @@ def orientations(picture: np.ndarray) -> Iterator[np.ndarray]:
 
 @dataclass(frozen=True)
 class Likeness:
-    """The similarity of two aligned pictures: the correlation of their detail, the largest difference of a part, and the
-    share of one picture that the other shows, of the two shares the larger."""
+    """How alike two aligned pictures are."""
 
-    similarity: float = 0.0
-    difference: float = 9.0
-    shown: float = 0.0
+    similarity: float = 0.0  # the correlation of their fine detail
+    difference: float = 9.0  # the largest one of any of the 64 parts
+    shown: float = 0.0  # the share of a picture that the other one shows; the larger of the two shares
 
     @property
     def is_same(self) -> bool:

@@ -1,9 +1,9 @@
 """Finds which detections of a flight show the same asset, and the positions of the assets.
 
 An asset has at most one detection in each photograph; all its detections have one class. Two groups of detections are joined
-if one asset is likelier than two, and if the smaller group's squared misfit to the larger one (Mahalanobis) is in the range
-that errors alone cause. Between equal choices the order of the detections decides; the caller sorts them, so the result does
-not depend on the order of the photographs.
+under two conditions: one asset is likelier than two, and the smaller group's squared Mahalanobis distance from the larger
+one is not larger than errors alone cause. Between equal choices the order of the detections decides. The caller sorts them,
+so the result does not depend on the order of the photographs.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def read_dji_fields(packet: bytes) -> dict[str, str]:
     """Return the values of the namespace drone-dji by their names, such as GimbalYawDegree. The first of two equal names counts.
 
     The packet must be UTF-8, whatever encoding it declares. Raises XmpError for a packet that is too long, not well-formed
-    or nested too deeply, and for a document type declaration: only that could define entities, which expand or read files.
+    or nested too deeply. A document type declaration is refused too: it could define entities, which expand or read files.
     """
     if len(packet) > MAX_PACKET_BYTES:
         raise XmpError(f"longer than {MAX_PACKET_BYTES} bytes")
