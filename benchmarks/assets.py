@@ -1,11 +1,11 @@
-"""How often assets are found once, how exact their positions are and how honest, on simulated flights with known truth.
+"""Measures on simulated flights how often assets are found exactly once, their position errors, and if the ellipses are right.
 
     python benchmarks/assets.py --flights 100
 
-A flight photographs 60 poles along a line from both sides. Of the detections 10 % are missing and 5 % are false. The errors of
-the satellite position and of the gimbal are drawn once for the flight and once for each photograph, with the shares of
-utils/predict/maps/camera.py, or with --true-shares. Positions are compared with those of single photographs. Then each flight
-is repeated with nothing changed, and with ten changes: 3 poles new, 3 gone, 2 moved by 4 m, 2 of another class.
+A flight photographs 60 poles along a line from both sides. 10 % of the detections are missing and 5 % are false. The errors of
+the satellite position and of the gimbal have a part for the whole flight and a part for each photograph, with the shares of
+utils/predict/maps/camera.py or --true-shares. Positions are compared with those from single photographs. Then each flight
+is repeated without changes, and with ten changes: 3 poles new, 3 gone, 2 moved by 4 m, 2 of another class.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ CLASSES = ("pole", "tower")
 
 @dataclass(frozen=True)
 class Setting:
-    """The errors of a flight as the survey assumes them; true_shares: of the variances of position and
-    angles, what is truly common to the flight."""
+    """The errors of a flight as the survey assumes them. true_shares: the true common shares of the variances of position
+    and of angles."""
 
     gps_m: float
     gimbal_deg: float
@@ -51,7 +51,7 @@ class Setting:
 
     @property
     def site(self) -> Site:
-        """What is known before."""
+        """The prior knowledge of the survey."""
         return Site(MIDDLE_M, 4.0, errors=Errors(self.gimbal_deg, self.gimbal_deg, 1.0))
 
 
@@ -67,8 +67,8 @@ def fly(
 ) -> tuple[list[View], list[np.ndarray], np.ndarray]:
     """Photograph poles from two lines beside them.
 
-    Returns the photographs with their detections, the pole of each detection (-1: none), and for all detections of poles
-    together the distance (n, 2) of the position by that photograph alone, and its standard deviation.
+    Returns the photographs with their detections; the pole of each detection (-1: none); and an array (n, 2) with a row for
+    each detection of a pole: the error of a position from that photograph alone, and its standard deviation.
     """
     share = np.repeat(setting.true_shares, 3)
     sigmas = np.array([setting.gps_m] * 2 + [1.0] + [setting.gimbal_deg] * 3)  # north, east, down; turns about these
@@ -159,7 +159,7 @@ def changed(poles: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, di
 
 
 def before_of(found: Survey) -> Before:
-    """Return a survey as the earlier one, as its assets.geojson holds it."""
+    """Return a survey in the form of an earlier flight's assets.geojson."""
     assets = [asset for asset in found.assets if asset.is_placed]
     ids = tuple(str(number) for number in range(len(assets)))
     sure, looks = np.array([asset.is_sure for asset in assets]), np.median([asset.looks for asset in assets])
@@ -167,7 +167,7 @@ def before_of(found: Survey) -> Before:
 
 
 def count_changes(before: Survey, now: Survey, poles: np.ndarray, kinds: dict[str, set[int]]) -> tuple[int, int]:
-    """Return how many planted changes were found, and how many others."""
+    """Return the number of planted changes that were found, and of other reported changes."""
     hits, others = set(), 0
     earlier = before_of(before)
     old = earlier.places.around(*HOME)

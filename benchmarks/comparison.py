@@ -1,6 +1,6 @@
 """Train and evaluate one side of the comparison at a time, each step in its own process.
 
-A finished step is kept in a folder whose name is a hash of all its inputs, and is not repeated.
+A finished step is not repeated: it is kept in a folder whose name is a hash of all its inputs.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _train_project(setting: Setting, data: Data, seed: int, start: Path, home: P
     options: Json = {"model": start, "data": data.yaml_file, "save_dir": folder}
     options |= {name: getattr(setting, name) for name in ("epochs", "img_size", "batch_size", "optimizer")}
     if setting.model.endswith(DESCRIPTIONS) and "adamw" not in " ".join((setting.optimizer, *setting.extra)):
-        options["lr"] = SGD_LR  # `start` holds random weights, which the lower rate of a .pt file does not suit
+        options["lr"] = SGD_LR  # the default rate for a .pt file is too low for the random weights in `start`
     options |= {"seed": seed, "device": setting.device, "best_metric": "mean_map", "tensorboard": False}
     command = ["train_yolo_ddp.py", *words_of({**options, "close_mosaic": setting.close_mosaic}), *setting.extra]
     wall_s, usage = run_script(command, home / "train.log", home / "usage.json")

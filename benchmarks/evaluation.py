@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def measure() -> None:
-    """Be one rank: evaluate once to fill the caches, then a second time, which is timed."""
+    """Run one rank: evaluate once to fill the caches, then a second time with a clock."""
     prepare_environment()
     config, ranks = EvaluationSpeedConfig(**read_job()), read_rank_environment()
     device = choose_device(config.device, ranks.local_rank)

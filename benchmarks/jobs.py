@@ -26,7 +26,7 @@ COMPARED = ("model", "ema", "ema_updates", "optimizer", "scheduler", "scaler", "
 
 
 class TooSlow(Exception):
-    """Something did not happen in time. The message says what, and ends with the job's last lines."""
+    """An event did not happen in time. The message names it and ends with the job's last lines."""
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -144,7 +144,7 @@ def draw_sample(folder: Path, num_photos: int, **choices: object) -> Path:
 
 
 def difference(run_folder: Path, reference: Path) -> str:
-    """Return how two runs' newest checkpoints differ; empty when they are bitwise equal."""
+    """Return a description of the difference between two runs' newest checkpoints; empty if they are bitwise equal."""
     try:
         found = [load_latest(folder / "checkpoint") for folder in (run_folder, reference)]
     except UserError as error:

@@ -1,7 +1,7 @@
 """Public data sets of real photographs with outlines, on which recipes of training are compared.
 
-Each is taken from one commit of a public repository, so git and a network are needed once. Photographs that show the same
-(copies, tiles of one picture, two shots of one plant) come into the same split.
+Each is taken from one commit of a public repository, so git and a network are needed once. Photographs of the same object
+(copies, tiles of one picture, two shots of one plant) get the same split.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ MIN_CRACK_PX = 30  # smaller parts of a mask are specks
 
 @dataclass(frozen=True)
 class PublicSet:
-    """Where a data set is, and what photographs belong together.
+    """The place of a data set, and which of its photographs belong together.
 
-    labels: COCO files in the repository, beside their photographs; none: CrackForest's own format. same: a pattern whose
-    first group names what several photographs show.
+    labels: COCO files in the repository, beside their photographs; none: CrackForest's own format. same: a pattern for file
+    names; photographs with an equal first group belong together.
     """
 
     repository: str

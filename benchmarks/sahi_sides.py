@@ -39,7 +39,7 @@ Found = tuple[int, float, list[float], Region]  # class, confidence, box (xyxy) 
 
 
 class OurSide:
-    """What inference.py does with a photograph, without writing files. Timed is `predict`, which also gives outlines."""
+    """Processes a photograph as inference.py does, without writing files. `predict` is timed; it includes the outlines."""
 
     def __init__(self, job: Json, device: torch.device) -> None:
         model = load_for_prediction(job["model"], device)

@@ -5,11 +5,11 @@
     python parse_labels.py --input data/large/raw --output data/large/processed --long-side native
     python benchmarks/vs_sahi.py --model models/windows/best.pt --data data/large/processed/dataset.yaml
 
-SAHI works with its defaults: slices that overlap by a fifth, the whole photograph besides, boxes merged greedily where they
-cover half of the smaller one. Each side runs in a process of its own, and the two take turns on each photograph. Timed is the
-way from the file to the outlines of all objects. Masks are judged in the photographs' own pixels, by faster-coco-eval and
-by this project's evaluator, on the photographs that both sides finished; wires also by their centrelines, to 3 pixels. The
-last line is SAHI's seconds over ours.
+SAHI works with its defaults: slices that overlap by a fifth, the whole photograph too, and boxes that are merged greedily if they
+cover half of the smaller one. Each side runs in a process of its own, and the sides alternate on each photograph. The time
+is measured from the file to the outlines of all objects. Masks are judged in the photographs' own pixels, by faster-coco-eval
+and by this project's evaluator, on the photographs that both sides finished; wires also by their centrelines, to 3 pixels.
+The last line is SAHI's seconds over ours.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def figures_of(run: list[Json], scores: Json | None) -> Json:
 
 
 def row(photo: Photo, number: int, runs: dict[str, list[Json]]) -> Json:
-    """Return what is recorded of a photograph: all but the masks."""
+    """Return the record of a photograph: everything except the masks."""
     answers = {
         side: {**run[number], **({"objects": len(run[number]["objects"])} if "objects" in run[number] else {})}
         for side, run in runs.items()

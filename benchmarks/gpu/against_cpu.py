@@ -1,7 +1,7 @@
 """The part `same_as_cpu`: one batch on the GPU and on the CPU gives the same loss, gradients, detections and masks.
 
-The reference is the network in float64 on the CPU. How far a computation in 16 or 32 bits lies from it is the rounding of
-its format, as this network enlarges it. So the CPU's own errors say what a GPU may differ by:
+The reference is the network in float64 on the CPU. A computation in 16 or 32 bits differs from it by the rounding errors of its
+format, which this network enlarges. So the CPU's own errors give the bounds for a GPU:
 
 - fp32 (TensorFloat-32 off): SLACK times the CPU's errors in fp32. A GPU sums in another order, and cuDNN's Winograd
   transforms may lose a few bits more (not measured). TensorFloat-32, which rounds to 10 bits, has 600 times these errors (measured on a CPU in
@@ -46,7 +46,7 @@ EXACT = {"detections": 0.98, "masks": 0.99}  # in fp32: a score at the threshold
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a training step computed."""
+    """The results of a training step."""
 
     loss: dict[str, float]
     outputs: dict[str, torch.Tensor]  # raw, float32 on the device
@@ -90,7 +90,7 @@ def one_step(model: YoloModel, batch: Batch, device: torch.device, name: str) ->
         outputs = {
             name: value for name, value in model(images.double() if is_double else images).items() if name in RAW
         }
-        # The loss computes in float32 whatever the network does.
+        # The loss always computes in float32.
         inputs = {name: value.float() for name, value in outputs.items()} if is_double else outputs
         loss, values = SegmentationLoss(model)(inputs, targets)
     scale = FIRST_SCALE if precision.use_scaler else 1.0
@@ -165,7 +165,7 @@ def limits_of(on_cpu: Json, is_exact: bool) -> Json:
 
 
 def beyond(found: Json, limits: Json) -> list[str]:
-    """Return a line for each bound that does not hold, also when a value is not a number."""
+    """Return a line for each bound that is exceeded, also by a value that is not a number."""
     lines = [f"loss off by {found['loss']:.1e}"] if not found["loss"] <= limits["loss"] else []
     for kind in KINDS:
         for name, limit in limits[kind].items():

@@ -1,4 +1,4 @@
-"""What a part of the check is, what it is told, and how it can end."""
+"""The parts of the check: their settings, results and outcomes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BAD = (FAILED, TOO_SLOW)
 
 
 class PartFailed(Exception):
-    """What the part checks is not so. The message says what was found instead."""
+    """The check of a part failed. The message says what was found."""
 
     def __init__(self, message: str, **figures: Any) -> None:
         super().__init__(message)
@@ -23,12 +23,12 @@ class PartFailed(Exception):
 
 
 class NeedsGpu(PartFailed):
-    """The part cannot be checked on a CPU. The message says what was done instead, if anything."""
+    """The part cannot be checked on a CPU. The message says what was checked instead, if anything."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a part found: one line for the table, and all figures."""
+    """The result of a part: one line for the table, and all figures."""
 
     said: str
     figures: Json = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the parts' work is. The dry run on a CPU does the same with little."""
+    """The sizes of the parts' work. The dry run on a CPU does the same work in small."""
 
     photos: int = 240  # of the built-in sample, a fifth of them for validation
     copies: int = 8  # of each training photograph, for a long epoch
@@ -80,7 +80,7 @@ ON_CPU = Sizes(
 
 @dataclass(frozen=True)
 class Setting:
-    """What every part is told. `folder` is for files that the parts make; each part uses a folder of its own in it."""
+    """The settings of all parts. `folder` is for the files that the parts make; each part has a folder of its own in it."""
 
     device: str  # cuda or cpu
     num_gpus: int
@@ -88,12 +88,12 @@ class Setting:
 
     @property
     def sizes(self) -> Sizes:
-        """How large the work is."""
+        """The sizes of the work."""
         return ON_GPU if self.is_gpu else ON_CPU
 
     @property
     def is_gpu(self) -> bool:
-        """Whether this is not the dry run."""
+        """Whether the parts run on a GPU; else it is the dry run."""
         return self.device == "cuda"
 
     @property
@@ -103,7 +103,7 @@ class Setting:
 
     @property
     def patience(self) -> float:
-        """By how much the parts' time limits are extended: the dry run may share its cores with others."""
+        """The factor for the parts' time limits: the dry run may share its cores with other programs."""
         return 1.0 if self.is_gpu else 2.0
 
     @property
@@ -131,7 +131,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a part ended."""
+    """The outcome of a part."""
 
     status: str
     seconds: float = 0.0

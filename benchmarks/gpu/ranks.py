@@ -1,4 +1,4 @@
-"""What each rank of the parts `nccl` and `two_ranks` does: every collective, then training steps under DDP."""
+"""The program of each rank in the parts `nccl` and `two_ranks`: every collective, then training steps under DDP."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WITHIN = 0.02  # of one rank's losses with and without synchronised BatchNorm, w
 
 
 def check_ranks() -> None:
-    """Be one rank of the job: `devices` (one per rank), `backend`, `precisions`, `img_size`, `timeout_s`.
+    """Run one rank of the job: `devices` (one per rank), `backend`, `precisions`, `img_size`, `timeout_s`.
 
     The answer holds the wrong collectives, the losses of each training, and how many layers PyTorch's kernels of
     synchronised BatchNorm computed.

@@ -1,4 +1,4 @@
-"""Runs the parts: those that measure alone, the others side by side; within the time, and not again what is finished."""
+"""Runs the parts within the time limit: parts that measure alone, others side by side. Finished parts do not run again."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def learning_of(settings: Settings) -> Callable[[int], History]:
         grid_size=settings.grid_size,
         horizon=settings.horizon,
         seed=settings.alg_seed,
-        learner=settings.learner,
+        learner=settings,
     )
 
 

@@ -1,4 +1,4 @@
-"""What is trained: the task of the engine and the batches."""
+"""The training: the task for the engine, and the batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from utils.run.log import RunLog
 class Distillation(Task):
     """Predicts the learner's actions: cross-entropy, a mean over each record's targets, then over records.
 
-    Ranks have equal numbers of records, not of targets: this way the mean over ranks is that of one large batch.
+    Ranks have equal numbers of records but not of targets. So the mean over the ranks equals that of one large batch.
     """
 
     samples = "records"

@@ -61,7 +61,7 @@ def trained_model(config: Settings) -> tuple[CompressedAD, int]:
     if found is None:
         raise UserError(f"{config.run_folder}: no ckpt-<step>.pt; train first with python train.py")
     path, saved = found
-    model = CompressedAD(config.model_size)
+    model = CompressedAD(config)
     try:
         model.load_state_dict(saved["model"])
         return model, int(saved["step"])

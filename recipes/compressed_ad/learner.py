@@ -12,17 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipes.compressed_ad.environment import NUM_ACTIONS, Darkroom, neighbours
+from utils.common.config import FRACTION, Options, option
 
 
 @dataclass(frozen=True)
-class Learner:
-    """Constants of the learner. A stay on the goal is worth 1 / (1 - discount)."""
+class Learner(Options):
+    """The options of the learner. A stay on the goal is worth 1 / (1 - discount)."""
 
-    discount: float = 0.9
-    optimism: float = 0.4  # the value of a cell never visited, as a share of a stay on the goal
-    planning_sweeps: int = 4  # after each step
-    first_randomness: float = 0.2  # share of random actions at the start of a history
-    last_randomness: float = 0.02  # and at its middle, from where it stays
+    discount: float = option(0.9, "of the learner", above=0, below=1)
+    optimism: float = option(0.4, "value of an unknown cell, as a share of a stay on the goal", **FRACTION)
+    planning_sweeps: int = option(4, "of value iteration after each step", at_least=0)
+    first_randomness: float = option(0.2, "share of random actions at the start of a history", **FRACTION)
+    last_randomness: float = option(0.02, "the same from the middle of a history on", **FRACTION)
 
     def randomness(self, step: int, num_steps: int) -> float:
         """Return the share of random actions at a step of a history."""

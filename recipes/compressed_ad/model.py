@@ -1,4 +1,4 @@
-"""CompressedAD: predicts a learner's next action from its history, of which the old part is compressed to latent tokens.
+"""CompressedAD predicts a learner's next action from its history. The old part of the history is compressed to latent tokens.
 
 Shapes: B histories, L steps, D channels, K latents. A step is int (…, 4): `sizes.STEP_FIELDS`.
 """
@@ -69,9 +69,9 @@ class CompressedAD(nn.Module):
     def forward(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Return action scores (B, queries, actions).
 
-        `recent` int (B, L, 4) steps, `query_cells` int (B, queries) the cells before the recent steps number
-        `first_query` to L (the last one is the cell after the window), `segments` a list of int (B, S, 4), oldest first,
-        `segment_lengths` int (B, stages). Both kinds of steps are padded at the end.
+        All inputs are int: `recent` (B, L, 4), the last steps; `query_cells` (B, queries), the cells where the agent stands
+        before each step that is scored, and last the cell after the window; `segments`, a list of (B, S, 4), oldest first;
+        `segment_lengths` (B, stages). Both kinds of steps are padded at the end.
         """
         latents = None
         for stage, segment in enumerate(inputs["segments"]):
@@ -92,7 +92,7 @@ class CompressedAD(nn.Module):
     def compress(
         self, latents: torch.Tensor | None, steps: torch.Tensor, lengths: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return new latents (B, K, D) of the old ones, if any, and steps (B, S, 4), of which `lengths` (B,) are real."""
+        """Return new latents (B, K, D) from the old ones, if any, and steps (B, S, 4); `lengths` (B,) of these are real."""
         batch, num_steps = steps.shape[:2]
         size, places = self.size, self.encoder_positions
         parts = [] if latents is None else [latents + places[: size.latents]]
@@ -133,7 +133,7 @@ class CompressedAD(nn.Module):
         return torch.cat([*old, self.step_tokens(steps, 0)], 1)
 
     def step_tokens(self, steps: torch.Tensor, first: int) -> torch.Tensor:
-        """Return the decoder's tokens of recent steps (B, L, 4), of which the first one has the number `first`."""
+        """Return the decoder's tokens of recent steps (B, L, 4); the first step has the number `first`."""
         begin = self.size.latents + first
         tokens: torch.Tensor = self.decoder_norm(self.embed_steps(steps))
         return tokens + self.decoder_positions[begin : begin + steps.shape[1]]
@@ -148,10 +148,10 @@ class CompressedAD(nn.Module):
 
 
 def training_mask(num_latents: int, num_steps: int, first_query: int, device: torch.device) -> torch.Tensor:
-    """Return which token sees which, bool (T, T), for the order latents, steps, queries from step `first_query` on.
+    """Return the attention mask, bool (T, T), for the order latents, steps, queries from step `first_query` on.
 
-    Latents see latents. A step sees latents, itself and earlier steps. A query sees latents, earlier steps and itself, so
-    it predicts as if it stood alone at the end; nobody sees a query. Padding at the end is seen by padding only.
+    Latents see latents. A step sees latents, itself and earlier steps. A query sees latents, earlier steps and itself, so it
+    predicts as if it were the only one, at the end; no other token sees it. Only padding sees the padding at the end.
     """
     numbers = torch.arange(num_steps, device=device)
     kinds = torch.cat([torch.full((num_latents,), -1, device=device), numbers])  # -1: a latent

@@ -1,4 +1,4 @@
-"""Training samples: index records into learning histories, batched by compression depth and shared out over ranks."""
+"""Training samples: records that index learning histories, batched by compression depth and divided among the ranks."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def draw_records(num_histories: int, num_steps: int, seed: int) -> list[Records]
 class TrainBatches:
     """This rank's training batches. All ranks have the same depth in a step, and different records.
 
-    In a pass each depth's records are shuffled and cut into batches for all ranks together, and these are shuffled: all of
-    it a function of the seed and the pass. `batch_size` is per rank. One epoch of the engine has `num_batches`.
+    In a pass each depth's records are shuffled and cut into batches for all ranks together; then the batches are shuffled. All
+    this depends only on the seed and the pass. `batch_size` is per rank. One epoch of the engine has `num_batches`.
     """
 
     def __init__(

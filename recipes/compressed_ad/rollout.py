@@ -1,4 +1,4 @@
-"""Rollouts in context: the model acts in rooms that it does not know, and learns from its own steps without training."""
+"""Rollouts in context: the model acts in unknown rooms and learns from its own steps, without training."""
 
 from __future__ import annotations
 

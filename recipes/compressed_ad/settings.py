@@ -8,20 +8,18 @@ from pathlib import Path
 
 from recipes.compressed_ad.learner import Learner
 from recipes.compressed_ad.sizes import ModelSize
-from utils.common.config import FRACTION, Options, option, read_config
+from utils.common.config import option, read_config
 from utils.common.errors import UsageError
 
 DEFAULT_CONFIG = "configs/darkroom.yaml"
-MODEL_OPTIONS = ("grid_size", "width", "heads", "feedforward", "encoder_layers", "decoder_layers", "latents", "dropout")
 PRECISIONS = ("no", "fp16", "bf16")  # Accelerate's words
 
 
 @dataclass(frozen=True)
-class Settings(Options):
+class Settings(ModelSize, Learner):
     """All options; README.md explains them."""
 
     # configs/env
-    grid_size: int = option(9, "cells on a side", at_least=3, at_most=15)
     horizon: int = option(20, "steps of an episode", at_least=1, may_differ=True)
     env_split_seed: int = option(0, "seed of the split into training and test goals", at_least=0)
     # configs/algorithm
@@ -31,19 +29,6 @@ class Settings(Options):
     source_streams: int = option(100, "learners for each goal", at_least=1)
     source_steps: int = option(1000, "steps of each learner", at_least=1)
     collect_processes: int = option(8, "most processes that collect; fewer where cores are few", at_least=1)
-    discount: float = option(0.9, "of the learner", above=0, below=1)
-    optimism: float = option(0.4, "value of an unknown cell, as a share of a stay on the goal", **FRACTION)
-    planning_sweeps: int = option(4, "of value iteration after each step", at_least=0)
-    first_randomness: float = option(0.2, "share of random actions at the start of a history", **FRACTION)
-    last_randomness: float = option(0.02, "the same from the middle of a history on", **FRACTION)
-    # configs/model
-    width: int = option(128, "channels", at_least=1)
-    heads: int = option(8, "attention heads", at_least=1)
-    feedforward: int = option(512, "channels between a block's last two layers", at_least=1)
-    encoder_layers: int = option(3, "blocks that compress; 0: the baseline, which forgets instead", at_least=0)
-    decoder_layers: int = option(4, "blocks that predict", at_least=1)
-    latents: int = option(40, "tokens of the compressed history", at_least=1)
-    dropout: float = option(0.1, "share of channels set to 0 in training", at_least=0, below=1)
     # training
     train_streams: int = option(100, "histories used of each training goal", at_least=1)
     test_streams: int = option(1, "histories used of each test goal", at_least=1)
@@ -78,10 +63,10 @@ class Settings(Options):
             raise UsageError(
                 f"--train-timesteps {self.train_timesteps}: must be a multiple of eval_interval, {self.eval_interval}"
             )
-        if not self.eval_segment <= self.eval_recent <= self.model_size.max_recent:
+        if not self.eval_segment <= self.eval_recent <= self.max_recent:
             raise UsageError(
                 f"--eval-recent {self.eval_recent}: must be at least eval_segment, {self.eval_segment}, and at most "
-                f"{self.model_size.max_recent}"
+                f"{self.max_recent}"
             )
 
     @property
@@ -103,16 +88,6 @@ class Settings(Options):
     def data_file(self) -> Path:
         """The histories."""
         return Path(self.history_dir) / f"history_darkroom_{self.algorithm}_alg-seed{self.alg_seed}.hdf5"
-
-    @property
-    def model_size(self) -> ModelSize:
-        """The network's sizes."""
-        return ModelSize(**{name: getattr(self, name) for name in MODEL_OPTIONS})
-
-    @property
-    def learner(self) -> Learner:
-        """The source learner's constants."""
-        return Learner(self.discount, self.optimism, self.planning_sweeps, self.first_randomness, self.last_randomness)
 
 
 def settings_of_command_line() -> Settings:

@@ -102,7 +102,7 @@ def train(config: Settings, accelerator: Accelerator, resume: bool) -> TrainingE
     accumulate = accelerator.gradient_accumulation_steps
     train_batches, test_batches = loaders(config, accumulate, rank, world_size)
     seed_everything(config.seed)
-    model = CompressedAD(config.model_size).to(accelerator.device)
+    model = CompressedAD(config).to(accelerator.device)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.lr, betas=(0.9, 0.99), weight_decay=config.weight_decay, fused=True
     )

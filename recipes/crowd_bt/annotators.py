@@ -1,4 +1,4 @@
-"""Annotators' logs: what each said, how reliable it was on gold pairs, and which answers can be used."""
+"""Annotators' logs: their answers, their reliability on gold pairs, and which answers can be used."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def write_prepared(folder: Path, rows: Sequence[Comparison], facts: dict[str, An
 
 
 def is_reliable(row: Comparison) -> bool:
-    """Whether nothing is known against the annotator."""
+    """Whether the annotator is reliable as far as is known."""
     return row.annotator_reliability is None or row.annotator_reliability >= MIN_RELIABILITY
 
 
@@ -234,7 +234,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _stays_inside(name: str) -> bool:
-    """Whether a name from a list, which may come from elsewhere, points to a file below the image folder."""
+    """Whether a name from an untrusted list points to a file below the image folder."""
     is_absolute = PurePosixPath(name).is_absolute() or bool(PureWindowsPath(name).anchor)
     return not is_absolute and ".." not in PurePosixPath(name).parts and "\0" not in name
 

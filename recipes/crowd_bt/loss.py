@@ -2,7 +2,7 @@
 
 Chen et al. 2013, "Pairwise ranking aggregation in a crowdsourced setting": an annotator of reliability η answers by the
 qualities with probability η and against them otherwise. η is 1 for a perfect annotator, 0.5 for one who guesses and 0 for
-one who always says the opposite; it is what the share of right answers on gold pairs measures.
+one who always says the opposite. The share of right answers on gold pairs measures it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PRIOR = (10.0, 1.0)  # Beta(α, β) of an annotator's η: the values of Chen et 
 
 @dataclass(frozen=True)
 class Answers:
-    """What annotators said about the pairs of a batch: `label` +1, -1 or 0, and `weight`, float32 (B,); who said it, int64 (B,)."""
+    """Annotators' answers about a batch of pairs: `label` +1, -1 or 0, and `weight`, float32 (B,); `annotator`, int64 (B,)."""
 
     label: torch.Tensor
     weight: torch.Tensor
@@ -49,7 +49,7 @@ def prior_loss(eta: torch.Tensor) -> torch.Tensor:
 def crowd_loss(
     difference: torch.Tensor, eta: torch.Tensor, answers: Answers
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return this rank's loss, whose mean over the ranks is that of all their pairs, and the accuracy in the same way.
+    """Return this rank's loss and accuracy. Their means over the ranks equal those of the pairs of all ranks.
 
     Both are weighted sums, divided by the weights of all ranks. `eta`: the crowd's (), or each annotator's (K,). Every rank
     must reach this.

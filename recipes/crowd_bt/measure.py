@@ -1,9 +1,9 @@
-"""Measure what annotators' reliabilities are worth: Kendall's tau on unseen pictures by four ways to treat the annotators.
+"""Measure the value of annotators' reliabilities: Kendall's tau on unseen pictures, for four ways to treat the annotators.
 
     python measure.py                  # eight seeds, the table of README.md
 
-The scorer has fixed features instead of a network, so that a training takes seconds and its chance does not hide the
-difference: the mean magnitude of each coefficient of the 8 x 8 cosine transform. All else is as in train.py.
+The scorer has fixed features (the mean magnitude of each coefficient of the 8 x 8 cosine transform) instead of a network:
+a training takes seconds, and random starts do not hide the difference. All else is as in train.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How well qualities agree with answers, and with a known order. NumPy and SciPy only."""
+"""Agreement of qualities with answers, and with a known order. NumPy and SciPy only."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def pair_accuracies(rows: Sequence[Comparison], scores: Scores) -> dict[str, Any
 
 
 def order_values(scores: Scores, known: Mapping[str, float]) -> dict[str, float]:
-    """Return how the images' order by score agrees with their known order; empty for fewer than two such images.
+    """Return measures of agreement between the order by score and the known order; empty for fewer than two such images.
 
     `order_accuracy` is the share of image pairs of different known quality that the scores put in the right order.
     Kendall's τ is τ-b: with tied known qualities it stays below 1 even for a perfect order.

@@ -12,6 +12,7 @@ from torch import nn
 
 from utils.common.config import nearest
 from utils.common.errors import UserError, one_line, print_warning
+from utils.common.tensor_files import read_tensors
 
 DROPOUT = 0.2
 LAST_LAYER_STD = 0.01
@@ -48,10 +49,10 @@ class QualityScorer(nn.Module):
 
 
 class PairModel(nn.Module):
-    """What is trained: the scorer and the reliabilities, which must be inside DDP's module.
+    """The trained module: the scorer and the reliabilities, which must be inside DDP's module.
 
     `eta` is the first η: one for the whole crowd, or a list of the annotators'. With λ = `eta_logit` an annotator's η is
-    σ(λ), and the crowd's, which does not mislead as a whole, 1/2 + σ(λ)/2. An η that is not learned stays as it is given.
+    σ(λ). The crowd's η is 1/2 + σ(λ)/2, because a crowd as a whole does not mislead. Without learning η stays as given.
     """
 
     eta_logit: nn.Parameter | None
@@ -149,15 +150,11 @@ def load_scorer(
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the content of best_model.pt, last.pt and the like. Raises UserError for any other file."""
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such checkpoint; train.py writes best_model.pt and last.pt") from error
-    except Exception as error:  # a foreign file can raise anything
-        raise UserError(f"{path}: not a checkpoint of this scorer ({one_line(error)})") from error
-    config = saved.get("config") if isinstance(saved, dict) else None
+    what = "a checkpoint of this scorer"
+    saved: dict[str, Any] = read_tensors(path, what, "no such checkpoint; train.py writes best_model.pt and last.pt")
+    config = saved.get("config")
     if not isinstance(config, dict) or not isinstance(saved.get("model"), dict):
-        raise UserError(f"{path}: not a checkpoint of this scorer")
+        raise UserError(f"{path}: not {what}")
     if not isinstance(config.get("backbone_name"), str) or not isinstance(config.get("input_size"), int):
-        raise UserError(f"{path}: not a checkpoint of this scorer (it names no backbone and input size)")
-    return saved  # type: ignore[no-any-return]
+        raise UserError(f"{path}: not {what} (it names no backbone and input size)")
+    return saved

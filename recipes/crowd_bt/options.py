@@ -1,4 +1,4 @@
-"""The options of train.py, and how its launch flags and its launcher's environment fit together."""
+"""The options of train.py, and the reconciliation of its launch flags with its launcher's environment."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class TrainConfig(Options):
 
     @property
     def prepared_folder(self) -> Path:
-        """Where the prepared comparisons are, or will be after a download."""
+        """The folder of the prepared comparisons, which a download may have to fill."""
         return Path(self.prepared_data_dir or Path(self.data_dir) / "prepared")
 
 

@@ -22,7 +22,7 @@ from utils.distributed import Say
 LOG_NAME = "comparison_data.json"
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0
-OBJECT_TIMEOUT_S = 600.0  # for one log in all, so that a source that drips does not hold the training for ever
+OBJECT_TIMEOUT_S = 600.0  # for one whole log, so that a very slow source does not block the training for ever
 NUM_TRIES = 3
 FIRST_PAUSE_S = 0.5  # before the second try; twice as long before the third
 CHUNK_BYTES = 1 << 16
@@ -105,7 +105,7 @@ def _users(client: Any, bucket: str, prefix: str) -> Iterator[str]:
 
 
 def _read_object(client: Any, bucket: str, key: str) -> bytes | None:
-    """Return an object's whole content, or None when it does not exist. Raises OSError when it comes too slowly."""
+    """Return an object's whole content, or None if it does not exist. Raises OSError if the transfer is too slow."""
     from botocore.exceptions import ClientError
 
     try:

@@ -1,4 +1,4 @@
-"""Scores of images, each computed once on one of the ranks and known to all of them."""
+"""Scores images: each image on one of the ranks; then all ranks know all scores."""
 
 from __future__ import annotations
 

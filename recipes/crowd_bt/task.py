@@ -83,7 +83,7 @@ class PairComparison(Task):
             atomic_torch_save(content, path.with_name(f"checkpoint_epoch_{info['epoch']}.pt"))
 
     def content(self, model: nn.Module, info: dict[str, Any]) -> dict[str, Any]:
-        """Return what the .pt files hold."""
+        """Return the content of the .pt files."""
         assert isinstance(model, PairModel)
         metrics = info["metrics"]
         state = self.state.state_dict()

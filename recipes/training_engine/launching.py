@@ -17,7 +17,7 @@ from utils.common.cores import choose_threads_and_workers
 from utils.common.errors import EXIT_STARTUP_TIMEOUT, EXIT_STOPPED_BY_SIGNAL, UserError, one_line, print_warning
 from utils.distributed import barrier, cleanup_ddp, join_process_group, read_rank_environment
 
-# What a rank does. The tie to the parent comes first: importing PyTorch takes seconds.
+# The program of a rank. It first arranges to die with its parent, because importing PyTorch takes seconds.
 _RANK = (
     "from utils.common.signals import die_with_parent; die_with_parent(); "
     "from utils.common.errors import run_script; from launching import run_rank; run_script(run_rank)"
@@ -107,7 +107,7 @@ def _pickled(job: Any) -> bytes:
 
 
 def run_rank() -> int:
-    """Be one of the processes of `launch_distributed_training`; return the exit code."""
+    """Run one of the processes of `launch_distributed_training`; return the exit code."""
     job, backend = Path(sys.argv[1]).read_bytes(), sys.argv[2]
     ranks = read_rank_environment()
     try:

@@ -24,7 +24,7 @@ from utils import engine
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import seed_everything
 from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, UserError, one_line
-from utils.common.tensor_files import atomic_torch_save
+from utils.common.tensor_files import atomic_torch_save, read_tensors
 from utils.distributed import all_reduce_sum, cleanup_ddp, join_process_group
 from utils.engine import EngineOptions, Task
 from utils.engine.progress_bar import ProgressBar
@@ -261,14 +261,10 @@ def _given(**values: Any) -> dict[str, Any]:
 
 def _read_checkpoint(path: Path, map_location: Any) -> dict[str, Any]:
     """Return a checkpoint's content. Raises UserError when it is missing or another kind of file."""
-    try:
-        saved = torch.load(path, map_location=map_location, weights_only=True)
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such checkpoint; training writes last.pt and best.pt there") from error
-    except Exception as error:  # a foreign file can raise anything
-        raise UserError(f"{path}: not a checkpoint of TrainingEngine ({one_line(error)})") from error
-    if not isinstance(saved, dict) or "model_state_dict" not in saved or "progress" not in saved:
-        raise UserError(f"{path}: not a checkpoint of TrainingEngine")
+    what, missing = "a checkpoint of TrainingEngine", "no such checkpoint; training writes last.pt and best.pt there"
+    saved: dict[str, Any] = read_tensors(path, what, missing, device=map_location)
+    if "model_state_dict" not in saved or "progress" not in saved:
+        raise UserError(f"{path}: not {what}")
     # From a module that was wrapped when it was saved by other programs.
     nn.modules.utils.consume_prefix_in_state_dict_if_present(saved["model_state_dict"], "module.")
     return saved

@@ -6,9 +6,11 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy
+import psutil
 import pytest
 import torch
 
@@ -225,9 +227,11 @@ def test_free_cores_are_those_that_idle(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: mine)
     file = tmp_path / "stat"
     file.write_text(BEFORE)
-    monkeypatch.setattr(cores.time, "sleep", lambda seconds: file.write_text(AFTER))
-    assert cores.free_cores(stat_file=file) == pytest.approx(expected)
-    assert cores.free_cores(stat_file=tmp_path / "missing") == len(mine)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    monkeypatch.setattr(time, "sleep", lambda seconds: file.write_text(AFTER))
+    assert cores.free_cores() == pytest.approx(expected)
+    file.unlink()
+    assert cores.free_cores() == len(mine)
 
 
 def test_a_busy_program_on_one_of_our_cores_is_noticed() -> None:

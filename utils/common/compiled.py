@@ -1,4 +1,4 @@
-"""`compiled`: Numba's decorator for loops over arrays. What it compiles is kept between runs in a folder of this user."""
+"""`compiled`: Numba's decorator for loops over arrays. Compiled code is kept between runs in a folder of this user."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ _Loops = TypeVar("_Loops", bound=Callable[..., Any])
 
 
 def compiled(function: _Loops) -> _Loops:
-    """Return a function of arrays and numbers that is compiled when it is called first, which takes some seconds."""
+    """Compile a function of arrays and numbers. This happens at its first call and takes some seconds."""
     return njit(cache=True)(function)  # type: ignore[return-value]

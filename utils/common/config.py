@@ -1,7 +1,7 @@
 """Builds a script's command line and reads its YAML file from one frozen dataclass of options.
 
 The command line overrides `--config FILE`, which overrides the defaults. An unknown key is an error that names the
-nearest known one. An option that can do nothing beside the others is refused (`needs=`); from a file it is one printed line.
+nearest known one. An option without effect beside the others is refused (`needs=`); in a file it only causes a printed line.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def option(
     maps words to values, such as `auto` to 0. `bounds` are any of `at_least`, `at_most`, `above`, `below` and
     `multiple_of`; they apply to each number of a tuple. `may_differ`: a resumed run may change this option.
 
-    `needs`: conditions on the other options, all of which must hold for this one to act: `windows` (neither 0, empty nor
-    unset), `tiles=off`, `not sample`, `not tiles=off`, or several of these joined by ` or `. Where one does not hold, the
-    option is refused; with `wants` instead of `needs`, one line says that it has no effect. With `x or x=VALUE` an
-    option may have the value that asks for nothing. The default always may stand.
+    `needs`: conditions on other options. This option has an effect only if all of them hold. A condition is `windows` (neither
+    0, empty nor unset), `tiles=off`, `not sample`, `not tiles=off`, or several of these joined by ` or `. If one does not
+    hold, the option is refused; with `wants` instead of `needs`, a printed line says that it has no effect. The condition
+    `... or x=VALUE` on the option x itself allows its value VALUE. The default is always allowed.
     """
     facts = {"help": help, "choices": choices, "metavar": metavar, "required": required, "words": words or {}}
     conditions = {
@@ -73,9 +73,9 @@ _BOUNDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """Base of a script's options, and of the sections of which they are composed.
+    """Base of a script's options, and of their sections.
 
-    A section declares the options of the room in which they act; `--help` shows them below its `group`. Raises UsageError
+    A section declares the options of one room; `--help` shows them below its `group`. Raises UsageError
     when a value is outside the bounds of its `option`.
     """
 
@@ -269,7 +269,7 @@ def _build_parser(
 
 
 def _groups(config_class: type, parser: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
-    """Return for each option the group of `--help` that holds it: that of the section which declares it."""
+    """Return the `--help` group of each option: the group of the section that declares it."""
     sections: dict[str, Any] = {
         name: section for section in config_class.__mro__ for name in vars(section).get("__annotations__", ())
     }
@@ -284,7 +284,7 @@ def section_of(config: Any, section: type[T]) -> T:
 
 
 def _folder_field(config_class: type) -> dataclasses.Field[Any] | None:
-    """Return the option that `--project` and `--name` are other words for; None if the script has no such option."""
+    """Return the option whose folder `--project` and `--name` name together; None if the script has no such option."""
     fields = {field.name: field for field in dataclasses.fields(config_class)}
     if any(part in fields for part in FOLDER_PARTS):
         return None
@@ -292,7 +292,7 @@ def _folder_field(config_class: type) -> dataclasses.Field[Any] | None:
 
 
 def _join_folder(config_class: type, values: dict[str, Any]) -> None:
-    """Put the folder that `project` and `name` name in their place. Raises UsageError if it is given as well."""
+    """Replace `project` and `name` by the folder that they name. Raises UsageError if that option is given, too."""
     folder = _folder_field(config_class)
     given = {part: values.pop(part) for part in FOLDER_PARTS if folder and part in values}
     if folder and given:
@@ -321,7 +321,7 @@ def _fields(config_class: type) -> list[tuple[dataclasses.Field[Any], Any]]:
 
 
 def _kinds(config_class: type) -> Kinds:
-    """Return what a file of options may hold: each option's field and annotation."""
+    """Return the keys that a file of options may hold, with each option's field and annotation."""
     folder = _folder_field(config_class)
     parts = dict.fromkeys(FOLDER_PARTS, (folder, str)) if folder else {}
     return parts | {field.name: (field, kind) for field, kind in _fields(config_class)}

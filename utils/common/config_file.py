@@ -51,7 +51,7 @@ def read_yaml(kinds: Kinds, path: Path, flag: str = "", including: tuple[Path, .
 
 
 def _without_sections(loaded: dict[Any, Any], kinds: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield keys and values; a key that is no option and holds a mapping, such as `training:`, is a heading for it."""
+    """Yield keys and values. A key that is no option and holds a mapping, such as `training:`, is a heading; its keys are yielded."""
     for key, value in loaded.items():
         is_heading = isinstance(value, dict) and str(key).replace("-", "_") not in kinds
         yield from value.items() if is_heading else [(key, value)]
@@ -99,7 +99,7 @@ def _checked(place: str, name: str, value: Any, field: dataclasses.Field[Any], k
 
 
 def lower_if_chosen(text: str, choices: Sequence[Any]) -> str:
-    """Return `text` in small letters if only so it is one of the choices."""
+    """Return `text` in lower case if that, and not `text` itself, is one of the choices."""
     return text.lower() if text not in choices and text.lower() in choices else text
 
 

@@ -6,10 +6,10 @@ import math
 import os
 import shutil
 import sys
-import time
 from pathlib import Path
 
-IDLE = slice(3, 5)  # of a core's times in /proc/stat: idle, and idle while waiting for a disk
+import psutil
+
 # Loader processes of a rank, at most, unless the user names a number. 8 make some 3,000 to 4,300 samples/s at 640 px
 # (docs/performance.md), which a small model on a fast GPU may exceed. A GPU rank uses one of its cores, so more processes
 # cost nothing but memory where they are not needed.
@@ -77,37 +77,24 @@ def choose_threads_and_workers(
 
 
 def threads_beside_others(threads: int, free: float) -> int:
-    """Return how many of `threads` compute threads to use beside other programs, for which `free` cores are left.
+    """Return the number of compute threads, at most `threads`, that suits `free` cores, those that other programs leave idle.
 
-    At each step of a computation all threads wait for the slowest. One that shares its core makes all of them several
-    times slower than fewer threads with a core each.
+    At each step of a computation all threads wait for the slowest. A thread that shares its core makes all threads several
+    times slower; fewer threads with a core each are faster.
     """
     return min(threads, max(1, math.floor(free + MOSTLY_FREE)))
 
 
-def free_cores(wait_s: float = 0.5, stat_file: Path = Path("/proc/stat")) -> float:
-    """Return how many of this process's cores nobody uses while it waits; all of them where the system does not say."""
-    mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    before = _core_times(stat_file)
-    time.sleep(wait_s)
-    after = _core_times(stat_file)
-    free = 0.0
-    for core in mine:
-        if core not in before or core not in after:
-            return float(len(mine))
-        passed = [end - start for start, end in zip(before[core], after[core], strict=True)]
-        free += sum(passed[IDLE]) / max(sum(passed), 1)
-    return free
-
-
-def _core_times(stat_file: Path) -> dict[int, list[int]]:
-    """Return for each core how long it did what since the start, in the order of proc(5)."""
-    times = {}
-    for line in read_words(stat_file, separator="\n"):
-        name, *values = line.split() or [""]
-        if name.startswith("cpu") and name[3:].isdigit():
-            times[int(name[3:])] = [int(value) for value in values[:8]]  # the last two are part of the first two
-    return times
+def free_cores(wait_s: float = 0.5) -> float:
+    """Wait, and return how many of this process's cores are idle meanwhile; all of them if the system does not say."""
+    mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    try:
+        busy = psutil.cpu_percent(wait_s, percpu=True)  # a core that waits for a disk is idle
+    except OSError:
+        return float(len(mine))
+    if max(mine) >= len(busy):  # a core is switched off: the numbers are not those of the cores
+        return float(len(mine))
+    return sum(1 - busy[core] / 100 for core in mine)
 
 
 def peak_process_bytes() -> int:

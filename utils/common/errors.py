@@ -134,7 +134,7 @@ def run_script(main: Callable[[], int | None]) -> None:
 
 
 def _error_of_the_user(error: Exception) -> UserError | None:
-    """Return what a user can mend as a UserError: also a place at which the process may or can not write."""
+    """Return an error that the user can fix as a UserError, also a file that cannot be written; None for a bug."""
     if isinstance(error, OSError) and error.errno in ADVICE and (error.filename or error.errno in DISK_IS_FULL):
         name = printable(str(error.filename or "a file"), 400)
         return UserError(f"{name}: {reason_of(error)}; {ADVICE[error.errno]}")

@@ -135,7 +135,7 @@ def make_plain_folder(folder: Path) -> None:
 
 
 def in_the_way(*files: Path) -> str:
-    """Return what is in the way of files to be written, a link, a folder or a pipe; an empty string if nothing is."""
+    """Return a message if a link, a folder or a pipe has the name of a file to be written; else an empty string."""
     for file in files:
         with suppress(FileNotFoundError):
             mode = file.lstat().st_mode
@@ -222,7 +222,7 @@ def warn_on_write_error(what: str) -> Iterator[None]:
 
 @contextmanager
 def local_rank_first(lock_file: Path) -> Iterator[None]:
-    """Run the block in one process of this machine at a time: the first does the work, the others find it done."""
+    """Run the block in one process of this machine at a time. The first process does the work; the others find it done."""
     lock_file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(str(lock_file)):
         yield

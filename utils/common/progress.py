@@ -1,4 +1,4 @@
-"""Shows how far long work is: a bar on a terminal, otherwise a line about every ten seconds; on stderr."""
+"""Shows the progress of long work on stderr: a bar on a terminal, otherwise a line about every ten seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """Shows how many of `total` items are done and how much time is left. A call wraps items; later calls count on."""
+    """Shows how many of `total` items are done and how much time is left. Call it with the items; a further call continues the count."""
 
     def __init__(self, title: str, total: int, is_shown: bool = True) -> None:
         self.title, self.total, self.is_shown = title, total, is_shown

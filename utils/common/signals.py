@@ -106,7 +106,7 @@ def die_with_parent(parent_id: int | None = None, *, only_under_torchrun: bool =
     """Ask Linux to kill this process when its parent dies, so that no rank outlives a killed launcher.
 
     Returns whether Linux will do so. By default only under torchrun: `nohup python train_yolo_ddp.py` must survive.
-    `parent_id` is the process that started this one. A parent that died before this call can only be noticed with it.
+    `parent_id` is the process that started this one. Only with it is a parent noticed that died before this call.
     """
     if not sys.platform.startswith("linux") or (only_under_torchrun and "TORCHELASTIC_RUN_ID" not in os.environ):
         return False

@@ -1,4 +1,4 @@
-"""Atomic torch.save, flushed to the disk."""
+"""Files of tensors: torch.save, atomic and flushed to the disk, and torch.load of files that are not trusted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+
+from utils.common.errors import UserError, one_line
 
 
 def atomic_torch_save(content: Any, path: Path) -> None:
@@ -19,6 +21,19 @@ def atomic_torch_save(content: Any, path: Path) -> None:
         flush_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_tensors(path: Path, what: str, missing: str = "no such file", *, flag: str = "", device: Any = "cpu") -> Any:
+    """Load a .pt file of tensors and plain values. Raises UserError: `missing`, or that the file is not `what`."""
+    try:
+        saved = torch.load(path, map_location=device, weights_only=True)
+    except FileNotFoundError as error:
+        raise UserError(f"{flag}{path}: {missing}") from error
+    except Exception as error:  # a foreign file can raise anything
+        raise UserError(f"{flag}{path}: not {what} ({one_line(error)})") from error
+    if not isinstance(saved, dict):
+        raise UserError(f"{flag}{path}: not {what}")
+    return saved
 
 
 class _Disk:

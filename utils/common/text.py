@@ -13,7 +13,7 @@ _NOT_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 def plain_text(text: str) -> str:
-    """Replace each character that UTF-8, XML or a table's cell cannot hold by U+FFFD, tabs and line breaks too."""
+    """Replace each character that UTF-8, XML or a table's cell cannot hold by U+FFFD, including tabs and line breaks."""
     return _NOT_TEXT.sub("\ufffd", text)
 
 
@@ -42,13 +42,12 @@ def format_bytes(num_bytes: float) -> str:
     """Return a size in binary units with one decimal: `512 B`, `5.1 GiB`."""
     if abs(num_bytes) < 1024:
         return f"{num_bytes:.0f} B"
-    units = ("KiB", "MiB", "GiB", "TiB", "PiB")
     size = num_bytes / 1024
-    for unit in units[:-1]:
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1023.95:  # 1023.95 and more would print as 1024.0
             return f"{size:.1f} {unit}"
         size /= 1024
-    return f"{size:.1f} {units[-1]}"
+    return f"{size:.1f} PiB"
 
 
 def format_table(

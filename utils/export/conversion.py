@@ -44,7 +44,7 @@ class Variant:
     precision: str
 
     def file_name(self, stem: str) -> str:
-        """Return the name of the file or folder; Ultralytics, too, knows the format by its end."""
+        """Return the name of the file or folder; Ultralytics also recognises the format by its end."""
         stem += "" if self.precision == "fp32" else f"_{self.precision}"
         return f"{stem}_openvino_model" if self.kind == "openvino" else f"{stem}.{self.kind}"
 
@@ -66,7 +66,7 @@ def check_variants(variants: Sequence[Variant], device: torch.device) -> None:
 
 
 class CalibrationImages:
-    """The inputs that INT8 ranges are measured on, one by one: dictionaries with `img`, uint8 (1, 3, S, S).
+    """The inputs for measuring INT8 ranges, one by one: dictionaries with `img`, uint8 (1, 3, S, S).
 
     Photographs of the training split, letterboxed as in training. With a tiling, each is followed by one of its tiles.
     """
@@ -164,9 +164,10 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch_folder(output: Path) -> Iterator[Path]:
-    """Yield a folder in `output` for exports that are not proven yet; remove it, and before it those of killed processes.
+    """Yield a folder in `output` for exports that are not proven yet, and remove it at the end.
 
-    The system releases a process's lock when it ends. A folder without a lock file is left alone: it may be the user's.
+    First the folders of killed processes are removed: the system has released their locks. A folder without a lock file stays,
+    because it may be the user's.
     """
     for file in output.glob(f"{SCRATCH}*/{LOCK_FILE}"):
         _remove_if_left(file, output)

@@ -38,11 +38,11 @@ OUTPUTS = ("boxes", "probabilities", "coefficients", "prototypes")
 
 @dataclass(frozen=True)
 class Bounds:
-    """What an export may differ by.
+    """The allowed differences of an export.
 
-    A raw output may differ by `absolute + relative * |torch's|`, boxes in input pixels; None: any finite value. Boxes may
-    differ by `box_share` of the input's side in addition: the distance to an edge is rounded, not its coordinate. `ap`:
-    by how much a class's AP may differ. `only_losses`: a higher AP than torch's is no failure.
+    A raw output may differ by `absolute + relative * |torch's|`, boxes in input pixels; None: any finite value. Boxes may in
+    addition differ by `box_share` of the input's side, because the distance to an edge is rounded and not its coordinate.
+    `ap`: allowed difference of a class's AP. `only_losses`: a higher AP than torch's is no failure.
     """
 
     relative: float | None
@@ -73,7 +73,7 @@ def bounds_of(kind: str, precision: str, ap: float | None = None) -> Bounds:
 
 
 def compare_facts(expected: ExportFacts, export: ExportedModel) -> list[str]:
-    """Return what is wrong with the facts that an export carries."""
+    """Return the errors in the facts that an export carries."""
     found, failures = export.facts, []
     if found.names != expected.names:
         pairs = zip(expected.names, found.names, strict=False)
@@ -94,7 +94,7 @@ def compare_facts(expected: ExportFacts, export: ExportedModel) -> list[str]:
 
 @torch.no_grad()
 def decoded_outputs(model: nn.Module, images: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return a model's outputs for (B, 3, S, S) as the suppression takes them, in the host's memory.
+    """Return a model's outputs for (B, 3, S, S) in the form of the suppression's input, in the host's memory.
 
     boxes (B, A, 4) xyxy in input pixels, probabilities (B, A, classes), coefficients (B, A, 32), prototypes
     (B, 32, S/4, S/4).
@@ -110,7 +110,7 @@ def decoded_outputs(model: nn.Module, images: torch.Tensor) -> dict[str, torch.T
 def compare_outputs(
     expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], bounds: Bounds
 ) -> tuple[dict[str, float], list[str]]:
-    """Return the largest difference of each raw output, and what exceeds the bounds."""
+    """Return the largest difference of each raw output, and a line for each one beyond the bounds."""
     largest, failures = {}, []
     for name in OUTPUTS:
         ours, theirs = expected[name], found[name]
@@ -139,9 +139,9 @@ def compare_outputs(
 
 
 def masks_alike(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> tuple[float, float]:
-    """Return the mean and the lowest IoU of masks before suppression: those of each input's most confident anchors.
+    """Return the mean and the lowest IoU of the masks of each input's most confident anchors, before suppression.
 
-    Unlike AP it also tells exports apart whose model finds nothing. The masks are not cut to boxes.
+    Unlike AP it also compares exports of a model that finds nothing. The masks are not cut to boxes.
     """
     anchors = expected["probabilities"].amax(2).topk(MASKS_PER_INPUT, 1).indices  # (B, n), of torch's outputs for both
 
@@ -163,7 +163,7 @@ def finds_nothing(rows: Sequence[Mapping[str, Any]]) -> bool:
 def compare_ap(
     expected: Mapping[str, Any], found: Mapping[str, Any], bounds: Bounds
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return each class's AP beside torch's, and what exceeds the bounds. Classes without objects are left out."""
+    """Return each class's AP beside torch's, and a line for each one beyond the bounds. Classes without objects are left out."""
     rows, failures = [], []
     for ours, theirs in zip(expected["per_class"], found["per_class"], strict=True):
         if not ours["num_targets"]:
@@ -195,7 +195,7 @@ def largest_change(rows: list[dict[str, Any]]) -> tuple[float, str] | None:
 
 @dataclass(frozen=True)
 class Proof:
-    """What was found: failures, one line each; raw outputs' largest differences; AP of each class beside torch's."""
+    """The result: failures, one line each; the largest differences of raw outputs; AP of each class beside torch's."""
 
     failures: list[str]
     largest: dict[str, float] = field(default_factory=dict)

@@ -70,7 +70,7 @@ def _verdict(row: Row) -> str:
 
 
 def instead_of_ap(rows: list[Row], model: str) -> list[str]:
-    """Return lines that say what was compared if the model finds nothing, so that equal AP proves nothing; else none."""
+    """Return lines about the comparison of masks if the model finds nothing, because equal AP then proves nothing; else none."""
     judged = [row for row in rows if row.get("mask_iou")]
     if not judged or not finds_nothing(judged[0]["per_class"]):
         return []

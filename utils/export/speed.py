@@ -1,4 +1,4 @@
-"""Speed of exports, all in turn in one process, and peak memory of each in a process of its own."""
+"""Measures the speed of exports, alternating in one process, and the peak memory of each in a process of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMEOUT_S = 600.0
 def images_per_second(
     runs: Mapping[int, tuple[nn.Module, torch.dtype | None]], images: torch.Tensor, rounds: int = ROUNDS
 ) -> dict[int, float]:
-    """Return the images per second of each network with its autocast dtype: the median of rounds that run all in turn.
+    """Return the images per second of each network with its autocast dtype: the median of rounds, each with all networks.
 
     images (B, 3, S, S) on the device. Resize, suppression and masks are the same for all and are not included.
     """
@@ -52,7 +52,7 @@ def peak_memory(path: str, device: str, amp: str, shape: tuple[int, ...]) -> int
 
 
 def measure_memory() -> None:
-    """Be that process."""
+    """Measure the memory, in the process that `peak_memory` starts."""
     job: dict[str, Any] = read_job()
     prepare_environment()
     torch.set_num_threads(job["threads"])

@@ -1,4 +1,4 @@
-"""Builds assets.html: a map of the assets without tiles from the network, the changes, and the best view of each asset."""
+"""Builds assets.html: a map of the assets that loads nothing from the network, the changes, and each asset's best view."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ MAX_CARDS = 8  # pictures of a kind
 MAX_ROWS = 200  # rows of a kind
 MAX_LINKS = 8  # to kinds, at the top of the window; the summary has all
 MAX_BYTES = 6_000_000  # of all pictures of findings together; base64 makes them a third larger
-FOLDED = ("touches_edge",)  # hints that most outlines of a good set have: one line, until it is opened
+FOLDED = ("touches_edge",)  # hints that are normal in a good set: only their heading is shown until it is opened
 KEYS = "Vermillion: the label in question. Yellow: the model's prediction. Blue: other labels."
 SHOWN_PX = 400
 JPEG_QUALITY = 80
@@ -176,7 +176,7 @@ def _section(kind: str, findings: Sequence[Finding], pictures: _Pictures) -> Mar
 
 
 def _gallery(entries: Sequence[Entry], names: Sequence[str]) -> list[Markup]:
-    """Return small pictures of all photographs with their labels; of a large set every second, third, ... photograph."""
+    """Return small pictures of all photographs with their labels; of a large set only of every second, third, ... photograph."""
     chosen = [entry for entry in entries if entry.picture][:: max(1, -(-len(entries) // MAX_THUMBNAILS))]
     size_px = thumbnail_px(len(chosen))
     jpegs = ordered_map(lambda entry: draw_labels(entry, names, size_px), chosen, 2)

@@ -43,7 +43,7 @@ def figure_color(class_id: int) -> tuple[float, ...]:
 
 
 def new_figure(columns: int, rows: int, *, cell_width: float, cell_height: float) -> tuple[Figure, list[Axes]]:
-    """Make a figure and its axes, cell sizes in inches. pyplot would keep every figure and set the process's backend."""
+    """Make a figure and its axes, cell sizes in inches. pyplot is avoided: it keeps every figure and sets a global backend."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

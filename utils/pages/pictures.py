@@ -18,10 +18,12 @@ from utils.predict.regions import Region
 
 _MASK_TENTHS = 4  # tenths of the class colour in a tinted pixel; an integer, so that no float picture is needed
 _GRID_BACKGROUND = 255
-NO_DETECTIONS = "no detections"  # on a picture without any
+NO_DETECTIONS = "no detections"  # text on a picture without detections
 MIN_THIN = 8.0  # length over width of an object that is drawn without a box
 MIN_THIN_SHARE = 0.04  # of the picture's long side that such an object measures at least
-MASK_COST = 4.0  # heights of a label that it moves rather than touch a mask; thrice that to hide nothing but masks
+MASK_COST = (
+    4.0  # distance, in heights of the label, that touching a mask costs; three times that if masks fill its place
+)
 Rectangle = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom excluded
 
 
@@ -45,8 +47,8 @@ def draw_instances(
 ) -> np.ndarray:
     """Return a copy of a picture with instances drawn on it: tinted mask with outline, box, and label of each.
 
-    A thin object has no box and its label lies at one of its ends. Labels keep clear of each other, and of masks where
-    there is room; a line joins a label to an object further away.
+    A thin object has no box, and its label lies at one of its ends. Labels do not overlap each other, nor masks if there is
+    room. A line connects a label with an object that is further away.
     boxes: (n, 4) xyxy in pixels. masks: bool (n, height, width) of the picture's size, n polygons (k, 2) in pixels,
     or n masks cut to a part of the picture.
     colors: RGB of each instance, instead of its class's colour. labels: text of each, instead of class and score; "" for
@@ -149,10 +151,8 @@ def _mask_bounds(mask: Mask) -> tuple[float, float, float, float]:
         polygon = np.round(mask.reshape(-1, 2))
         return (*polygon.min(axis=0).tolist(), *(polygon.max(axis=0) + 1).tolist()) if len(polygon) else (0, 0, 0, 0)
     left, top, bitmap = (0, 0, mask) if isinstance(mask, np.ndarray) else (mask.left, mask.top, mask.mask)
-    rows, columns = np.flatnonzero(bitmap.any(axis=1)), np.flatnonzero(bitmap.any(axis=0))
-    if not len(rows):
-        return 0, 0, 0, 0
-    return left + columns[0], top + rows[0], left + columns[-1] + 1, top + rows[-1] + 1
+    x, y, width, height = cv2.boundingRect(bitmap.view(np.uint8))
+    return (left + x, top + y, left + x + width, top + y + height) if width else (0, 0, 0, 0)
 
 
 def _area(place: Rectangle) -> int:
@@ -208,7 +208,7 @@ def _ends_if_thin(outlines: Sequence[np.ndarray], shortest_px: float) -> np.ndar
 
 
 class _Plates:
-    """Writes labels on a picture; knows in cells of a quarter of a line of text what masks and labels cover."""
+    """Writes labels on a picture. A grid, whose cells are a quarter of a text line, holds what masks and labels cover."""
 
     def __init__(self, canvas: np.ndarray, covered: np.ndarray, font_scale: float, line_px: int) -> None:
         self.canvas, self.font_scale, self.line_px = canvas, font_scale, line_px
@@ -229,7 +229,7 @@ class _Plates:
             draw()
 
     def write(self, text: str, anchors: np.ndarray, place: Rectangle, color: tuple[int, int, int]) -> None:
-        """Choose the place of a label near one of the anchors (k, 2) xy of an object in `place`; nothing if there is no room."""
+        """Place a label near one of the anchors (k, 2) xy of an object in `place`; leave it out if there is no room."""
         if not text:
             return
         height, width = self.canvas.shape[:2]
@@ -270,7 +270,7 @@ class _Plates:
         away = np.hypot(gaps[0][:, None], gaps[1][:, :, None])  # (anchors, rows, columns)
         left, top, right, bottom = place
         middle_x, middle_y = (left + right - plate[0]) / 2, (top + bottom - plate[1]) / 2
-        # Of equally near spots the one beside the object's middle.
+        # Among equally near spots the one beside the object's middle is best.
         off = np.hypot(xs - middle_x, ys[:, None] - middle_y)
         hidden = _window_sums(self.masks, span)[: len(ys), : len(xs)] / (span[0] * span[1])
         cost = (away.min(axis=0) + 0.02 * off) / plate[1] + (hidden > 0) * MASK_COST * (1 + 2 * hidden)
@@ -288,7 +288,7 @@ def _gap(starts: np.ndarray, length: int, points: np.ndarray) -> np.ndarray:
 
 
 def _window_sums(cells: np.ndarray, span: Sequence[int]) -> np.ndarray:
-    """Return the sum of the cells of each window of `span` (columns, rows) cells, by its upper left cell."""
+    """Return the sum of each window of `span` (columns, rows) cells, at the place of its upper left cell."""
     return cv2.boxFilter(cells, cv2.CV_32S, span, anchor=(0, 0), normalize=False, borderType=cv2.BORDER_CONSTANT)
 
 

@@ -26,7 +26,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class ToolFiles:
-    """Which files to write, into which folder and for which classes. Names of photographs are relative to `root`."""
+    """The files to write, the classes, and the folder to which the photographs' names are relative."""
 
     folder: Path
     names: tuple[str, ...]
@@ -109,7 +109,7 @@ class _Object:
         }
 
     def label_studio(self, size: tuple[int, int], names: Sequence[str]) -> Entry:
-        """Return the region: one polygon in percent. Bridges of zero width join the mask's parts and holes to it."""
+        """Return the region: one polygon in percent. Bridges of zero width join its parts and holes."""
         percent = join_rings(self.rings) / size * 100
         return {
             "type": "polygonlabels",

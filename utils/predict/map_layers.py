@@ -63,7 +63,7 @@ def write_orthophoto(
 
 
 def _join(rows: list[list[Corners]], done: FinishedBlocks, layers: MapLayers, most: int) -> Counter[int]:
-    """Write the objects of all blocks; return how many of each class. Warn of blocks that may have more than `most`."""
+    """Write the objects of all blocks; return their number by class. Warns of blocks with `most` detections: some may be lost."""
     counts: Counter[int] = Counter()
     full: list[int] = []
 
@@ -83,7 +83,7 @@ def _join(rows: list[list[Corners]], done: FinishedBlocks, layers: MapLayers, mo
 
 
 def _facts(predictor: Predictor, raster: Orthophoto, model: Path) -> str:
-    """Return all that a block's detections depend on, as text."""
+    """Return as text everything on which a block's detections depend."""
     digest = hashlib.sha256()
     for file in sorted(model.rglob("*")) if model.is_dir() else [model]:
         if file.is_file():
@@ -100,8 +100,8 @@ def _facts(predictor: Predictor, raster: Orthophoto, model: Path) -> str:
 class MapLayers:
     """Writes both files under temporary names; an error removes them. `names`: of the classes.
 
-    Areas and lengths are those on the ellipsoid of WGS84, because a reference system may distort them: in Mercator's projection
-    a metre at 60 degrees north is half a metre.
+    Areas and lengths are measured on the ellipsoid of WGS84, whatever the reference system. In Mercator's projection, for
+    example, a metre of the map at 60 degrees north is half a metre on the ground.
     """
 
     def __init__(self, folder: Path, raster: Orthophoto, names: Sequence[str]) -> None:
@@ -132,7 +132,7 @@ class MapLayers:
                     os.replace(part, target)
 
     def add(self, objects: Sequence[JoinedObject]) -> Counter[int]:
-        """Write some objects; a wire of several lines counts as several. Return how many of each class there are."""
+        """Write objects; a wire of several lines becomes several. Return their number by class."""
         rows: dict[str, list[tuple[Any, list[Any]]]] = {}
         counts: Counter[int] = Counter()
         for detected in objects:
@@ -166,7 +166,7 @@ class MapLayers:
         self._separator = ",\n"
 
     def _add_rows(self, rows: dict[str, list[tuple[Any, list[Any]]]]) -> None:
-        """Append features to the GeoPackage's layers, which the first call makes."""
+        """Append features to the GeoPackage's layers; the first call creates them."""
         from pyogrio.raw import write
 
         path, kinds = self._parts[0], (object, np.float64, np.float64, np.float64)

@@ -1,10 +1,10 @@
 """Predicts on an orthophoto of any size in blocks, and joins what lies in several blocks.
 
-A block is as large as a drone's photograph and is predicted on like one (utils/predict/tiles.py). Neighbouring blocks overlap
-by a tile's side and cut their tiles on one grid, so both see the same tiles there. Detections that reach into a neighbour are
-joined by the rules for tiles (utils/predict/joining.py), with blocks in the place of tiles; the others stay as they are.
+A block has the size of a drone's photograph and is treated like one (utils/predict/tiles.py). Neighbouring blocks use the same
+grid of tiles and overlap by one tile, so both see the same tiles there. Detections that reach into a neighbour are joined by
+the rules for tiles (utils/predict/joining.py), with blocks instead of tiles. The others stay as they are.
 
-The ranks share the blocks. Each finished block is written to a file, so that a run that was killed can go on.
+Each finished block is written to a file, so that a killed run can continue. The ranks share the blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from utils.predict.regions import ROW, Corners, Runs, has_pixels, hull, intersec
 from utils.predict.tiles import Predictor, Tiling, overlap_px
 
 LONGEST_BLOCK_PX = 6000  # longest side of a block, unless two tiles are longer
-NEVER = 2.0  # an IoU that no two masks have, because each block has dropped its duplicates already
+NEVER = 2.0  # an impossible IoU: duplicates within a block are already dropped
 NO_GAPS = np.zeros((0, 2, 2))
 MIN_TOLERANCE_PX = 4.0  # two blocks' lines of one wire may lie this far apart, or the wire's width
 
@@ -49,7 +49,7 @@ def piece_of(number: int, class_id: int, score: float, mask: Runs, line: Line | 
 
 
 def cut_blocks(width: int, height: int, tiling: Tiling) -> list[list[Corners]]:
-    """Return rows of blocks that cover a raster; neighbours share a tile's side, and their grids of tiles coincide."""
+    """Return rows of blocks that cover a raster. Neighbours overlap by a tile, and their grids of tiles coincide."""
     size = tiling.size_px
     step = size - overlap_px(size, tiling.overlap)
     step *= max(1, (LONGEST_BLOCK_PX - size) // step)
@@ -81,13 +81,13 @@ def predict_block(predictor: Predictor, photo: np.ndarray, number: int, corners:
 
 
 class FinishedBlocks:
-    """The finished blocks: a file each, in a folder that is removed at the end. `facts`: all that their content depends on."""
+    """The finished blocks, a file each in a folder that is removed at the end. `facts`: all that they depend on, as text."""
 
     def __init__(self, folder: Path, facts: str) -> None:
         self.folder, self.facts = folder, facts
 
     def prepare(self, number: int) -> list[int]:
-        """Make the folder for a number of blocks; return those that a run with the same facts has finished."""
+        """Make the folder; return the blocks, of this number, that a killed run with equal facts finished. Others are removed."""
         note = self.folder / "facts.txt"
         with suppress(FileNotFoundError, UnicodeDecodeError):
             if note.read_text(encoding="utf-8") == self.facts:
@@ -140,7 +140,7 @@ class FinishedBlocks:
 def join_blocks(
     rows: Sequence[Sequence[Corners]], load: Callable[[int], list[BlockPiece]]
 ) -> Iterator[list[JoinedObject]]:
-    """Yield, after each row of blocks, the objects that no further row can change; `load` returns a block's detections.
+    """Yield after each row of blocks the objects that later rows cannot change. `load` returns a block's detections.
 
     Memory holds one row's detections, and those of objects that reach into the next row.
     """
@@ -160,7 +160,7 @@ def join_blocks(
 
 
 def _connected(groups: list[list[BlockPiece]], blocks: list[Corners]) -> list[list[BlockPiece]]:
-    """Unite groups of detections that may be one object: two of one class whose masks are near each other in both blocks."""
+    """Join groups of detections that may be one object: two of one class whose masks are close where their blocks overlap."""
     from scipy.sparse import coo_array  # takes 0.2 s
     from scipy.sparse.csgraph import connected_components
 
@@ -209,7 +209,7 @@ def _joined(group: list[BlockPiece], blocks: list[Corners]) -> list[JoinedObject
 def lines_of(detected: JoinedObject) -> list[tuple[np.ndarray, float]]:
     """Return an object's lines, points float64 (K, 2) xy and the mean width in pixels; none if it is no wire.
 
-    The longest line comes first. What other blocks' lines add beyond its ends continues it.
+    The longest line is extended by the parts of other blocks' lines beyond its ends.
     """
     lines = [piece.line for piece in detected.pieces if isinstance(piece, BlockPiece) and piece.line is not None]
     lines.sort(key=lambda line: -line.length_px)

@@ -28,7 +28,7 @@ PREDICTION_PARTS = ".predictions.part-*"
 
 @dataclass(frozen=True)
 class Source:
-    """A photograph that is predicted on: its place among all, its file, and the name of its results."""
+    """A photograph to predict on: its position among all, its file, and the name of its results."""
 
     position: int
     file: Path
@@ -36,7 +36,7 @@ class Source:
 
 
 class PartWriter:
-    """Writes this rank's part of each of some files. `patterns` name the parts, `*` is the rank. An error removes them."""
+    """Writes this rank's parts of some files, named by their patterns. After an error the parts are removed."""
 
     def __init__(self, folder: Path, patterns: Sequence[str], rank: int) -> None:
         self.folder = folder
@@ -72,7 +72,10 @@ class PredictionWriter(PartWriter):
         (folder / "labels").mkdir(exist_ok=True)
 
     def add(self, source: Source, shape: tuple[int, ...], prediction: PhotoPrediction) -> None:
-        """Add a photograph of `shape` (H, W, 3) with its detections, their lines, and the wires that the lines form."""
+        """Add a photograph of `shape` (H, W, 3) with its detections.
+
+        If the prediction has lines, they are added to their detections, and the photograph's entry lists the wires.
+        """
         height, width = shape[:2]
         class_ids, scores, lines = prediction.class_ids.tolist(), prediction.found.scores.tolist(), prediction.lines
         outlines = [outline(mask) for mask in prediction.masks]
@@ -116,7 +119,7 @@ class PredictionWriter(PartWriter):
 
 
 def merge_parts(folder: Path, num_ranks: int) -> None:
-    """Join all ranks' parts to predictions.json, in the order of the photographs. Raises UserError if a part is missing."""
+    """Write predictions.json from all ranks' parts, in the order of the photographs. Raises UserError if a part is missing."""
     parts = Parts(folder, PREDICTION_PARTS, num_ranks)
     with parts.merged_into(folder / "predictions.json") as output:
         write_list(output, "[", parts.lines(), "]\n")
@@ -140,7 +143,7 @@ class Parts:
 
     @contextmanager
     def merged_into(self, target: Path) -> Iterator[TextIO]:
-        """Yield a file that becomes `target` at the end, and then remove the parts. Raises UserError if a part is missing."""
+        """Yield a file that becomes `target` at the end; then the parts are removed. Raises UserError if a part is missing."""
         for part in (part_of(self.folder, self.pattern, rank) for rank in range(self.num_ranks)):
             if not part.exists():
                 raise UserError(f"{part} is missing: --output must be a folder that all machines share")

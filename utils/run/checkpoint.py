@@ -19,10 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from utils.common import tensor_files
-from utils.common.errors import UserError, one_line
+from utils.common.errors import UserError
 from utils.run.records import read_mapping
 
 STATE_FILE = "state.pt"
@@ -179,12 +177,7 @@ def verify(checkpoint: Path) -> str | None:
 
 def load_state(file: Path) -> dict[str, Any]:
     """Load a state onto the CPU. Raises UserError if the file holds more than tensors and plain values."""
-    try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a foreign file can raise anything
-        raise UserError(f"{file}: not a checkpoint of this trainer ({one_line(error)})") from error
-    if not isinstance(state, dict):
-        raise UserError(f"{file}: not a checkpoint of this trainer")
+    state: dict[str, Any] = tensor_files.read_tensors(file, "a checkpoint of this trainer")
     return state
 
 

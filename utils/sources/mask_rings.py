@@ -1,4 +1,4 @@
-"""Turns bitmaps into outlines: rings that enclose the masks' pixels and leave out their holes."""
+"""Turns masks into outlines: rings around the masks' pixels and around their holes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ MAX_MASK_RINGS = 5000  # parts and holes of a mask; the smallest of more are dro
 def mask_rings(mask: np.ndarray, left: float = 0.0, top: float = 0.0) -> list[np.ndarray]:
     """Return the outlines of a bitmap bool (H, W), its upper left corner at (left, top), as rings (V, 2) in pixels, xy.
 
-    Under the even-odd rule the rings enclose the centres of exactly the mask's pixels: outer outlines and those of holes,
-    which run in the opposite direction. Pixels that touch at a corner are joined. A pixel's centre lies at (0.5, 0.5)
-    from its corner. Corners are cut at the middle of the pixels' sides (marching squares), so that slanted edges need few
-    vertices. The largest ring comes first. Raises ValueError for a mask of more than MAX_CORNERS corners.
+    Under the even-odd rule the rings enclose the centres of exactly the mask's pixels. Rings of holes run in the opposite
+    direction. Pixels that touch at a corner are joined. A pixel's centre lies at (0.5, 0.5) from its corner. Corners are cut at
+    the middle of the pixels' sides (marching squares), so that slanted edges need few vertices. The largest ring comes first.
+    Raises ValueError for a mask of more than MAX_CORNERS corners.
     """
     rings = [_simplified(_cut_corners(ring)) + np.array([left, top]) for ring in _corner_rings(mask)]
     return sorted(rings, key=lambda ring: -ring_area(ring))
 
 
 def join_rings(rings: list[np.ndarray]) -> np.ndarray:
-    """Join rings into one by short bridges of zero width, which it passes in both directions.
+    """Join rings into one by short bridges of zero width. The joined ring passes each bridge in both directions.
 
-    Under the even-odd rule parts stay separate and holes stay holes. The bridges are those edges of a Delaunay
-    triangulation that make the smallest spanning tree, so the time hardly grows with the number of rings.
+    Under the even-odd rule parts stay separate and holes stay holes. The bridges are the edges of a Delaunay triangulation
+    that form the minimum spanning tree, so the time hardly grows with the number of rings.
     """
     if len(rings) == 1:
         return rings[0]
@@ -57,9 +57,9 @@ def join_rings(rings: list[np.ndarray]) -> np.ndarray:
 def _walk(
     first: int, begin: np.ndarray, num_points: int, bridges: dict[int, list[int]]
 ) -> Iterator[tuple[int, int | None]]:
-    """Yield the vertices of a ring from `first` on and back to it, each with the other end of a bridge there.
+    """Yield the vertices of a ring from `first` on and back to it, each with the other end of a bridge, or None.
 
-    A vertex occurs once more for each of its bridges: the way comes back to it.
+    A vertex with bridges comes once for each bridge, and once more: the path returns to it.
     """
     place = int(np.searchsorted(begin, first, "right")) - 1
     start, end = int(begin[place]), int(begin[place + 1]) if place + 1 < len(begin) else num_points
@@ -71,7 +71,7 @@ def _walk(
 
 
 def _spanning_tree(points: np.ndarray, owner: np.ndarray, num_rings: int) -> dict[int, list[int]]:
-    """Return the bridges between rings: for a vertex the other ends of those that begin or end there."""
+    """Return the bridges between rings: for each vertex with bridges their other ends."""
     from scipy.cluster.hierarchy import DisjointSet  # takes 0.2 s, and most objects have one ring
 
     found: dict[int, list[int]] = defaultdict(list)
@@ -128,7 +128,7 @@ def _corner_rings(mask: np.ndarray) -> list[np.ndarray]:
 def _corners(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the corners of the outlines, x and y, and for each the next one in its row and the next in its column.
 
-    A corner has an odd number of the mask's pixels around it, or two that touch there only; the latter occurs twice.
+    A corner has an odd number of the mask's pixels around it, or two pixels that only touch there. The latter is listed twice.
     """
     padded = np.zeros((mask.shape[0] + 2, mask.shape[1] + 2), bool)
     padded[1:-1, 1:-1] = mask

@@ -1,8 +1,8 @@
-"""Finds photographs that show the same picture: small signatures propose pairs, aligned fine detail decides.
+"""Finds photographs that show the same picture. Small signatures propose pairs; aligned fine detail decides.
 
-Photographs of one kind, such as retinas or a field, have similar signatures. Therefore the pictures of a proposed pair are
-laid over each other (mirrored, turned or cropped, if need be), and their fine detail is compared without brightness, in all
-and in each of 64 parts: photographs of a fixed camera share their background only.
+Photographs of one kind, such as retinas or a field, have similar signatures. Therefore the two pictures of a proposed pair
+are aligned (mirrored, rotated or cropped, if needed), and their fine detail is compared without brightness. Each of 64
+parts is compared too, because different photographs of a fixed camera have the same background.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ UNIFORM_CONTRAST = 4.0  # standard deviation of the grey values; below it there 
 SIGNATURE_PX = 12
 SIGNATURE_BYTES = SIGNATURE_PX**2
 LIKELY = 0.75  # correlation of two signatures from which a pair is proposed; copies cropped by 5 % have 0.73 and more
-MOST_PAIRS = 30_000  # that are compared, about three minutes of a core; of each photograph at least FEWEST
+MOST_PAIRS = 30_000  # compared, about three minutes of a core; at least FEWEST of each photograph
 FEWEST = 4
 MIN_SIMILARITY = 0.6  # correlation of aligned fine detail
-MAX_DIFFERENCE = 0.5  # of a part's detail: objects that one of two pictures has reach 0.54 and more
+MAX_DIFFERENCE = 0.5  # of a part's detail; an object in only one of the two pictures gives 0.54 and more
 PARTS = 8  # to a side
 LITTLE_DETAIL = 0.5 / PARTS**2  # of a part, in the detail of the whole: noise differs
 DETAIL_SIGMA_PX = 2.0  # coarser structures are left out
@@ -35,7 +35,7 @@ DARK, BRIGHT = 12, 250  # grey values beyond which there is no detail, such as a
 MARGIN_PX = 6  # around such pixels, and half of it around a picture's edge, detail is not compared
 MIN_COMPARED = 0.2  # of the picture that remains; else dark pixels count, too
 MIN_SHOWN = 0.4  # of a picture that the other one must show
-MOST_SHOWN = 0.9  # if neither picture shows so much of the other, they overlap and are no copies
+MOST_SHOWN = 0.9  # below it, the pictures overlap but are no copies
 CROPS = [(1.0, 0.0)] + [(scale, offset) for scale in (0.95, 0.9) for offset in (0.0, 0.5, 1.0)]  # tried along each axis
 COARSE_PX = 32  # side at which they are tried
 COARSE_LIKENESS = 0.7  # correlation at that side, below which a pair is left out; cropped copies have 0.84 and more
@@ -54,7 +54,7 @@ def thumbnail(grey: np.ndarray) -> np.ndarray:
 
 
 def signature(thumb: np.ndarray) -> bytes:
-    """Return what proposes pairs, SIGNATURE_BYTES bytes: a thumbnail, smaller still."""
+    """Return a photograph's signature, which proposes pairs: a very small thumbnail of SIGNATURE_BYTES bytes."""
     small = cv2.resize(thumb, (SIGNATURE_PX, SIGNATURE_PX), interpolation=cv2.INTER_AREA)
     return cv2.GaussianBlur(small, (0, 0), 0.7).tobytes()
 
@@ -69,16 +69,15 @@ def orientations(picture: np.ndarray) -> Iterator[np.ndarray]:
 
 @dataclass(frozen=True)
 class Likeness:
-    """How alike two aligned pictures are: the correlation of their detail, the difference of the part that differs most,
-    and the larger share of one picture that the other one shows."""
+    """How alike two aligned pictures are."""
 
-    similarity: float = 0.0
-    difference: float = 9.0
-    shown: float = 0.0
+    similarity: float = 0.0  # the correlation of their fine detail
+    difference: float = 9.0  # the largest one of any of the 64 parts
+    shown: float = 0.0  # the share of a picture that the other one shows; the larger of the two shares
 
     @property
     def is_same(self) -> bool:
-        """Whether both show the same where they overlap."""
+        """Whether both show the same in their overlap."""
         return self.similarity >= MIN_SIMILARITY and self.difference <= MAX_DIFFERENCE
 
     @property
@@ -88,7 +87,7 @@ class Likeness:
 
 
 def likeness(first: np.ndarray, second: np.ndarray) -> Likeness:
-    """Compare two thumbnails, each uint8 (THUMB_PX, THUMB_PX), in the orientation in which their signatures agree best."""
+    """Compare two thumbnails, each uint8 (THUMB_PX, THUMB_PX), in the orientation of the best agreement of their signatures."""
     one = first.astype(np.float32)
     mine = _unit(np.frombuffer(signature(first), np.uint8))
     alike = [
@@ -198,11 +197,11 @@ def _unit(values: np.ndarray) -> np.ndarray:
 def same_pictures(
     digests: Sequence[Hashable], signatures: Sequence[bytes], read_thumbs: Callable[[Sequence[int]], np.ndarray]
 ) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """Return a number for each photograph that is equal for those that show the same picture, int64 (N,), and neighbours.
+    """Return a number for each photograph, int64 (N,), and neighbours. Photographs of the same picture have equal numbers.
 
-    Neighbours are pairs of positions of photographs that only overlap, such as frames of one flight. Equal digests are equal
-    files. An empty signature is a picture without detail, which is the same only as an equal file. `read_thumbs` returns
-    the thumbnails (n, THUMB_PX, THUMB_PX) of the photographs at n positions.
+    Neighbours are pairs of positions of photographs that only overlap, such as frames of one flight. Equal digests mean equal
+    files. A picture without detail has an empty signature; only an equal file shows the same. `read_thumbs` returns the
+    thumbnails (n, THUMB_PX, THUMB_PX) of the photographs at n positions.
     """
     first: dict[Hashable, int] = {}
     groups = np.array([first.setdefault(digest, number) for number, digest in enumerate(digests)], np.int64)
@@ -222,7 +221,7 @@ def same_pictures(
 
 
 def likely_pairs(signatures: Sequence[bytes]) -> np.ndarray:
-    """Return the pairs p < q whose signatures correlate, int64 (n, 2): of each photograph those that do most, best first."""
+    """Return the pairs p < q of correlated signatures, int64 (n, 2): the best of each photograph; the best pair first."""
     table = np.frombuffer(b"".join(signatures), np.uint8).reshape(-1, SIGNATURE_PX, SIGNATURE_PX)
     turned = [
         np.stack([_unit(picture) for picture in pictures]) for pictures in zip(*map(orientations, table), strict=True)

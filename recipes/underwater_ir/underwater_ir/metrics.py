@@ -63,8 +63,8 @@ def uiqm(image: np.ndarray) -> float:
 def uciqe(image: np.ndarray) -> float:
     """Return UCIQE of a picture, RGB uint8 (H, W, 3).
 
-    L, a and b of CIELab, as 8-bit programs scale them, over 255 (a and b without their offset of 128); saturation is chroma
-    over the length of (chroma, L).
+    L, a and b of CIELab are scaled as in 8-bit programs, then divided by 255 (a and b without their offset of 128).
+    Saturation is chroma divided by the length of (chroma, L).
     """
     lab = cv2.cvtColor(image.astype(np.float32) / 255, cv2.COLOR_RGB2LAB).astype(np.float64)
     lightness = lab[..., 0] / 100

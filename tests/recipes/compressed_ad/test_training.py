@@ -56,7 +56,7 @@ def inputs(depth: int, length: int = 12, queries: int = 4) -> dict[str, Any]:
 
 
 def test_the_default_network_has_one_and_a_half_million_weights() -> None:
-    number = sum(weight.numel() for weight in CompressedAD(Settings().model_size).parameters())
+    number = sum(weight.numel() for weight in CompressedAD(Settings()).parameters())
     assert number == pytest.approx(1.5e6, rel=0.08)
 
 
@@ -167,7 +167,7 @@ Gradients = dict[int, dict[str, np.ndarray]]
 
 def gradients_of_each_depth(config: Settings, rank: int = 0, world_size: int = 1) -> Gradients:
     torch.manual_seed(0)
-    model = CompressedAD(config.model_size)
+    model = CompressedAD(config)
     options = EngineOptions(precision="off", quiet=True, tensorboard=False)
     engine = TrainingEngine(
         model, torch.device("cpu"), options, task=Distillation(config, world_size), run=config.save_dir

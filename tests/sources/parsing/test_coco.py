@@ -249,7 +249,7 @@ def test_reading_a_large_file_takes_a_fraction_of_its_size(tmp_path: Path, monke
             ["a.jpg", "sub/b.jpg"],
             "2 photographs have another extension than in the labels, such as a.png is",
         ),
-        (["a.png", "a.jpg"], ["a.jpg"], "other names fit the only photograph called so"),
+        (["a.png", "a.jpg"], ["a.jpg"], "other names fit the only photograph of this name"),
         (["a.png", "b.jpg"], ["x/a.jpg", "y/a.bmp", "b.jpg"], "no photograph called a.png"),
     ],
 )

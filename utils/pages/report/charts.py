@@ -1,6 +1,6 @@
 """The report's charts as SVG: curves of all classes, reliability diagram, confusion matrix.
 
-Colours that depend on the colour scheme are CSS classes (report.css). report.js shows the values under the pointer.
+CSS classes (report.css) set the colours that depend on the colour scheme. report.js shows the values under the pointer.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ ERROR_OF = {RIGHT: "", MISSED: "missed", FALSE: "false", CONFUSED: "confused"}
 
 @dataclass(frozen=True)
 class Viewer:
-    """A model that is evaluated, and the split at its input size: single images can be run again as in the evaluation."""
+    """An evaluated model and the split at its input size: it can process single images again as in the evaluation."""
 
     path: str
     model: nn.Module
@@ -74,7 +74,7 @@ class Card:
 
 
 def thumbnail_px(num_photos: int) -> int:
-    """Return the long side of the small pictures: so many of a drone's photographs take up to MAX_BYTES as JPEG."""
+    """Return the long side of the small pictures, with which a drone's photographs take at most MAX_BYTES as JPEG."""
     return 400 if num_photos <= 100 else 256
 
 
@@ -129,8 +129,8 @@ def draw_image(
 ) -> tuple[bytes, bytes, list[str], FullView | None]:
     """Draw an image's labels and the predictions that the confusion matrix counts; return both as JPEG, and its errors.
 
-    Only errors have a name on them; a wrong prediction's name is followed by its confidence. `at_full_size` also returns
-    the photograph itself with all outlines, if it is larger than the pictures.
+    Only errors are named; a wrong prediction also shows its confidence. With `at_full_size` the photograph with all outlines
+    is returned too, if it is larger than the pictures.
     """
     sample = viewer.dataset[(0, index)]
     file = viewer.dataset.photos[index].file
@@ -188,10 +188,10 @@ def judge(sample: Sample, found: Detections, in_photo: Placement | None) -> tupl
 
 
 class Thumbnails:
-    """Small pictures of the photographs with labels and detections, drawn while they are evaluated.
+    """Small pictures of the photographs with labels and detections, drawn during the evaluation.
 
-    `see_masks` is the evaluation's OnMasks, and hands everything on to another. Of a large split every second, third,
-    ... photograph is drawn.
+    `see_masks` is called by the evaluation as OnMasks, and calls `on_masks` in turn. Of a large split only every second,
+    third, ... photograph is drawn.
     """
 
     def __init__(self, photos: Sequence[Photo], in_photo: bool, on_masks: OnMasks) -> None:
@@ -200,7 +200,7 @@ class Thumbnails:
         self.jpegs: dict[int, bytes] = {}
 
     def see_masks(self, sample: Sample, placement: Placement, found: Detections, masks: list[Region]) -> None:
-        """Draw a photograph once, when its first masks come: those of the surest detections."""
+        """Draw a photograph when its first masks arrive, those of the most confident detections; later ones are ignored."""
         self.on_masks(sample, placement, found, masks)
         if sample.index not in self.wanted:
             return
@@ -240,9 +240,9 @@ def _shapes(
 def _predict(
     viewer: Viewer, sample: Sample, shown: Placement, full: Placement | None
 ) -> tuple[Detections, list[Region], list[Region] | None]:
-    """Return the detections of an image that the confusion matrix counts, and their masks in the picture shown.
+    """Return an image's detections that the confusion matrix counts, their masks in the shown picture, and in the photograph.
 
-    With `full` also their masks in the whole photograph, else None.
+    The last are None without `full`.
     """
     viewer.model.eval()
     if viewer.find is not None:

@@ -1,4 +1,4 @@
-"""HTML in which no text can become markup: everything that is not `Markup` is escaped."""
+"""Builds HTML safely: all text that is not `Markup` is escaped."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def zoomable(jpeg: bytes, caption: str, alt: str) -> Markup:
 
 
 def thumbnails(pictures: Iterable[tuple[str, bytes | None]], num_photos: int, *note: str) -> list[Markup]:
-    """Return small pictures with their captions, as many as fit into MAX_THUMBNAIL_BYTES, below a note. None: no picture."""
+    """Return a note and small pictures with captions, as many as fit into MAX_THUMBNAIL_BYTES; None stands for no picture."""
     figures: list[Markup] = []
     bytes_left = MAX_THUMBNAIL_BYTES
     for words, jpeg in pictures:
@@ -114,5 +114,5 @@ def thumbnails(pictures: Iterable[tuple[str, bytes | None]], num_photos: int, *n
 
 
 def color_key(color: tuple[int, int, int], label: str, class_: str = "") -> Markup:
-    """Return a square of a colour with what it means."""
+    """Return a square of a colour with its meaning."""
     return joined(element("span", class_=f"key {class_}".strip(), style=f"--color:rgb{color}"), f"{label} ")

@@ -115,7 +115,7 @@ def _about(models: Sequence[dict[str, Any]]) -> list[Markup]:
 
 
 def _both(class_: str, make: Any) -> list[Markup]:
-    """Return one element for masks and one for boxes; the page shows the selected one."""
+    """Return an element for masks and one for boxes; the page shows the selected one."""
     return [element("div", make(kind), class_=f"kind-{kind} {class_}".strip()) for kind in KINDS]
 
 

@@ -24,7 +24,7 @@ from utils.predict.maps.survey import Asset, Survey, survey, view_of
 from utils.predict.maps.thumbnails import sharpness, thumbnail_path
 
 ASSETS, CHANGES = "assets", "changes"  # .geojson, .csv
-CUT_SHARE = 0.5  # by which a view is worse whose box touches the photograph's edge
+CUT_SHARE = 0.5  # factor for the size of a view whose box touches the photograph's edge
 Row = dict[str, Any]
 
 
@@ -32,7 +32,7 @@ Row = dict[str, Any]
 class AssetTables:
     """The rows of the files; changes: None without an earlier flight. cameras: latitude, longitude along each flight.
 
-    of_detection: what the files of detections say of a photograph's detection, by the photograph and the number.
+    of_detection: the asset's facts for the files of detections, by photograph and number of the detection.
     """
 
     assets: list[Row]
@@ -42,7 +42,7 @@ class AssetTables:
 
     @property
     def lines(self) -> list[str]:
-        """Lines that sum them up."""
+        """Lines with a summary."""
         classes = Counter(row["class"] for row in self.assets)
         sure = sum(row["sure"] for row in self.assets)
         what = ", ".join(f"{number} {name}" for name, number in classes.most_common()) or "none"
@@ -89,7 +89,7 @@ def write_asset_files(
 
 
 def _name(assets: list[Asset], names: Sequence[str], before: Before | None) -> None:
-    """Name the assets that have no name yet after their class, in the order in which they were photographed."""
+    """Name the assets without a name after their class, in the order of the photographs."""
     taken = {asset.asset_id for asset in assets} | set(before.ids if before else ())
     free = {name: (f"{name} {number}" for number in itertools.count(1)) for name in names}
     for asset in assets:
@@ -98,7 +98,7 @@ def _name(assets: list[Asset], names: Sequence[str], before: Before | None) -> N
 
 
 def _views(folder: Path, asset: Asset, entries: dict[str, Row], key_of: dict[str, str]) -> list[Row]:
-    """Return an asset's detections, the best view first: the product of size, sharpness and confidence decides."""
+    """Return an asset's detections, sorted by the product of size, sharpness and confidence; the best first."""
     views, scores = [], []
     for file, number in asset.views:
         entry, key = entries[file], key_of[file]
@@ -152,7 +152,7 @@ def _row(asset: Asset, found: Survey, views: list[Row], names: Sequence[str]) ->
 
 
 def _of_detection(row: Row, asset: Asset) -> Row:
-    """Return what the files of detections say about the asset of a detection."""
+    """Return the facts about a detection's asset for the files of detections."""
     facts = {name: row[name] for name in ("asset", "asset_id", "asset_beside_m", "asset_candidates")}
     if asset.known is None and len(asset.views) == 1:
         return facts
@@ -161,7 +161,7 @@ def _of_detection(row: Row, asset: Asset) -> Row:
 
 
 def _change_row(change: Change, before: Before, rows: dict[str, Row]) -> Row:
-    """Return the properties of a change's feature, with the asset's position now, or before if it is gone."""
+    """Return the properties of a change's feature, with the asset's present position, or the earlier one if it is gone."""
     old, now = change.before, rows[change.asset.asset_id] if change.asset else {}
     class_before = None if old is None else before.classes[before.places.class_ids[old]]
     if old is not None and not now:
@@ -184,7 +184,7 @@ def _change_row(change: Change, before: Before, rows: dict[str, Row]) -> Row:
 
 
 def _write(path: Path, rows: list[Row]) -> None:
-    """Write rows as points with properties, and as a table. Only GeoJSON has what is a list."""
+    """Write rows as GeoJSON points with properties, and as a CSV table without the lists."""
     features = []
     for row in rows:
         properties = {name: value for name, value in row.items() if name not in ("latitude", "longitude")}

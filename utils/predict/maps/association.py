@@ -1,8 +1,9 @@
-"""Which detections of a flight show the same asset, and where the assets are.
+"""Finds which detections of a flight show the same asset, and the positions of the assets.
 
-An asset has at most one detection of each photograph, all of one class. Groups of detections are joined where this is likelier
-than two assets, and if the smaller group's squared misfit at the larger (Mahalanobis) is one that errors alone have. The order
-of the detections decides between equals, so the caller sorts them: the result is the same for any order of the photographs.
+An asset has at most one detection in each photograph; all its detections have one class. Two groups of detections are joined
+under two conditions: one asset is likelier than two, and the smaller group's squared Mahalanobis distance from the larger
+one is not larger than errors alone cause. Between equal choices the order of the detections decides. The caller sorts them,
+so the result does not depend on the order of the photographs.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from scipy.special import chdtri
 
 from utils.predict.maps.camera import NUM_COMMON, Rays
 
-RARE = 1e-4  # detections of one asset misfit more than the gate this seldom
-MISSED, MOST_MISSED = 0.3, 10  # two assets at one place, of which each photograph misses one, are unlikely
+RARE = 1e-4  # probability that detections of one asset misfit by more than the gate
+MISSED, MOST_MISSED = 0.3, 10  # chance to miss a detection; counted at most so often, against two assets at one place
 ASSET_AREA_M2 = 900.0  # on which one asset of a class is expected
 FLAT_HEIGHT_SIGMA_M = 50.0
 REACH_SIGMAS, MOST_REACH_M = 3.5, 60.0
 ROUNDS, PASSES = 8, 4
-TRUST = 50.0  # in the assumed errors: as though so many equations had confirmed them
-CHECKED_VIEWS = 3  # of an asset whose lines of sight show whether the errors are as assumed
+TRUST = 50.0  # in the assumed errors: they count like so many equations
+CHECKED_VIEWS = 3  # least views of an asset whose lines of sight check the assumed errors
 PAIRS_AT_ONCE = 20_000
 MOST_LIMITS = 1000  # detections of an asset for which the gate is known
 SIZE = 3 + NUM_COMMON
@@ -34,7 +35,7 @@ SIZE = 3 + NUM_COMMON
 
 @dataclass(frozen=True)
 class Placed:
-    """Assets of a flight: positions (m, 3), covariances (m, 3, 3), both without the error of position that all share."""
+    """Assets of a flight: positions (m, 3) and covariances (m, 3, 3), without the position error that all of them share."""
 
     positions: np.ndarray
     covariances: np.ndarray
@@ -42,9 +43,9 @@ class Placed:
 
 @dataclass(frozen=True)
 class Expected:
-    """What is known before: height of the objects (down is positive), and the common errors, as information.
+    """Prior knowledge: the height of the objects (down is positive), and the common errors as an information matrix.
 
-    matrix (7, 7) and right (7,) are those of the common errors, in standard deviations; 0 for the position.
+    matrix (7, 7) and right (7,) are those of the common errors, in standard deviations; their parts for the position are 0.
     """
 
     height_m: float
@@ -54,17 +55,17 @@ class Expected:
 
     @property
     def square(self) -> float:
-        """Return the squared sum that belongs to the common errors."""
+        """Return the squared sum of the common errors."""
         return float(self.right[3:] @ np.linalg.pinv(self.matrix[3:, 3:]) @ self.right[3:])
 
     @classmethod
     def before(cls, ground_height_m: float, sigma_m: float) -> Expected:
-        """Return what is known before anything was seen."""
+        """Return the knowledge before any detection."""
         return cls(-ground_height_m, sigma_m, np.diag([0.0] * 3 + [1.0] * NUM_COMMON), np.zeros(SIZE))
 
 
 class Groups:
-    """Sums of information of groups of lines of sight (k, ...), and how many each has, steep ones and all: (k, 2)."""
+    """Sums of information over groups of lines of sight (k, ...). number (k, 2): of steep lines in each group, and of all."""
 
     def __init__(self, matrix: np.ndarray, right: np.ndarray, square: np.ndarray, number: np.ndarray) -> None:
         self.matrix, self.right, self.square, self.number = matrix, right, square, number
@@ -94,11 +95,11 @@ class Groups:
         return Groups(*(mine - others for mine, others in zip(self.parts, other.parts, strict=True)))
 
     def height_sigmas(self, expected: Expected) -> np.ndarray:
-        """Return how exactly the objects' heights are known beforehand; seen flat only, they may be anywhere (k,)."""
+        """Return the prior standard deviations of the objects' heights (k,); those of objects without a steep line are large."""
         return np.where(self.number[:, 0] > 0, expected.height_sigma_m, FLAT_HEIGHT_SIGMA_M)
 
     def equations(self, expected: Expected) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the normal equations with what is expected: (k, 7, 7), (k, 7), squared sums (k,)."""
+        """Return the normal equations with the prior knowledge: (k, 7, 7), (k, 7), squared sums (k,)."""
         weight = 1 / self.height_sigmas(expected) ** 2
         matrix, right = self.matrix + expected.matrix, self.right + expected.right
         matrix[:, 2, 2] += weight
@@ -126,7 +127,7 @@ def place_flight(rays: Rays, ground_height_m: float, height_sigma_m: float) -> t
     """Return the asset of each line of sight of a flight (n,), counted from 0, and the assets' positions.
 
     The photographs' common errors are estimated from all assets together; each asset's own lines of sight count once.
-    Where lines of sight pass each other by more than their errors say, the errors are taken to be larger.
+    If lines of sight to an asset miss each other by more than the assumed errors, larger errors are assumed.
     """
     expected = Expected.before(ground_height_m, height_sigma_m)
     labels, distance = np.arange(len(rays)), rays.distance
@@ -145,7 +146,7 @@ def place_flight(rays: Rays, ground_height_m: float, height_sigma_m: float) -> t
 
 
 def _excess(labels: np.ndarray, rays: Rays, distance: np.ndarray, known: Expected) -> float:
-    """Return by how much lines of sight pass each other more than their errors say, as a factor of the variance, 1 or more."""
+    """Return the factor, 1 or more, by which the variances exceed the assumed ones: lines of sight to one asset miss each other."""
     groups = Groups.of(labels, rays, rays.information(distance))
     is_checked = groups.number[:, 1] >= CHECKED_VIEWS
     spare = (2 * groups.number[is_checked, 1] - 2).sum()  # equations, less what the position takes
@@ -155,9 +156,9 @@ def _excess(labels: np.ndarray, rays: Rays, distance: np.ndarray, known: Expecte
 def _learnt(
     labels: np.ndarray, rays: Rays, distance: np.ndarray, expected: Expected
 ) -> tuple[Expected, np.ndarray, np.ndarray]:
-    """Return what is known of the common errors after all assets were seen, and each asset's part of it: (m, 4, 4), (m, 4).
+    """Return the knowledge of the common errors after all assets, and each asset's contribution: (m, 4, 4), (m, 4).
 
-    All detections of a photograph together weigh as one: they share the photograph's own errors.
+    All detections of a photograph together have the weight of one, because they share the photograph's own errors.
     """
     weight = 1 / np.bincount(rays.photo)[rays.photo]
     groups = Groups.of(labels, rays, rays.information(distance, weight))
@@ -173,7 +174,7 @@ def _learnt(
 
 
 def _place_each(labels: np.ndarray, rays: Rays, distance: np.ndarray, expected: Expected) -> Placed:
-    """Return the positions: for each asset the common errors are those that the other assets show."""
+    """Return the positions. For each asset the common errors are estimated from the other assets."""
     known, matrices, rights = _learnt(labels, rays, distance, expected)
     groups = Groups.of(labels, rays, rays.information(distance))
     groups.matrix[:, 3:, 3:] -= matrices
@@ -182,7 +183,7 @@ def _place_each(labels: np.ndarray, rays: Rays, distance: np.ndarray, expected: 
 
 
 def associate(labels: np.ndarray, rays: Rays, distance: np.ndarray, expected: Expected) -> np.ndarray:
-    """Merge groups and assign the detections of each photograph anew until nothing changes; return the labels (n,)."""
+    """Merge groups, then assign each photograph's detections to groups again; repeat until nothing changes. Return labels (n,)."""
     information = rays.information(distance)
     for _ in range(ROUNDS):
         before = labels
@@ -193,7 +194,7 @@ def associate(labels: np.ndarray, rays: Rays, distance: np.ndarray, expected: Ex
 
 
 def _merge(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...], expected: Expected) -> np.ndarray:
-    """Join groups that are each other's best partner, again and again."""
+    """Join the groups that are each other's best partner; repeat until there are none."""
     while True:
         labels = np.unique(labels, return_inverse=True)[1]
         groups = Groups.of(labels, rays, information)
@@ -219,7 +220,7 @@ def _merge(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...], 
 
 
 def _assign(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...], expected: Expected) -> np.ndarray:
-    """Give the detections of each photograph to the groups of the other photographs' detections, or to groups of their own."""
+    """Assign each photograph's detections to the groups of other photographs' detections, or to new groups."""
     groups = Groups.of(labels, rays, information)
     singles = Groups.of(np.arange(len(labels)), rays, information)
     class_ids = np.zeros(len(groups.square), int)
@@ -246,7 +247,7 @@ def _assign(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...],
 
 
 def best_pairs(first: np.ndarray, second: np.ndarray, gain: np.ndarray) -> np.ndarray:
-    """Choose pairs of which the gains add up to the most, each member in one pair at most: (k, 2). Gains below 0 do not count."""
+    """Choose the pairs (k, 2) with the largest sum of gains. A member is in at most one pair. Only gains above 0 count."""
     first, second, gain = first[gain > 0], second[gain > 0], gain[gain > 0]
     one, other = (np.unique(side, return_inverse=True)[1] for side in (first, second))
     size = len(first) + 1
@@ -270,7 +271,7 @@ def best_pairs(first: np.ndarray, second: np.ndarray, gain: np.ndarray) -> np.nd
 def near(
     one: Placed, other: Placed | None, one_class: np.ndarray, other_class: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pairs of one class that may lie at the same place; without `other` the pairs of `one`, each once."""
+    """Return pairs of equal class that may lie at the same place; without `other` the pairs within `one`, each once."""
     reaches = [
         np.minimum(REACH_SIGMAS * np.sqrt(np.linalg.eigvalsh(placed.covariances[:, :2, :2])[:, -1]), MOST_REACH_M)
         for placed in (one, other or one)
@@ -289,7 +290,7 @@ def near(
 
 
 def _gains(one: Groups, first: np.ndarray, other: Groups, second: np.ndarray, expected: Expected) -> np.ndarray:
-    """Return by how much joining pairs is likelier than keeping them apart, as a logarithm; 0 beyond the gate."""
+    """Return the logarithm of how much likelier one asset is than two for each pair; 0 beyond the gate."""
     gains = np.zeros(len(first))
     apart = one.misfit(expected), other.misfit(expected)
     limits = chdtri(2 * np.arange(MOST_LIMITS), RARE)

@@ -1,12 +1,12 @@
 """A pinhole camera on a gimbal, and its lines of sight to objects, with their errors.
 
-DJI's convention: the gimbal's frame is forward, right, down; yaw, pitch and roll turn it from north-east-down in the order
-Z-Y-X. Yaw counts from north to east, pitch is negative below the horizon, roll turns about the optical axis.
+DJI's convention: the axes of the gimbal are forward, right, down. Yaw, pitch and roll rotate them from north-east-down in the
+order Z-Y-X. Yaw counts from north to east, pitch is negative below the horizon, roll rotates about the optical axis.
 Source: user manual of the DJI Mavic 3E/3T, "Photo file".
 
-Positions of lines of sight are metres north, east and down of the take-off height at the flight's origin. One that is known
-exactly passes through its object. Errors that all photographs of a flight share (the compass, the tilt, the focal length)
-stay apart from those of each photograph: they do not average out.
+Positions are metres north, east and down of the flight's origin at the height of take-off. Without errors a line of sight
+passes through its object. Errors that all photographs of a flight share (compass, tilt, focal length) do not average out,
+so they are kept apart from the errors of each photograph.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ TILT_SIGMA_DEG = 1.0  # about each horizontal axis
 CAMERA_HEIGHT_SIGMA_M = 1.0  # of RelativeAltitude, which drifts with the air pressure
 STRAIGHT_DOWN_DEG = 89.0  # steeper lines of sight have no useful bearing
 LEAST_DEPRESSION_DEG = 15.0  # flatter lines of sight say nothing about the distance of an object near the ground
-COMMON_SHARES = 0.8, 0.5  # of the variance of position and height, and of heading and tilt; assumptions
-EDGE_SIGMA_PX, EDGE_SIGMA_SHARE = 1.0, 0.02  # of a box's centre along each side: a constant, and a share of the side
-MIDDLE_SHARE = 0.01  # of a box's longer side: its middle is another point of an object in each photograph
-STEEPEST_DEG = 78.0  # a vertical object below this has no middle between its ends
-DISTANCE_M, DISTANCE_SIGMA_M = 50.0, 50.0  # of an object of which only the direction is known
+COMMON_SHARES = 0.8, 0.5  # assumed common share of the variance: of position and height, of heading and tilt
+EDGE_SIGMA_PX, EDGE_SIGMA_SHARE = 1.0, 0.02  # error of a box's centre along a side: a constant, and a share of the side
+MIDDLE_SHARE = 0.01  # error as a share of a box's longer side: its middle shows another point in each photograph
+STEEPEST_DEG = 78.0  # in steeper views the middle between the ends of a vertical object is not defined
+DISTANCE_M, DISTANCE_SIGMA_M = 50.0, 50.0  # assumed if only the direction of an object is known
 NUM_COMMON = 4  # turns about north, east and down, and the focal length
 
 
@@ -54,7 +54,7 @@ class Camera:
         return rays / np.linalg.norm(rays, axis=1, keepdims=True)
 
     def ground_offsets(self, pixels: np.ndarray) -> np.ndarray:
-        """Return where the lines of sight meet the plane: metres north and east of the camera (n, 2).
+        """Return the points where the lines of sight meet the plane: metres north and east of the camera (n, 2).
 
         Every line of sight must point below the horizon.
         """
@@ -67,7 +67,7 @@ class Camera:
         return np.degrees(np.arctan2(rays[:, 1], rays[:, 0])) % 360
 
     def depressions(self, pixels: np.ndarray) -> np.ndarray:
-        """Return by how many degrees the lines of sight point below the horizon (n,)."""
+        """Return the angles of the lines of sight below the horizon, in degrees (n,)."""
         return np.degrees(np.arcsin(self.rays(pixels)[:, 2]))
 
     def bearing_sigmas(self, pixels: np.ndarray) -> np.ndarray:
@@ -90,13 +90,13 @@ class Camera:
         measure: Callable[[Camera], np.ndarray],
         wrapped: Callable[[np.ndarray], np.ndarray] = lambda change: change,
     ) -> np.ndarray:
-        """Return by how much a measure changes when each input is wrong by its standard deviation (inputs, ...)."""
+        """Return the change of a measure when an input is wrong by its standard deviation, for each input (inputs, ...)."""
         step = 1e-3  # of a standard deviation: the slope at this point
         pairs = zip(self._wrong_by(step), self._wrong_by(-step), strict=True)
         return np.stack([wrapped(measure(more) - measure(less)) / (2 * step) for more, less in pairs])
 
     def _wrong_by(self, sigmas: float) -> list[Camera]:
-        """Return this camera with one input after the other wrong by a number of its standard deviations."""
+        """Return a camera for each input: this one with the input wrong by a number of its standard deviations."""
         turns = [(HEADING_SIGMA_DEG, 0, 0), (0, TILT_SIGMA_DEG, 0), (0, 0, TILT_SIGMA_DEG)]  # about down, east, north
         return [
             *(replace(self, attitude=rotation(*(sigmas * np.array(turn))) @ self.attitude) for turn in turns),
@@ -106,7 +106,7 @@ class Camera:
 
 
 def rotation(yaw_deg: float, pitch_deg: float, roll_deg: float) -> np.ndarray:
-    """Return the matrix (3, 3) that turns forward-right-down of the gimbal into north-east-down: Z-Y-X."""
+    """Return the matrix (3, 3) from the gimbal's forward-right-down to north-east-down (order Z-Y-X)."""
     (cy, cp, cr), (sy, sp, sr) = (wave(np.radians([yaw_deg, pitch_deg, roll_deg])) for wave in (np.cos, np.sin))
     about_z = np.array([[cy, -sy, 0], [sy, cy, 0], [0, 0, 1]])
     about_y = np.array([[cp, 0, sp], [0, 1, 0], [-sp, 0, cp]])
@@ -130,8 +130,8 @@ class Rays:
 
     camera, direction (n, 3): where the line begins, and its unit vector. across (n, 2, 3): two unit vectors across it.
     angle_covariance (n, 2, 2): of the direction along these, in radians. camera_covariance (n, 2, 2): of the camera's
-    position along these, without what is common to the flight. common (n, 2, NUM_COMMON): by how many radians a common
-    error of one standard deviation turns the direction. is_steep (n,): whether the height of the ground gives the distance.
+    position along these, without the flight's common errors. common (n, 2, NUM_COMMON): the rotation of the direction, in
+    radians, by a common error of one standard deviation. is_steep (n,): whether the height of the ground gives the distance.
     """
 
     photo: np.ndarray
@@ -150,16 +150,16 @@ class Rays:
 
     @classmethod
     def joined(cls, parts: list[Self]) -> Self:
-        """Return the lines of sight of several photographs in one."""
+        """Return the lines of sight of several photographs as one object."""
         return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
     def scaled(self, factor: float) -> Self:
-        """Return the lines of sight with larger variances, without those that are common."""
+        """Return the lines of sight with variances multiplied by a factor; common errors stay as they are."""
         variances = self.angle_covariance * factor, self.camera_covariance * factor
         return replace(self, angle_covariance=variances[0], camera_covariance=variances[1])
 
     def information(self, distance: np.ndarray, weight: np.ndarray | float = 1.0) -> tuple[np.ndarray, ...]:
-        """Return what each line of sight says about its object's position and the common errors: weighted normal equations.
+        """Return the weighted normal equations of each line of sight, for its object's position and the common errors.
 
         distance (n,): from the camera to the object, which turns angles into metres. Returns the matrices (n, 7, 7), the
         right sides (n, 7) and the squared sums (n,). Information of one object's lines of sight adds up.
@@ -190,7 +190,8 @@ def sight_lines(
 ) -> Rays:
     """Return the lines of sight to the centres of a photograph's boxes (n, 4) xyxy in pixels of its stored frame.
 
-    at (3,): the camera's position. sigmas_m: of it in the level and in height; the latter infinite if the height is unknown.
+    at (3,): the camera's position. sigmas_m: its standard deviations, horizontal and vertical; the latter is infinite if the
+    height is unknown.
     """
     centres, sides = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
     direction = _middles(camera, centres, sides)
@@ -227,8 +228,8 @@ def sight_lines(
 def _middles(camera: Camera, centres: np.ndarray, sides: np.ndarray) -> np.ndarray:
     """Return the directions (n, 3) to the middles of upright objects that fill boxes.
 
-    The nearer half of a pole takes more of its box. Both ends are equally far from the camera in the level, so the tangent of
-    the depression of the middle is the mean of the ends' tangents.
+    The nearer half of a pole takes more than half of its box. Both ends have the same horizontal distance from the camera, so
+    the tangent of the depression of the middle is the mean of the ends' tangents.
     """
     right, down = (centres - (camera.width_px / 2, camera.height_px / 2)).T
     ahead, to_right, to_down = camera.attitude[2]  # the vertical in the frame
@@ -246,7 +247,7 @@ def _middles(camera: Camera, centres: np.ndarray, sides: np.ndarray) -> np.ndarr
 
 
 def _across(direction: np.ndarray) -> np.ndarray:
-    """Return two unit vectors across each direction (n, 3), a level one and one in its vertical plane: (n, 2, 3)."""
+    """Return two unit vectors perpendicular to each direction (n, 3): a horizontal one and one in its vertical plane, (n, 2, 3)."""
     level = np.stack([-direction[:, 1], direction[:, 0], np.zeros(len(direction))], axis=1)
     length = np.linalg.norm(level, axis=1, keepdims=True)
     level = np.where(length > 1e-6, level / np.maximum(length, 1e-6), (0.0, 1.0, 0.0))

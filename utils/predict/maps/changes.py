@@ -1,4 +1,4 @@
-"""What has changed since an earlier flight: assets that are new, gone, moved or of another class, with the chance of an error."""
+"""Finds changes since an earlier flight: assets that are new, gone, moved or of another class, with the chance of an error."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from utils.predict.maps.survey import Asset, Places, Survey, compare, misfit, sh
 from utils.predict.maps.wgs84 import moved
 
 NEW, GONE, MOVED, CLASS = "new", "gone", "moved", "class"
-MOST_CHANCE = 0.05  # a change that errors cause more often is not reported
-FARTHEST_M = 10.0  # that an asset moves; farther away it is another one
-MARGIN_M = 50.0  # around the earlier assets, within which the earlier flight is taken to have looked
+MOST_CHANCE = 0.05  # a change that errors alone may cause with a higher probability is not reported
+FARTHEST_M = 10.0  # longest move of an asset; an asset farther away is another one
+MARGIN_M = 50.0  # around the earlier assets: there the earlier flight is assumed to have looked
 TO_95 = float(np.sqrt(-2 * np.log(0.05)))  # half axes of the 95 % ellipse in standard deviations
 RATES = 0.5, 0.98  # bounds of the share of looks that find an asset
 MOST_M = 1e5
@@ -30,9 +30,9 @@ DIGITS_M = 0.01  # the file's digits end here
 
 @dataclass(frozen=True)
 class Before:
-    """The assets of an earlier flight. is_sure (n,): seen often enough. looks: photographs that looked at one (median).
+    """The assets of an earlier flight. is_sure (n,): seen often enough. looks: photographs that show an asset's place (median).
 
-    places: their class_ids count from 0 in `classes`, the names without repetition.
+    places: their class_ids are positions in `classes`, the different names.
     """
 
     ids: tuple[str, ...]
@@ -42,7 +42,7 @@ class Before:
     looks: float
 
     def known_to(self, names: Sequence[str]) -> Places:
-        """Return the places with the class numbers of a model; further classes get further numbers."""
+        """Return the places with the class numbers of a model; other classes get the following numbers."""
         every = list(dict.fromkeys([*names, *self.classes]))
         numbers = np.array([every.index(name) for name in self.classes])
         return replace(self.places, class_ids=numbers[self.places.class_ids])
@@ -50,9 +50,9 @@ class Before:
 
 @dataclass(frozen=True)
 class Change:
-    """A change: its asset now and its number before, None if there is none, and by how many metres it moved.
+    """A change: the asset now and its number before, each None if there is none, and the distance that it moved, in metres.
 
-    chance: how likely errors of position, or detections that are missing by chance, look like this.
+    chance: the probability that errors of position, or detections missing by chance, look like this change.
     """
 
     kind: str
@@ -153,7 +153,7 @@ def find_changes(survey: Survey, before: Before, names: Sequence[str]) -> list[C
 
 
 def _rate(assets: list[Asset]) -> float:
-    """Return the likeliest share of looks that find an asset; of assets that no look found nothing is known."""
+    """Return the likeliest share of looks that find an asset. Assets that no look found are unknown, which it allows for."""
     views, looks = np.array([(len(asset.views), asset.looks) for asset in assets if asset.looks > 1]).reshape(-1, 2).T
     rates = np.linspace(*RATES, 50)
     expected = (looks[:, None] * rates / (1 - (1 - rates) ** looks[:, None])).sum(axis=0)
@@ -161,7 +161,7 @@ def _rate(assets: list[Asset]) -> float:
 
 
 class _Comparison:
-    """The places of two surveys without the shift between them, in metres north and east of the first."""
+    """The places of two surveys in metres north and east of the first place, without the shift between the surveys."""
 
     def __init__(self, before: Places, here: Places) -> None:
         self.before, self.here = before, here
@@ -174,30 +174,30 @@ class _Comparison:
         return np.linalg.norm(self.new[j] - self.old[i], axis=-1)
 
     def chances(self, i: np.ndarray | int, j: np.ndarray | int) -> np.ndarray:
-        """Return how often errors of position alone put two places of a class this far apart; 0 for two classes."""
+        """Return the probability that position errors alone put two places of one class this far apart; 0 for different classes."""
         errors = self.before.covariances[i] + self.here.covariances[j] + self.spread
         is_same = self.before.class_ids[i] == self.here.class_ids[j]
         return np.where(is_same, np.exp(-misfit(self.new[j] - self.old[i], errors) / 2), 0.0)
 
     def changed_class(self, old: np.ndarray, new: np.ndarray) -> np.ndarray:
-        """Return the pairs of some places that are the same but for their classes."""
+        """Return the pairs of places that differ only in their classes."""
         blind = self.before.rows(old).without_class(), self.here.rows(new).without_class()
         pairs = compare(*blind, self.shift, self.spread)
         return np.stack([old[pairs[:, 0]], new[pairs[:, 1]]], axis=1)
 
     def moved(self, old: np.ndarray, new: np.ndarray) -> np.ndarray:
-        """Return the pairs of some places of a class that are near each other, but not the same."""
+        """Return the pairs of places of one class that are near each other but not the same."""
         i, j = (side.ravel() for side in np.meshgrid(old, new, indexing="ij"))
         is_same = self.before.class_ids[i] == self.here.class_ids[j]
         return best_pairs(i, j, np.where(is_same, FARTHEST_M - self.away(i, j), 0))
 
     def looks(self, survey: Survey) -> np.ndarray:
-        """Return how many of the photographs look at the earlier places."""
+        """Return how many photographs show each earlier place."""
         there = np.array([moved(*self.origin, point) for point in self.old + self.shift])
         height_m = np.full(len(there), survey.site.ground_height_m)
         return survey.looks(there[:, 0], there[:, 1], height_m, self.before.class_ids)
 
     def was_looked_at(self, new: np.ndarray) -> np.ndarray:
-        """Return which of some new places lie among the earlier ones."""
+        """Return which of the new places lie in the area of the earlier ones."""
         area = MultiPoint(self.old).convex_hull.buffer(MARGIN_M)
         return np.array([area.contains(Point(point)) for point in self.new[new]], bool)

@@ -1,4 +1,4 @@
-"""Where each detection of a photograph is: the properties of its feature on the map."""
+"""Locates each detection of a photograph: the properties of its feature on the map."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from utils.predict.maps.camera import CAMERA_HEIGHT_SIGMA_M, STRAIGHT_DOWN_DEG, 
 from utils.predict.maps.metadata import PhotoMetadata
 from utils.predict.maps.wgs84 import moved
 
-# Nearer to the horizon a small error of an angle moves the ground point by as much as its distance.
+# Nearer to the horizon a small error of an angle may shift the point on the ground by its whole distance.
 HIGHEST_PITCH_DEG = -15.0
 ON_GROUND, AT_CAMERA, AT_ASSET = "ground", "camera", "asset"
 INVERSE_ORIENTATION = {6: 8, 8: 6}  # the others are their own inverse
@@ -21,9 +21,9 @@ INVERSE_ORIENTATION = {6: 8, 8: 6}  # the others are their own inverse
 
 @dataclass(frozen=True)
 class Site:
-    """What the metadata of photographs cannot say: the ground's height above the take-off point, and the assets.
+    """Facts that are not in the photographs' metadata: the ground's height above the take-off point, and the assets.
 
-    ground_sigma_m: by how much the objects' heights differ from it, as a standard deviation. errors: of the assets' photographs.
+    ground_sigma_m: standard deviation of the objects' heights from it. errors: of the photographs, for positions of assets.
     """
 
     ground_height_m: float = 0.0
@@ -70,7 +70,7 @@ def stored_pixels(points: np.ndarray, width: int, height: int, photo: PhotoMetad
 
 
 def _camera_of(photo: PhotoMetadata, site: Site) -> tuple[Camera | None, str | None]:
-    """Return the camera, None if its direction is unknown, and why there is no ground point, None if there is one."""
+    """Return the camera, None if its direction is unknown, and the reason why there is no ground point, None if there is one."""
     angles, focal = photo.gimbal_deg, photo.focal_px
     if photo.direction_problem is not None or angles is None or focal is None:
         return None, photo.direction_problem if photo.position else _no_position(photo)
@@ -93,7 +93,7 @@ def _no_position(photo: PhotoMetadata) -> str:
 
 
 def _blank(entry: dict[str, Any], number: int, photo: PhotoMetadata, problem: str | None) -> dict[str, Any]:
-    """Return a detection's properties as far as they are known from the photograph as a whole; the others are None."""
+    """Return a detection's properties that are known from the photograph alone; the others are None."""
     detection = entry["detections"][number]
     latitude, longitude = photo.position or (None, None)
     return {
@@ -119,7 +119,7 @@ def _blank(entry: dict[str, Any], number: int, photo: PhotoMetadata, problem: st
 
 
 def _add_ground(found: list[dict[str, Any]], camera: Camera, pixels: np.ndarray, photo: PhotoMetadata) -> list[int]:
-    """Move the findings whose line of sight is steep enough to where it meets the ground. Returns their numbers."""
+    """Move findings with a steep line of sight to its point on the ground. Returns their numbers."""
     steep = [number for number, item in enumerate(found) if item["reason"] is None]
     offsets = camera.ground_offsets(pixels[steep])
     sigmas = camera.ground_sigmas(pixels[steep], photo.position_sigma_m)
@@ -133,7 +133,7 @@ def _add_ground(found: list[dict[str, Any]], camera: Camera, pixels: np.ndarray,
 
 
 def _ground_line(camera: Camera, pixels: np.ndarray, photo: PhotoMetadata) -> dict[str, Any]:
-    """Return a wire on the level plane: longitude, latitude of its points (n, 2) and its length; {} if it is seen too flat."""
+    """Return a wire on the ground plane: longitude and latitude of its points (n, 2), and its length; {} if the view is too flat."""
     if (camera.depressions(pixels) < -HIGHEST_PITCH_DEG).any():
         return {}
     assert photo.position is not None

@@ -48,10 +48,10 @@ Finding = dict[str, Any]
 def write_map_files(
     folder: Path, keys: Iterable[tuple[Path, str]], site: Site, of_asset: Mapping[tuple[str, int], Finding]
 ) -> list[str]:
-    """Write the three files out of predictions.json, one photograph at a time; return lines that sum them up.
+    """Write the three files from predictions.json, one photograph at a time; return lines with a summary.
 
     keys: each photograph's file and the name of its results, in the order of predictions.json; it may hold more.
-    of_asset: what is known of a photograph's detection from its asset.
+    of_asset: facts from the asset of a detection, by photograph and number of the detection.
     Prints a line for each photograph whose XMP is refused. Files appear only when all three are complete.
     """
     kinds: Counter[str | None] = Counter()
@@ -88,7 +88,7 @@ def write_map_files(
 def _findings(
     folder: Path, keys: Iterator[tuple[Path, str]], site: Site, of_asset: Mapping[tuple[str, int], Finding]
 ) -> Iterator[Finding]:
-    """Yield all findings, rounded, with text that every format takes and links to their pictures."""
+    """Yield all findings, rounded, with links to their pictures. Their text is valid in every format."""
     for entry in read_entries(folder / "predictions.json"):
         key = next(key for file, key in keys if str(file) == entry["file"])
         if not entry["detections"]:
@@ -124,7 +124,7 @@ def plain(name: str, value: Any) -> Any:
 
 
 class _GeoJson:
-    """A FeatureCollection of points and, of wires, lines. They have two coordinates: no altitude above the ellipsoid is known."""
+    """A FeatureCollection of points, and of lines for wires. Coordinates have no altitude: that above the ellipsoid is unknown."""
 
     def __init__(self, file: IO[str]) -> None:
         self.file, self.separator = file, "\n"
@@ -147,12 +147,12 @@ class _GeoJson:
 
 
 def cell(value: Any) -> Any:
-    """Return a cell that a spreadsheet shows and does not compute; None becomes an empty cell."""
+    """Return a value as a cell that a spreadsheet does not compute; None becomes an empty cell."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
 
 
 class _Kml:
-    """KML 2.2 (OGC 07-147r2): a folder for each photograph; in it for each finding a pin, a line from the camera, a balloon."""
+    """KML 2.2 (OGC 07-147r2): a folder for each photograph; each finding in it has a pin, a line from the camera and a balloon."""
 
     def __init__(self, file: IO[str]) -> None:
         self.file = file

@@ -1,4 +1,4 @@
-"""Reads from a photograph's header where the camera was and how it looked: EXIF, and DJI's fields in XMP.
+"""Reads the camera's position and direction from a photograph's header: EXIF, and DJI's fields in XMP.
 
 A field that is missing, not a number or out of range is None. Only JPEG files are read: drones write these.
 """
@@ -30,8 +30,8 @@ CALIBRATED_FOCAL_SIGMA, FOCAL_35_MM_SIGMA = 0.01, 0.03  # shares; the equivalent
 MOST_FOCAL_DIFFERENCE = 0.15  # between the two
 MOST_ASPECT_DIFFERENCE = 0.02
 # Standard deviation of the position for DJI's RtkFlag: centimetres, decimetres, metres, failed (its user manuals).
-FIXED_RTK, FLOAT_RTK, SINGLE_RTK = 50, range(32, 50), 16
-SIGMA_FIXED_M, SIGMA_FLOAT_M, SIGMA_SINGLE_M, SIGMA_FAILED_M = 0.05, 0.5, 2.0, 10.0
+RTK_SIGMAS_M: dict[float, float] = {50: 0.05, **dict.fromkeys(range(32, 50), 0.5), 16: 2.0}
+SIGMA_FAILED_M = 10.0
 SIGMA_WITHOUT_RTK_M = 5.0  # ordinary satellite navigation
 GIMBAL_FIELDS = ("GimbalYawDegree", "GimbalPitchDegree", "GimbalRollDegree")
 _NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,18})?")
@@ -39,7 +39,7 @@ _NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,18})?")
 
 @dataclass(frozen=True)
 class PhotoMetadata:
-    """What a photograph's header says. `width`, `height`: of the stored frame, before the EXIF orientation is applied."""
+    """The facts in a photograph's header. `width`, `height`: of the stored frame, before the EXIF orientation is applied."""
 
     width: int = 0
     height: int = 0
@@ -69,13 +69,7 @@ class PhotoMetadata:
     def position_sigma_m(self) -> float:
         """Standard deviation of the position north and east, each."""
         flag = self._dji("RtkFlag", 0, 99)
-        if flag is None:
-            return SIGMA_WITHOUT_RTK_M
-        if flag == FIXED_RTK:
-            return SIGMA_FIXED_M
-        if flag in FLOAT_RTK:
-            return SIGMA_FLOAT_M
-        return SIGMA_SINGLE_M if flag == SINGLE_RTK else SIGMA_FAILED_M
+        return SIGMA_WITHOUT_RTK_M if flag is None else RTK_SIGMAS_M.get(flag, SIGMA_FAILED_M)
 
     @property
     def altitude_m(self) -> float | None:
@@ -124,7 +118,7 @@ class PhotoMetadata:
         if self.gimbal_deg is None:
             missing = [name for name in GIMBAL_FIELDS if self._dji(name, -360, 360) is None]
             return self.problem or f"no {', '.join(missing)} in XMP"
-        if not any(self.gimbal_deg):  # what drones write that do not know it
+        if not any(self.gimbal_deg):  # some drones write 0 for an unknown direction
             return f"{', '.join(GIMBAL_FIELDS)} in XMP are all 0: the direction is not known"
         for name in ("CamReverse", "GimbalReverse"):
             if self._dji(name, 0, 1):
@@ -153,7 +147,7 @@ class PhotoMetadata:
 
     @property
     def _original_size(self) -> tuple[float, float]:
-        """The frame that the calibration is for: who shrinks a photograph often keeps its EXIF and XMP."""
+        """The size of the calibrated frame. A photograph that was shrunk often keeps the EXIF and XMP of its original."""
         half = (self._dji("CalibratedOpticalCenterX", 1, 1e6), self._dji("CalibratedOpticalCenterY", 1, 1e6))
         if half[0] is not None and half[1] is not None:
             return 2 * half[0], 2 * half[1]
@@ -165,7 +159,7 @@ class PhotoMetadata:
 
 
 def read_metadata(path: Path) -> PhotoMetadata:
-    """Read a JPEG's header, not its pixels. What cannot be used is missing, and `problem` says why."""
+    """Read a JPEG's header, not its pixels. Unusable parts are left out; `problem` says why."""
     try:
         with warnings.catch_warnings(), _Header(path) as file:
             warnings.simplefilter("ignore")  # Pillow's, about damaged EXIF
@@ -206,7 +200,7 @@ def _read_exif(data: bytes) -> tuple[dict[int, Any], dict[int, Any]]:
 
 
 def _number(value: Any, least: float, most: float) -> float | None:
-    """Return a number of EXIF, or one written in XMP, if it is between the bounds."""
+    """Return a number from EXIF, or from the text of XMP, if it is within the bounds; else None."""
     if isinstance(value, str):
         number = float(value) if _NUMBER.fullmatch(value) else math.nan
     else:

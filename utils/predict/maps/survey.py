@@ -1,4 +1,4 @@
-"""The assets that the photographs of a folder show: one for all detections of a pole, with position, views and confidence."""
+"""Finds the assets in the photographs of a folder: all detections of a pole become one asset with a position and views."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from utils.predict.maps.metadata import PhotoMetadata
 from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
 
 FLIGHT_GAP_S = 600  # between two photographs of different flights: a changed battery, another place to take off
-WORST_SIGMA_M = 30.0  # an asset that is known less exactly has no position
+WORST_SIGMA_M = 30.0  # an asset with a larger error has no position
 EDGE_SHARE = 0.05  # of the photograph along its edge, where an asset may be cut
-LEAST_VIEWS, LEAST_SHARE = 2, 0.5  # a sure asset is in so many photographs, and in more than this share of its looks
+LEAST_VIEWS, LEAST_SHARE = 2, 0.5  # a sure asset has so many views, and was found in more than this share of its looks
 GATE = 13.82  # 0.999 quantile of the chi-squared distribution with 2 degrees of freedom
 ROUNDS = 5
 
@@ -46,7 +46,7 @@ class Places:
         return Places(*facts, self.common_m)
 
     def without_class(self) -> Places:
-        """Return the places as though all were of one class."""
+        """Return the places with one class for all."""
         return replace(self, class_ids=np.zeros(len(self), int))
 
     def around(self, latitude: float, longitude: float) -> np.ndarray:
@@ -60,15 +60,15 @@ def misfit(difference: np.ndarray, covariance: np.ndarray) -> np.ndarray:
 
 
 def match(one: Places, other: Places) -> np.ndarray:
-    """Return the pairs (k, 2) of places of one class that are the same: each at most once, and all together the likeliest.
+    """Return the likeliest pairs (k, 2) of places of one class that are the same place. Each place is in at most one pair.
 
-    The shift between the surveys, which all places have in common, is estimated from the pairs.
+    The shift between the surveys, common to all places, is estimated from the pairs.
     """
     return compare(one, other, *shift_between(one, other))
 
 
 def shift_between(one: Places, other: Places) -> tuple[np.ndarray, np.ndarray]:
-    """Return by how many metres north and east `other` lies off `one`, (2,), and the covariance of that (2, 2)."""
+    """Return the shift from `one` to `other` in metres north and east, (2,), and its covariance (2, 2)."""
     spread = (one.common_m**2 + other.common_m**2) * np.eye(2)
     shift, information = np.zeros(2), np.linalg.inv(spread + 1e-9 * np.eye(2))
     for _ in range(ROUNDS):
@@ -117,8 +117,8 @@ class View:
 class Asset:
     """An asset. covariance (2, 2): of its position north and east, in square metres. views: (photograph, detection).
 
-    up_m: height above take-off of its middle. looks: photographs that look at it. known: its
-    row in the user's list, beside_m: its distance to that.
+    up_m: height of its middle above take-off. looks: number of photographs that show its place. known: its row in the user's
+    list. beside_m: its distance to the position there.
     """
 
     class_id: int
@@ -151,7 +151,7 @@ class Asset:
 
 @dataclass
 class Survey:
-    """All assets, the error of position that they share, and the flights: their photographs."""
+    """All assets, the position error that they share, and the photographs of each flight."""
 
     assets: list[Asset]
     common_m: float
@@ -163,7 +163,7 @@ class Survey:
         return places_of(chosen, self.common_m)
 
     def looks(self, latitude: np.ndarray, longitude: np.ndarray, up_m: np.ndarray, class_ids: np.ndarray) -> np.ndarray:
-        """Return how many photographs look at points (n,), from no farther than an object of the class was seen."""
+        """Return how many photographs show points (n,), from a distance at which objects of the class were found."""
         points, count = geocentric(latitude, longitude), np.zeros(len(class_ids), int)
         reach = self._reach(class_ids)
         for view in (view for flight in self.flights for view in flight if view.up_m is not None):
@@ -177,7 +177,7 @@ class Survey:
         return count
 
     def _reach(self, class_ids: np.ndarray) -> np.ndarray:
-        """Return how far from the camera 95 % of the objects of the classes were seen that several photographs show."""
+        """Return for each class the distance within which 95 % of its objects with several photographs were found."""
         seen: dict[int, list[float]] = {}
         views = {view.file: view for flight in self.flights for view in flight}
         for asset in self.assets:
@@ -192,7 +192,7 @@ class Survey:
 
 
 def places_of(chosen: Sequence[Asset], common_m: float) -> Places:
-    """Return the positions of assets of which a part of the error, common_m, is the same for all."""
+    """Return the positions of assets. The part common_m of their errors is the same for all."""
     return Places(
         np.array([asset.class_id for asset in chosen], int),
         np.array([asset.latitude for asset in chosen], float),
@@ -203,7 +203,7 @@ def places_of(chosen: Sequence[Asset], common_m: float) -> Places:
 
 
 def view_of(photo: PhotoMetadata, entry: dict[str, Any]) -> View | None:
-    """Return a photograph as the survey needs it; None without position or direction. entry: of predictions.json."""
+    """Return the facts of a photograph for the survey; None without position or direction. entry: of predictions.json."""
     angles, focal = photo.gimbal_deg, photo.focal_px
     if photo.position is None or photo.direction_problem is not None or angles is None or focal is None:
         return None
@@ -219,7 +219,7 @@ def view_of(photo: PhotoMetadata, entry: dict[str, Any]) -> View | None:
 
 
 def survey(views: Iterable[View], site: Site) -> Survey:
-    """Make assets of the detections of photographs, in any order of these."""
+    """Find the assets in photographs with detections. The order of the photographs does not matter."""
     ordered = sorted(views, key=lambda view: (view.time, view.file))
     result = Survey([], 0.0, [], site)
     for flight in _flights(ordered):
@@ -253,7 +253,7 @@ def _clock(time: str) -> datetime:
 
 
 def _place(flight: list[View], site: Site) -> tuple[list[Asset], float]:
-    """Return a flight's assets and the standard deviation of the error of position that they share."""
+    """Return a flight's assets and the standard deviation of the position error that they share."""
     first, errors = flight[0], site.errors
     parts: list[Rays] = []
     members: list[tuple[str, int]] = []
@@ -283,7 +283,7 @@ def _place(flight: list[View], site: Site) -> tuple[list[Asset], float]:
 
 
 def _add_flight(result: Survey, assets: list[Asset], common_m: float) -> None:
-    """Join a flight's assets to those of the flights before it."""
+    """Merge a flight's assets with those of earlier flights."""
     if not assets:
         return
     if not result.assets:
@@ -307,7 +307,7 @@ def _add_flight(result: Survey, assets: list[Asset], common_m: float) -> None:
 
 
 def _know(result: Survey, known: Assets, range_m: float) -> None:
-    """Find for each asset the nearest of the known ones, in standard deviations."""
+    """Find for each asset the nearest known asset, in standard deviations."""
     views = [view for flight in result.flights for view in flight]
     close = {view.file: known.near(view.latitude, view.longitude, range_m)[0] for view in views if len(view.boxes)}
     for asset in result.assets:

@@ -16,7 +16,7 @@ LONGEST_PX = 320
 LEAST_PX = 128  # of the photograph around a small object
 MARGIN = 0.25  # of the box's longer side, on each side
 QUALITY = 85
-LINE_PX = 4  # from a box's side, where the drawn line and its traces in the JPEG are
+LINE_PX = 4  # from a box's side: there are the drawn line and its artefacts in the JPEG
 
 
 def thumbnail_path(key: str, number: int) -> str:
@@ -42,9 +42,9 @@ def thumbnail(photo: np.ndarray, box: np.ndarray, color: tuple[int, int, int]) -
 
 
 def sharpness(file: Path, box: np.ndarray, size: tuple[int, int]) -> float:
-    """Return how sharp the thumbnail of a photograph of a size shows what is in a box: the spread of its second derivative.
+    """Return the sharpness of a thumbnail inside a box of the photograph: the spread of the second derivative.
 
-    0 for a box that is too small, or without thumbnail.
+    size (w, h): of the photograph. 0 if the box is too small or there is no thumbnail.
     """
     shown = cv2.imread(str(file), cv2.IMREAD_GRAYSCALE)
     if shown is None:
@@ -55,7 +55,7 @@ def sharpness(file: Path, box: np.ndarray, size: tuple[int, int]) -> float:
 
 
 def _surroundings(box: np.ndarray, size: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the corners of the part of a photograph of a size (w, h) that a box's thumbnail shows."""
+    """Return the corners of the part of a photograph that a box's thumbnail shows. size (w, h): of the photograph."""
     corners, limits = box.reshape(2, 2), np.array(size)
     half = np.maximum((corners[1] - corners[0]) / 2 + MARGIN * (corners[1] - corners[0]).max(), LEAST_PX / 2)
     start = np.floor(np.clip(corners.mean(axis=0) - half, 0, np.maximum(limits - 2 * half, 0))).astype(int)

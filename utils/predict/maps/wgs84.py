@@ -1,7 +1,7 @@
 """Converts between WGS84 and the plane that touches the ellipsoid at the camera's position.
 
-Goes through geocentric coordinates, so neither the poles nor the 180th meridian is special. Height above the ellipsoid is
-taken as 0: at 2,000 m a distance of 100 m becomes 3 cm wrong.
+It uses geocentric coordinates, so the poles and the 180th meridian need no special case. Height above the ellipsoid is
+assumed to be 0: at 2,000 m the error of a distance of 100 m is 3 cm.
 Source of the formulas: IOGP Publication 373-7-2 (EPSG Guidance Note 7-2), methods 9602 and 9837.
 """
 
@@ -48,5 +48,5 @@ def moved(latitude_deg: float, longitude_deg: float, offset_m: np.ndarray) -> tu
 
 
 def offsets_m(latitude_deg: float, longitude_deg: float, points: np.ndarray) -> np.ndarray:
-    """Return how far geocentric points (n, 3) lie north and east of a position: (n, 2)."""
+    """Return the distances of geocentric points (n, 3) to the north and east of a position, in metres: (n, 2)."""
     return (points - geocentric(latitude_deg, longitude_deg)) @ _north_and_east(latitude_deg, longitude_deg).T

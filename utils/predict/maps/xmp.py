@@ -19,9 +19,8 @@ class XmpError(ValueError):
 def read_dji_fields(packet: bytes) -> dict[str, str]:
     """Return the values of the namespace drone-dji by their names, such as GimbalYawDegree. The first of two equal names counts.
 
-    The packet must be UTF-8, whatever encoding it declares. Raises XmpError for a packet that is too long, not
-    well-formed or nested too deeply, and for each document type declaration: without one there are no entities, so
-    nothing expands and nothing is read from elsewhere.
+    The packet must be UTF-8, whatever encoding it declares. Raises XmpError for a packet that is too long, not well-formed
+    or nested too deeply. A document type declaration is refused too: it could define entities, which expand or read files.
     """
     if len(packet) > MAX_PACKET_BYTES:
         raise XmpError(f"longer than {MAX_PACKET_BYTES} bytes")

@@ -1,4 +1,4 @@
-"""What the checks report: the kinds of findings, which of them are errors, and what to do about each."""
+"""The findings that the checks report: their kinds, which of these are errors, and how to correct each."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ MODEL_KINDS = ("other_class", "missed_label", "unfound_label")  # need a model
 class Mark:
     """An outline on a shown photograph, float (V, 2) as shares of width and height.
 
-    The view shows the surroundings of the subjects; the other outlines are drawn only where they are seen.
+    The view shows the subjects and their surroundings; other outlines are drawn as far as they lie in the view.
     """
 
     outline: np.ndarray

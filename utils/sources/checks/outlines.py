@@ -77,7 +77,7 @@ def _kind_of_unreadable(fields: Sequence[str]) -> str:
 
 
 def check_rows(labels: Labels, rows: Sequence[Row]) -> list[Finding]:
-    """Return what is wrong with the outlines of a photograph."""
+    """Return findings about the outlines of a photograph."""
     if not rows:
         return []
     outlines = [row.polygon.astype(np.float64) * labels.size for row in rows]
@@ -106,10 +106,10 @@ def check_rows(labels: Labels, rows: Sequence[Row]) -> list[Finding]:
 
 
 def crosses_itself(outline: np.ndarray, area: float) -> bool:
-    """Return whether an outline (V, 2) in pixels crosses itself, given the area by its winding.
+    """Return whether an outline (V, 2) in pixels crosses itself; `area` is its area by winding number.
 
-    Where it does, the area by winding differs from that of the even-odd rule, by which masks are filled. Parts that are
-    joined by bridges of zero width, as parse_labels.py writes them, have the same area by both.
+    If it does, this area differs from that by the even-odd rule, which fills masks. Parts that are joined by bridges of zero
+    width, as parse_labels.py writes them, have the same area by both.
     """
     if shapely.is_valid(shapely.Polygon(outline)):
         return False
@@ -139,7 +139,7 @@ def _is_rectangle(polygon: np.ndarray) -> bool:
 
 
 def _repeated(labels: Labels, rows: Sequence[Row]) -> list[Finding]:
-    """Return the rows with the same points as an earlier one, from any first point and in any direction."""
+    """Return findings about rows with the same points as an earlier row; the first point and the direction may differ."""
     findings = []
     first: dict[bytes, Row] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Measures photographs and finds those that look wrong (size, shape, exposure, content, blur, EXIF) or show the same."""
+"""Measures photographs and finds those that look wrong (size, shape, exposure, content, blur, EXIF) or show the same picture."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_COMPARED = 32  # photographs of a split among which the most similar one is 
 
 @dataclass(frozen=True)
 class Picture:
-    """What is kept of a photograph: its upright size in pixels, its measures, and a thumbnail."""
+    """The facts that are kept of a photograph: its upright size in pixels, its measures, and a thumbnail."""
 
     width: int
     height: int
@@ -89,7 +89,7 @@ def sharpness(grey: np.ndarray) -> float:
 
 
 def check_pictures(pictures: Sequence[Measured]) -> list[Finding]:
-    """Return what looks wrong with photographs."""
+    """Return findings about photographs that look wrong."""
     findings: list[Finding] = []
 
     def add(kind: str, position: int, text: str, weight: float) -> None:
@@ -133,9 +133,9 @@ def _check_blur(pictures: Sequence[Picture], add: Callable[[str, int, str, float
 
 
 def unlike_others(values: np.ndarray, like: float, far: float) -> list[tuple[int, float]]:
-    """Return the positions of positive values that few others are within a factor `like` of, and `far` from the median.
+    """Return the positions of unusual positive values, each with its distance from the median, as a logarithm.
 
-    Each with its distance from the median, as a logarithm.
+    Few other values are within a factor `like` of such a value, and it is more than a factor `far` from the median.
     """
     if len(values) < MIN_PHOTOS:
         return []
@@ -148,7 +148,7 @@ def unlike_others(values: np.ndarray, like: float, far: float) -> list[tuple[int
 
 
 def same_measured(pictures: Sequence[Picture]) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """Return what `same_pictures` does."""
+    """Return the numbers and neighbours of `same_pictures`."""
     return same_pictures(
         [one.digest for one in pictures],
         [signature(one.thumb) if one.contrast >= UNIFORM_CONTRAST else b"" for one in pictures],
@@ -157,9 +157,9 @@ def same_measured(pictures: Sequence[Picture]) -> tuple[np.ndarray, list[tuple[i
 
 
 def find_duplicates(entries: Sequence[Measured]) -> list[Finding]:
-    """Return the photographs that show the same as another one of any split, and those that overlap one of another split.
+    """Return findings about photographs that show the same picture as another, or overlap one of another split.
 
-    The order of the splits is that of `entries`: a finding is about the later one.
+    A finding is about the later of two photographs, in the order of `entries`.
     """
     groups, neighbours = same_measured([picture for _, _, picture in entries])
     order = np.argsort(groups, kind="stable")

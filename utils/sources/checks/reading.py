@@ -1,4 +1,4 @@
-"""Reads the photographs and labels of all splits on threads, without stopping at what is wrong with them."""
+"""Reads the photographs and labels of all splits on threads. Errors become findings and do not stop it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_LABEL_FILES = ("classes.txt",)  # annotation tools write it beside the labels
 
 @dataclass(frozen=True)
 class Entry:
-    """A photograph of a split and what was read of it; `picture` is None if it is unreadable."""
+    """A photograph of a split, with its labels, measures and findings; `picture` is None if it is unreadable."""
 
     split: str
     file: Path

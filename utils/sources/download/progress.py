@@ -23,9 +23,10 @@ class Progress:
         self.received_bytes = 0
         self._total_bytes = total_bytes
         self._started = self._last_line = time.monotonic()
-        self._bar: Any = None
-        if sys.stderr.isatty() and total_bytes:
-            self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, dynamic_ncols=True, leave=False)
+        is_off = not (sys.stderr.isatty() and total_bytes)
+        self._bar: Any = tqdm(
+            total=total_bytes, unit="B", unit_scale=True, dynamic_ncols=True, leave=False, disable=is_off
+        )
 
     def copy(self, source: IO[bytes], sink: IO[bytes]) -> None:
         """Copy a stream and count its bytes."""
@@ -38,18 +39,15 @@ class Progress:
         self.position += num_bytes
         self.received_bytes += num_bytes
         now = time.monotonic()
-        if self._bar is not None:
-            self._bar.update(num_bytes)
-        elif now - self._last_line >= SECONDS_BETWEEN_LINES:
+        self._bar.update(num_bytes)
+        if self._bar.disable and now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
             self._print_line()
 
     def move_to(self, position: int) -> None:
         """Set the position without counting bytes: forwards over existing bytes, back when bytes are received again."""
-        if self._bar is not None:
-            self._bar.initial += position - self.position
-            self._bar.n = position
-            self._bar.refresh()
+        self._bar.initial, self._bar.n = position - self.received_bytes, position
+        self._bar.refresh()
         self.position = position
 
     def note(self, line: str) -> None:
@@ -58,9 +56,7 @@ class Progress:
 
     def close(self) -> None:
         """Remove the progress bar."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        self._bar.close()
 
     def summary(self) -> str:
         """Return the size and speed of this run, such as `42.9 MB in 1.2 s (35.7 MB/s)`."""

@@ -1,6 +1,6 @@
-"""What the download's sources share, and the source in a local folder with the publisher's layout.
+"""The common parts of the download's sources, and the source in a local folder with the publisher's layout.
 
-A source holds the label file and one zip per circuit; `web.HttpSource` is the other one and has the same methods.
+A source holds the label file and one zip per circuit. The other source, `web.HttpSource`, has the same methods.
 """
 
 from __future__ import annotations

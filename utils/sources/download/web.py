@@ -1,4 +1,4 @@
-"""Sources by their address, and that at an https address: Azure Blob storage or a mirror of it. Broken transfers continue.
+"""Opens sources by their address. The source at an https address, Azure Blob storage or a mirror, continues broken transfers.
 
 Azure supports `Range: bytes=a-b`, not suffix ranges, and open ranges `bytes=a-` only in newer API versions, so requests
 give both ends (Microsoft, "Specifying the range header for Blob service operations").

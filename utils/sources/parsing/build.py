@@ -7,7 +7,7 @@ import functools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,7 +30,7 @@ from utils.sources.parsing.formats import EPRI
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem
 from utils.sources.parsing.manifest import UNUSABLE_PHOTOGRAPH, by_severity, dataset_yaml_text, make_manifest
 from utils.sources.parsing.photograph import UNKNOWN_CLASS, UNUSABLE_OBJECT, PhotographOptions, build_image, build_label
-from utils.sources.parsing.reading import Labelled, choose_classes, read_labels
+from utils.sources.parsing.reading import Labelled, RowsByKey, choose_classes, read_labels
 from utils.sources.parsing.rows import AnnotationRow, Row, digest_of, place_of
 from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader, all_files
 from utils.sources.parsing.split import (
@@ -77,7 +77,7 @@ class BuildOptions:
     time_gap_s: float = TIME_GAP_S
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what manifest.json and dataset.yaml list. The format and the classes show in the data themselves."""
+        """Return the options for manifest.json and dataset.yaml. Format and classes are left out: the data show them."""
         values = dataclasses.asdict(self)
         shared = values.pop("photograph")
         del values["label_format"], values["use_file_classes"]
@@ -93,7 +93,7 @@ class BuildOptions:
 class Job:
     """One photograph to build, its label rows, its output name and split, and its entry from an earlier run.
 
-    The split is that of the earlier run, or the one without its look-alikes, which are known when all are built.
+    The split may change at the end: only when all photographs are built is it known which of them show the same picture.
     """
 
     photograph: Photograph
@@ -132,15 +132,8 @@ def build_dataset(
     chosen = {key: labels.photographs[key] for key in rows}
     options = dataclasses.replace(options, split_by=choose_split(chosen.values(), options.split_by))
     splits = assign_splits(chosen.values(), options.split_by, options.val_fraction)
-    stems = output_stems(chosen.values())
     with open_output(output_folder, has_test=TEST in splits.values(), trust_links=trust_links) as state:
-        earlier = {key: state.entries[key].split for key in splits.keys() & state.entries.keys()}
-        folders = {TRAIN, VAL, *splits.values()}  # one for test exists only if this run has photographs for it
-        splits |= {key: split for key, split in earlier.items() if split in folders}
-        jobs = [
-            Job(chosen[key], rows[key], place_of(rows[key]), stems[key], splits[key], state.entries.get(key))
-            for key in chosen
-        ]
+        jobs = _jobs(chosen, rows, splits, state)
         num_threads = num_workers or usable_cpu_count()
         entries = _build_all(jobs, state, shared, num_threads, problems)
         if not entries:
@@ -165,6 +158,18 @@ def build_dataset(
         write_text_atomic(output_folder / DATASET_FILE, dataset_yaml_text(manifest))
         write_text_atomic(output_folder / MANIFEST_FILE, json.dumps(manifest, indent=1) + "\n")
     return manifest
+
+
+def _jobs(chosen: Mapping[str, Photograph], rows: RowsByKey, splits: Mapping[str, str], state: BuildState) -> list[Job]:
+    """Return a job for each photograph. One of an earlier run stays in its split if this run has that split."""
+    stems = output_stems(chosen.values())
+    folders = {TRAIN, VAL, *splits.values()}  # one for test exists only if this run has photographs for it
+    jobs = []
+    for key, photograph in chosen.items():
+        previous = state.entries.get(key)
+        split = previous.split if previous and previous.split in folders else splits[key]
+        jobs.append(Job(photograph, rows[key], place_of(rows[key]), stems[key], split, previous))
+    return jobs
 
 
 def _build_all(
@@ -195,7 +200,7 @@ def _build_all(
 def _with_objects(
     entries: Sequence[Entry], labels: Labelled, options: BuildOptions, problems: list[Problem]
 ) -> list[Entry]:
-    """Return the entries without photographs whose objects all are unusable. Raises UserError if too many objects are lost."""
+    """Leave out the photographs of which no object can be used. Raises UserError if too many objects are lost."""
     found = sum((Counter(entry.objects) for entry in entries), Counter())
     lost = sum((Counter(entry.lost) for entry in entries), Counter({"": labels.num_lost}))
     if options.use_file_classes:  # else objects of other classes are left out at the user's wish
@@ -294,7 +299,7 @@ def _move(folder: Path, entry: Entry, split: str) -> Entry:
 
 
 def _copies(folder: Path, entries: Sequence[Entry], num_threads: int) -> list[list[str]]:
-    """Return the keys of the photographs that show the same picture, a list for each picture that several show."""
+    """Return the keys of photographs that show the same picture: a list for each such picture."""
 
     @functools.cache
     def read_thumb(position: int) -> np.ndarray:

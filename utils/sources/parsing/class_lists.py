@@ -1,4 +1,4 @@
-"""Finds and reads the list of class names that lies near a label file which holds only numbers or colours."""
+"""Finds and reads the list of class names near a label file that holds only numbers or colours."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ MAX_LIST_BYTES = 1_000_000
 YOLO_LISTS = ("*.yaml", "*.yml", "classes.txt", "obj.names", "_darknet.labels")
 COLOUR_LIST = "labelmap.txt"
 MASK_LISTS = (COLOUR_LIST, "class_names.txt", "classes.txt", "labels.txt")
-COLOUR = 1 << 24  # is added to colours of 24 bits, so that no index of a palette equals one
+COLOUR = 1 << 24  # added to colours of 24 bits, so that none equals an index of a palette
 _NAMES_KEY = re.compile(r"^(names|nc)\s*:", re.MULTILINE)
 _COLOUR_LINE = re.compile(r"^(.+?):(\d{1,3}),(\d{1,3}),(\d{1,3})(:.*)?$")
 
 
 def find_list(file: Path, patterns: Sequence[str], top: Path) -> Path | None:
-    """Return the nearest class list in a file's folder and those above it, up to `top`; in one folder by the order of `patterns`.
+    """Return the class list nearest to a file, in its folder or those above it up to `top`; the first pattern wins in a folder.
 
-    A link is none: its content would be shown as class names. A YAML file counts if it has `names` or `nc`.
+    Links are ignored: their content would be shown as class names. A YAML file counts if it has `names` or `nc`.
     """
     for folder in file.parents:
         found = _lists_in(folder, tuple(patterns), folder.stat().st_mtime_ns)
@@ -58,10 +58,10 @@ def _read_names(file: Path, stamp: int, size_bytes: int) -> tuple[str, ...]:
 
 
 def read_values(file: Path) -> dict[int, str]:
-    """Return the class names by the value that stands for them in masks.
+    """Return the class names by their values in masks.
 
-    By colour, COLOUR and 24 bits, of CVAT's labelmap.txt (`wire:250,50,83::`); else by number: LabelMe's class_names.txt,
-    and its labels.txt, which begins with `__ignore__` for -1. Raises UserError.
+    A value is a colour (COLOUR plus 24 bits) in CVAT's labelmap.txt (`wire:250,50,83::`), else a number: in LabelMe's
+    class_names.txt, and in its labels.txt, which begins with `__ignore__` for -1. Raises UserError.
     """
     if file.name != COLOUR_LIST:
         names = read_names(file)

@@ -1,4 +1,4 @@
-"""Reads COCO instance files, as CVAT, Label Studio and COCO itself write them, in memory that does not grow with the masks."""
+"""Reads COCO instance files, as CVAT, Label Studio and COCO write them. Its memory does not grow with the masks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from utils.common.errors import UserError, printable
 from utils.sources.parsing.json_stream import Item, JsonStream
-from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size
 from utils.sources.parsing.photograph import UNUSABLE_OBJECT
 from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, LabelFile
@@ -73,7 +73,7 @@ class CocoFile(LabelFile):
             kept = {digest: (start, end, digest) for start, end, digest in SPAN.iter_unpack(spans)}
             if num_copies := len(spans) // SPAN.size - len(kept):
                 text = f"{printable(name)}: {num_copies} annotations are exact copies of others; ignored"
-                self._complain(text, DUPLICATE_ID)
+                self.complain(text, DUPLICATE_ID)
             packed = b"".join(SPAN.pack(*span) for span in kept.values())
             read_objects = partial(_objects, self.categories, size)
             num_boxes = self._boxes[image_id]
@@ -83,17 +83,17 @@ class CocoFile(LabelFile):
             num_annotations = len(self._spans[image_id]) // SPAN.size
             self.num_lost += num_annotations
             text = f"no image has the id {printable(str(image_id))}; its {num_annotations} annotations are skipped"
-            self._complain(text, UNUSABLE_OBJECT)
+            self.complain(text, UNUSABLE_OBJECT)
 
     def _add_category(self, item: Item) -> None:
         category = _dictionary(item)
         number, name = _by_value(category.get("id")), category.get("name")
         if number is None or not isinstance(name, str) or not name.strip():
             text = f"category {printable(str(category.get('id')))}: needs a whole `id` and a `name`; skipped"
-            self._complain(text, UNREADABLE_ROW)
+            self.complain(text)
         elif number in self.categories:
             text = f"category {number} twice: `{self.categories[number]}` and `{printable(name)}`; the first is used"
-            self._complain(text, DUPLICATE_ID)
+            self.complain(text, DUPLICATE_ID)
         elif len(self.categories) == MAX_CATEGORIES:
             raise UserError(f"{self.path}: more than {MAX_CATEGORIES:,} categories")
         else:
@@ -109,13 +109,13 @@ class CocoFile(LabelFile):
             image_id = _image_id(item.raw.get("id"))
             size = read_size(image.get("width"), image.get("height"))
         except (ValueError, OverflowError) as error:
-            self._complain(f"{shown}: {error}; skipped", UNREADABLE_ROW)
+            self.complain(f"{shown}: {error}; skipped")
             return
         known = self._images.setdefault(image_id, (name, size))
         if known is None or known[0] != name:
             self._images[image_id] = None
             text = f"{shown} twice, also as {printable(name)}: their annotations cannot be told apart; both are skipped"
-            self._complain(text, UNREADABLE_ROW)
+            self.complain(text)
 
     def _add_annotation(self, item: Item) -> None:
         annotation = item.raw if isinstance(item.raw, dict) else None
@@ -128,10 +128,7 @@ class CocoFile(LabelFile):
         except ValueError as error:
             shown = "?" if annotation is None else printable(str(annotation.get("id")))
             self.num_lost += 1
-            self._complain(f"annotation {shown} at byte {item.start:,}: {error}; skipped", UNUSABLE_OBJECT)
-
-    def _complain(self, text: str, kind: str) -> None:
-        self.problems.append(Problem(self.path.name, text, kind))
+            self.complain(f"annotation {shown} at byte {item.start:,}: {error}; skipped", UNUSABLE_OBJECT)
 
 
 def _image_id(image_id: Any) -> int | str:
@@ -141,7 +138,7 @@ def _image_id(image_id: Any) -> int | str:
 
 
 def _by_value(number: Any) -> int | str | None:
-    """Return an id that is equal for 1, 1.0, "1" and "1.0"; other texts stay; None for what is no id."""
+    """Return an id that is equal for 1, 1.0, "1" and "1.0". Other texts stay as they are. None for anything that is no id."""
     if isinstance(number, float) and number.is_integer():
         return int(number)
     if isinstance(number, bool) or not isinstance(number, int | str) or len(str(number)) > MAX_NAME_CHARACTERS:
@@ -150,7 +147,7 @@ def _by_value(number: Any) -> int | str | None:
 
 
 def _path_of(image: dict[str, Any]) -> Any:
-    """Return `file_name`, or the `path` or address of the same file if only that has folders."""
+    """Return `file_name`, or `path` or `coco_url` if these, for the same file name, have folders and `file_name` has none."""
     name = image.get("file_name")
     longer = [str(image.get(key) or "").replace("\\", "/") for key in ("path", "coco_url")]
     if isinstance(name, str) and not re.search(r"[\\/]", name):
@@ -159,13 +156,13 @@ def _path_of(image: dict[str, Any]) -> Any:
 
 
 def _dictionary(item: Item) -> dict[str, Any]:
-    """Return an item with its texts decoded; an empty dictionary if it is none."""
+    """Return an item as a dictionary with its texts decoded; empty if the item is no dictionary."""
     value = item.value()
     return value if isinstance(value, dict) else {}
 
 
 def _objects(categories: dict[int | str, str], size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
-    """Return the object of one annotation, or why there is none."""
+    """Return the object of one annotation, or the reason why there is none."""
     annotation = json.loads(data)
     name, category = f"annotation {printable(str(annotation.get('id')))}", annotation.get("category_id")
     value = categories.get(number) if (number := _by_value(category)) is not None else None

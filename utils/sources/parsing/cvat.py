@@ -14,7 +14,7 @@ import numpy as np
 
 from utils.common.errors import UserError, one_line, printable
 from utils.sources.parsing.json_stream import CHUNK_BYTES, MAX_ITEM_BYTES
-from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_points, read_size, turned
 from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, LabelFile, digest_of
 from utils.sources.parsing.run_lengths import decode_rows
@@ -27,7 +27,7 @@ Attributes = dict[str, str]
 
 
 class CvatFile(LabelFile):
-    """The labels of a CVAT file, and where the shapes of each image lie in it. Raises UserError when it is not CVAT's."""
+    """The labels of a CVAT file, and the places of each image's shapes. Raises UserError for a file of another program."""
 
     title = "CVAT for images"
     patterns = ("annotations.xml", "*.xml", "**/annotations.xml")
@@ -36,7 +36,7 @@ class CvatFile(LabelFile):
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
-        self.names: dict[str, None] = {}  # the task's, in its order; then others that shapes use
+        self.names: dict[str, None] = {}  # those of the task, in its order; then others that shapes use
         self._images: list[tuple[int, int, Attributes, int, int]] = []  # first byte, last, attributes, shapes, boxes
         self._tags: list[str] = []
         self._open: tuple[int, Attributes] = (0, {})
@@ -68,8 +68,7 @@ class CvatFile(LabelFile):
                     size = read_size(*(_number(attributes[side]) for side in ("width", "height") if side in attributes))
                 except (ValueError, TypeError, OverflowError) as error:
                     self.num_lost += num_shapes
-                    text = f"image {printable(attributes.get('id', '?'))}: {error}; skipped"
-                    self.problems.append(Problem(printable(self.path.name), text, UNREADABLE_ROW))
+                    self.complain(f"image {printable(attributes.get('id', '?'))}: {error}; skipped")
                     continue
                 file.seek(start)
                 span = SPAN.pack(start, end, digest_of(file.read(end - start))) if num_shapes else b""

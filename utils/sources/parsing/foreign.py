@@ -1,4 +1,4 @@
-"""Says what a folder holds whose labels are of no format that is read, and what is missing."""
+"""Describes a folder in which no labels of a known format were found, and what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The label formats that are read, and how a folder's format is found by the content of its files."""
+"""The label formats that can be read. The format of a folder is found by the content of its files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EPRI_TITLE = "EPRI's labels"
 
 
 def find_format(folder: Path) -> str:
-    """Return the format of the first file whose content is of one, in the order of FORMATS; an empty string without any."""
+    """Return the format of the first file of a known format, in the order of FORMATS; an empty string without any."""
     if any(_is_epri(file) for file in candidates(folder, ("*.csv", "*.CSV"))):
         return EPRI
     files = dict.fromkeys(file for tool in FORMATS.values() for file in candidates(folder, tool.patterns))

@@ -1,6 +1,7 @@
-"""Reads a JSON file of any size piece by piece: the items of its large arrays, each with its place in the file.
+"""Reads a JSON file of any size in pieces: the items of its large arrays, each with its place in the file.
 
-`ijson` has no places in the file, and one NaN, number of 400 digits or byte that is not UTF-8 makes it give up the file.
+The library `ijson` does not tell places in the file, and it stops at NaN, at a number of 400 digits and at a byte that is not
+UTF-8.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 @dataclass(frozen=True)
 class Item:
-    """One value of a JSON file, and its bytes, of which the first is at `start` in the file.
+    """One value of a JSON file, and its bytes, which begin at `start` in the file.
 
-    Texts in `raw` are in Latin-1, one character a byte: only numbers and the layout are right.
+    Texts in `raw` are decoded as Latin-1, a character for each byte: only its numbers and its structure are right.
     """
 
     raw: Any
@@ -37,11 +38,11 @@ class Item:
 
     @property
     def span(self) -> bytes:
-        """The place in the file, as AnnotationRow has it."""
+        """The place in the file in the form of AnnotationRow.spans."""
         return SPAN.pack(self.start, self.start + len(self.data), digest_of(self.data))
 
     def value(self) -> Any:
-        """Return the value with its texts; bytes that are not UTF-8 become U+FFFD."""
+        """Return the value with correct texts; bytes that are not UTF-8 become U+FFFD."""
         return json.loads(self.data.decode("utf-8", "replace"))
 
 
@@ -104,7 +105,7 @@ class JsonStream(ExitStack):
             problem = "the file ends here"
             try:
                 value, end = self._decoder.raw_decode(self._text, self._position)
-                # Without a sign that ends a value, a number may go on in the next chunk.
+                # Without a character that ends a value, a number may continue in the next chunk.
                 if self._at_end or self._text[end : end + 1] in _ENDS:
                     data = self._text[self._position : end].encode("latin-1")
                     item = Item(value, self._start + self._position, data)

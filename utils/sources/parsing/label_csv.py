@@ -64,7 +64,7 @@ class LabelRow:
         return hashlib.blake2b(self.packed_text, digest_size=16).hexdigest()
 
     def parse(self) -> tuple[list[LabelObject], list[str]]:
-        """Return what `parse_label_text` returns."""
+        """Return the result of `parse_label_text`."""
         return parse_label_text(self.text)
 
 

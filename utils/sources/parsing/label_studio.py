@@ -15,7 +15,7 @@ import numpy as np
 from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import is_photograph
 from utils.sources.parsing.json_stream import Item, JsonStream
-from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.outlines import (
     ShapeObject,
     box_corners,
@@ -55,7 +55,7 @@ class LabelStudioFile(LabelFile):
     def _add_task(self, item: Item) -> None:
         task = item.value()
         if not isinstance(task, dict):
-            self._complain(f"the item at byte {item.start:,} is not a task; skipped")
+            self.complain(f"the item at byte {item.start:,} is not a task; skipped")
             return
         if "data" not in task and "annotations" not in task and "completions" not in task:
             raise UserError(f"{self.path}: its tasks have no `data`; export as JSON, not as JSON-MIN or CSV")
@@ -63,12 +63,12 @@ class LabelStudioFile(LabelFile):
         if chosen is None:
             return
         if num_others:
-            self._complain(f"{_task_name(task)}: {num_others} more annotations; only the latest is used", "annotation")
+            self.complain(f"{_task_name(task)}: {num_others} more annotations; only the latest is used", "annotation")
         try:
             pictures = _by_picture(task, _regions(chosen))
         except ValueError as error:
             self.num_lost += len(_regions(chosen))
-            self._complain(f"{_task_name(task)}: {error}; skipped")
+            self.complain(f"{_task_name(task)}: {error}; skipped")
             return
         for number, (names, regions) in enumerate(pictures):
             labels = [found[0] for region in regions if (found := _labels(region))]
@@ -78,9 +78,6 @@ class LabelStudioFile(LabelFile):
             self.rows.append(
                 AnnotationRow(names, self.path, item.span, f"{number or ''}", read_objects, len(labels), num_boxes)
             )
-
-    def _complain(self, text: str, kind: str = UNREADABLE_ROW) -> None:
-        self.problems.append(Problem(self.path.name, text, kind))
 
 
 def _task_name(task: dict[str, Any]) -> str:
@@ -101,10 +98,11 @@ def _best_annotation(task: dict[str, Any]) -> tuple[dict[str, Any] | None, int]:
 
 
 def _by_picture(task: dict[str, Any], regions: Regions) -> list[tuple[tuple[str, ...], Regions]]:
-    """Return the paths that may be each picture's, the likeliest first, and its regions.
+    """Return for each picture its possible paths, the likeliest first, and its regions.
 
-    Of several pictures a region's is that of the key in `data` that it names, or the one that is left for it; in a list
-    the one of its `item_index`. Raises ValueError when that does not tell, and without a picture.
+    If there are several pictures, the region's `to_name` is the picture's key in `data`. One unknown `to_name` is matched with
+    the one key that no region names. In a list of pictures `item_index` decides. Raises ValueError if the picture of a region
+    remains unknown, and if there is no picture.
     """
     data = task.get("data")
     listed: dict[str, list[tuple[str, ...]]] = {}
@@ -151,7 +149,7 @@ def _photographs_of(address: Any) -> tuple[str, ...]:
 
 
 def _paths_of(address: str) -> tuple[str, ...]:
-    """Return the path inside an address of a storage, a web server or Label Studio itself."""
+    """Return the file's path in an address of a cloud storage, a web server or Label Studio itself."""
     if address.startswith("data:") or len(address) > MAX_NAME_CHARACTERS:
         return ()
     try:
@@ -172,7 +170,7 @@ def _kind(result: dict[str, Any]) -> str:
 
 
 def _regions(annotation: dict[str, Any]) -> Regions:
-    """Return the results that are drawn; one that is no dictionary, or has no value, is bad and kept for its message."""
+    """Return the results that are shapes. Bad ones, no dictionary or without a value, are kept: a message reports them."""
     results = [one if isinstance(one, dict) else {"type": "labels"} for one in annotation["result"]]
     kinds = (*READ_TYPES, *OTHER_SHAPES)
     return [one for one in results if _kind(one) in kinds and (one.get("type") or isinstance(one.get("value"), dict))]

@@ -14,7 +14,7 @@ import numpy as np
 from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.sources.parsing.json_stream import Item, JsonStream
-from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.mask_values import read_mask
 from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_points, read_size
 from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, LabelFile
@@ -25,7 +25,7 @@ Size = tuple[int, int] | None
 
 
 class LabelMeFile(LabelFile):
-    """The labels of a LabelMe file, and where its shapes lie in it. A file that is not LabelMe's is a problem, no error."""
+    """The labels of a LabelMe file, and the places of its shapes. A file of another program is a problem, not an error."""
 
     title = "LabelMe's files"
     patterns = ("**/*.json",)
@@ -45,7 +45,7 @@ class LabelMeFile(LabelFile):
                 raise ValueError("not LabelMe's: no list `shapes`, or no usable `imagePath`")
             size = read_size(self._facts.get("imageWidth"), self._facts.get("imageHeight"))
         except (UserError, ValueError, OverflowError) as error:
-            self._complain(f"{error}; skipped", UNREADABLE_ROW)
+            self.complain(f"{error}; skipped")
             return
         self.names = sorted(self._labels)
         beside = [path.stem + suffix for suffix in IMAGE_SUFFIXES]  # if it was renamed together with this file
@@ -77,12 +77,9 @@ class LabelMeFile(LabelFile):
             self._labels.add(printable(label.strip()))
             self._num_boxes += str(shape.get("shape_type")).lower() == "rectangle"
 
-    def _complain(self, text: str, kind: str) -> None:
-        self.problems.append(Problem(printable(self.path.name, 400), text, kind))
-
 
 def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
-    """Return the object of one shape, or why there is none."""
+    """Return the object of one shape, or the reason why there is none."""
     shape = json.loads(data)
     label = shape.get("label") if isinstance(shape, dict) else None
     if not isinstance(label, str) or not label.strip():
@@ -102,7 +99,7 @@ def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
 
 
 def _mask(shape: dict[str, Any]) -> Callable[[], tuple[np.ndarray, int, int]]:
-    """Return what draws a mask: a PNG in Base64 whose upper left corner is the first point."""
+    """Return a function that draws a mask, a PNG in Base64 whose upper left corner is the first point."""
     corner, text = read_points(shape.get("points"), "line")[0], shape.get("mask")
     if not isinstance(text, str):
         raise ValueError("a mask without its picture")
@@ -113,7 +110,7 @@ def _mask(shape: dict[str, Any]) -> Callable[[], tuple[np.ndarray, int, int]]:
 
 
 def _outline(kind: str, points: np.ndarray) -> np.ndarray:
-    """Return the corners of a rectangle, given by two opposite ones, or of a circle, given by its centre and a point on it."""
+    """Return the corners of a rectangle from two opposite ones, or of a circle from its centre and a point on it."""
     if len(points) != 2 or kind not in AREAS:
         return points
     if kind == "rectangle":

@@ -103,7 +103,7 @@ def report_lines(manifest: dict[str, Any], num_problems: int = 20, *, has_circui
 
 
 def _group_lines(manifest: dict[str, Any]) -> list[str]:
-    """Return what is known of the photographs that stay on one side, nothing without any."""
+    """Return lines about photographs that must stay in one split: copies and series; none if there are none."""
     copies, series, total = manifest["copies"], manifest.get("series"), len(manifest["photographs"])
     by_folders = manifest["options"]["split_by"] == FOLDERS
     sides = " and ".join(manifest["counts"]["photographs"])

@@ -1,7 +1,7 @@
-"""Finds masks drawn as PNG, GIF, TIFF or BMP files: Pascal VOC's pairs as LabelMe and CVAT write them, a file per class or object, binary masks.
+"""Finds masks in PNG, GIF, TIFF or BMP files: Pascal VOC's pairs (LabelMe, CVAT), a file per class or object, binary masks.
 
-Outside of Pascal VOC's folders a file is a mask if its name and folder belong to a photograph and neighbouring pixels are
-alike. docs/labels.md lists the names.
+Outside of Pascal VOC's folders a file is a mask if its name and folder fit a photograph, and most neighbouring pixels are
+equal. docs/labels.md lists the names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.data.images import ImageError, read_image
 from utils.sources.parsing.class_lists import MASK_LISTS, find_list, read_values
-from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.mask_values import ONLY_CLASS, Meaning, mask_objects, read_mask
 from utils.sources.parsing.rows import SPAN, AnnotationRow, LabelFile, digest_of
 
@@ -34,8 +34,8 @@ _NUMBERED = re.compile(r"(?i)inst(ance)?s?|cp")  # in the name of a file or fold
 
 
 class MaskFile(LabelFile):
-    """The objects of one mask. A PNG that is not a mask has no rows. A list of the classes lies in `folder` or below;
-    without one the classes are those in use, sorted."""
+    """The objects of one mask. A file that is not a mask has no rows. The list of the classes lies in `folder` or below;
+    without a list the classes are those in use, sorted."""
 
     title = "mask PNGs"
     patterns = (f"**/{VOC_CLASSES}/*.png", "**/*.[pPgGtTbB][nNiImM][gGfFpP]*")
@@ -53,7 +53,7 @@ class MaskFile(LabelFile):
             data = source.read_bytes()
             objects, _ = mask_objects(meaning, data)  # the complaints come again when the photograph is built
         except (ValueError, UserError, OSError) as error:
-            problems.append(Problem(printable(path.name, 400), f"{error}; skipped", UNREADABLE_ROW))
+            self.complain(f"{error}; skipped")
             self.is_damaged = True
             return
         used = {item.value for item in objects}
@@ -63,7 +63,7 @@ class MaskFile(LabelFile):
 
 
 def is_mask(path: Path) -> bool:
-    """Return whether a file is a mask of a photograph, rather than one; also the half of a pair that is not read itself."""
+    """Return whether a file is a mask and no photograph. Both masks of a pair are, though only one has rows."""
     if path.suffix.lower() not in MASK_SUFFIXES:
         return False
     try:
@@ -75,9 +75,9 @@ def is_mask(path: Path) -> bool:
 
 
 def find_mask(path: Path) -> tuple[Path, tuple[str, ...], Meaning] | None:
-    """Return the file whose values are read, where the photograph may lie, relative to its folder, and what values mean.
+    """Return the file to read, the possible paths of its photograph relative to the folder, and the meaning of its values.
 
-    None if it is not a mask. Raises ValueError if it has the name of a photograph's mask, but cannot be read.
+    None if it is not a mask. Raises ValueError for a file that has the name of a mask but cannot be read.
     """
     folder, above = path.parent.name, path.parent.parent
     if folder in (VOC_CLASSES, VOC_OBJECTS):
@@ -112,7 +112,7 @@ def find_mask(path: Path) -> tuple[Path, tuple[str, ...], Meaning] | None:
 
 
 def _photograph_of(path: Path) -> tuple[Path, str, str] | None:
-    """Return a mask's photograph, what the mask's name has more than its name, and the folder that may name the class."""
+    """Return a mask's photograph, what follows the photograph's name in the mask's name, and the folder that may name the class."""
     ends = [match.start() for match in _WORDS.finditer(path.stem)]
     stems = [path.stem, *(path.stem[:end] for end in ends[:-5:-1] if end)]
     for folder, class_folder in _folders_for(path.parent):
@@ -130,7 +130,7 @@ def _photograph_of(path: Path) -> tuple[Path, str, str] | None:
 
 
 def _with_other_ending(path: Path) -> Path | None:
-    """Return the photograph `21_training.tif` of the mask `21_manual1.gif`: the only ones with this beginning, each in its folder."""
+    """Return the photograph `21_training.tif` of the mask `21_manual1.gif`. No other file in the two folders begins like them."""
     beginning, separator, ending = path.stem.rpartition("_")
     if not separator or not _NOT_A_CLASS.fullmatch(ending):
         return None
@@ -147,7 +147,7 @@ def _with_other_ending(path: Path) -> Path | None:
 
 
 def _folders_for(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the folders in which the photographs of a folder of masks may lie, and the folder that names the masks' class."""
+    """Yield each folder that may hold the photographs of a folder of masks, and the folder that names the masks' class."""
     above, top = folder.parent, folder.parent.parent
     yield folder, ""
     for name in PHOTOGRAPH_FOLDERS:
@@ -160,7 +160,7 @@ def _folders_for(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _is_alike(path: Path) -> bool:
-    """Return whether a PNG has two values, or neighbouring pixels that are alike. Raises ValueError and OSError."""
+    """Return whether a file has at most two values, or mostly equal neighbouring pixels. Raises ValueError and OSError."""
     values, _ = read_mask(path.read_bytes(), False)
     is_alike = values.shape[1] > 1 and float((values[:, 1:] == values[:, :-1]).mean()) >= MIN_ALIKE
     return is_alike or len(np.unique(values)) <= 2
@@ -174,7 +174,7 @@ def _is_readable_mask(path: Path) -> bool:
 
 
 def _is_picture(path: Path) -> bool:
-    """Return whether a file that is no readable mask is a photograph, such as a JPEG called .png or a large PNG."""
+    """Return whether a file can be read as a photograph, such as a JPEG called .png or a large PNG."""
     try:
         read_image(path)
     except ImageError:
@@ -183,7 +183,7 @@ def _is_picture(path: Path) -> bool:
 
 
 def _with_list(meaning: Meaning, path: Path, folder: Path) -> Meaning:
-    """Add the classes of the list near a mask, and the digest of the mask that tells the classes."""
+    """Add the classes of the list near a mask, and the digest of Pascal VOC's mask of the classes."""
     digest = digest_of(meaning.classes.read_bytes()) if meaning.classes else b""
     file = None if meaning.label else find_list(path, MASK_LISTS, folder)
     names = tuple(read_values(file).items()) if file else ()

@@ -28,16 +28,16 @@ MAX_MASK_BYTES, MAX_MASK_PIXELS = 200_000_000, 100_000_000
 MASK_FORMATS = ("PNG", "GIF", "TIFF", "BMP")
 MAX_CLASS_VALUES = 100  # a mask with more values, and no list of classes, holds numbered objects
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # first bytes of the text that stands for a large file
-SOFT_EDGES = 0.1  # largest share of pixels of a mask of black and white that are grey
+SOFT_EDGES = 0.1  # largest share of grey pixels in a mask of black and white
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What the values of a mask mean.
+    """The meaning of a mask's values.
 
-    label: the class that a file's or folder's name says, or empty. names: the classes by value. classes: the mask of
-    Pascal VOC that tells the class of each pixel, and the digest of its bytes. is_whole: the file is one object.
-    is_numbered: each value is one.
+    label: the class in the name of the file or folder, or empty. names: the classes by value. classes: Pascal VOC's mask of
+    the class of each pixel. class_digest: of that file's bytes. is_whole: the file is one object. is_numbered: each value is
+    an object.
     """
 
     label: str = ""
@@ -49,15 +49,15 @@ class Meaning:
 
     @property
     def listed(self) -> list[str]:
-        """The classes of the list that are objects'."""
+        """The classes of the list without the background."""
         return [name for _, name in self.names if name not in BACKGROUNDS]
 
 
 def read_mask(data: bytes, by_colour: bool) -> tuple[np.ndarray, bool]:
     """Return a mask's values (H, W), 0 for the background, and whether they have 16 bits.
 
-    Grey levels and indices of a palette keep their values, also grey ones of an RGB picture; colours are COLOUR and 24
-    bits. `by_colour`: so are the others. Raises ValueError.
+    Grey levels, also those of an RGB picture, and indices of a palette keep their values. A colour becomes COLOUR plus 24 bits;
+    with `by_colour` each value does. Raises ValueError.
     """
     if len(data) > MAX_MASK_BYTES:
         raise ValueError(f"{len(data):,} bytes, more than any mask")
@@ -86,9 +86,7 @@ def _damage(data: bytes) -> str:
     if data.startswith(LFS_POINTER):
         return "a Git LFS pointer, not the mask: run git lfs pull"
     is_known = data.startswith((b"\x89PNG", b"GIF8", b"II*\0", b"MM\0*", b"BM"))
-    return (
-        "damaged: truncated or corrupt" if is_known else "damaged, or not a PNG though it is called so: save it as PNG"
-    )
+    return "damaged: truncated or corrupt" if is_known else "damaged, or not a PNG in spite of its name: save it as PNG"
 
 
 def mask_objects(meaning: Meaning, data: bytes) -> tuple[list[ShapeObject], list[str]]:
@@ -126,7 +124,7 @@ def _is_black_and_white(values: np.ndarray, found: Sequence[int]) -> bool:
 def _paired(
     values: np.ndarray, found: list[int], meaning: Meaning, by_colour: bool
 ) -> tuple[list[ShapeObject], list[str]]:
-    """Return the objects of Pascal VOC's two masks: each value of one, of the class that most of its pixels have in the other."""
+    """Return the objects of Pascal VOC's two masks: a value of the first is an object; most of its pixels in the second tell the class."""
     assert meaning.classes is not None
     data = meaning.classes.read_bytes()
     if digest_of(data) != meaning.class_digest:
@@ -168,7 +166,7 @@ def _connected(values: np.ndarray, classes: dict[int, str]) -> tuple[np.ndarray,
 
 
 def _shapes(numbers: np.ndarray, labels: Sequence[str]) -> list[ShapeObject]:
-    """Return an object for each number that has a label; its mask is cut out when it is drawn."""
+    """Return an object for each number with a label. Its mask is cut out later, when it is drawn."""
     if len(labels) > MAX_OBJECTS:
         raise LabelError(f"more than {MAX_OBJECTS:,} objects in one mask")
     size = (numbers.shape[1], numbers.shape[0])

@@ -1,4 +1,4 @@
-"""Finds the photograph that a name in a label file stands for. A name is only compared, never opened."""
+"""Finds the photograph that a name in a label file means. Names are only compared with photographs, never opened."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UPLOAD_PREFIX = re.compile(r"^[0-9a-f]{6,12}-")  # Label Studio puts it before 
 
 @dataclass(frozen=True)
 class Match:
-    """The key of the photograph that a name stands for, or the reason why there is none; `note`: how they differ."""
+    """The key of the photograph that a name means, or the reason why there is none. `note`: how name and photograph differ."""
 
     key: str | None
     reason: str = ""
@@ -25,10 +25,9 @@ class Match:
 
 
 def match_names(wanted: Iterable[Sequence[str]], photographs: Iterable[str]) -> list[Match]:
-    """Return a match for each list of alternative names: the photograph of that name with most of its folders.
+    """Return a match for each list of alternative names: the photograph of that file name with the most equal folders.
 
-    A match whose folders or extensions differ counts only if no other name claims the photograph. Upper and lower case do not
-    matter.
+    If folders or the extension differ, the match counts only if no other name has the same photograph. Case does not matter.
     """
     by_name: dict[str, list[str]] = defaultdict(list)
     by_upload: dict[str, list[str]] = defaultdict(list)
@@ -46,13 +45,13 @@ def match_names(wanted: Iterable[Sequence[str]], photographs: Iterable[str]) -> 
     for alternatives, match in zip(names, matches, strict=True):
         claims[match.key].add(None if match.is_exact else alternatives)
     disputed = Match(
-        None, "other names fit the only photograph called so; put the photographs into the folders of the names"
+        None, "other names fit the only photograph of this name; put the photographs into the folders of the names"
     )
     return [match if match.is_exact or len(claims[match.key]) == 1 else disputed for match in matches]
 
 
 def _match(alternatives: Sequence[str], by_name: Mapping[str, list[str]], by_upload: Mapping[str, list[str]]) -> Match:
-    """Return the photograph that the alternative names mean; one whose whole path is named comes first."""
+    """Return the best match for the alternative names of one photograph. A name that is a whole path is tried first."""
     reason = "no name of a photograph"
     split = [[part for part in re.split(r"[\\/]+", name.lower()) if part not in ("", ".")] for name in alternatives]
     split = [parts for parts in split if parts]
@@ -71,7 +70,7 @@ def _match(alternatives: Sequence[str], by_name: Mapping[str, list[str]], by_upl
 
 
 def _with_other_extension(match: Match, names: Sequence[str], by_stem: Mapping[str, list[str]]) -> Match:
-    """Return the only photograph that differs from a name in its extension alone; if there is none, the match as it is."""
+    """Return the photograph that differs from one of the names only in its extension, if there is just one; else `match`."""
     split = [[part for part in re.split(r"[\\/]+", name.lower()) if part not in ("", ".")] for name in names]
     found = {
         (parts[-1], key)
@@ -99,7 +98,7 @@ def _best(parts: Sequence[str], keys: list[str]) -> Match:
 
 
 def _num_common(first: Sequence[str], second: Sequence[str]) -> int:
-    """Return how many parts agree at the end; the file name, for which uploads have other spellings, always counts."""
+    """Return how many parts are equal at the end. The file name always counts: uploads may spell it differently."""
     number = 1
     while number < min(len(first), len(second)) and first[-1 - number] == second[-1 - number]:
         number += 1

@@ -1,4 +1,4 @@
-"""Objects as annotators drew them, polygons, lines, boxes and masks, and the one closed ring that each becomes.
+"""Objects as annotators drew them (polygons, lines, boxes, masks). Each becomes one closed ring.
 
 Coordinates are pixels of the photograph, x to the right and y down; the photograph covers 0..width and 0..height.
 """
@@ -46,9 +46,9 @@ class OutlineError(ValueError):
 class ShapeObject:
     """One object of an annotation file: the union of polygons, a line, or a mask.
 
-    `name` says which one, for messages. Coordinates are in `unit` (width, height) for the whole image; None: in the
-    photograph's pixels. `size` is the image's size in pixels as the file says it, to find a wrong photograph or one that
-    the tool did not turn upright. `draw` returns a mask bool (h, w) with the left and top of its corner.
+    `name` identifies it in messages. `unit`: the whole image's width and height in the coordinates' unit; None: coordinates are
+    the photograph's pixels. `size`: the image's size in pixels according to the file; it reveals a wrong photograph, and one
+    that the tool did not turn upright. `draw` returns a mask bool (h, w) with the left and top of its corner.
     """
 
     value: str
@@ -63,7 +63,7 @@ class ShapeObject:
     note: str = ""  # what is said about an object that is used
 
     def frame(self, upright: tuple[int, int], orientation: int, exif_frame: str) -> str:
-        """Return whether the coordinates refer to `upright` or `stored` pixels of a photograph; `ambiguous`: upright.
+        """Return whether the coordinates refer to `upright` or `stored` pixels of a photograph. `ambiguous` is treated as upright.
 
         Raises LabelError when `size` is that of another photograph.
         """
@@ -219,7 +219,7 @@ def _visible_rings(shape: BaseGeometry, size: tuple[int, int], max_rings: int, m
 
 
 def several_labels(labels: Sequence[str]) -> str:
-    """Return what is said about an object of several classes, nothing for one."""
+    """Return the message about an object with several classes; empty for one class."""
     others = ", ".join(labels[1:])
     return f"has the labels {labels[0]}, {others}; the first is used, keep one" if others else ""
 
@@ -261,7 +261,7 @@ def box_corners(left: float, top: float, width: float, height: float) -> np.ndar
 
 
 def ellipse_corners(centre: np.ndarray, radii: Sequence[float], turn_rad: float = 0.0) -> np.ndarray:
-    """Return an ellipse as points (ELLIPSE_CORNERS, 2); `turned` like a box. Raises ValueError for an empty one."""
+    """Return an ellipse, rotated as by `turned`, as points (ELLIPSE_CORNERS, 2). Raises ValueError for an empty one."""
     if min(radii) <= 0:
         raise ValueError(f"radii {radii[0]:g} and {radii[1]:g}; both must be above 0")
     angles = np.linspace(0, 2 * np.pi, ELLIPSE_CORNERS, endpoint=False)
@@ -275,6 +275,6 @@ def turned(points: np.ndarray, centre: np.ndarray, turn_rad: float) -> np.ndarra
 
 
 def _same_aspect(first: tuple[int, int], second: tuple[int, int]) -> bool:
-    """Return whether a size is another one scaled, up to rounding to whole pixels."""
+    """Return whether two sizes have the same aspect ratio, up to rounding to whole pixels."""
     ratio = (first[0] / second[0]) / (first[1] / second[1])
     return abs(ratio - 1) <= SAME_ASPECT + 1 / min(*first, *second)

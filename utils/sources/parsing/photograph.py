@@ -56,7 +56,7 @@ class PhotographOptions:
 class ImageFacts:
     """Sizes in pixels; `width` and `height` are those of the original, upright.
 
-    signature: of `near_duplicates`, in hexadecimal digits; empty for a picture of one colour. taken: EXIF's local
+    signature: see `near_duplicates`, in hexadecimal digits; empty for a picture of one colour. taken: EXIF's local
     time as ISO 8601, or empty.
     """
 
@@ -71,9 +71,9 @@ class ImageFacts:
 
 @dataclass
 class LabelResult:
-    """A photograph's label text, its contents, and (row index, kind, text) of everything skipped.
+    """A photograph's label text, counts of its objects, and (row index, kind, text) of everything skipped.
 
-    lost: the number of unusable objects of each class; the class is empty where the file does not tell it.
+    lost: the number of unusable objects of each class; the class is empty if the file does not tell it.
     """
 
     text: str = ""
@@ -150,8 +150,8 @@ def choose_exif_frame(objects: Sequence[AnyObject], facts: ImageFacts, exif_fram
     """Return the frame of the outlines: `upright`, `stored`, or `ambiguous` (then treated as upright).
 
     It is not documented whether the labelling tool applied the EXIF orientation. `auto` chooses the frame that contains
-    the outlines if only one does; for half turns and mirrored photographs both do. Annotation files may say the image's
-    size instead. Raises LabelError when that is another photograph's.
+    the outlines, if only one does; of half turns and mirrored photographs both do. The image's size in an annotation file
+    decides, too. Raises LabelError if that is the size of another photograph.
     """
     objects = [item for item in objects if not isinstance(item, ShapeObject) or not item.error]
     shapes = [item for item in objects if isinstance(item, ShapeObject)]
@@ -177,7 +177,7 @@ def choose_exif_frame(objects: Sequence[AnyObject], facts: ImageFacts, exif_fram
 def _normalised_ring(
     item: AnyObject, facts: ImageFacts, frame: str, options: PhotographOptions
 ) -> tuple[np.ndarray, str]:
-    """Return an object's ring in 0..1, and what it lost, usually nothing."""
+    """Return an object's ring in 0..1, and a message about lost parts, usually empty."""
     size = (facts.width, facts.height)
     if isinstance(item, ShapeObject):
         ring, complaint = item.ring(size, facts.orientation, frame, options.line_width_px)
@@ -190,7 +190,7 @@ def _normalised_ring(
 
 
 def _without_copies(objects: list[tuple[int, AnyObject]]) -> list[tuple[int, AnyObject]]:
-    """Drop objects that also are in an earlier row of the photograph. Annotation files have none."""
+    """Drop objects that are equal to an earlier one of the photograph (EPRI's rows only)."""
     unique: dict[tuple[object, ...], tuple[int, AnyObject]] = {}
     for number, (row, item) in enumerate(objects):
         key: tuple[object, ...] = (number,)

@@ -1,4 +1,4 @@
-"""Cuts an orthophoto and its labels into photographs with YOLO's labels, which parse_labels.py reads like any others."""
+"""Cuts an orthophoto and its labels into photographs with YOLO labels, which parse_labels.py then reads."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def cut_raster(
 ) -> str:
     """Write {train,val}/{images,labels} and classes.txt into a folder; return one line about it.
 
-    Photographs have at most `side_px` a side and do not overlap. Their names hold the column and the row of their first pixel.
-    The last ones along the raster's longer side are for validation, and those between are left out, so that no photograph
-    for training touches one for validation. `line_width_m` has priority over `line_width_px`, a label's own over both.
+    Photographs have sides of at most `side_px` and do not overlap. Their names hold the column and the row of their first pixel.
+    The last ones along the raster's longer side are for validation. Those between training and validation are left out, so
+    that none of one split touches one of the other. A label's own width comes first, then `line_width_m`, then `line_width_px`.
 
     Raises UserError if there are too few photographs to divide.
     """
@@ -78,7 +78,7 @@ def cut_raster(
 
 
 def _edges(length: int, side_px: int) -> list[int]:
-    """Return where photographs of about the same length begin, and the end of the last one."""
+    """Return the edges between photographs of about equal length, with 0 and the end."""
     edges: list[int] = np.linspace(0, length, -(-length // side_px) + 1).round().astype(int).tolist()
     return edges
 

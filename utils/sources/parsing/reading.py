@@ -1,4 +1,4 @@
-"""Reads the labels of an input folder, whatever their format, and the rows of each photograph.
+"""Reads the labels of an input folder in any format, and assigns their rows to photographs.
 
 A name in a label file is only compared with the photographs that are there, never opened.
 """
@@ -40,7 +40,7 @@ class Labelled:
     num_lost: int = 0  # objects that no row has
 
     def summary(self) -> list[str]:
-        """Return lines that say what was found: the format, photographs, regions and classes."""
+        """Return lines about what was found: the format, photographs, regions and classes."""
         rows = [row for own in self.rows.values() for row in own if isinstance(row, AnnotationRow)]
         num_regions, num_boxes = sum(row.num_objects for row in rows), sum(row.num_boxes for row in rows)
         line = f"{self.title}, {counted(len(self.rows), 'photograph')}"
@@ -97,7 +97,7 @@ def _read_tool(
 
 
 def choose_format(folder: Path) -> str:
-    """Return the format of the labels by their content. Raises UserError, which says what the folder holds instead."""
+    """Return the format of the labels by their content. Raises UserError that says what else the folder holds."""
     found = find_format(folder) if folder.is_dir() else ""
     if not found:
         raise UserError(f"{folder}: {describe_foreign(folder)}")
@@ -113,7 +113,7 @@ def choose_classes(known: Sequence[str], named: Sequence[str] | None) -> tuple[s
 
 
 def _empty(rows: RowsByKey, photographs: Mapping[str, Photograph], of_all_folders: bool) -> set[str]:
-    """Return the keys of photographs without a row, and that are no masks; else only those in folders that have rows."""
+    """Return the keys of photographs without a row that are no masks: `of_all_folders`, or only of folders with rows."""
     folders = {PurePosixPath(key).parent for key in rows}
     chosen = {key for key in photographs.keys() - rows if of_all_folders or PurePosixPath(key).parent in folders}
     return {key for key in chosen if photographs[key].member or not is_mask(photographs[key].file)}
@@ -148,7 +148,7 @@ def _of_format(files: list[Path], chosen: type[LabelFile], problems: list[Proble
 
 
 def _inside(files: list[Path], folder: Path, problems: list[Problem], trust_links: bool) -> list[Path]:
-    """Return the files that are no links out of the folder: a message about one could quote any file of the user."""
+    """Return the files without links out of the folder: an error message could quote any file of the user."""
     root = None if trust_links else os.path.realpath(folder)
     inside = [file for file in files if not leaves(file, root, folder, problems)]
     if not inside:
@@ -157,7 +157,7 @@ def _inside(files: list[Path], folder: Path, problems: list[Problem], trust_link
 
 
 def _photograph_names(row: AnnotationRow, folder: Path, chosen: type[LabelFile]) -> tuple[str, ...]:
-    """Return the paths of a row's photograph relative to the input folder; those that leave it begin with `..` or `/`."""
+    """Return the paths of a row's photograph, relative to the input folder. A path out of it begins with `..` or `/`."""
     if not chosen.by_file:
         return row.names
     return tuple(os.path.normpath(row.file.parent.relative_to(folder) / name) for name in row.names)
@@ -166,9 +166,9 @@ def _photograph_names(row: AnnotationRow, folder: Path, chosen: type[LabelFile])
 def _matches(
     rows: Sequence[AnnotationRow], folder: Path, tool: type[LabelFile], photographs: Mapping[str, Photograph]
 ) -> list[Match]:
-    """Return each row's photograph. A subset, or a label file's own folder, is one of the folders above its photographs.
+    """Return each row's photograph. One of the folders above it has the name of the row's subset or of the file's folder.
 
-    No row gets a photograph in the folder of another subset, and two subsets never share a photograph.
+    No row gets a photograph in the folder of another subset. Two subsets never get the same photograph.
     """
     folders = {key: {_subset(part) for part in PurePosixPath(key).parts[:-1]} for key in photographs}
     known = {*SPLITS}.union(*folders.values())
@@ -190,7 +190,7 @@ def _matches(
                 if match.key is not None or not matches[number].reason or "no photograph" in matches[number].reason:
                     matches[number] = match
                 claims[match.key].add(group)
-    shared = Match(None, "subsets share the only photograph called so; put the photographs into folders of the subsets")
+    shared = Match(None, "several subsets name this photograph; put the photographs into folders of the subsets")
     return [shared if len(claims[match.key] - {frozenset()}) > 1 and match.key else match for match in matches]
 
 
@@ -201,7 +201,7 @@ def _subset(name: str) -> str:
 def _rows_by_key(
     rows: Sequence[Row], matches: Sequence[Match], problems: list[Problem], may_have_several: bool = False
 ) -> RowsByKey:
-    """Return the rows of each photograph. A row without one is a problem, and one that repeats or adds to another."""
+    """Return the rows of each photograph. Rows without a photograph are problems, and further rows of one photograph."""
     by_key: RowsByKey = {}
     for row, match in zip(rows, matches, strict=True):
         if match.key in by_key and row.file_name.lower().endswith(".gif") and row.digest != by_key[match.key][0].digest:
@@ -226,7 +226,7 @@ def _rows_by_key(
 
 
 def _repeat_text(row: Row, first: Row, is_same: bool) -> str:
-    """Return what is said about a further row of a photograph, which may be the `first` again."""
+    """Return the message about a further row of a photograph, which may repeat the `first`."""
     if row.line is None:
         what = "repeats its labels; ignored" if is_same else "listed again; the labels are merged"
         return f"{printable(row.image_name, 200)}: {what}"

@@ -1,6 +1,6 @@
-"""What every label file becomes: a row for each photograph, whose objects are read back when they are needed.
+"""The rows that each label file becomes, one for each photograph. The objects of a row are read from the file when needed.
 
-A reader of label files is a `LabelFile`. `formats.py` lists them.
+The reader of a format is a subclass of `LabelFile`. `formats.py` lists them.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from utils.common.errors import printable
 from utils.data.labels import LabelError
-from utils.sources.parsing.label_csv import MAX_OBJECTS, LabelRow, Problem
+from utils.sources.parsing.label_csv import MAX_OBJECTS, UNREADABLE_ROW, LabelRow, Problem
 from utils.sources.parsing.outlines import ShapeObject
 
 DIGEST_BYTES = 16
 MAX_NAME_CHARACTERS = 4096  # of a photograph's name or path in a label file
 SPAN = struct.Struct(f"<qq{DIGEST_BYTES}s")  # first byte in the file, the one after the last, digest of those between
-# Turns the bytes of a span into objects and messages about those left out.
+# Turns the bytes of a span into objects, and messages about those that were left out.
 ReadObjects = Callable[[bytes], tuple[list[ShapeObject], list[str]]]
 
 
 @dataclass(frozen=True)
 class AnnotationRow:
-    """One photograph's annotations in a file. Only their places, `spans` of SPAN, are in memory.
+    """The annotations of one photograph in a file. Memory holds only their places in the file: `spans`, packed with SPAN.
 
-    `names` are the paths under which the photograph may be found, the likeliest first. `context` is what else the objects
-    depend on, such as the names of the categories, as text. `num_objects` and `num_boxes`, those of them without an
-    outline, are what a first look at the file counts, for the report. `subset` names a folder above the photograph.
+    `names`: paths at which the photograph may lie, the likeliest first. `context`: text of all else that the objects depend
+    on, such as the names of the categories. `num_objects`, and `num_boxes` of them without an outline, are for the report;
+    they are counted when the file is read first. `subset`: the name of a folder above the photograph.
     """
 
     names: tuple[str, ...]
@@ -96,15 +97,16 @@ Row = LabelRow | AnnotationRow
 class LabelFile:
     """A label file of an annotation tool. Construction reads it once and adds what cannot be used to `problems`.
 
-    names: the classes, in the order of their numbers in the data set. rows: of each labelled photograph, in the order of the
-    file.
+    names: the classes, in the order of their numbers in the data set. rows: one for each labelled photograph, in the order of
+    the file.
 
-    A format's files are those of the first of `patterns` that any has, one or `several`. title: what the report calls it.
-    by_file: names of photographs are relative to the label file's folder. sorts_names: the files list only classes in use.
-    names_subsets: a row's `subset` is the file's own word; else it is taken from the file's name, which may mean something else.
-    has_rows_per_file: several files may belong to a photograph. missing_is_empty: a photograph without a label file has no
-    objects, if others of its folder have one. takes_folder: the reader wants the input folder, in which it looks for a list
-    of the classes. is_damaged: nothing of this file can be used, so it is not taken for a photograph either.
+    patterns: the format's files are those that match the first pattern with any match. several: there may be more than one.
+    title: the format's name in the report. by_file: names of photographs are relative to the label file's folder.
+    sorts_names: the files list only the classes in use. names_subsets: the file itself says the `subset` of a row; else the
+    name of the file does, which is less reliable. has_rows_per_file: a photograph may have several files. missing_is_empty: a
+    photograph without a label file has no objects, if other photographs of its folder have label files. takes_folder: the
+    reader needs the input folder, to look there for a list of the classes. is_damaged: nothing of this file can be used; it is
+    not taken for a photograph either.
     """
 
     title: str
@@ -119,6 +121,10 @@ class LabelFile:
         self.names: Collection[str] = ()
         self.rows: list[AnnotationRow] = []
 
+    def complain(self, text: str, kind: str = UNREADABLE_ROW) -> None:
+        """Add something that cannot be used to the problems."""
+        self.problems.append(Problem(printable(self.path.name, 400), text, kind))
+
 
 def digest_of(data: bytes) -> bytes:
     """Return the digest of some bytes of a file."""
@@ -126,7 +132,7 @@ def digest_of(data: bytes) -> bytes:
 
 
 def place_of(rows: Iterable[Row]) -> str:
-    """Return where rows stand: `labels.csv:3,4`, or the name of a JSON file, which often is one line."""
+    """Return the place of rows: `labels.csv:3,4`; without lines the name of the file."""
     rows = list(rows)
     names = ", ".join(dict.fromkeys(row.file_name for row in rows))
     lines = ",".join(str(row.line) for row in rows if row.line is not None)

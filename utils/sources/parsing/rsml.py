@@ -13,7 +13,7 @@ from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.outlines import ShapeObject, read_points
 from utils.sources.parsing.rows import SPAN, AnnotationRow, LabelFile, digest_of
 
-ORDERS = ("primary", "lateral")  # of a root, and of all that grow from one, where `label` is no kind of root
+ORDERS = ("primary", "lateral")  # classes of a root, and of roots that grow from another, if `label` is no kind of root
 KINDS = (*ORDERS, "secondary", "tertiary", "seminal", "nodal", "crown", "basal", "adventitious")
 
 

@@ -1,15 +1,15 @@
-"""Decodes run-length masks of COCO, of Label Studio and of CVAT. The input is not trusted: sizes are checked before memory is taken."""
+"""Decodes run-length masks of COCO, of Label Studio and of CVAT. Sizes are checked before memory is taken: the input is not trusted."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
+import cv2
 import numpy as np
 
 from utils.data.images import MAX_IMAGE_PIXELS
-
-CHARACTERS_PER_COUNT = 7  # of 5 bits each, sign included: enough for any image
 
 
 class RunLengthError(ValueError):
@@ -22,33 +22,29 @@ def decode_coco(segmentation: dict[Any, Any], size: tuple[int, int] | None) -> t
     Returns (mask bool (h, w), left, top): the columns and rows that hold pixels. `size` is the image's (width, height).
     Raises RunLengthError.
     """
+    from faster_coco_eval.core import mask as coco_mask  # takes 0.25 s
+
     height, width = _coco_size(segmentation.get("size"), size)
     counts = segmentation.get("counts")
-    runs = _counts_of_text(counts) if isinstance(counts, str) else _counts_of_list(counts)
-    if (runs < 0).any() or int(runs.sum()) != width * height:
-        raise RunLengthError(f"its runs do not add up to the {width}x{height} pixels of its size")
-    ends = runs.cumsum()
-    starts, stops = ends[0:-1:2], ends[1::2]  # of the runs of pixels inside, column by column
-    is_used = stops > starts
-    starts, stops = starts[is_used], stops[is_used]
-    if not len(starts):
-        raise RunLengthError("it has no pixels")
-    left, right = int(starts[0]) // height, int(stops[-1] - 1) // height + 1
-    toggles = np.zeros((right - left) * height + 1, np.int8)
-    toggles[starts - left * height] += 1
-    toggles[stops - left * height] -= 1
-    columns: np.ndarray = toggles[:-1].cumsum(dtype=np.int8).view(bool).reshape(right - left, height)
-    rows = np.flatnonzero(columns.any(axis=0))
-    top, bottom = int(rows[0]), int(rows[-1]) + 1
-    return np.ascontiguousarray(columns[:, top:bottom].T), left, top
+    is_list = isinstance(counts, list) and all(type(run) is int and run >= 0 for run in counts)
+    if not isinstance(counts, str) and not is_list:
+        raise RunLengthError("`counts` is neither a text nor a list of whole numbers from 0 on")
+    packed: Any = {"size": [height, width], "counts": _packed(counts) if isinstance(counts, str) else counts}
+    try:
+        columns = coco_mask.decode(coco_mask.frPyObjects(packed, height, width) if is_list else packed).T
+    except (ValueError, RuntimeError) as error:
+        reason = f"its runs do not add up to the {width}x{height} pixels of its size, or are damaged"
+        raise RunLengthError(reason) from error
+    mask, top, left = _cut(columns)
+    return np.ascontiguousarray(mask.T).view(bool), left, top
 
 
 def decode_label_studio(codes: Any, size: tuple[int, int]) -> tuple[np.ndarray, int, int]:
     """Decode Label Studio's `rle`: the bytes of a packed RGBA image of `size` (width, height), row by row.
 
-    A pixel belongs to the mask if its alpha is above 0. The bits are those of the npm package @thi.ng/rle-pack: 32 for
-    the number of values, 5 for the bits of a value less one, 4 times 4 for the bits of a run's length less one; then
-    blocks of 1 bit (repeated value or different ones), 2 bits (which of the four lengths), the length less one, values.
+    A pixel belongs to the mask if its alpha is above 0. The format is that of the npm package @thi.ng/rle-pack: 32 bits for
+    the number of values, 5 for the bits per value minus 1, four times 4 for the bits per run length minus 1. Then follow blocks:
+    1 bit (one repeated value, or different ones), 2 bits (which of the four sizes of length), the length minus 1, the values.
     Returns like `decode_coco`. Raises RunLengthError.
     """
     width, height = size
@@ -79,7 +75,7 @@ def decode_label_studio(codes: Any, size: tuple[int, int]) -> tuple[np.ndarray, 
 
 
 def decode_rows(text: str, box: Sequence[int]) -> tuple[np.ndarray, int, int]:
-    """Decode CVAT's `rle`, the runs outside and inside by turns, row by row, of a box (left, top, width, height).
+    """Decode CVAT's `rle` of a box (left, top, width, height): lengths of runs outside and inside, alternating, row by row.
 
     Returns like `decode_coco`. Raises RunLengthError.
     """
@@ -110,7 +106,7 @@ class _Bits:
         return number & ((1 << num_bits) - 1)
 
     def read_many(self, num_numbers: int, num_bits: int) -> np.ndarray:
-        """Return for each of some numbers whether it is above 0."""
+        """Return whether each of the next numbers is above 0, bool (num_numbers,)."""
         first, offset = divmod(self.position, 8)
         self._advance(num_numbers * num_bits)
         octets = np.frombuffer(self.data, np.uint8, (self.position + 7) // 8 - first, first)
@@ -138,43 +134,17 @@ def _coco_size(declared: Any, size: tuple[int, int] | None) -> tuple[int, int]:
     return height, width
 
 
-def _counts_of_list(counts: Any) -> np.ndarray:
-    if not isinstance(counts, list) or not all(type(count) is int for count in counts):
-        raise RunLengthError("`counts` is neither a text nor a list of whole numbers")
-    if any(abs(count) > MAX_IMAGE_PIXELS for count in counts):
-        raise RunLengthError(f"a run of more than {MAX_IMAGE_PIXELS:,} pixels")
-    return np.array(counts, np.int64)
-
-
-def _counts_of_text(text: str) -> np.ndarray:
-    """Decode COCO's compressed counts.
-
-    A number is a row of characters from 48 on: 5 bits each, lowest first, and a sixth that says whether more follow. The
-    fifth bit of the last is the sign. From the fourth number on it is the difference to the number two before.
-    """
-    if text[:2] in ("b'", 'b"') and text[1] == text[-1]:  # Python's str() of bytes
+def _packed(text: str) -> bytes:
+    """Return COCO's compressed counts as bytes, also if the text is Python's str() of bytes."""
+    if text[:2] in ("b'", 'b"') and text[1] == text[-1]:
         text = text[2:-1].replace("\\\\", "\\")
-    codes = np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64) - 48
-    if ((codes < 0) | (codes > 63)).any():
+    if not re.fullmatch("[0-o]*", text):
         raise RunLengthError("`counts` holds characters that run lengths do not have")
-    ends = np.flatnonzero(codes & 32 == 0)
-    if not len(ends) or ends[-1] != len(codes) - 1:
-        raise RunLengthError("`counts` ends inside a number")
-    lengths = np.diff(ends, prepend=-1)
-    if lengths.max() > CHARACTERS_PER_COUNT:
-        raise RunLengthError("`counts` holds a number too large for an image")
-    place = np.arange(len(codes)) - np.repeat(ends - lengths + 1, lengths)
-    numbers = np.add.reduceat((codes & 31) << (5 * place), ends - lengths + 1)
-    is_negative = codes[ends] & 16 > 0
-    numbers -= is_negative * (1 << (5 * lengths))
-    numbers[1::2] = numbers[1::2].cumsum()
-    numbers[2::2] = numbers[2::2].cumsum()
-    return numbers
+    return text.encode("ascii")
 
 
 def _cut(mask: np.ndarray) -> tuple[np.ndarray, int, int]:
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    if not len(rows):
+    left, top, width, height = cv2.boundingRect(mask.view(np.uint8))
+    if not width:
         raise RunLengthError("it has no pixels")
-    top, left = int(rows[0]), int(columns[0])
-    return mask[top : int(rows[-1]) + 1, left : int(columns[-1]) + 1], left, top
+    return mask[top : top + height, left : left + width], left, top

@@ -93,7 +93,7 @@ def find_photographs(
     """Return all photographs below the input folder, and in zips directly in it, by `key`; `by_path`: with their folders.
 
     If a photograph is both a file and in a zip, the file is used, unless its size differs (an incomplete extraction).
-    Follows links that leave the folder only with `trust_links`: they could expose any file. They, other copies and
+    Links out of the folder are followed only with `trust_links`: they could expose any file. Such links, further copies and
     unreadable zips are added to `problems`. Raises UserError when there is no photograph.
     """
     root = None if trust_links else os.path.realpath(folder)
@@ -152,7 +152,7 @@ def _in_folders(folder: Path, root: str | None, problems: list[Problem], by_path
 
 
 def _identity(folder: Path) -> tuple[int, int] | Path:
-    """Return what tells folders apart, however they are reached; the path of one that cannot be reached.
+    """Return the identity of a folder, which does not depend on its path; the path of a folder that cannot be reached.
 
     `os.path.realpath` would take 15 s for 1,100 nested folders.
     """
@@ -164,7 +164,7 @@ def _identity(folder: Path) -> tuple[int, int] | Path:
 
 
 def leaves(path: Path, root: str | None, folder: Path, problems: list[Problem]) -> bool:
-    """Return whether a path is a link to outside `root` (None: trust all links), and add it to `problems`."""
+    """Return whether a path is a link out of `root` (None: trust all links); add such a link to `problems`."""
     if root is None or not os.path.islink(path) or Path(os.path.realpath(path)).is_relative_to(root):
         return False
     text = (
@@ -200,7 +200,7 @@ def _in_archives(folder: Path, root: str | None, problems: list[Problem], by_pat
 
 
 def all_files(folder: Path) -> Iterator[Path]:
-    """Yield the files in the input folder, but for linked folders, and in the zips directly in it."""
+    """Yield the files in the input folder, except in linked folders, and in the zips directly in it."""
     for place, entries in walk(folder, lambda path: path.name[:1] != "." and not path.is_symlink(), lambda *_: None):
         yield from (place / entry.name for entry in entries)
     for path in folder.glob("*.zip"):
@@ -211,7 +211,7 @@ def all_files(folder: Path) -> Iterator[Path]:
 def _circuit(source: str, by_path: bool) -> str:
     """Return a photograph's circuit: from a folder or zip named `Circuit…`, else from the name `4 (176).JPG`.
 
-    Without either the first folder, or all folders if photographs are known by their path.
+    Else the first folder, or all folders if photographs are known by their path.
     """
     *folders, name = PurePosixPath(source).parts
     found = [re.match(r"circuit[ _-]*(\w+)", part, flags=re.IGNORECASE) for part in folders]

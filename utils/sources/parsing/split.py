@@ -24,13 +24,13 @@ def assign_splits(
 ) -> dict[str, str]:
     """Return `train` or `val` for each photograph's key, the same in every run and on every machine.
 
-    together: keys of photographs that stay on one side. What shares a photograph becomes one group.
-    `hash`: by a hash of the first file name of the group only, so that adding photographs moves none. Exceptions: a group
-    larger than the smaller side goes to the larger one. If one of the two splits is empty, the smallest group
-    with the smallest hash moves to it. If all photographs are one group, each is on its own.
-    `circuit`: whole circuits, because photographs of a circuit show the same poles. Circuits that share a picture are one
-    group; if that makes all of them one, the circuits alone count. `time`: whole groups. Raises UserError when all are one.
-    `folders`: as the input's folders train, val (or valid, validation) and test say, whatever is together.
+    together: lists of keys; the photographs of a list get the same split. Lists with a common photograph form one group.
+    `hash`: a hash of the group's first file name decides, so that further photographs move none. Exceptions: a group that is
+    larger than the smaller split goes to the larger one. If a split is empty, the smallest group with the smallest hash
+    moves there. If all photographs are one group, each photograph counts alone.
+    `circuit`: whole circuits, because photographs of a circuit show the same poles. Circuits with a common picture form one
+    group; if all circuits then form one group, `together` is ignored. `time`: whole groups. Raises UserError for one group.
+    `folders`: the input's folders train, val (or valid, validation) and test decide; `together` is ignored.
     """
     chosen = list(photographs)
     if split_by == FOLDERS:
@@ -53,9 +53,9 @@ def assign_splits(
 
 
 def choose_split(photographs: Iterable[Photograph], split_by: str) -> str:
-    """Return `folders` in the place of `auto` if all photographs lie in folders of the splits, and some in val; else `hash`.
+    """Return what `auto` means: `folders` if each photograph lies in a folder of a split, and some in val; else `hash`.
 
-    Raises UserError for `folders` where they do not.
+    Raises UserError for `folders` if they do not lie so.
     """
     if split_by not in (AUTO, FOLDERS):
         return split_by
@@ -70,7 +70,7 @@ def choose_split(photographs: Iterable[Photograph], split_by: str) -> str:
 
 
 def split_of_folder(source: str) -> str:
-    """Return the split that the folders of a photograph's path name, the last of them; empty if none does."""
+    """Return the split that a folder in a photograph's path names, the last such folder; empty without any."""
     named = [SPLIT_OF_FOLDER[part] for part in source.lower().split("/")[:-1] if part in SPLIT_OF_FOLDER]
     return named[-1] if named else ""
 
@@ -99,7 +99,7 @@ def output_stems(photographs: Iterable[Photograph]) -> dict[str, str]:
 
 
 def listed_by(names: Mapping[str, Hashable]) -> list[list[str]]:
-    """Return the keys of each name."""
+    """Return a list of keys for each name."""
     keys: dict[Hashable, list[str]] = {}
     for key, name in names.items():
         keys.setdefault(name, []).append(key)
@@ -107,7 +107,7 @@ def listed_by(names: Mapping[str, Hashable]) -> list[list[str]]:
 
 
 def _first_of_group(keys: Iterable[str], together: Iterable[Sequence[str]]) -> dict[str, str]:
-    """Return the first key, in the order of the alphabet, of the group that each key belongs to."""
+    """Return for each key the first key of its group, in alphabetical order."""
     from scipy.cluster.hierarchy import DisjointSet  # takes 0.2 s
 
     groups = DisjointSet(keys)
@@ -121,7 +121,7 @@ def _first_of_group(keys: Iterable[str], together: Iterable[Sequence[str]]) -> d
 
 
 def _hashed(sizes: Counter[str], val_fraction: float) -> set[str]:
-    """Take each group whose hash is below the share, so that what is added later changes nothing."""
+    """Return the groups for val: those whose hash is below the share. Groups that are added later change nothing."""
     hashes = {name: _unit_hash(_stem(name)) for name in sizes}
     most = min(val_fraction, 1 - val_fraction) * sizes.total()  # photographs of the smaller side
     larger = TRAIN if val_fraction <= 0.5 else VAL
@@ -134,7 +134,7 @@ def _hashed(sizes: Counter[str], val_fraction: float) -> set[str]:
 
 
 def _filled(sizes: Counter[str], val_fraction: float) -> set[str]:
-    """Take groups in the order of their hash if that brings the share nearer to `val_fraction`."""
+    """Return the groups for val: in the order of their hashes, each that brings the share nearer to `val_fraction`."""
     target = val_fraction * sizes.total()
     ordered = sorted(sizes, key=lambda name: (_unit_hash(name), name))
     held_out: set[str] = set()

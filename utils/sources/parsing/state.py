@@ -73,8 +73,8 @@ class BuildState:
 def open_output(folder: Path, *, has_test: bool = False, trust_links: bool = False) -> Iterator[BuildState]:
     """Lock an output folder and yield its state. If the run ends without an image, remove what it created.
 
-    Raises UserError when the folder holds images or labels of another program, is locked, or cannot be written, and
-    when a folder in it is a link and links are not trusted: the run removes files that it does not expect.
+    Raises UserError when the folder is locked, cannot be written, or holds images or labels of another program. A link in
+    place of one of its folders is an error too, unless links are trusted: the run removes files that it does not expect.
     """
     existed = folder.exists()
     own_folders = [folder / name for name in FOLDERS]

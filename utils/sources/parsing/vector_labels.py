@@ -1,4 +1,4 @@
-"""Reads labels of a map, polygons and lines with a class, from GeoJSON and GeoPackage files; no GDAL sees them."""
+"""Reads labels on a map, polygons and lines with a class, from GeoJSON and GeoPackage files, without GDAL."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _EPSG = re.compile(r"EPSG:(?:[\d.]*:)?(\d+)$")
 class MapLabel:
     """An object on the map: its class, a polygon or line, and its width in metres if the file says it.
 
-    fits_swapped: it lies outside the raster, and would lie on it with its file's axes swapped.
+    fits_swapped: it lies outside the raster, but with its axes swapped it would lie on it.
     """
 
     name: str
@@ -44,7 +44,7 @@ class MapLabel:
 
 
 def read_map_labels(files: Sequence[Path], raster: Orthophoto) -> tuple[list[MapLabel], int]:
-    """Return all objects in the raster's reference system, and how many features are neither polygon nor line.
+    """Return all objects in the raster's reference system, and the number of features that are neither polygon nor line.
 
     Raises UserError for a file that cannot be read, and for a feature without a class.
     """

@@ -12,7 +12,7 @@ import numpy as np
 from utils.common.errors import UserError, printable
 from utils.data.labels import LabelError
 from utils.sources.parsing.json_stream import Item, JsonStream
-from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.outlines import (
     ShapeObject,
     box_corners,
@@ -29,7 +29,7 @@ ONLY_CLASS = "object"  # of files whose regions have no attribute: what was draw
 
 
 class ViaFile(LabelFile):
-    """The regions of a VIA file, and where those of each photograph lie in it. A file of VIA 3 or others is a problem."""
+    """The regions of a VIA file, and their places. A file of VIA 3 or another program is a problem."""
 
     title = "VGG Image Annotator's file"
     patterns = ("*.json", "**/*.json")
@@ -57,8 +57,7 @@ class ViaFile(LabelFile):
                 else:
                     self._add(stream.item())
         if not self._photographs:
-            text = "no photographs of VIA 2: no `filename` with `regions`; export annotations as JSON"
-            problems.append(Problem(printable(path.name), text, UNREADABLE_ROW))
+            self.complain("no photographs of VIA 2: no `filename` with `regions`; export annotations as JSON")
         attribute = self._class_attribute()
         self.names = sorted(self._values[attribute]) if attribute else [ONLY_CLASS] * bool(self._photographs)
         objects = partial(_objects, attribute)
@@ -71,8 +70,7 @@ class ViaFile(LabelFile):
         photograph = item.value()
         name = photograph.get("filename") if isinstance(photograph, dict) else None
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or "regions" not in photograph:
-            text = f"the item at byte {item.start:,} is no photograph: no `filename` or `regions`; skipped"
-            self.problems.append(Problem(printable(self.path.name), text, UNREADABLE_ROW))
+            self.complain(f"the item at byte {item.start:,} is no photograph: no `filename` or `regions`; skipped")
             return
         regions = [region for region in _regions(photograph) or () if isinstance(region, dict)]
         for attribute, value in (pair for region in regions for pair in _attributes(region, "region").items()):
@@ -82,7 +80,7 @@ class ViaFile(LabelFile):
         self._photographs.append((name.replace("\\", "/"), item.span, len(regions), num_boxes))
 
     def _names(self, name: str) -> tuple[str, ...]:
-        """Return the photograph's path: the prefix counts if the name has no folder; it may lead out of this one."""
+        """Return the possible paths of a photograph. A name without a folder gets the prefix; if that has `..`, also without it."""
         if not self._prefix or "/" in name:
             return (name,)
         return (f"{self._prefix}/{name}", *[name] * (".." in self._prefix))
@@ -107,13 +105,13 @@ def _regions(photograph: dict[str, Any]) -> list[Any] | None:
 
 
 def _attributes(region: dict[str, Any], of: str) -> dict[str, Any]:
-    """Return the attributes of a region's class, or `of` its "shape"."""
+    """Return a region's attributes: `of` is "region" (with its class) or "shape"."""
     attributes = region.get(f"{of}_attributes")
     return attributes if isinstance(attributes, dict) else {}
 
 
 def _texts(value: Any) -> list[str]:
-    """Return the value of a text field or a choice; of check boxes, `{"wire": true}`, all that are ticked."""
+    """Return the value of a text field or a choice, or all ticked options of check boxes, `{"wire": true}`."""
     values = [option for option, is_ticked in value.items() if is_ticked] if isinstance(value, dict) else [value]
     return [text for value in values if isinstance(value, str) and (text := printable(value.strip()))]
 

@@ -26,11 +26,9 @@ _NUMBERS = re.compile(rb"\s*\d+(\.0*)?([ \t]+[-+.\deE]+){4,}[ \t]*(\r?\n|$)")
 
 
 class YoloFile(LabelFile):
-    """The labels of one photograph. A text that is no label and has no photograph, such as a README, has no rows.
+    """The labels of one photograph. A text that is no label file and has no photograph, such as a README, has no rows.
 
-    The classes stand in a list in one of the folders from the text's own up to `folder`.
-
-    Raises UserError when no list near the file names the classes.
+    The list of the classes lies in the text's folder or one above it, up to `folder`. Raises UserError without a list.
     """
 
     title = "YOLO labels"
@@ -66,7 +64,7 @@ class YoloFile(LabelFile):
 
 
 def _refuse(reason: str, _: bytes) -> NoReturn:
-    raise LabelError(reason)  # a photograph with a text that cannot be read is none without objects
+    raise LabelError(reason)  # else the photograph would count as one without objects
 
 
 def looks_like_labels(path: Path) -> bool:
@@ -76,7 +74,7 @@ def looks_like_labels(path: Path) -> bool:
 
 
 def photographs_for(path: Path) -> tuple[str, ...]:
-    """Return where a text's photograph may lie, relative to its folder: in `images` in the place of `labels`, or beside it."""
+    """Return possible paths of a text's photograph, relative to the text: in `images` instead of `labels`, or beside it."""
     parts = list(path.parent.parts)
     folders = ["."]
     if "labels" in parts:

@@ -175,7 +175,7 @@ def paint_jumper(canvas: Canvas, start: np.ndarray, end: np.ndarray) -> None:
 
 
 def paint_thin_wire(canvas: Canvas, path: np.ndarray, colour: Colour, width_px: float, is_stranded: bool) -> None:
-    """Paint a wire of exact width along a path (n, 2), lit from above; of a cable that is not stranded one sees the lashing.
+    """Paint a wire of exact width along a path (n, 2), lit from above. A cable that is not stranded shows its lashing.
 
     Each pixel shows the share of it that the wire covers: cv2's lines are wider by 0.5 to 2.5 pixels.
     The path may run in any direction, but its x must ascend, or its y if it is steep.

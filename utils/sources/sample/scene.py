@@ -183,7 +183,7 @@ def wire_path(
 
 
 def length_past_edge(canvas: Canvas, frame: Frame) -> float:
-    """Return how far below a part's origin, in its units, the photograph has ended."""
+    """Return the length, in the units of a part, from its origin to below the photograph's lower edge."""
     return (canvas.height_px - frame.y_px + 120) / frame.scale
 
 

@@ -1,6 +1,6 @@
 """Paints what lies behind a pole in a photograph of full size: ground in perspective, roads, fences, trees, houses, shadows.
 
-Fences, cracks, road markings, twigs and shadows of wires are thin lines that are no wires; none of them is labelled.
+Fences, cracks, road markings, twigs and shadows of wires are thin lines but no wires; they are not labelled.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Ground:
         return np.stack([self.width / 2 + np.asarray(points)[:, 0] * self.px_per_m(y), y], axis=1)
 
     def px_per_m(self, y_px: float | np.ndarray) -> np.ndarray:
-        """Return how many pixels a metre across takes at a row of the photograph."""
+        """Return the number of pixels of a horizontal metre at a row of the photograph."""
         rows = np.clip(np.asarray(y_px).astype(int), self.first_row, self.height - 1)
         return TILE_PX_PER_M / self.scale[rows]
 

@@ -6,7 +6,7 @@ import csv
 import functools
 import hashlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,8 @@ def write_sample(
 
     Photograph i, its name, row and irregularities depend only on (seed, i): the same call gives the same bytes, and a
     larger `num_photos` extends a smaller one. Wires are about `wire_width_px` wide, by default 14, in a photograph of 1280
-    pixels. With `long_side_px` photographs are as large as a drone camera's and wires by default 4 to 10 pixels wide; as
-    many threads as there are cores draw them. Points are pixels of the upright photograph, also if its file has an EXIF orientation. Irregularities of EPRI's
-    files, by index:
+    pixels. With `long_side_px` photographs are as large as a drone camera's and wires by default 4 to 10 pixels wide. Points
+    are pixels of the upright photograph, also if its file has an EXIF orientation. Irregularities of EPRI's files, by index:
 
     - every 8th from 0: polygons extend up to 40 pixels beyond the edges (in others they end there)
     - 0, 120, …: a pole's outline touches itself; 1, 121, …: another pole with only two points
@@ -73,20 +72,16 @@ def write_sample(
     labels_file.unlink(missing_ok=True)
     if long_side_px is None:
         draw = functools.partial(draw_scene, seed, wire_width_px=wire_width_px or SAMPLE_LINE_WIDTH_PX)
-        rows = [_write_one(path, seed, draw, index) for index, path in enumerate(paths)]
     else:
         draw = functools.partial(draw_full_scene, seed, long_side_px=long_side_px, wire_width_px=wire_width_px)
-        rows = _write_in_threads(paths, seed, draw)
-    _write_labels(labels_file, [row for of_photo in rows for row in of_photo])
 
-
-def _write_in_threads(paths: Sequence[Path], seed: int, draw: Callable[[int], Scene]) -> list[list[Row]]:
     def write(index: int) -> list[Row]:
         return _write_one(paths[index], seed, draw, index)
 
     with one_opencv_thread():
         rows = ordered_map(write, range(len(paths)), min(usable_cpu_count(), MAX_THREADS))
-        return list(Progress("photographs drawn", len(paths))(rows))
+        every = [row for of_photo in Progress("photographs drawn", len(paths))(rows) for row in of_photo]
+    _write_labels(labels_file, every)
 
 
 def _write_one(path: Path, seed: int, draw: Callable[[int], Scene], index: int) -> list[Row]:
@@ -120,7 +115,7 @@ def _refuse_other_data(output_dir: Path, labels_file: Path, expected: set[Path])
 
 
 def _row_names(file_name: str, index: int) -> list[str]:
-    """Return the `External ID` of the photograph's rows: none, one, or two, of which the second names no file."""
+    """Return the `External ID` of the photograph's rows: none, one, or two; the second of two names no file."""
     if index % 240 == 6:
         return []
     return [file_name, f"10 ({90_000 + index}).JPG"] if index % 120 == 3 else [file_name]

@@ -1,4 +1,4 @@
-"""Count what a training step keeps on the GPU, without computing it and without a GPU.
+"""Count the memory of a training step on a GPU, without computing the step and without a GPU.
 
     python measure_memory.py
 

@@ -21,7 +21,8 @@ from underwater_ir.student.network import SIZE_MULTIPLE, Student
 from underwater_ir.student.restoration import to_pixels
 from utils.common.config import Options, option, parse_config
 from utils.common.devices import choose_device
-from utils.common.errors import UserError, one_line, print_warning
+from utils.common.errors import UserError, print_warning
+from utils.common.tensor_files import read_tensors
 from utils.data.images import ImageError, fit_long_side, read_image, write_jpeg
 
 SMALLEST_TILE_PX = 64
@@ -69,13 +70,8 @@ def main() -> None:
 
 def read_student(path: Path) -> Student:
     """Return the network of a weights file, in evaluation mode. Raises UserError."""
-    try:
-        weights = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise UserError(f"--model {path}: no such file; training writes it to --save-path") from error
-    except Exception as error:  # a foreign file can raise anything
-        raise UserError(f"--model {path}: not a file of weights ({one_line(error)})") from error
-    return Student.from_weights(weights if isinstance(weights, dict) else {}, f"--model {path}")
+    missing = "no such file; training writes it to --save-path"
+    return Student.from_weights(read_tensors(path, "a file of weights", missing, flag="--model "), f"--model {path}")
 
 
 def _label(config: RestoreConfig, picture: Path, image: np.ndarray, student: Student) -> Label:

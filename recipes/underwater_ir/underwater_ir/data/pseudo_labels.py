@@ -1,4 +1,4 @@
-"""Pseudo-labels: what a teacher says about the kinds of degradation in a picture, and where they are.
+"""Pseudo-labels: a teacher's estimates of the kinds of degradation in a picture and of their places.
 
 A file `<picture's name>.pt` holds a dictionary: `masks` (K, h, w) in [0, 1] of any size; `z_d` (2K,), the logit of each
 `global_prob` and then each mean intensity; `global_prob` (K,), a distribution; `confidence` (K,); `confidence_scale` ();

@@ -67,8 +67,8 @@ def read_weights(file: str | None) -> dict[str, float]:
 class StudentLoss:
     """The weighted sum of the losses. `features` are VGG19's, for `perc`.
 
-    Called on every rank with its own pictures, it returns the loss to differentiate, of which DDP's mean over ranks is the
-    mean over all pictures, and the means over the rank's own pictures to report.
+    Each rank calls it with its own pictures. It returns the loss to differentiate, and the means over the rank's pictures to
+    report. DDP's mean of this loss over the ranks is the mean over all pictures.
     """
 
     def __init__(self, weights: Mapping[str, float], features: nn.Module | None = None) -> None:
@@ -226,7 +226,7 @@ def _download(url: str, cache: Path) -> dict[str, Any]:
     before_s = socket.getdefaulttimeout()
     socket.setdefaulttimeout(DOWNLOAD_TIMEOUT_S)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # every rank would say what it does
+        with contextlib.redirect_stderr(io.StringIO()):  # every rank would print its progress
             weights: dict[str, Any] = torch.hub.load_state_dict_from_url(
                 url, str(cache), map_location="cpu", progress=False, check_hash=True, weights_only=True
             )

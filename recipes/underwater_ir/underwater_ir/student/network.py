@@ -27,7 +27,7 @@ EPSILON = 1e-5
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the student says about a batch."""
+    """The student's outputs for a batch."""
 
     picture: torch.Tensor  # (B, 3, H, W); in [0, 1] in evaluation
     gate: torch.Tensor  # (B, 1, H/2, W/2), the last block's share of the high frequencies

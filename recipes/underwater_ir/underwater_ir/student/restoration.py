@@ -1,4 +1,4 @@
-"""What the engine needs to know about the student: its batches, loss, evaluation, files and log lines."""
+"""The student as a task of the engine: its batches, loss, evaluation, files and log lines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Restoration(Task):
         self.save_path = save_path
 
     def prepare(self, batch: Any, device: torch.device) -> tuple[Any, Any]:
-        """Return what the network takes, and what the losses compare with."""
+        """Return the inputs of the network, and the targets of the losses."""
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
         targets = {name: moved[name] for name in ("target", "masks", *FROM_TEACHER) if name in moved}
         return {name: moved[name] for name in INPUTS}, targets
