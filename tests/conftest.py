@@ -27,7 +27,7 @@ from tests.support.ranks import run_forked
 from utils.common.environment import own_folder, prepare_environment
 
 PROJECT = Path(__file__).resolve().parent.parent
-PRETENCE = PROJECT / "tests" / "support" / "pretended"  # in PYTHONPATH, it gives Python PRETEND_GPUS GPUs
+PRETENCE = PROJECT / "tests" / "support" / "pretended" / "start"  # in PYTHONPATH, it gives Python PRETEND_GPUS GPUs
 LONGEST_SUITE_S = 30 * 60
 prepare_environment()
 # Tests with another HOME would compile all loops again.

@@ -83,6 +83,8 @@ def run_script(environment: dict[str, str], *arguments: str, **extra: str) -> su
 TWO = {"NNODES": "3", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
 ELASTIC = {"NNODES": "1:4", "NODE_RANK": "0", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29600"}
 SOON = "keep_alive_interval=2,keep_alive_max_attempt=5,last_call_timeout=5"  # a lost machine is missed soon
+LATER = {"NNODES": "2:2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
+MEETING = "--rdzv-backend=c10d --rdzv-endpoint=10.0.0.1:29600"
 OURS = {"NNODES": "5", "NODE_RANK": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29501"}
 
 
@@ -95,23 +97,13 @@ OURS = {"NNODES": "5", "NODE_RANK": "2", "MASTER_ADDR": "a", "MASTER_PORT": "295
         ("1 --master_port=29713", {"MASTER_PORT": "29999"}, "--rdzv-endpoint=127.0.0.1:29713"),
         ("1 --master-port 29713", {"MASTER_PORT": "29999"}, "--rdzv-endpoint=127.0.0.1:29713"),
         ("2", TWO, "--nnodes=3 --node-rank=1 --master-addr=10.0.0.1 --master-port=29500"),
-        (
-            "2",
-            ELASTIC,
-            f"--nnodes=1:4 --rdzv-backend=c10d --rdzv-endpoint=10.0.0.1:29600 --rdzv-conf={SOON},is_host=true",
-        ),
-        (
-            "2 --rdzv-conf last_call_timeout=60",  # torchrun takes the last value of a setting
-            {"NNODES": "2:2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"},
-            f"--rdzv-conf={SOON},is_host=false,last_call_timeout=60",
-        ),
+        ("2", ELASTIC, f"--nnodes=1:4 {MEETING} --rdzv-conf={SOON},is_host=true"),
+        # torchrun takes the last value of a setting
+        ("2 --rdzv-conf last_call_timeout=60", LATER, f"--rdzv-conf={SOON},is_host=false,last_call_timeout=60"),
         # Kubeflow's variables serve where ours are unset. One machine is one machine even there: else torchrun would take
         # PET_NNODES and wait for the others.
-        (
-            "",
-            KUBEFLOW,
-            "--nproc-per-node=3 --nnodes=2 --node-rank=1 --master-addr=job-node-0-0.job --master-port=29400",
-        ),
+        ("", KUBEFLOW, "--nproc-per-node=3 --nnodes=2 --node-rank=1"),
+        ("", KUBEFLOW, "--master-addr=job-node-0-0.job --master-port=29400"),
         ("4", {**KUBEFLOW, **OURS}, "--nproc-per-node=4 --nnodes=5 --node-rank=2 --master-addr=a --master-port=29501"),
         ("2", {**KUBEFLOW, "NNODES": "1"}, "--nnodes=1"),
     ],

@@ -19,6 +19,8 @@ from benchmarks.jobs import difference
 from tests.conftest import PRETENCE, PROJECT, TrainedRun, must_run
 from tests.recipes.compressed_ad.small import small_settings, write_small_histories
 from tests.recipes.harness import RANK_NAMES, dying
+from tests.support.pretended import gpu
+from tests.support.pretended.tensors import COPIES, PretendedGpu, mark
 from tests.support.ranks import RankFailed, run_ranks
 from utils.common import environment
 from utils.common.config import to_dict
@@ -43,13 +45,12 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
         for name in RANK_NAMES:
             del os.environ[name]
     folder, _, module = script.rpartition("/")
-    sys.path[:0] = [str(PROJECT / folder), str(PRETENCE)]
+    sys.path.insert(0, str(PROJECT / folder))
     sys.argv = [script, *arguments]
     seen: dict[str, Any] = {"copies": 0, "trained": set(), "predicted": set(), "formats": set()}
     if num_gpus:
-        os.environ.update(PRETEND_GPUS=str(num_gpus), PYTHONPATH=os.pathsep.join([str(PRETENCE), str(PROJECT)]))
-        pretended_gpu = importlib.import_module("pretended_gpu")
-        pretended_gpu.switch_on(num_gpus)
+        os.environ.update(PRETEND_GPUS=str(num_gpus), PYTHONPATH=str(PRETENCE))
+        gpu.switch_on(num_gpus)
         environment._GPU_DRIVER_FILES = ("/", "/", "/")  # one that exists
         watch_convolutions(seen)
     if not draws:
@@ -59,7 +60,7 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
     with dying(importlib.import_module("utils.engine").TrainingEngine, "update", kill_at):
         seen["code"] = int(command.main() or 0)
     if num_gpus:
-        seen["copies"] = pretended_gpu.COPIES[0]
+        seen["copies"] = COPIES[0]
     seen["deterministic"] = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     return seen
 
@@ -264,12 +265,8 @@ def test_a_training_killed_and_resumed_on_two_gpus_has_the_bits_of_two_cpu_proce
         (lambda gpu: torch.zeros(3), "not on the GPU"),
     ],
 )
-def test_what_nccl_does_not_send_is_refused(
-    fault: Callable[[torch.Tensor], torch.Tensor], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(PRETENCE))
-    pretended_gpu = importlib.import_module("pretended_gpu")
-    gpu = pretended_gpu._mark(torch.ones(2, 3), 0)
-    pretended_gpu.require_sendable(gpu)
-    with pytest.raises(AssertionError, match=message), pretended_gpu._PretendedGpu():
-        pretended_gpu.require_sendable(fault(gpu))
+def test_what_nccl_does_not_send_is_refused(fault: Callable[[torch.Tensor], torch.Tensor], message: str) -> None:
+    tensor = mark(torch.ones(2, 3), 0)
+    gpu.require_sendable(tensor)
+    with pytest.raises(AssertionError, match=message), PretendedGpu():
+        gpu.require_sendable(fault(tensor))

@@ -42,27 +42,21 @@ def test_each_rank_gets_its_own_gpu() -> None:
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_every_rank_refuses_when_ranks_outnumber_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    for local_rank in range(4):  # also the ranks that have a GPU: they would wait for the others for ever
-        with pytest.raises(UserError, match=r"4 processes but 2 visible GPU\(s\).*train_ddp.sh 2"):
-            devices.choose_device("auto", local_rank)
-
-
-@pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize(
     ("requested", "ranks", "message"),
     [
-        ("0,1", "1", "CUDA_VISIBLE_DEVICES=0,1 bash train_ddp.sh 2"),
-        ("cuda:2", "1", "numbered from 0"),
-        ("gpu", "1", "not one of"),
-        ("cuda:0", "2", "names one GPU for 2 processes"),
+        ("0,1", 1, "CUDA_VISIBLE_DEVICES=0,1 bash train_ddp.sh 2"),
+        ("cuda:2", 1, "numbered from 0"),
+        ("gpu", 1, "not one of"),
+        ("cuda:0", 2, "names one GPU for 2 processes"),
+        ("auto", 4, r"4 processes but 2 visible GPU\(s\).*train_ddp.sh 2"),
     ],
 )
-def test_wrong_device_is_named(monkeypatch: pytest.MonkeyPatch, requested: str, ranks: str, message: str) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    with pytest.raises(UserError, match=message):
-        devices.choose_device(requested, 0)
+def test_wrong_device_is_named(monkeypatch: pytest.MonkeyPatch, requested: str, ranks: int, message: str) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    for local_rank in range(ranks):  # also those that have a GPU: they would wait for the others for ever
+        with pytest.raises(UserError, match=message):
+            devices.choose_device(requested, local_rank)
 
 
 def test_without_cuda_auto_is_the_cpu_and_cuda_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,27 +68,26 @@ def test_without_cuda_auto_is_the_cpu_and_cuda_an_error(monkeypatch: pytest.Monk
             devices.choose_device(requested, 0)
 
 
+BF16, OFF = devices.Precision("bf16", torch.bfloat16, False), devices.Precision("off", None, False)
+
+
 @pytest.mark.parametrize(
     ("requested", "device", "has_bf16", "expected"),
     [
-        ("auto", "cpu", True, ("bf16", torch.bfloat16, False)),
-        ("auto", "cpu", False, ("off", None, False)),
-        ("bf16", "cpu", False, ("bf16", torch.bfloat16, False)),
-        ("auto", "cuda", True, ("bf16", torch.bfloat16, False)),
-        ("auto", "cuda", False, ("fp16", torch.float16, True)),
-        ("off", "cuda", True, ("off", None, False)),
+        ("auto", "cpu", True, BF16),
+        ("auto", "cpu", False, OFF),
+        ("bf16", "cpu", False, BF16),
+        ("auto", "cuda", True, BF16),
+        ("auto", "cuda", False, devices.Precision("fp16", torch.float16, True)),
+        ("off", "cuda", True, OFF),
     ],
 )
 def test_precision_follows_the_hardware(
-    monkeypatch: pytest.MonkeyPatch,
-    requested: str,
-    device: str,
-    has_bf16: bool,
-    expected: tuple[str, torch.dtype | None, bool],
+    monkeypatch: pytest.MonkeyPatch, requested: str, device: str, has_bf16: bool, expected: devices.Precision
 ) -> None:
     monkeypatch.setattr(devices, "_cpu_has_bf16", lambda: has_bf16)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
-    assert devices.choose_precision(requested, torch.device(device)) == devices.Precision(*expected)
+    assert devices.choose_precision(requested, torch.device(device)) == expected
 
 
 @pytest.mark.parametrize(("requested", "device"), [("fp16", "cpu"), ("bf16", "cuda"), ("half", "cpu")])

@@ -152,17 +152,14 @@ def test_a_list_with_a_byte_order_mark_or_windows_line_ends_is_read(text: str, t
     assert [file.name for file in load_dataset_yaml(file).image_files("train")] == ["a.jpg"]
 
 
+COUNTS = "a path counts from the list's folder"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (
-            "data/images/a.jpg\n",
-            "such as data/images/a.jpg; a path counts from the list's folder: write images/a.jpg for it",
-        ),
-        (
-            "no/x.jpg\nno/y.jpg",
-            "none of its photographs exists, such as no/x.jpg; a path counts from the list's folder$",
-        ),
+        ("data/images/a.jpg\n", f"such as data/images/a.jpg; {COUNTS}: write images/a.jpg for it"),
+        ("no/x.jpg\nno/y.jpg", f"none of its photographs exists, such as no/x.jpg; {COUNTS}$"),
         ("\n\n", "no images in"),
         ("images", "not an image"),
         ("images/folder.jpg", "not a regular file"),

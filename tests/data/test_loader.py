@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from tests.conftest import PRETENCE, PROJECT, must_run, run_script
+from tests.conftest import PRETENCE, must_run, run_script
 from tests.data.conftest import SHAPES, windows_as_samples
 from tests.data.pictures import content, dataset_of
 from utils.common.errors import UserError
@@ -195,7 +195,7 @@ print(next(iter(loader)).shape, [thread.name for thread in threading.enumerate()
 
 
 def test_threads_that_copy_batches_for_a_gpu_end_before_the_interpreter() -> None:
-    pretended = {"PRETEND_GPUS": "1", "PYTHONPATH": os.pathsep.join([str(PRETENCE), str(PROJECT)])}
+    pretended = {"PRETEND_GPUS": "1", "PYTHONPATH": str(PRETENCE)}
     done = run_script("python", "-W", "ignore", "-c", COPIES_BATCHES_AT_ITS_END, timeout_s=60, **pretended)
     during, after = done.stdout.splitlines()
     assert ("pin_memory" in during, "pin_memory" in after, done.stderr) == (True, False, "")

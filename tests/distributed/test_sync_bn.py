@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import os
-import sys
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules._functions import SyncBatchNorm as TorchFunction
 
-from tests.conftest import PRETENCE
+from tests.support.pretended.gpu import switch_on
 from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.distributed import sync_bn
@@ -76,8 +74,7 @@ def run(model: nn.Module, share: slice, offset: float = 0.0, device: torch.devic
 
 def run_on_gpus() -> dict[str, Any]:
     """Do what `run` does on this rank's pretended GPU, which refuses what NCCL does not send."""
-    sys.path.insert(0, str(PRETENCE))
-    importlib.import_module("pretended_gpu").switch_on(2)
+    switch_on(2)
     ranks = distributed.read_rank_environment()
     device = torch.device("cuda", ranks.local_rank)
     torch.cuda.set_device(device)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -33,23 +34,25 @@ def wait_until(condition: Callable[[], T], timeout_s: float = 10) -> T:
     return answer
 
 
-NETWORK_GUARD = """
-import socket
-connect_to, resolve = socket.socket.connect, socket.getaddrinfo
-def connect(self, address):
-    if self.family == socket.AF_UNIX or str(address[0]).startswith(("127.", "::1", "localhost")):
-        return connect_to(self, address)
-    raise SystemExit(f"opened a socket to {address}")
-def look_up(host, *rest, **named):
-    if host in (None, "", "localhost", "127.0.0.1", "::1"):
-        return resolve(host, *rest, **named)
-    raise SystemExit(f"looked up {host}")
-socket.socket.connect = socket.socket.connect_ex = connect
-socket.getaddrinfo = look_up
-"""
+def forbid_other_machines() -> None:
+    """Let this process end at its first attempt to reach another machine."""
+    connect_to, resolve = socket.socket.connect, socket.getaddrinfo
+
+    def connect(self: socket.socket, address: Any) -> Any:
+        if self.family == socket.AF_UNIX or str(address[0]).startswith(("127.", "::1", "localhost")):
+            return connect_to(self, address)
+        raise SystemExit(f"opened a socket to {address}")
+
+    def look_up(host: Any, *rest: Any, **named: Any) -> Any:
+        if host in (None, "", "localhost", "127.0.0.1", "::1"):
+            return resolve(host, *rest, **named)
+        raise SystemExit(f"looked up {host}")
+
+    socket.socket.connect = socket.socket.connect_ex = connect  # type: ignore[method-assign,assignment]
+    socket.getaddrinfo = look_up
 
 
 def run_guarded(*words: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a command that ends at its first attempt to reach another machine."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    return run_forked([str(word) for word in words], environment, 240, NETWORK_GUARD)
+    return run_forked([str(word) for word in words], environment, 240, forbid_other_machines)

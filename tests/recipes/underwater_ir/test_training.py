@@ -343,9 +343,8 @@ def test_labels_are_exported_for_every_set(data: Path, tmp_path: Path) -> None:
     flags = arguments_of(data, tmp_path / "unused.pt")[:6]
     run_command(export_pseudo_labels, *flags, "--pseudo-root", tmp_path / "labels")
     made = data / "pseudo-labels" / "daclip"
-    files, again = (
-        sorted(path.relative_to(root) for path in root.rglob("*.pt")) for root in (made, tmp_path / "labels")
-    )
+    folders = (made, tmp_path / "labels")
+    files, again = (sorted(path.relative_to(folder) for path in folder.rglob("*.pt")) for folder in folders)
     assert files == again
-    first, second = (torch.load(folder / files[0], weights_only=True) for folder in (made, tmp_path / "labels"))
+    first, second = (torch.load(folder / files[0], weights_only=True) for folder in folders)
     assert torch.equal(first["masks"], second["masks"])

@@ -21,6 +21,11 @@ NAMES = ("pole", "wire")
 Mask = np.ndarray  # bool (H, W)
 
 
+BOX = (30, 20, 60, 50)  # of a pole; beside it there is a wire 8 px wide, from (10, 76) to (140, 84)
+STRIP = (10, 76, 140, 84)
+PHOTO = photo(WIDTH, HEIGHT)
+
+
 def hard_masks() -> dict[str, Mask]:
     """Return masks with holes, parts, thin lines and pixels at the border: bool (HEIGHT, WIDTH)."""
     found = {key: np.zeros((HEIGHT, WIDTH), np.uint8) for key in ("hole", "parts", "wire", "border", "nested", "noise")}
@@ -138,3 +143,67 @@ def iou(first: Mask, second: Mask) -> float:
 
 def texts_of(manifest: Mapping[str, Any]) -> str:
     return "\n".join(f"{item['place']}: {item['text']}" for item in manifest["problems"])
+
+
+# -- CVAT's XML, VIA's JSON, YOLO's text and mask PNGs -----------------------------------------------------------------
+
+
+def mask(*boxes: tuple[int, int, int, int], value: int = 255) -> np.ndarray:
+    """Return a mask uint8 (HEIGHT, WIDTH) with boxes of a value."""
+    values = np.zeros((HEIGHT, WIDTH), np.uint8)
+    for left, top, right, bottom in boxes:
+        values[top:bottom, left:right] = value
+    return values
+
+
+def png(values: np.ndarray) -> bytes:
+    return cv2.imencode(".png", values)[1].tobytes()
+
+
+def files(folder: Path, contents: Mapping[str, bytes | str]) -> Path:
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
+def shape(tag: str, label: str, **attributes: object) -> str:
+    return f'<{tag} label="{label}" ' + " ".join(f'{key}="{value}"' for key, value in attributes.items()) + "/>"
+
+
+def cvat(*shapes: str, head: str = "") -> str:
+    labels = "".join(f"<label><name>{name}</name><attributes></attributes></label>" for name in ("pole", "wire"))
+    image = f'<image id="0" name="sub/a.jpg" width="{WIDTH}" height="{HEIGHT}">{"".join(shapes)}</image>'
+    text = '<?xml version="1.0" encoding="utf-8"?>'
+    return f"{text}{head}<annotations><meta><task><labels>{labels}</labels></task></meta>{image}</annotations>"
+
+
+def corners(box: tuple[int, int, int, int]) -> list[tuple[int, int]]:
+    left, top, right, bottom = box
+    return [(left, top), (right, top), (right, bottom), (left, bottom)]
+
+
+POLE = shape("polygon", "pole", points=";".join(f"{x}.00,{y}.00" for x, y in corners(BOX)))
+WIRE = shape("polyline", "wire", points="10,80;140,80")
+
+
+def via_region(label: str, **values: object) -> dict[str, Any]:
+    return {"shape_attributes": values, "region_attributes": {"class": label}}
+
+
+def via(regions: Any, **more: Any) -> str:
+    entry = {"filename": "a.jpg", "size": 1, "regions": regions, "file_attributes": {}}
+    return json.dumps(more | {"_via_img_metadata": {"a.jpg1": entry}} if more else {"a.jpg1": entry})
+
+
+REGIONS = [
+    via_region("pole", name="polygon", all_points_x=[30, 60, 60, 30], all_points_y=[20, 20, 50, 50]),
+    via_region("wire", name="polyline", all_points_x=[10, 140], all_points_y=[80, 80]),
+]
+
+
+def yolo(class_id: int, box: tuple[int, int, int, int]) -> str:
+    return f"{class_id} " + " ".join(f"{x / WIDTH} {y / HEIGHT}" for x, y in corners(box))
+
+
+TEXT = yolo(0, BOX) + "\n" + yolo(1, STRIP)

@@ -22,9 +22,9 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             run(module)
-            import pretended_gpu
+            from tests.support.pretended import gpu
 
-            pretended_gpu.switch_on(int(os.environ["PRETEND_GPUS"]))
+            gpu.switch_on(int(os.environ["PRETEND_GPUS"]))
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -37,5 +37,6 @@ def _show_driver() -> None:
 
 
 if os.environ.get("PRETEND_GPUS"):
+    sys.path.insert(1, str(pathlib.Path(__file__).parents[4]))
     sys.meta_path.insert(0, _AfterTorch())
     _show_driver()

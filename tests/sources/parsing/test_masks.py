@@ -1,0 +1,136 @@
+"""Masks as PNG, GIF, TIFF or BMP become outlines with their holes and parts, within bounds."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.sources.parsing.raw_folder import photo
+from tests.sources.parsing.tool_folder import (
+    BOX,
+    HEIGHT,
+    PHOTO,
+    REGIONS,
+    STRIP,
+    TEXT,
+    WIDTH,
+    box_of,
+    build,
+    cvat,
+    drawn,
+    files,
+    hard_masks,
+    iou,
+    labels_of,
+    mask,
+    png,
+    shape,
+    texts_of,
+    via,
+    whole,
+    yolo,
+)
+from utils.common.errors import UserError
+from utils.sources.parsing import mask_values
+from utils.sources.parsing.formats import YOLO
+
+
+def test_masks_of_cvat_and_of_pngs_keep_their_holes_and_parts(tmp_path: Path) -> None:
+    for name, values in hard_masks().items():
+        runs = np.diff([0, *np.flatnonzero(np.diff(values.ravel())) + 1, values.size]).tolist()
+        rle = ", ".join(map(str, [0] * bool(values[0, 0]) + runs))
+        text = cvat(shape("mask", "pole", rle=rle, left=0, top=0, width=WIDTH, height=HEIGHT))
+        for kind, contents in (("xml", {"a.xml": text}), ("png", {"a_pole_1.png": png(values.astype(np.uint8) * 255)})):
+            raw = files(tmp_path / f"{name}-{kind}" / "raw", {**contents, "a.jpg": PHOTO})
+            build(raw)
+            ((_, polygon),) = labels_of(raw.parent / "processed", num_classes=2)
+            assert iou(whole(drawn(polygon)), values) >= 0.99, f"{name} as {kind}"
+
+
+def test_a_mask_is_never_a_photograph(tmp_path: Path) -> None:
+    grainy = np.random.default_rng(0).integers(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
+    contents = {"images/a.jpg": PHOTO, "images/b.png": png(grainy), "images/b_1.png": png(grainy[::-1])}
+    contents |= {"masks/a.png": png(mask(BOX)), "masks/b.png": png(mask(STRIP)), "classes.txt": b"pole"}
+    raw = files(tmp_path / "raw", contents)
+    manifest = build(raw)
+    assert [record["source"] for record in manifest["photographs"]] == ["images/a.jpg", "images/b.png"]
+    text = files(raw, {"labels/a.txt": yolo(0, BOX)})
+    manifest = build(text, label_format=YOLO, keep_unlabelled=True)
+    assert {record["source"] for record in manifest["photographs"]} == {
+        "images/a.jpg",
+        "images/b.png",
+        "images/b_1.png",
+    }
+
+
+def test_masks_and_regions_without_a_list_of_classes_get_classes_or_numbers(tmp_path: Path) -> None:
+    values = mask(BOX, value=3) + mask(STRIP, value=5)
+    for name, content, classes in [
+        ("masks/a.png", png(values), ["class_3", "class_5"]),
+        ("masks/a.png", png(np.stack([values * 0, values, values * 9], axis=2)), ["colour_1b0300", "colour_2d0500"]),
+        ("masks/a.png", png(values.astype(np.uint16) + (values > 0).astype(np.uint16) * 300), ["object"]),
+        ("masks/a_instances.png", png(values), ["object"]),
+        ("masks/a.png", png(np.repeat(np.arange(180, dtype=np.uint8)[:, None], 300, axis=1)), ["object"]),  # 179 values
+        ("masks/0c5d.png", png(mask(BOX)), ["object"]),  # Data Science Bowl 2018
+        ("masks/a.png", png(cv2.blur(mask(BOX), (3, 3))), ["object"]),
+        ("a.json", via([REGIONS[0] | {"region_attributes": {}}]).encode(), ["object"]),
+    ]:
+        raw = files(tmp_path / f"{len(list(tmp_path.iterdir()))}" / "raw", {"images/a.jpg": PHOTO, name: content})
+        assert build(raw)["classes"] == classes
+
+
+def test_masks_and_links_keep_the_bounds_of_untrusted_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = files(tmp_path / "outside", {"secret.txt": "0 a secret", "classes.txt": "a secret\nb"})
+    raw = files(tmp_path / "raw", {"a.jpg": PHOTO, "b.jpg": photo(WIDTH, HEIGHT, shade=200), "a.txt": TEXT})
+    (raw / "b.txt").symlink_to(secret / "secret.txt")
+    (raw / "classes.txt").symlink_to(secret / "classes.txt")
+    with pytest.raises(UserError, match="names the classes"):
+        build(raw)
+    (raw / "classes.txt").unlink()
+    manifest = build(files(raw, {"classes.txt": "pole\nwire"}))
+    assert "b.txt: a link that leaves" in texts_of(manifest)
+    assert "secret" not in json.dumps(manifest)
+    monkeypatch.setattr(mask_values, "MAX_MASK_PIXELS", 1000)
+    with pytest.raises(UserError, match="150x90 is more than 0 megapixels"):
+        build(files(tmp_path / "large", {"a.jpg": PHOTO, "a_mask.png": png(mask(BOX))}))
+    monkeypatch.undo()
+    noise = (np.random.default_rng(0).random((400, 400)) > 0.97).astype(np.uint8) * 255
+    monkeypatch.setattr(mask_values, "MAX_OBJECTS", 100)
+    with pytest.raises(UserError, match="more than 100 objects in one mask"):
+        build(files(tmp_path / "noise", {"SegmentationClass/a.png": png(noise), "JPEGImages/a.jpg": photo(400, 400)}))
+
+
+def picture_file(values: np.ndarray, suffix: str) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(values).save(stream, {".gif": "GIF", ".tif": "TIFF", ".bmp": "BMP"}[suffix])
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".tif", ".bmp"])
+@pytest.mark.parametrize(
+    "names", [("images/21_training.jpg", "1st_manual/21_manual1"), ("images/a.jpg", "masks/a"), ("a.jpg", "a_mask")]
+)
+def test_masks_of_other_kinds_and_with_an_ending_of_their_own(
+    tmp_path: Path, suffix: str, names: tuple[str, str]
+) -> None:
+    manifest = build(files(tmp_path / "raw", {names[0]: PHOTO, f"{names[1]}{suffix}": picture_file(mask(BOX), suffix)}))
+    assert manifest["classes"] == ["object"]
+    (found,) = labels_of(tmp_path / "processed", Path(names[0]).stem, num_classes=1)
+    assert box_of(found[1]) == BOX
+
+
+def test_two_masks_of_one_photograph_that_nothing_tells_apart_are_refused(tmp_path: Path) -> None:
+    """DRIVE has the field of view beside the vessels."""
+    contents: dict[str, bytes | str] = {
+        "images/21_training.jpg": PHOTO,
+        "1st_manual/21_manual1.gif": picture_file(mask(BOX), ".gif"),
+        "mask/21_training_mask.gif": picture_file(mask((5, 5, 140, 85)), ".gif"),
+    }
+    with pytest.raises(UserError, match=r"21_training_mask.gif and 21_manual1.gif are masks of one photograph"):
+        build(files(tmp_path / "raw", contents))

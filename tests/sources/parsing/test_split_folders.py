@@ -1,0 +1,91 @@
+"""The folders and subsets of a labelled set are its split, and an object stays in its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.sources.parsing.raw_folder import photo
+from tests.sources.parsing.tool_folder import (
+    BOX,
+    HEIGHT,
+    TEXT,
+    WIDTH,
+    annotation,
+    box_of,
+    build,
+    coco,
+    files,
+    labels_of,
+    shape,
+)
+from utils.sources.parsing.manifest import report_lines
+
+
+def test_the_folders_of_a_yolo_set_are_its_split(tmp_path: Path) -> None:
+    contents: dict[str, bytes | str] = {"data.yaml": "names: [pole, wire]\n"}
+    for number in range(9):
+        folder = ("train", "valid", "test")[number % 3]
+        contents[f"{folder}/images/{number}.jpg"] = photo(WIDTH, HEIGHT, shade=40 + 20 * number)
+        contents[f"{folder}/labels/{number}.txt"] = TEXT
+    del contents["train/labels/0.txt"]  # YOLO's convention: no objects
+    raw = files(tmp_path / "raw", contents)
+    manifest = build(raw, split_by="auto")
+    assert {record["file"]: record["split"] for record in manifest["photographs"]} == {
+        f"{number}.jpg": ("train", "val", "test")[number % 3] for number in range(9)
+    }
+    assert manifest["counts"]["without_objects"] == {"train": 1, "val": 0, "test": 0}
+    assert "test: test/images" in (tmp_path / "processed" / "dataset.yaml").read_text()
+    lines = report_lines(manifest, has_circuits=False)
+    assert lines[0].split() == ["train", "val", "test", "all"]
+    assert "split: as the input's folders for train and val and test say; --split-by hash makes a new one" in lines
+    shutil.rmtree(tmp_path / "processed" / "test")
+    again = build(raw, split_by="hash")
+    assert set(again["counts"]["photographs"]) == {"train", "val"}
+    assert not list((tmp_path / "processed" / "test").rglob("*.jpg"))
+
+
+def subsets(**boxes: tuple[int, int, int, int]) -> str:
+    """Return CVAT's file of a photograph a.jpg in each subset, with a pole."""
+    images = ""
+    for subset, (left, top, right, bottom) in boxes.items():
+        pole = shape("Box", "pole", xtl=left, ytl=top, xbr=right, ybr=bottom)
+        images += f'<image id="0" name="a.jpg" subset="{subset}" width="{WIDTH}" height="{HEIGHT}">{pole}</image>'
+    return f"<annotations>{images}</annotations>"
+
+
+COCO_POLE = json.dumps(coco([annotation(1, "1", [], bbox=[30, 20, 30, 30])]))
+COCO_OTHER = json.dumps(coco([annotation(1, 1.0, [], bbox=[120, 30, -50, 30])]))
+FLIGHT = "flight 1/annotations/instances_default.json"
+OTHER_BOX = (70, 30, 120, 60)
+
+
+@pytest.mark.parametrize(
+    ("contents", "places"),
+    [
+        ({"a.xml": subsets(Train=BOX, Validation=OTHER_BOX)}, ("images/Train", "images/Validation")),
+        ({"a.xml": subsets(Train=BOX, Validation=OTHER_BOX)}, ("train/images", "val/images")),
+        ({"annotations/instances_Train.json": COCO_POLE, "annotations/instances_Val.json": COCO_OTHER},
+         ("images/train", "images/valid")),
+        ({"train/_annotations.coco.json": COCO_POLE, "valid/_annotations.coco.json": COCO_OTHER}, ("train", "valid")),
+        ({FLIGHT: COCO_POLE, FLIGHT.replace("1", "2"): COCO_OTHER}, ("flight 1/images", "flight 2/images")),
+    ],
+)  # fmt: skip
+def test_an_object_lies_on_the_photograph_of_its_own_subset(
+    tmp_path: Path, contents: Mapping[str, str], places: tuple[str, str]
+) -> None:
+    photographs = {f"{place}/a.jpg": photo(WIDTH, HEIGHT, shade=90 * n) for n, place in enumerate(places)}
+    raw = files(tmp_path / "raw", {**contents, **photographs})
+    manifest = build(raw)
+    found = {
+        item["source"]: [box_of(polygon) for _, polygon in labels_of(tmp_path / "processed", item["file"][:-4])]
+        for item in manifest["photographs"]
+    }
+    assert found == {f"{places[0]}/a.jpg": [BOX], f"{places[1]}/a.jpg": [OTHER_BOX]}
+    (raw / places[0] / "a.jpg").unlink()
+    assert [item["objects"] for item in build(raw)["photographs"]] == [{"pole": 1}]
+    assert [box_of(polygon) for _, polygon in labels_of(tmp_path / "processed")] == [OTHER_BOX]
