@@ -29,7 +29,8 @@ from utils.predict.overview import add_overview, best_first, longest_side, witho
 from utils.predict.regions import Corners, LazyRegions
 from utils.predict.wires import WireRules, votes_of, with_lines
 from utils.yolo.inputs import prepare_images
-from utils.yolo.model import YoloModel, trained_label_lengths, trained_windows, trained_wire_labels
+from utils.yolo.model import YoloModel
+from utils.yolo.trained import trained_label_lengths, trained_windows, trained_wire_labels
 
 MIN_OVERLAP_PX = 128
 OVERLAP = 0.2  # of a tile's side
