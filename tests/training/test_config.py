@@ -28,7 +28,7 @@ from utils.run import folder
 from utils.run.folder import differences, resume_arguments, without_local_rank
 from utils.training import data as training_data
 from utils.training import plan
-from utils.training.config import MachineOptions, TrainConfig
+from utils.training.config import TrainConfig
 from utils.training.plan import largest_that_fits, plan_optimizer
 from utils.training.regime import Regime, regime_of
 
@@ -277,9 +277,8 @@ def test_a_batch_that_lacks_memory_does_not_fit_and_another_error_is_raised(monk
 
 
 def test_a_cpu_has_a_plain_answer() -> None:
-    probed: Any = (640, AugmentOptions(), nn.Identity(), CPU, 99)
-    assert plan.find_batch_size(MachineOptions(batch_size=0), *probed) == plan.CPU_BATCH_SIZE
-    assert plan.find_batch_size(MachineOptions(batch_size=3), *probed) is None
+    precision = choose_precision("off", CPU)
+    assert plan.find_batch_size(CPU, precision, nn.Identity(), 640, AugmentOptions(), 99) == plan.CPU_BATCH_SIZE
 
 
 def test_auto_is_a_word_for_the_batch_size(tmp_path: Path) -> None:
@@ -309,10 +308,9 @@ def test_the_probe_varies_colours(options: dict[str, Any], has_gains: bool, monk
         return len(batch) == 1
 
     monkeypatch.setattr(plan, "_fits", fits)
-    monkeypatch.setattr(plan, "choose_precision", lambda name, device: choose_precision("off", CPU))
     model: Any = SimpleNamespace(nc=3)
-    probed_with = (MachineOptions(batch_size=0), 64, AugmentOptions(**options), model, torch.device("cuda", 0), 99)
-    assert plan.find_batch_size(*probed_with) == 1
+    gpu, precision = torch.device("cuda", 0), choose_precision("off", CPU)
+    assert plan.find_batch_size(gpu, precision, model, 64, AugmentOptions(**options), 99) == 1
     assert (probed[0].colour_gains is not None) == has_gains
 
 

@@ -9,7 +9,6 @@ import torch
 
 from utils import distributed
 from utils.common.config import section_of
-from utils.common.devices import choose_precision
 from utils.common.errors import explain_out_of_memory
 from utils.common.files import output_folder
 from utils.common.text import next_command
@@ -31,21 +30,22 @@ from utils.yolo.model import build_model, freeze_layers
 def run(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
     """Train; return the history, as `TrainingEngine.train` does, and the exit code. Every rank must reach this."""
     ranks = distributed.read_rank_environment()
-    machine, data_options = section_of(config, MachineOptions), section_of(config, DataOptions)
-    share = take_share(machine, data_options, ranks)
+    loading = section_of(config, DataOptions)
+    share = take_share(section_of(config, MachineOptions), loading, ranks)
 
     # Everything slow or likely to fail comes before the process group, so that no rank waits in a collective for it; what
     # can be refused without reading a photograph comes first.
     say = distributed.main_printer(ranks.rank)
     output_folder(config.save_dir, "--save-dir")
     require_same_options(config)
-    choose_precision(config.amp, share.device)
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
     freeze_layers(model, config.freeze)
     data = open_data(config, spec, share.device, say)
-    sizes = (largest_side_px(data_options), section_of(config, AugmentOptions))
-    largest = find_batch_size(machine, *sizes, model, share.device, len(data.train) // ranks.world_size)
+    largest = None
+    if not config.batch_size:
+        sample = (largest_side_px(loading), section_of(config, AugmentOptions))
+        largest = find_batch_size(share.device, share.precision, model, *sample, len(data.train) // ranks.world_size)
 
     setup_ddp(share.device, ranks)
     config = replace(config, batch_size=agree_batch_size(config.batch_size, largest, Path(config.save_dir)))

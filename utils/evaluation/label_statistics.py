@@ -12,7 +12,6 @@ import numpy as np
 
 from utils.data.images import read_image, upright_size
 from utils.data.labels import Photo
-from utils.data.windows import Windows
 from utils.evaluation.metrics.thin_objects import elongated_classes, elongation
 from utils.predict.label_facts import (
     LabelledPhoto,
@@ -130,10 +129,10 @@ def wire_facts(photos: list[Photo], thin: tuple[int, ...]) -> dict[str, Any]:
     return measure_wire_labels(found, thin)
 
 
-def label_lengths_of(windows: Windows) -> list[float]:
-    """Return how long labels are in at most MEASURED_PHOTOS of the photographs that windows show."""
-    photos = list(zip(windows.photos, windows.sizes[:, ::-1], strict=True))
-    labels = photos[:: max(1, len(photos) // MEASURED_PHOTOS)][:MEASURED_PHOTOS]
+def label_lengths_of(photos: list[Photo], sizes: np.ndarray) -> list[float]:
+    """Return how long labels are in at most MEASURED_PHOTOS photographs; sizes int (N, 2): their heights and widths."""
+    sized = list(zip(photos, sizes[:, ::-1], strict=True))
+    labels = sized[:: max(1, len(sized) // MEASURED_PHOTOS)][:MEASURED_PHOTOS]
     lengths = [(np.ptp(outline, axis=0) * size).max() for photo, size in labels for outline in photo.polygons]
     class_ids = [class_id for photo, _ in labels for class_id in photo.class_ids]
     return label_lengths(np.array(class_ids, int), np.array(lengths, float))

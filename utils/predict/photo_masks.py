@@ -50,9 +50,9 @@ def enlarge(
     for start in range(0, len(coefficients), MASKS_PER_PRODUCT):
         part = slice(start, start + MASKS_PER_PRODUCT)
         logits = (coefficients[part] @ prototypes.flatten(1)).view(-1, *prototypes.shape[1:]).numpy()
-        windows = boxes[part].ceil().long().numpy()  # a pixel belongs to a box if x1 <= its index < x2
-        for values, window in zip(logits, windows, strict=True):
-            edges, left, right = _edges(values, *columns, ends, *rows, window)
+        corners_px = boxes[part].ceil().long().numpy()  # a pixel belongs to a box if x1 <= its index < x2
+        for values, box in zip(logits, corners_px, strict=True):
+            edges, left, right = _edges(values, *columns, ends, *rows, box)
             corners = (left, int(edges[0]) // ROW, right, int(edges[-1]) // ROW + 1) if len(edges) else (0, 0, 0, 0)
             yield Runs(corners, edges)
 
@@ -93,13 +93,13 @@ def _edges(
     ends: np.ndarray,
     first_rows: np.ndarray,
     row_weights: np.ndarray,
-    window: np.ndarray,
+    box: np.ndarray,
 ) -> tuple[np.ndarray, int, int]:
-    """Return where prototype values (h, w), enlarged, exceed 0 in a window of the photograph: left, top, right, bottom.
+    """Return where prototype values (h, w), enlarged, exceed 0 in a box of the photograph: left, top, right, bottom.
 
     Returns the edges of `Runs`, and the first column with such a pixel and the one after the last.
     """
-    left, top, right, bottom = window
+    left, top, right, bottom = box
     edges = np.empty(4 * max(bottom - top, 0) + max(right - left, 0) + 2, np.int64)
     number, lowest, highest = 0, right, left
     if left >= right or top >= bottom:

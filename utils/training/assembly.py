@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from utils.engine import EngineOptions, Epoch, TrainingEngine
 from utils.engine.options import LoopOptions
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.evaluation.evaluate import evaluate, headline
-from utils.evaluation.label_statistics import label_lengths_of, wire_facts
 from utils.run.folder import OwnedRun
 from utils.run.records import MEAN_MAP
 from utils.run.status import RUNNING
@@ -50,17 +48,14 @@ class Segmentation(SegmentationStep):
 
     def __init__(self, plan: TrainPlan, model: YoloModel, run: OwnedRun, data: Data) -> None:
         super().__init__(loss_for(model, class_weights=plan.class_weights, within_reach=data.regime.within_reach))
-        self.config, self.names, self.run, self.regime = plan.config, data.names, run, data.regime
+        self.config, self.names, self.run = plan.config, data.names, run
         self.val_criterion = loss_for(model)  # always the same, so that all runs' losses compare
         self.curves = Curves(run.folder)
-        is_main, windowed = distributed.rank() == 0, data.train.windowed  # rank 0 calls `save`
-        thin = self.regime.line_classes
-        self.wire_labels = wire_facts(data.train.photos, thin) if is_main and thin else None
-        self.label_lengths = label_lengths_of(windowed.windows) if is_main and windowed else None
-        if self.wire_labels:
-            print(line_rules(self.wire_labels, data.names), flush=True)
+        self.facts = data.file_facts() if distributed.rank() == 0 else {}  # which calls `save`
+        if "thin_classes" in self.facts:
+            print(line_rules(self.facts, data.names), flush=True)
         labels = [data.val.labels(index) for index in range(min(len(data.val), CHOSEN_FROM))]
-        ranks, are_windows = (distributed.rank(), distributed.world_size()), data.regime.windows is not None
+        ranks, are_windows = (distributed.rank(), distributed.world_size()), data.val.windowed is not None
         every = plan.config.val_pictures_every
         self.pictures = ValidationPictures(labels, data.names, every, *ranks, are_windows=are_windows)
 
@@ -76,11 +71,7 @@ class Segmentation(SegmentationStep):
 
     def save(self, path: Path, model: torch.nn.Module, info: dict[str, Any]) -> None:
         """Write a file that Ultralytics opens."""
-        config, regime = self.config, self.regime
-        windows = asdict(regime.windows) if regime.windows else None
-        facts: dict[str, Any] = {"img_size": config.img_size, "data": config.data, "windows": windows}
-        facts |= {"wire_labels": self.wire_labels, "label_lengths": self.label_lengths}
-        save_deployable(path, model, info, **facts, thin_classes=regime.line_classes)
+        save_deployable(path, model, info, img_size=self.config.img_size, data=self.config.data, **self.facts)
 
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
         """Draw curves and validation pictures, and update the run's status."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from utils.data.dataset_yaml import DatasetSpec
 from utils.data.fingerprint import Fingerprint, take_fingerprint
 from utils.data.labels import Photo
 from utils.data.windows import WindowConfig, open_windows
-from utils.evaluation.label_statistics import facts_of, small_labels_hint
+from utils.evaluation.label_statistics import facts_of, label_lengths_of, small_labels_hint, wire_facts
 from utils.training.config import TrainConfig
 from utils.training.regime import Regime, regime_of
 from utils.yolo.inputs import varies_colours_on
@@ -47,6 +48,17 @@ class Data:
     def skipped(self) -> dict[str, str]:
         """What `--skip-bad` left out, by its path in the data set: the line that says why."""
         return {**self.train.skipped, **self.val.skipped}
+
+    def file_facts(self) -> dict[str, Any]:
+        """Return what a model file says of a training on windows and of its labels; nothing of another one."""
+        photos, regime = self.train.photos, self.regime
+        if regime.windows is None or self.train.windowed is None:
+            return {}
+        facts: dict[str, Any] = {"windows": asdict(regime.windows)}
+        if thin := regime.line_classes:
+            facts |= {"thin_classes": [*thin], **wire_facts(photos, thin)}
+        lengths = label_lengths_of(photos, self.train.windowed.store.index.sizes)
+        return facts | ({"label_lengths": lengths} if lengths else {})
 
 
 def open_data(config: TrainConfig, spec: DatasetSpec, device: torch.device, say: distributed.Say) -> Data:

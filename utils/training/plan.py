@@ -69,6 +69,7 @@ class Share:
 
     ranks: distributed.RankInfo
     device: torch.device
+    precision: Precision
     most_threads: int
     threads: int
     workers: int
@@ -85,31 +86,24 @@ def take_share(machine: MachineOptions, data: DataOptions, ranks: distributed.Ra
     torch.set_num_threads(threads)
     seed_everything(machine.seed)
     tune_device(device, deterministic=machine.deterministic, fixed_shapes=not data.multi_scale)
-    return Share(ranks, device, most_threads, threads, workers)
+    return Share(ranks, device, choose_precision(machine.amp, device), most_threads, threads, workers)
 
 
 def find_batch_size(
-    machine: MachineOptions,
-    side_px: int,
-    colours: AugmentOptions,
-    model: YoloModel,
-    device: torch.device,
-    num_images: int,
-) -> int | None:
-    """Return what `--batch-size auto` means for this process's device; None where a number was given.
+    device: torch.device, precision: Precision, model: YoloModel, side_px: int, augment: AugmentOptions, num_images: int
+) -> int:
+    """Return what `--batch-size auto` means for this process's device.
 
-    `side_px`: the largest side of an input. It is at most `num_images`, those of a rank in an epoch. Some memory is left free. The model is not changed. Call this
-    before the process group exists: each rank probes its own device. Raises UserError when not even one image fits.
+    `side_px`: the largest side of an input. `num_images`: those of a rank in an epoch, the most. Some memory is left free.
+    The model is not changed. Call this before the process group exists: each rank probes its own device. Raises UserError
+    when not even one image fits.
     """
-    if machine.batch_size:
-        return None
     if device.type != "cuda":
         return CPU_BATCH_SIZE
-    precision = choose_precision(machine.amp, device)
-    varied = colours if varies_colours_on(device, colours.colour) else None  # that takes memory, too
+    colours = augment if varies_colours_on(device, augment.colour) else None  # that takes memory, too
 
     def fits(batch_size: int) -> bool:
-        batch = synthetic_batch(batch_size, side_px, model.nc, objects_per_image=OBJECTS_PER_IMAGE, colours=varied)
+        batch = synthetic_batch(batch_size, side_px, model.nc, objects_per_image=OBJECTS_PER_IMAGE, colours=colours)
         return _fits(model, device, precision, batch)
 
     return largest_that_fits(fits, side_px, max(min(LARGEST, num_images), 1))

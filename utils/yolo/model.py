@@ -192,29 +192,17 @@ def _keep_frozen(num_layers: int, model: YoloModel, _: Any) -> None:
 
 
 def save_deployable(
-    path: Path,
-    module: nn.Module,
-    info: dict[str, Any],
-    *,
-    img_size: int,
-    data: str,
-    windows: dict[str, float] | None = None,
-    thin_classes: tuple[int, ...] = (),
-    wire_labels: dict[str, Any] | None = None,
-    label_lengths: list[float] | None = None,
+    path: Path, module: nn.Module, info: dict[str, Any], *, img_size: int, data: str, **facts: Any
 ) -> None:
     """Write, atomically and in half precision, a file that Ultralytics' `YOLO(path)` opens to predict, val or export.
 
-    `windows` are the facts of a training on windows, which `trained_windows` returns; `thin_classes` and `wire_labels` what
-    `trained_thin_classes` and `trained_wire_labels` return, `label_lengths` those of `label_facts.label_lengths`.
+    `facts` are what `utils/yolo/trained.py` reads there, of a training on parts of photographs and of its labels.
     """
     deployed: YoloModel = copy.deepcopy(module).cpu().eval()
     deployed = revert_sync_batchnorm(deployed).half().to(memory_format=torch.contiguous_format)
     deployed.criterion = None
     deployed._forward_pre_hooks.clear()  # code of this project, which other programs cannot load
-    deployed.args = {"task": "segment", "imgsz": img_size, "data": data, **({"windows": windows} if windows else {})}
-    deployed.args |= {"thin_classes": list(thin_classes), **(wire_labels or {})} if thin_classes else {}
-    deployed.args |= {"label_lengths": label_lengths} if label_lengths else {}
+    deployed.args = {"task": "segment", "imgsz": img_size, "data": data, **facts}
     content = {
         "epoch": -1,
         "best_fitness": None,
