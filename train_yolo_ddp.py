@@ -5,6 +5,7 @@
     python -m torch.distributed.run --nproc_per_node=4 train_yolo_ddp.py --model yolov8m-seg.pt
 
 The same command again continues an interrupted run. `--help` lists every option with its default.
+utils/commands/training.py has the steps in their order.
 """
 
 from __future__ import annotations
