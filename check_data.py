@@ -26,14 +26,15 @@ from utils.common.text import counted, format_table, next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, DatasetSpec, load_dataset_yaml
 from utils.data.labels import Photo
 from utils.evaluation.contradictions import LIMITS, find_contradictions
-from utils.evaluation.native_masks import small_labels_hint
+from utils.evaluation.label_shapes import small_labels_hint
 from utils.pages.check_page import build_page
 from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
 from utils.sources.checks.classes import check_classes, count_classes
 from utils.sources.checks.findings import KINDS, Finding, count_kinds, in_order, num_errors
 from utils.sources.checks.pictures import check_pictures, find_duplicates
 from utils.sources.checks.reading import Entry, read_all
-from utils.yolo.model import YoloModel, load_for_prediction, require_classes, trained_size_px
+from utils.yolo.model import YoloModel, load_for_prediction, require_classes
+from utils.yolo.trained import trained_size_px
 
 DEFAULT_SIZE_PX = 640  # the trainer's
 REPORT, FACTS = "check.html", "check.json"

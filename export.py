@@ -46,12 +46,8 @@ from utils.export.report import add_speed, how_to_use, instead_of_ap, row_of, ta
 from utils.predict.exported import ExportFacts, most_images, open_model
 from utils.predict.options import overlap_option
 from utils.predict.tiles import check_tiles, choose_tiling
-from utils.yolo.model import (
-    YoloModel,
-    class_names,
-    load_for_prediction,
-    load_weights,
-    require_classes,
+from utils.yolo.model import YoloModel, class_names, load_for_prediction, load_weights, require_classes
+from utils.yolo.trained import (
     trained_label_lengths,
     trained_size_px,
     trained_thin_classes,

@@ -34,6 +34,7 @@ from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph, not_read
 from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, read_image
 from utils.data.raster import is_orthophoto, open_orthophoto
 from utils.distributed import cleanup_ddp, setup_ddp
+from utils.pages import NO_DETECTIONS, draw_instances, save_image
 from utils.pages.asset_page import build_page
 from utils.predict.annotation_files import (
     COCO_FILE,
@@ -54,7 +55,6 @@ from utils.predict.maps.thumbnails import save_thumbnails, thumbnail_path
 from utils.predict.options import PredictOptions, cores_of, open_predictor
 from utils.predict.prediction_files import PredictionWriter, Source, merge_parts
 from utils.predict.tiles import LONGEST_WAIT_S, Tiling
-from yolo_seg_ddp import Prediction
 
 MAX_NAME_BYTES = 255  # of a file on Linux's file systems
 
@@ -190,7 +190,9 @@ def write_results(
 ) -> None:
     """Write one photograph's labels, picture and, with --save-crops, cut-outs."""
     writer.add(source, photo.shape, prediction)
-    Prediction(photo, writer.names, prediction).draw().save(Path(config.output) / f"{source.key}.jpg")
+    found = (prediction.class_ids, prediction.boxes, prediction.masks, prediction.found.scores.numpy())
+    picture = draw_instances(photo, *found, writer.names, nothing=NO_DETECTIONS)
+    save_image(Path(config.output) / f"{source.key}.jpg", picture)
     if config.save_crops:
         writer.save_crops(source.key, photo, prediction)
     if config.geo:

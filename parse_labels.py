@@ -14,7 +14,7 @@ from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load
 from utils.data.images import NATIVE_LONG_SIDE_PX
 from utils.data.labels import read_photos
 from utils.data.raster import is_orthophoto, open_orthophoto
-from utils.evaluation.native_masks import small_labels_hint
+from utils.evaluation.label_shapes import small_labels_hint
 from utils.sources.parsing.build import BuildOptions, build_dataset
 from utils.sources.parsing.formats import AUTO, EPRI, FORMAT_CHOICES, YOLO
 from utils.sources.parsing.manifest import UNREADABLE_KINDS, report_lines

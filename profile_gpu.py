@@ -42,7 +42,7 @@ from utils.measure.profiling import (
     to_record,
     verdict_lines,
 )
-from utils.measure.step_timer import build_training
+from utils.training.step import build_training
 from utils.yolo.model import build_model, weights_or_description
 
 PROFILED_STEPS = {"cuda": 3, "cpu": 1}  # for the table of operators

@@ -33,7 +33,9 @@ def train(config: str | Path | None = None, **options: Any) -> dict[str, list[fl
 
     Every rank must reach this; without a launcher it is one process. Like the script it continues an interrupted run.
     """
-    from train_yolo_ddp import TrainConfig, resume_arguments, run
+    from utils.commands.training import run
+    from utils.run.folder import resume_arguments
+    from utils.training.config import TrainConfig
 
     words = resume_arguments(words_of({"config": config, **options}))
     return run(parse_config(TrainConfig, "", words, exits=False))[0]
@@ -44,7 +46,7 @@ def evaluate(model: str | Path, **options: Any) -> dict[str, Any]:
 
     Every rank must reach this; ranks above 0 get an empty dictionary.
     """
-    from evaluate_model import EvaluationConfig, run
+    from utils.commands.evaluation import EvaluationConfig, run
 
     metrics = run(parse_config(EvaluationConfig, "", words_of({"model": model, **options}), exits=False))
     return metrics[0] if metrics else {}

@@ -35,7 +35,8 @@ from utils.distributed import all_reduce_sum, barrier, read_rank_environment
 from utils.distributed.rank_processes import join_ranks, read_job, run_ranks, write_answer
 from utils.evaluation.evaluate import evaluate
 from utils.yolo.loss26 import loss_for
-from utils.yolo.model import class_names, load_weights, trained_size_px
+from utils.yolo.model import class_names, load_weights
+from utils.yolo.trained import trained_size_px
 
 RANK_CODE = "from benchmarks.evaluation import measure; run_script(measure)"
 

@@ -13,9 +13,9 @@ from faster_coco_eval.core import mask as coco_mask
 from utils.data.dataset import Photo, Sample, SegmentationDataset
 from utils.evaluation.coco import CocoCollector
 from utils.evaluation.evaluate import PhotoPixels, find_results
+from utils.evaluation.label_shapes import choose_thin_classes, sizes_on_disk
 from utils.evaluation.metrics.summary import summarise
 from utils.evaluation.metrics.thin_objects import ThinRule, summarise_thin
-from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk
 from utils.predict.detections import Detections, boxes_to_input
 from utils.predict.photo_masks import Placement
 from utils.predict.regions import LazyRegions, Region

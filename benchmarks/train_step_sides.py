@@ -19,16 +19,10 @@ from utils.common.environment import prepare_environment
 from utils.data.dataset import Batch
 from utils.data.loader import EpochLoader
 from utils.engine.state import Progress
+from utils.engine.step_timer import StepTimer, time_training_steps
 from utils.measure.operators import OperatorCount, count_operators
 from utils.measure.step_ranges import MarkedLoader
-from utils.measure.step_timer import (
-    LEARNING_RATE,
-    MOMENTUM,
-    WEIGHT_DECAY,
-    StepTimer,
-    build_training,
-    time_training_steps,
-)
+from utils.training.step import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, build_training
 from utils.yolo.model import YoloModel
 from utils.yolo.optimizer import OPTIMIZER_NAMES
 

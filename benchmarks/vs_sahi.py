@@ -39,7 +39,8 @@ from utils.data.dataset import Photo, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.engine.meters import rss_bytes
 from utils.predict.tiles import MIN_TILE_PX, OVERLAP, choose_tiling
-from utils.yolo.model import class_names, load_weights, trained_size_px
+from utils.yolo.model import class_names, load_weights
+from utils.yolo.trained import trained_size_px
 
 OURS, SAHI = SIDES = ("ours", "sahi")
 SIDE_PROGRAM = ("-m", "benchmarks.sahi_sides")

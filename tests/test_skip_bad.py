@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,20 @@ import train_yolo_ddp
 from tests.conftest import run_main
 from tests.support.ranks import run_ranks
 from utils import distributed
+from utils.common.config import section_of
 from utils.common.errors import DataErrors, UserError
 from utils.data import cache, cache_file
+from utils.data.augment import Augmentation
 from utils.data.cache import load_photo, open_images
 from utils.data.cache_file import index_text
-from utils.data.dataset import SegmentationDataset
+from utils.data.dataset import DataOptions, SegmentationDataset
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
 from utils.data.labels import read_photos
 from utils.run.checkpoint import latest_facts
 from utils.run.folder import OwnedRun
-from utils.training.assembly import open_dataset
 from utils.training.config import TrainConfig
+from utils.training.data import open_split
 from utils.training.plan import SKIPPED_FILE, keep_skipped
 
 BAD = {"1.jpg": b"", "4.jpg": b"\xff\xd8\xff\xe0 not all", "6.jpg": b"just words"}
@@ -56,7 +59,9 @@ def opened(data: Path, said: list[str] | None = None, **options: Any) -> Segment
     config = TrainConfig(data=str(data), img_size=64, **options)
     lines: list[str] = [] if said is None else said
     spec = load_dataset_yaml(data)
-    return open_dataset(config, spec, "train", read_photos(spec, "train", lines.append), False, lines.append)
+    photos = read_photos(spec, "train", lines.append)
+    of_split = (config.window_config, spec, "train", photos, 0, lines.append)
+    return replace(open_split(section_of(config, DataOptions), *of_split), augment=Augmentation())
 
 
 KINDS: dict[str, dict[str, Any]] = {"packed": {}, "blocks": {"windows": 2}, "none": {"cache": "none"}}

@@ -23,8 +23,8 @@ from benchmarks.gpu.trainings import precisions_of
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision, tune_device
 from utils.data.augment import Augmentation
 from utils.data.dataset import Batch
+from utils.data.synthetic import synthetic_batch
 from utils.engine.loop import FIRST_SCALE
-from utils.measure.synthetic import synthetic_batch
 from utils.predict.detections import Detections, detect, prototype_masks
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss

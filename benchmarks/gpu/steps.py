@@ -17,10 +17,11 @@ from benchmarks.gpu.plan import Finding, Json, NeedsGpu, Setting
 from benchmarks.gpu.trainings import precisions_of
 from benchmarks.host_syncs import count_host_syncs
 from utils.common.devices import Precision, choose_device, choose_precision, tune_device
+from utils.data.synthetic import synthetic_batch, training_colours
 from utils.engine import TrainingEngine
+from utils.engine.step_timer import Repeated, run_training_steps, time_training_steps
 from utils.measure.operators import count_operators, profile_operators
-from utils.measure.step_timer import Repeated, build_training, run_training_steps, time_training_steps
-from utils.measure.synthetic import synthetic_batch, training_colours
+from utils.training.step import build_training
 from utils.yolo.model import build_model
 
 CLASSES = tuple("abcdefgh")

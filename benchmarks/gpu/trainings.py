@@ -11,15 +11,17 @@ from pathlib import Path
 
 import torch
 
-import train_yolo_ddp
 from benchmarks.gpu.plan import Finding, Json, NeedsGpu, PartFailed, Setting
 from benchmarks.jobs import Job, difference
+from utils.commands.training import run
+from utils.common.config import parse_config
 from utils.common.errors import EXIT_STOPPED_BY_SIGNAL
 from utils.engine.loading import tensors_in
 from utils.engine.nonfinite import all_finite
 from utils.run.checkpoint import load_latest
 from utils.run.log import METRICS_FILE, parse_record
 from utils.run.records import read_epochs
+from utils.training.config import TrainConfig
 from utils.training.launch import CPU_PROCESSES
 
 MOST_SKIPPED = 8  # fp16's first steps: from 2^6, the scaler's start, down to 2^-2
@@ -81,9 +83,9 @@ def train_here(setting: Setting, folder: Path, *flags: str) -> None:
     """Run the trainer in this process. Raises PartFailed when its exit code is not 0."""
     sizes = setting.sizes
     shape = [f"--img-size={sizes.small_px}", f"--batch-size={sizes.batch_size}", f"--epochs={sizes.epochs}"]
-    sys.argv = ["train_yolo_ddp.py", *common_flags(setting, folder), *shape, *flags]
-    print("$", *sys.argv, flush=True)
-    if code := train_yolo_ddp.main():
+    words = [*common_flags(setting, folder), *shape, *flags]
+    print("$ train_yolo_ddp.py", *words, flush=True)
+    if code := run(parse_config(TrainConfig, "", words))[1]:
         raise PartFailed(f"{' '.join(flags)}: the trainer ended with {code}")
 
 

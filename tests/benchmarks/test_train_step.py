@@ -22,12 +22,11 @@ from benchmarks.train_step_sides import TheirSide, _their_batch
 from tests.conftest import run_main
 from tests.support.oracle import draw_data
 from utils.common.devices import choose_precision, keep_freed_memory
-from utils.engine import TrainingEngine
+from utils.data.synthetic import synthetic_batch
+from utils.engine import TrainingEngine, step_timer
 from utils.engine.ema import ModelEMA
-from utils.measure import step_timer
 from utils.measure.operators import LOSS_BACKWARD, PARTS, count_operators, outside_network
-from utils.measure.step_timer import build_training
-from utils.measure.synthetic import synthetic_batch
+from utils.training.step import build_training
 from utils.yolo.model import build_model
 
 CPU = torch.device("cpu")

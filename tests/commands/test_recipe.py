@@ -10,16 +10,18 @@ import pytest
 import torch
 
 from tests.data.pictures import NAMES, PICTURES
-from utils.common.config import parse_config, to_dict
+from utils.common.config import parse_config, section_of, to_dict
 from utils.common.errors import UsageError
-from utils.data.augment import Augmentation
+from utils.data.augment import Augmentation, AugmentOptions
 from utils.data.dataset import Batch, count_classes
+from utils.data.synthetic import synthetic_batch
 from utils.distributed.sync_bn import convert_sync_batchnorm
 from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
-from utils.measure.synthetic import synthetic_batch
+from utils.evaluation.label_shapes import LabelShapes
 from utils.run.folder import differences
 from utils.training.config import TrainConfig
 from utils.training.plan import plan_optimizer
+from utils.training.regime import regime_of
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss, inverse_frequency_weights
 from utils.yolo.model import build_model, freeze_layers, load_weights, save_deployable
@@ -125,10 +127,15 @@ def test_weights_multiply_each_classs_share_and_none_is_the_plain_loss(model: An
 
 
 def test_the_options_reach_the_augmentation() -> None:
+    facts = LabelShapes((), {}, None, are_all_thin=False)
+
+    def augment(config: TrainConfig) -> Augmentation:
+        return regime_of(None, "auto", section_of(config, AugmentOptions), facts, NAMES).augment
+
     config = parse_config(TrainConfig, "", ["--shear=3", "--mixup=0.2", "--copy-paste=0.4", "--multi-scale"])
-    assert (config.augment.shear, config.augment.mixup, config.augment.copy_paste) == (3, 0.2, 0.4)
+    assert (augment(config).shear, augment(config).mixup, augment(config).copy_paste) == (3, 0.2, 0.4)
     assert config.multi_scale
-    assert TrainConfig().augment == Augmentation(degrees=0.0, flipud=0.0, draw_wires=0.0)
+    assert augment(TrainConfig()) == Augmentation(degrees=0.0, flipud=0.0, draw_wires=0.0)
 
 
 RECIPE = {"freeze": 10, "multi_scale": True, "class_weights": "auto", "shear": 2.0, "mixup": 0.1, "copy_paste": 0.1}

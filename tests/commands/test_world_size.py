@@ -17,7 +17,7 @@ from utils.data.loader import EpochBatches
 from utils.distributed import RankInfo
 from utils.distributed import rank as current_rank
 from utils.engine import EngineOptions, TrainingEngine
-from utils.measure.step_timer import SegmentationStep
+from utils.training.step import SegmentationStep
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import build_model
 from utils.yolo.optimizer import OptimizerPlan, build_optimizer

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.data.conftest import WINDOWED, WINDOWED_PX, windows_as_samples
 from tests.data.pictures import COLOURLESS, WORST_LABEL, box, content, unlabelled_pixels, worst_label
@@ -20,8 +21,8 @@ from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import letterbox
 from utils.data.labels import Photo
 from utils.data.windows import CELL, EMPTY, OBJECT, ROLES, WHOLE, Window, WindowConfig, WindowedPhotos, Windows
-from utils.training import assembly
 from utils.training.config import TrainConfig
+from utils.training.data import open_data
 
 SIDE_PX = 640
 STILL = Augmentation(mosaic=0, translate=0, scale=0, fliplr=0, hsv_h=0, hsv_s=0, hsv_v=0)
@@ -256,8 +257,8 @@ def test_windows_are_off_by_default_and_announced_and_validation_has_its_own(pho
     said: list[str] = []
 
     def opened(split: str, **options: Any) -> SegmentationDataset:
-        config, photos = TrainConfig(img_size=64, **options), read_photos(spec, split)
-        return assembly.open_dataset(config, spec, split, photos, False, said.append)
+        data = open_data(TrainConfig(img_size=64, **options), spec, torch.device("cpu"), said.append)
+        return data.train if split == "train" else data.val
 
     whole = opened("train")
     assert len(whole) == 7
@@ -277,7 +278,7 @@ def test_windows_are_off_by_default_and_announced_and_validation_has_its_own(pho
     assert lines[1] == "Windows: 3 per photograph and epoch, 21 in all, at scale 0.5 to 1"
     assert "at least once in any 3 epochs" in lines[2]
     assert "the run has 2 epochs: --windows 5 shows all objects" in lines[3]
-    assert "at most 128 pixels a side; parse_labels.py --long-side native" not in lines[-1]
+    assert "at most 128 pixels a side; parse_labels.py --long-side native" not in "".join(lines)
     vals = [opened("val", windows=3, seed=seed).windowed for seed in (0, 1)]
     shown = [[part.windows.window(0, index) for index in range(21)] for part in vals if part]
     assert len(shown) == 2

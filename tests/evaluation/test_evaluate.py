@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from evaluate_model import EvaluationConfig, choose_resolution
 from tests.support.oracle import NAMES, SIZE_PX, Oracle, draw_photos, evaluate_oracle
 from tests.support.ranks import run_ranks
 from utils import distributed
+from utils.commands.evaluation import EvaluationConfig, choose_resolution
 from utils.common.files import write_text_atomic
 from utils.data.dataset import Photo, Sample, SegmentationDataset, collate
 from utils.data.images import write_jpeg
@@ -25,9 +25,10 @@ from utils.evaluation import input_masks
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import Evaluation, PhotoPixels
 from utils.evaluation.input_masks import begin_mask_overlaps
+from utils.evaluation.label_shapes import sizes_on_disk
 from utils.evaluation.metrics.results import ImageResult
 from utils.evaluation.metrics.thin_objects import ThinRule
-from utils.evaluation.native_masks import outlines_in_photo, place, sizes_on_disk
+from utils.evaluation.native_masks import outlines_in_photo, place
 from utils.predict.detections import Detections, prototype_masks
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss

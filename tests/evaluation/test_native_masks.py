@@ -11,6 +11,7 @@ from utils.common.errors import UsageError
 from utils.data.dataset import Photo, Sample
 from utils.data.drawn_wires import band
 from utils.evaluation import native_masks
+from utils.evaluation.label_shapes import choose_thin_classes
 from utils.evaluation.native_masks import fill_outline, masks_in_photo, place, region_iou
 from utils.predict.detections import Detections, photo_masks
 
@@ -110,7 +111,7 @@ def test_thin_classes_are_found_by_their_labels_or_named() -> None:
     names = ("pole", "guy", "wire")
 
     def chosen(*asked: str) -> tuple[int, ...]:
-        return native_masks.choose_thin_classes(asked, photos, lambda index: size, names)
+        return choose_thin_classes(asked, photos, lambda index: size, names)
 
     assert chosen("auto") == (2,)  # 60 times as long as wide
     assert chosen("none") == ()

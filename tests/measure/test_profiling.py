@@ -11,6 +11,8 @@ import torch
 
 from utils.common import nvml
 from utils.common.devices import choose_precision
+from utils.data.synthetic import synthetic_batch
+from utils.engine.step_timer import PHASES, Repeated, run_training_steps
 from utils.measure import profiling
 from utils.measure.operators import MAX_OPERATORS, most_expensive
 from utils.measure.profiling import (
@@ -23,8 +25,7 @@ from utils.measure.profiling import (
     state_bytes,
     verdict_lines,
 )
-from utils.measure.step_timer import PHASES, Repeated, build_training, run_training_steps
-from utils.measure.synthetic import synthetic_batch
+from utils.training.step import build_training
 from utils.yolo.model import build_model
 
 # --- the sweep -------------------------------------------------------------------------------------------------------

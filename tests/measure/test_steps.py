@@ -11,10 +11,11 @@ import torch
 
 from tests.measure.made_up import JOB
 from utils.common.devices import choose_precision
-from utils.measure import step_timer
+from utils.data.synthetic import synthetic_batch, training_colours
+from utils.engine import step_timer
+from utils.engine.step_timer import PHASES, StepTimer, middle_half, time_training_steps
 from utils.measure.step_ranges import RANGES, RangeTimer
-from utils.measure.step_timer import PHASES, StepTimer, build_training, middle_half, time_training_steps
-from utils.measure.synthetic import synthetic_batch, training_colours
+from utils.training.step import build_training
 from utils.yolo.model import build_model
 from utils.yolo.optimizer import MuSGD
 

@@ -53,7 +53,7 @@ def tiny_weights(path: Path, windows: dict[str, float] | None = None, prototype_
             for branch in branches:
                 _spread(model, branch[-1], mean, spread)
         _spread(model, head.proto.cv3.conv, 0, prototype_scale)
-    save_deployable(path, model, {}, img_size=SIZE_PX, data="made up", windows=windows)
+    save_deployable(path, model, {}, img_size=SIZE_PX, data="made up", **({"windows": windows} if windows else {}))
     return path
 
 

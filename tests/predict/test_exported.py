@@ -24,7 +24,8 @@ from utils.export.conversion import Variant, check_variants
 from utils.export.proof import BOUNDS, compare_outputs, decoded_outputs
 from utils.predict import exported
 from utils.predict.exported import FACTS_KEY, ExportedModel, open_model
-from utils.yolo.model import class_names, load_for_prediction, trained_size_px, trained_windows
+from utils.yolo.model import class_names, load_for_prediction
+from utils.yolo.trained import trained_size_px, trained_windows
 
 CPU = torch.device("cpu")
 KINDS = ("onnx", "openvino", "torchscript")

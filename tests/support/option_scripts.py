@@ -11,10 +11,11 @@ from unittest.mock import ANY
 
 from utils.common.config import section_of
 from utils.common.errors import UsageError, UserError
-from utils.engine.options import LoopOptions
+from utils.data.augment import Augmentation
 from utils.measure.scaling import process_counts
 from utils.pages.report import Viewer
 from utils.predict.tiles import Tiling, check_tiles, choose_tiling
+from utils.training.config import TrainConfig
 
 
 def tiling(tiles: str, overlap: float, *_: object) -> Tiling | None:
@@ -76,10 +77,18 @@ SCRIPTS = [
         "train_yolo_ddp",
         "TrainConfig",
         home="utils.training.config",
-        real=("utils.training.assembly", "utils.training.plan"),
+        real=(
+            "utils.commands.training",
+            *(f"utils.training.{name}" for name in ("assembly", "data", "plan", "regime")),
+        ),
         values={"window_scale": ((0.25, 1.0),), "mlflow": ("https://host",)},
-        readers={"choose_augmentation": ("augment",), "OwnedRun": ("save_dir", "accept_changed_data")},
-        kept={"section_of": section_of, "LoopOptions": LoopOptions},
+        readers={"OwnedRun": ("save_dir", "accept_changed_data")},
+        kept={
+            **{section.__name__: section for section in TrainConfig.__mro__[1:-1]},
+            "section_of": section_of,
+            "Augmentation": Augmentation,
+        },
+        tested={"are_all_thin": False},
     ),
     Script(
         "inference",
@@ -103,7 +112,15 @@ SCRIPTS = [
             *("save_coco", "save_crops", "save_label_studio"),
         ),
     ),
-    Script("evaluate_model", "EvaluationConfig", ("--model=m",), values=TILES, kept=TILING | {"Viewer": Viewer}),
+    Script(
+        "evaluate_model",
+        "EvaluationConfig",
+        ("--model=m",),
+        home="utils.commands.evaluation",
+        real=("utils.commands.evaluation",),
+        values=TILES,
+        kept=TILING | {"Viewer": Viewer},
+    ),
     Script(
         "check_data",
         "CheckConfig",

@@ -13,26 +13,32 @@ import torch
 from PIL import Image
 from torch import nn
 
-from utils.common.config import parse_config
+from utils.common.config import parse_config, section_of
 from utils.common.devices import Precision, choose_precision
 from utils.common.errors import UsageError, UserError
-from utils.data.augment import Augmentation
-from utils.data.dataset import Batch
+from utils.data.augment import Augmentation, AugmentOptions
+from utils.data.dataset import Batch, DataOptions
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.drawn_wires import band
 from utils.data.labels import Photo
 from utils.data.windows import WindowConfig
 from utils.engine import EngineOptions
+from utils.evaluation.label_shapes import LabelShapes, shapes_of
 from utils.run import folder
 from utils.run.folder import differences, resume_arguments, without_local_rank
-from utils.training import assembly, plan
-from utils.training.assembly import choose_augmentation
+from utils.training import data as training_data
+from utils.training import plan
 from utils.training.config import TrainConfig
 from utils.training.plan import largest_that_fits, plan_optimizer
+from utils.training.regime import Regime, regime_of
 
 
 def config_of(*arguments: str) -> TrainConfig:
     return parse_config(TrainConfig, "", list(arguments))
+
+
+def regime(config: TrainConfig, facts: LabelShapes) -> Regime:
+    return regime_of(config.window_config, config.reach, section_of(config, AugmentOptions), facts, NAMES)
 
 
 def test_words_and_numbers_that_yaml_misreads_are_understood(tmp_path: Path) -> None:
@@ -63,10 +69,11 @@ def test_windows_need_a_low_and_a_high_scale() -> None:
 
 
 def test_objects_are_assigned_within_reach_when_training_on_windows() -> None:
-    assert not TrainConfig().within_reach
-    assert TrainConfig(reach="on").within_reach
-    assert TrainConfig(windows=8).within_reach
-    assert not TrainConfig(windows=8, reach="off").within_reach
+    facts = LabelShapes((), {}, None, are_all_thin=False)
+    assert not regime(TrainConfig(), facts).within_reach
+    assert regime(TrainConfig(reach="on"), facts).within_reach
+    assert regime(TrainConfig(windows=8), facts).within_reach
+    assert not regime(TrainConfig(windows=8, reach="off"), facts).within_reach
 
 
 def test_a_resumed_run_has_the_same_scales_as_its_yaml() -> None:
@@ -115,18 +122,18 @@ def test_rate_and_decay_follow_the_effective_batch() -> None:
 
 def test_the_trainer_plans_with_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("utils.data.loader.shared_memory_free_bytes", lambda: 120_000_000)
-    config = TrainConfig(batch_size=4, img_size=640, prefetch=2, multi_scale=False)
-    assert plan.plan_workers(config, 8, 1)[0] == 5
-    larger = TrainConfig(batch_size=4, img_size=640, prefetch=2, multi_scale=True)
-    assert plan.plan_workers(larger, 8, 1)[0] == 2  # sides up to 1.5 times
+    assert plan.plan_workers(4, DataOptions(img_size=640, prefetch=2, multi_scale=False), 8, 1)[0] == 5
+    larger = DataOptions(img_size=640, prefetch=2, multi_scale=True)
+    assert plan.plan_workers(4, larger, 8, 1)[0] == 2  # sides up to 1.5 times
 
 
 def test_a_cache_that_was_asked_for_is_not_left_out_silently(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(assembly, "open_images", lambda *_, **__: None)  # no room
+    monkeypatch.setattr(training_data, "open_images", lambda *_, **__: None)  # no room
     spec = DatasetSpec(tmp_path / "data.yaml", tmp_path, ("pole",), {})
-    assert assembly.open_dataset(TrainConfig(), spec, "train", [], False, print).packed is None
+    where: Any = (None, spec, "train", [], 0, print)
+    assert training_data.open_split(DataOptions(), *where).packed is None
     with pytest.raises(UserError, match=r"--cache packed: .*\.cache has no room for it"):
-        assembly.open_dataset(TrainConfig(cache="packed"), spec, "train", [], False, print)
+        training_data.open_split(DataOptions(cache="packed"), *where)
 
 
 NAMES, CPU = ("pole", "wire"), torch.device("cpu")
@@ -169,9 +176,9 @@ def arcs(file: Path, sag: float, number: int = 24) -> Photo:
 
 
 def choose(photos: list[Photo], **options: float) -> tuple[tuple[float | None, ...], list[str], Augmentation]:
-    said: list[str] = []
-    augment = choose_augmentation(TrainConfig(**options), photos, NAMES, said.append)  # type: ignore[arg-type]
-    return (augment.degrees, augment.flipud, augment.draw_wires), said, augment
+    chosen = regime(TrainConfig(**options), shapes_of(photos))  # type: ignore[arg-type]
+    augment = chosen.augment
+    return (augment.degrees, augment.flipud, augment.draw_wires), list(chosen.lines), augment
 
 
 @pytest.mark.parametrize(
@@ -270,9 +277,8 @@ def test_a_batch_that_lacks_memory_does_not_fit_and_another_error_is_raised(monk
 
 
 def test_a_cpu_has_a_plain_answer() -> None:
-    model: Any = nn.Identity()
-    assert plan.find_batch_size(TrainConfig(batch_size=0), model, CPU, 99) == plan.CPU_BATCH_SIZE
-    assert plan.find_batch_size(TrainConfig(batch_size=3), model, CPU, 99) is None
+    precision = choose_precision("off", CPU)
+    assert plan.find_batch_size(CPU, precision, nn.Identity(), 640, AugmentOptions(), 99) == plan.CPU_BATCH_SIZE
 
 
 def test_auto_is_a_word_for_the_batch_size(tmp_path: Path) -> None:
@@ -283,11 +289,10 @@ def test_auto_is_a_word_for_the_batch_size(tmp_path: Path) -> None:
 
 
 def test_auto_keeps_the_batch_size_of_a_run_that_continues(tmp_path: Path) -> None:
-    config = TrainConfig(batch_size=0, save_dir=str(tmp_path))
-    assert plan.agree_batch_size(config, 12) == 12
+    assert plan.agree_batch_size(0, 12, tmp_path) == 12
     (tmp_path / "config.yaml").write_text("batch_size: 24\n", encoding="utf-8")
-    assert plan.agree_batch_size(config, 12) == 24
-    assert plan.agree_batch_size(TrainConfig(batch_size=6, save_dir=str(tmp_path)), None) == 6
+    assert plan.agree_batch_size(0, 12, tmp_path) == 24
+    assert plan.agree_batch_size(6, None, tmp_path) == 6
 
 
 @pytest.mark.parametrize(
@@ -303,10 +308,9 @@ def test_the_probe_varies_colours(options: dict[str, Any], has_gains: bool, monk
         return len(batch) == 1
 
     monkeypatch.setattr(plan, "_fits", fits)
-    monkeypatch.setattr(plan, "choose_precision", lambda name, device: choose_precision("off", CPU))
-    config, gpu = TrainConfig(batch_size=0, img_size=64, **options), torch.device("cuda", 0)
-    model = SimpleNamespace(nc=3)
-    assert plan.find_batch_size(config, model, gpu, 99) == 1  # type: ignore[arg-type]
+    model: Any = SimpleNamespace(nc=3)
+    gpu, precision = torch.device("cuda", 0), choose_precision("off", CPU)
+    assert plan.find_batch_size(gpu, precision, model, 64, AugmentOptions(**options), 99) == 1
     assert (probed[0].colour_gains is not None) == has_gains
 
 

@@ -51,8 +51,8 @@ def saved(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> d
     for family, network in models.items():
         paths[family] = tmp_path_factory.mktemp(family) / "best.pt"
         info = {"epoch": 3, "metrics": {"mask_map50": 0.5}}
-        facts: dict[str, Any] = {"img_size": SIZE_PX, "data": "dataset.yaml", "windows": WINDOWS, "thin_classes": (1,)}
-        save_deployable(paths[family], network, info, **facts, wire_labels=WIRE_LABELS, label_lengths=[2, 90.5, 0.5])
+        facts: dict[str, Any] = {"img_size": SIZE_PX, "data": "dataset.yaml", "windows": WINDOWS, "thin_classes": [1]}
+        save_deployable(paths[family], network, info, **facts, **WIRE_LABELS, label_lengths=[2, 90.5, 0.5])
         torch.save(network.state_dict(), paths[family].with_name("weights.pt"))
     return paths
 

@@ -313,7 +313,7 @@ def _visible_parts(outline: np.ndarray, pasted: np.ndarray, is_thin: bool) -> li
     return [part for part, side in zip(parts, sides, strict=True) if (side >= np.array(MIN_PIECE_PX)).all()]
 
 
-def draw_gains(config: Augmentation, rng: np.random.Generator) -> np.ndarray:
+def draw_gains(config: AugmentOptions, rng: np.random.Generator) -> np.ndarray:
     """Draw random gains of hue, saturation and value: float64 (3,); 1 where the option is 0."""
     return 1 + rng.uniform(-1, 1, 3) * (config.hsv_h, config.hsv_s, config.hsv_v)
 

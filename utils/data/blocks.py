@@ -47,7 +47,7 @@ def level_shapes(height: int, width: int) -> list[tuple[int, int]]:
 
 
 class BlockStore(RecordFile):
-    """Random access to windows of photographs."""
+    """Random access to rectangles of photographs."""
 
     def level_for(self, position: int, scale: float) -> int:
         """Return the level from which a photograph is drawn at `scale`, in drawn pixels per pixel of the photograph."""

@@ -31,7 +31,7 @@ UNSUSPICIOUS_PIXELS = 25_000_000
 MAX_STORED_BYTES = 300_000_000  # of what has to be decoded at once, a strip or a tile of the file
 ROWS_AT_ONCE = 512
 STRETCH_PERCENT = (1, 99)  # of a 16-bit raster's values, which become 0 and 255
-STRETCH_WINDOWS, STRETCH_PX = 24, 64  # windows a side, and their side: a look at all parts of the raster
+STRETCH_PATCHES, STRETCH_PX = 24, 64  # patches a side, and their side: a look at all parts of the raster
 _TIFF = {b"II*\0": 8, b"MM\0*": 8, b"II+\0": 16, b"MM\0+": 16}  # first bytes, and those of the whole header
 _STORED = ((273, 279), (324, 325))  # TIFF 6.0: places and sizes of strips, or of tiles
 _PLACED = (33550, 33922, 34264, 34735)  # GeoTIFF 1.1: pixel scale, tie points, transformation, keys
@@ -156,10 +156,10 @@ def _bands(raster: Any) -> tuple[int, int, int]:
 
 
 def _stretch(raster: Any, bands: tuple[int, int, int]) -> tuple[float, float]:
-    """Return the values of STRETCH_PERCENT in windows all over the raster, the same for all bands and tiles."""
+    """Return the values of STRETCH_PERCENT in patches all over the raster, the same for all bands and tiles."""
     seen = [np.zeros(0, np.uint16)]
-    for top in np.linspace(0, max(raster.height - STRETCH_PX, 0), STRETCH_WINDOWS, dtype=int).tolist():
-        for left in np.linspace(0, max(raster.width - STRETCH_PX, 0), STRETCH_WINDOWS, dtype=int).tolist():
+    for top in np.linspace(0, max(raster.height - STRETCH_PX, 0), STRETCH_PATCHES, dtype=int).tolist():
+        for left in np.linspace(0, max(raster.width - STRETCH_PX, 0), STRETCH_PATCHES, dtype=int).tolist():
             window = ((top, min(top + STRETCH_PX, raster.height)), (left, min(left + STRETCH_PX, raster.width)))
             is_seen = raster.dataset_mask(window=window) > 0
             if is_seen.any():

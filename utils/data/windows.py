@@ -152,6 +152,29 @@ class Windows:
         turns = -(-num_cells // ROLES.count(CELL)) * len(ROLES)
         return -(-turns // self.config.per_photo)
 
+    def describe(self, epochs: int) -> list[str]:
+        """Return lines for the console: how many windows there are, and after how many epochs each object was in one."""
+        config, needed = self.config, self.epochs_until_seen()
+        lines = [
+            f"Windows: {config.per_photo} per photograph and epoch, {len(self)} in all, at scale {config.low_scale:g} to "
+            f"{config.high_scale:g}"
+        ]
+        if len(needed):
+            most, half = int(needed.max()), int(np.median(needed))
+            lines.append(
+                f"  every object is in a window at least once in any {most} epochs, of half the photographs in any {half}"
+            )
+            if most > epochs:
+                lines.append(
+                    f"  the run has {epochs} epochs: --windows {-(-most * config.per_photo // epochs)} shows all objects"
+                )
+        largest = int(self.sizes.max())
+        if largest < 2 * self.side_px:
+            lines.append(
+                f"  the photographs have at most {largest} pixels a side; parse_labels.py --long-side native keeps all they had"
+            )
+        return lines
+
     def on_object(self, photo: int, rng: np.random.Generator, class_id: int | None = None) -> Window:
         """Return a window on a random object of a class (None: a random one): on the whole object, or a point of its outline.
 

@@ -7,76 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import cv2
 import numpy as np
 
-from utils.data.dataset import Photo, Sample
-from utils.data.images import upright_size
+from utils.data.dataset import Sample
 from utils.evaluation.metrics.matching import box_iou
-from utils.evaluation.metrics.thin_objects import elongated_classes, elongation
 from utils.predict.detections import Detections, Placement
-from utils.predict.options import named_classes
 from utils.predict.regions import Region, fill_outline
 
 PIXELS_PER_PART = 100_000_000  # of the masks kept at a time, a byte each
-THIN_PHOTOS = 64
-THIN_PX, SMALL_PX = 4.0, 12.0  # width, and longer side, of labels in the network's input that are hard to learn
-LARGER = 0.8  # scale of a photograph in the input below which a window shows more of it
-WINDOWS_ADVICE = "train on windows of the photographs: --windows 8 (docs/windows.md)"
 # Takes a sample, where its photograph lies, some detections and their masks in the photograph's pixels.
 OnMasks = Callable[[Sample, Placement, Detections, list[Region]], None]
-
-
-def sizes_on_disk(photos: list[Photo]) -> Callable[[int], tuple[int, int]]:
-    """Return a function from an index to the width and height of that photograph's file, upright."""
-    return cache(lambda index: upright_size(photos[index].file.read_bytes()))
-
-
-def choose_thin_classes(
-    asked: tuple[str, ...], photos: list[Photo], size_of: Callable[[int], tuple[int, int]], names: tuple[str, ...]
-) -> tuple[int, ...]:
-    """Return the classes to judge by their centrelines, alike on all ranks: those of the given names, `auto` or `none`.
-
-    `auto` takes the classes whose objects have a median elongation of MIN_ELONGATION or more in at most THIN_PHOTOS
-    photographs, spread over the split. Raises UsageError for a name that is no class.
-    """
-    if asked == ("auto",):
-        labelled = [index for index, photo in enumerate(photos) if len(photo.polygons)]
-        chosen = labelled[:: max(1, len(labelled) // THIN_PHOTOS)][:THIN_PHOTOS]
-        values = [elongation(outline * size_of(index)) for index in chosen for outline in photos[index].polygons]
-        return elongated_classes((class_id for index in chosen for class_id in photos[index].class_ids), values)
-    return named_classes(asked, names)
-
-
-def small_labels_hint(photos: list[Photo], names: tuple[str, ...], size_px: int) -> str:
-    """Return a line about the class whose labels are the smallest at a network input of size_px; empty if they are large enough.
-
-    It is about photographs that are larger than the input, of which windows show more. A label's width is twice its area over its
-    perimeter. At most THIN_PHOTOS photographs are looked at, spread over the split.
-    """
-    size_of, found = sizes_on_disk(photos), dict[int, list[tuple[float, float]]]()
-    labelled = [index for index, photo in enumerate(photos) if len(photo.polygons)]
-    for index in labelled[:: max(1, len(labelled) // THIN_PHOTOS)][:THIN_PHOTOS]:
-        size = size_of(index)
-        scale = size_px / max(size)
-        for class_id, polygon in zip(photos[index].class_ids.tolist(), photos[index].polygons, strict=True):
-            outline = (polygon * size * scale).astype(np.float32)
-            width = 2 * cv2.contourArea(outline) / max(cv2.arcLength(outline, True), 1e-6)
-            if scale < LARGER:
-                found.setdefault(class_id, []).append((width, float(np.ptp(outline, axis=0).max())))
-    medians = {class_id: np.median(np.array(values), axis=0) for class_id, values in found.items()}
-    small = [
-        (width / THIN_PX, f"half of the labels of {names[class_id]} are at most {width:.1f} px wide")
-        for class_id, (width, _) in medians.items()
-        if width < THIN_PX
-    ] + [
-        (long / SMALL_PX, f"half of the labels of {names[class_id]} are at most {long:.0f} px long")
-        for class_id, (_, long) in medians.items()
-        if long < SMALL_PX
-    ]
-    return f"Hint: {min(small)[1]} at an input of {size_px} px; {WINDOWS_ADVICE}" if small else ""
 
 
 def place(sample: Sample, photo_size: tuple[int, int]) -> Placement:

@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from utils.data.dataset import Batch
 from utils.engine import TrainingEngine
 from utils.engine.loading import tensors_in
-from utils.measure.step_timer import Repeated, run_training_steps
+from utils.engine.step_timer import Repeated, run_training_steps
 
 MAX_OPERATORS = 10
 LOSS_BACKWARD, NETWORK_BACKWARD = "loss backward", "network backward"
-# report: sums of the values to report. The other parts are the phases of `utils.measure.step_timer`.
+# report: sums of the values to report. The other parts are the phases of `utils.engine.step_timer`.
 PARTS = ("input", "forward", "loss", LOSS_BACKWARD, NETWORK_BACKWARD, "report", "optimizer")
 NETWORK_PARTS = ("forward", NETWORK_BACKWARD)
 

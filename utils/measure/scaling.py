@@ -14,9 +14,9 @@ import psutil
 
 from utils.common.text import format_bytes, format_table
 from utils.distributed.rank_processes import run_ranks
+from utils.engine.step_timer import PHASES
 from utils.measure.scaling_rank import RankJob
 from utils.measure.step_ranges import DATA, RANGES
-from utils.measure.step_timer import PHASES
 
 MAX_CPU_PROCESSES = 8
 _RANK_CODE = "from utils.measure.scaling_rank import main; run_script(main)"

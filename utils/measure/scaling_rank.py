@@ -14,13 +14,14 @@ from utils.common.devices import choose_device, choose_precision, seed_everythin
 from utils.common.errors import explain_out_of_memory
 from utils.data.dataset import Batch
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from utils.data.synthetic import synthetic_batch
 from utils.distributed import RankInfo, barrier, read_rank_environment
 from utils.distributed.ddp import gradient_bytes
 from utils.distributed.rank_processes import join_ranks, read_job, write_answer
 from utils.engine import TrainingEngine
+from utils.engine.step_timer import Repeated, run_training_steps
 from utils.measure.step_ranges import DATA, MarkedLoader, RangeTimer, timed_collectives, training_loader
-from utils.measure.step_timer import Repeated, build_training, run_training_steps
-from utils.measure.synthetic import synthetic_batch
+from utils.training.step import build_training
 from utils.yolo.model import build_model
 
 REDUCE_WARMUP, REDUCE_REPEATS = 3, 10

@@ -22,7 +22,7 @@ from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.loader import EpochBatches, EpochLoader, get_dataloader
 from utils.distributed import main_printer
 from utils.distributed.ddp import gradient_bytes
-from utils.measure.step_timer import PHASES, Mark, StepTimer
+from utils.engine.step_timer import PHASES, Mark, StepTimer
 
 DATA = "data"  # the phase in which a step waits for its batch
 COMMUNICATION = "communication"

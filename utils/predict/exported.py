@@ -25,7 +25,8 @@ from utils.common.devices import choose_precision
 from utils.common.environment import block_telemetry
 from utils.common.errors import UserError, one_line
 from utils.data.target_masks import MASK_STRIDE
-from utils.yolo.model import MAX_INPUT_PX, RESIZE, YoloModel, are_possible_windows, load_for_prediction
+from utils.yolo.model import MAX_INPUT_PX, RESIZE, YoloModel, load_for_prediction
+from utils.yolo.trained import are_possible_windows
 from utils.yolo.weights_file import ForeignFile, checked_names
 
 FACTS_KEY = "yolo_seg_ddp"  # under which Ultralytics' metadata hold this project's facts

@@ -14,7 +14,8 @@ from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precis
 from utils.common.errors import UsageError, UserError
 from utils.predict.exported import open_model
 from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
-from utils.yolo.model import class_names, trained_size_px, trained_thin_classes
+from utils.yolo.model import class_names
+from utils.yolo.trained import trained_size_px, trained_thin_classes
 
 
 def overlap_option(*needs: str) -> Any:

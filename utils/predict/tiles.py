@@ -31,7 +31,8 @@ from utils.predict.lines.replacing import replace_masks, votes_of
 from utils.predict.overview import add_overview, best_first, longest_side, without_mask
 from utils.predict.regions import Corners, LazyRegions, fill_outline
 from utils.yolo.inputs import prepare_images
-from utils.yolo.model import YoloModel, trained_label_lengths, trained_windows, trained_wire_labels
+from utils.yolo.model import YoloModel
+from utils.yolo.trained import trained_label_lengths, trained_windows, trained_wire_labels
 
 MIN_OVERLAP_PX = 128
 OVERLAP = 0.2  # of a tile's side

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from utils.common.config import option, section_of
+from utils.common.config import Options, option
 from utils.common.devices import PRECISION_CHOICES
-from utils.data.augment import Augmentation, AugmentOptions
+from utils.data.augment import AugmentOptions
 from utils.data.dataset import DataOptions
 from utils.data.windows import WindowOptions
 from utils.engine.options import LoopOptions
@@ -18,10 +18,8 @@ from utils.yolo.optimizer import OptimizerOptions
 
 
 @dataclass(frozen=True)
-class TrainConfig(
-    AugmentOptions, LossOptions, OptimizerOptions, LoopOptions, RunOptions, WindowOptions, DataOptions, ModelOptions
-):
-    """Options of the trainer. A YAML file given with --config may hold any of them."""
+class MachineOptions(Options):
+    """What each process takes of its machine, and how exactly it computes."""
 
     group: ClassVar[str] = "machine"
 
@@ -46,14 +44,17 @@ class TrainConfig(
         choices=("auto", "on", "off"),
     )
 
-    @property
-    def within_reach(self) -> bool:
-        """Whether objects are assigned only to anchors that can predict their whole box."""
-        return self.reach == "on" or (self.reach == "auto" and self.windows > 0)
 
-    @property
-    def augment(self) -> Augmentation:
-        """The augmentation part of the options; what is unset is 0."""
-        given = vars(section_of(self, AugmentOptions)).items()
-        options: dict[str, Any] = {name: 0.0 if value is None else value for name, value in given}
-        return Augmentation(**options)
+@dataclass(frozen=True)
+class TrainConfig(
+    MachineOptions,
+    AugmentOptions,
+    LossOptions,
+    OptimizerOptions,
+    LoopOptions,
+    RunOptions,
+    WindowOptions,
+    DataOptions,
+    ModelOptions,
+):
+    """Options of the trainer. A YAML file given with --config may hold any of them."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from utils import distributed
+from utils.common.config import section_of
 from utils.common.cores import choose_threads_and_workers, free_cores, threads_beside_others, usable_cpu_count
 from utils.common.devices import (
     PRECISION_CHOICES,
@@ -23,14 +24,17 @@ from utils.common.devices import (
 )
 from utils.common.errors import UserError, is_out_of_memory, printable
 from utils.common.files import warn_on_write_error, write_text_atomic
-from utils.data.dataset import Batch, SegmentationDataset, count_classes
-from utils.data.fingerprint import Fingerprint, take_fingerprint
+from utils.data.augment import AugmentOptions
+from utils.data.dataset import Batch, DataOptions, count_classes
 from utils.data.loader import batch_bytes, multi_scale_sizes, plan_loader
-from utils.measure.step_timer import build_training, time_training_steps
-from utils.measure.synthetic import synthetic_batch
+from utils.data.synthetic import synthetic_batch
+from utils.engine.step_timer import time_training_steps
 from utils.run.folder import OwnedRun
 from utils.run.records import read_config
-from utils.training.config import TrainConfig
+from utils.training.config import MachineOptions, TrainConfig
+from utils.training.data import Data
+from utils.training.step import build_training
+from utils.yolo.inputs import varies_colours_on
 from utils.yolo.loss import inverse_frequency_weights
 from utils.yolo.model import DESCRIPTIONS, YoloModel
 from utils.yolo.optimizer import (
@@ -65,37 +69,38 @@ class Share:
 
     ranks: distributed.RankInfo
     device: torch.device
+    precision: Precision
     most_threads: int
     threads: int
     workers: int
 
 
-def take_share(config: TrainConfig, ranks: distributed.RankInfo) -> Share:
+def take_share(machine: MachineOptions, data: DataOptions, ranks: distributed.RankInfo) -> Share:
     """Choose this process's device, compute threads and loader workers, and prepare PyTorch for them."""
-    device = choose_device(config.device, ranks.local_rank)
-    most_threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
-    threads = config.threads or most_threads
+    device = choose_device(machine.device, ranks.local_rank)
+    most_threads, workers = choose_threads_and_workers(ranks.local_world_size, data.num_workers, device.type)
+    threads = machine.threads or most_threads
     # Only of one process: several that start together would take each other for other programs.
-    if device.type == "cpu" and not config.threads and most_threads > 1 and ranks.local_world_size == 1:
+    if device.type == "cpu" and not machine.threads and most_threads > 1 and ranks.local_world_size == 1:
         threads = threads_beside_others(most_threads, free_cores())
     torch.set_num_threads(threads)
-    seed_everything(config.seed)
-    tune_device(device, deterministic=config.deterministic, fixed_shapes=not config.multi_scale)
-    return Share(ranks, device, most_threads, threads, workers)
+    seed_everything(machine.seed)
+    tune_device(device, deterministic=machine.deterministic, fixed_shapes=not data.multi_scale)
+    return Share(ranks, device, choose_precision(machine.amp, device), most_threads, threads, workers)
 
 
-def find_batch_size(config: TrainConfig, model: YoloModel, device: torch.device, num_images: int) -> int | None:
-    """Return what `--batch-size auto` means for this process's device; None where a number was given.
+def find_batch_size(
+    device: torch.device, precision: Precision, model: YoloModel, side_px: int, augment: AugmentOptions, num_images: int
+) -> int:
+    """Return what `--batch-size auto` means for this process's device.
 
-    It is at most `num_images`, those of a rank in an epoch. Some memory is left free. The model is not changed. Call this
-    before the process group exists: each rank probes its own device. Raises UserError when not even one image fits.
+    `side_px`: the largest side of an input. `num_images`: those of a rank in an epoch, the most. Some memory is left free.
+    The model is not changed. Call this before the process group exists: each rank probes its own device. Raises UserError
+    when not even one image fits.
     """
-    if config.batch_size:
-        return None
     if device.type != "cuda":
         return CPU_BATCH_SIZE
-    precision, side_px = choose_precision(config.amp, device), largest_side_px(config)
-    colours = config.augment if varies_colours_on_device(config, device) else None  # that takes memory, too
+    colours = augment if varies_colours_on(device, augment.colour) else None  # that takes memory, too
 
     def fits(batch_size: int) -> bool:
         batch = synthetic_batch(batch_size, side_px, model.nc, objects_per_image=OBJECTS_PER_IMAGE, colours=colours)
@@ -104,14 +109,9 @@ def find_batch_size(config: TrainConfig, model: YoloModel, device: torch.device,
     return largest_that_fits(fits, side_px, max(min(LARGEST, num_images), 1))
 
 
-def largest_side_px(config: TrainConfig) -> int:
+def largest_side_px(data: DataOptions) -> int:
     """Return the largest side that a network input may have."""
-    return max(multi_scale_sizes(config.img_size)) if config.multi_scale else config.img_size
-
-
-def varies_colours_on_device(config: TrainConfig, device: torch.device) -> bool:
-    """Return whether `--colour` lets the device vary the colours, not the loader."""
-    return config.colour == "device" or (config.colour == "auto" and device.type == "cuda")
+    return max(multi_scale_sizes(data.img_size)) if data.multi_scale else data.img_size
 
 
 def largest_that_fits(fits: Callable[[int], bool], img_size: int, most: int) -> int:
@@ -147,28 +147,6 @@ def _fits(model: YoloModel, device: torch.device, precision: Precision, batch: B
 
 
 @dataclass(frozen=True)
-class Data:
-    """The class names, and the photographs that a run trains on and evaluates."""
-
-    names: tuple[str, ...]
-    train: SegmentationDataset
-    val: SegmentationDataset
-    root: Path = Path()
-
-    def fingerprint(self, before: Fingerprint | None) -> Fingerprint:
-        """Return what both splits hold, by content. Reads the photographs that changed since an earlier fingerprint."""
-        skipped = [f"{split} {path}" for split in ("train", "val") for path in getattr(self, split).skipped]
-        return take_fingerprint(
-            self.names, {"train": self.train.photos, "val": self.val.photos}, self.root, skipped, before
-        )
-
-    @property
-    def skipped(self) -> dict[str, str]:
-        """What `--skip-bad` left out, by its path in the data set: the line that says why."""
-        return {**self.train.skipped, **self.val.skipped}
-
-
-@dataclass(frozen=True)
 class TrainPlan:
     """How a run trains. `config` has no `auto` left that an earlier start decided; `lines` are for the console.
 
@@ -189,7 +167,8 @@ def plan_training(config: TrainConfig, share: Share, run: OwnedRun, data: Data) 
     ranks, device = share.ranks, share.device
     threads = config.threads or keep_threads(share.threads, share.most_threads, ranks.world_size, run.choices)
     torch.set_num_threads(threads)
-    workers, notes = plan_workers(config, share.workers, ranks.local_world_size)
+    loading = section_of(config, DataOptions)
+    workers, notes = plan_workers(config.batch_size, loading, share.workers, ranks.local_world_size)
     lines = [*run.notes, *notes]
     lines.append(f"Device: {device}, {threads} threads and {workers} loader workers per process")
     if threads < share.most_threads and not config.threads:
@@ -226,10 +205,10 @@ def plan_training(config: TrainConfig, share: Share, run: OwnedRun, data: Data) 
     return TrainPlan(config, workers, optimizer, weights, facts, lines)
 
 
-def plan_workers(config: TrainConfig, workers: int, local_world_size: int) -> tuple[int, list[str]]:
+def plan_workers(batch_size: int, data: DataOptions, workers: int, local_world_size: int) -> tuple[int, list[str]]:
     """Cut the loader's workers to what shared memory holds, at the largest size that a batch may have."""
-    largest_bytes = batch_bytes(config.batch_size, largest_side_px(config))
-    return plan_loader(workers, config.prefetch, largest_bytes, local_world_size)
+    largest_bytes = batch_bytes(batch_size, largest_side_px(data))
+    return plan_loader(workers, data.prefetch, largest_bytes, local_world_size)
 
 
 def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_classes: int) -> OptimizerPlan:
@@ -262,11 +241,14 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_cl
 # --- what a resumed run keeps ----------------------------------------------------------------------------------------
 
 
-def agree_batch_size(config: TrainConfig, found: int | None) -> int:
-    """Return the batch size of all ranks: as given, else an earlier run's, else the least found. Every rank must reach this."""
+def agree_batch_size(given: int, found: int | None, folder: Path) -> int:
+    """Return the batch size of all ranks: as given, else that of the run in `folder`, else the least found.
+
+    Every rank must reach this.
+    """
     if found is None:
-        return config.batch_size
-    earlier = distributed.broadcast_from_main(read_config(Path(config.save_dir)).get("batch_size"))
+        return given
+    earlier = distributed.broadcast_from_main(read_config(folder).get("batch_size"))
     return earlier or distributed.min_over_ranks(found)
 
 

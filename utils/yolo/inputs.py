@@ -47,3 +47,8 @@ def prepare_batch(batch: Batch, device: torch.device) -> tuple[torch.Tensor, Tar
         most_objects=max((len(sample.class_ids) for sample in batch.samples), default=0),
     )
     return images, targets
+
+
+def varies_colours_on(device: torch.device, colour: str) -> bool:
+    """Return whether `--colour`, which is auto, loader or device, lets the device vary the colours, not the loader."""
+    return colour == "device" or (colour == "auto" and device.type == "cuda")

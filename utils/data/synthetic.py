@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from utils.data.augment import Augmentation, draw_gains
+from utils.data.augment import AugmentOptions, draw_gains
 from utils.data.dataset import Batch, Sample, collate
 from utils.data.target_masks import draw_masks
 
@@ -25,7 +25,7 @@ def synthetic_batch(
     *,
     objects_per_image: int = 20,
     seed: int = 0,
-    colours: Augmentation | None = None,
+    colours: AugmentOptions | None = None,
 ) -> Batch:
     """Make a batch of noise images with `objects_per_image` outlines each. Equal arguments give equal batches.
 
@@ -42,9 +42,9 @@ def synthetic_batch(
     return collate(samples)
 
 
-def training_colours(device: torch.device) -> Augmentation | None:
+def training_colours(device: torch.device) -> AugmentOptions | None:
     """Return `colours` as a training on `device` has it by default: a GPU varies colours itself, for a CPU the loader does."""
-    return Augmentation() if device.type == "cuda" else None
+    return AugmentOptions() if device.type == "cuda" else None
 
 
 def _sample(index: int, size_px: int, num_classes: int, num_objects: int, rng: np.random.Generator) -> Sample:

@@ -15,22 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from utils.common.devices import Precision
-from utils.data.dataset import Batch
-from utils.engine import EngineOptions, Task, TrainingEngine
-from utils.engine.loop import Mark
+from utils.engine.loop import Mark, TrainingEngine
 from utils.engine.state import Progress
-from utils.yolo.inputs import prepare_batch
-from utils.yolo.loss26 import loss_for
-from utils.yolo.model import YoloModel
-from utils.yolo.optimizer import GRADIENT_CLIP_NORM, NOMINAL_BATCH_SIZE, OptimizerPlan, build_optimizer
 
 # input: upload and conversion to float, on a GPU only the part for which the arithmetic waits; optimizer: gradient clip,
 # update, moving average of the weights.
 PHASES = ("input", "forward", "loss", "backward", "optimizer")
-LEARNING_RATE = 1e-5  # small, so that training on noise does not diverge
-WEIGHT_DECAY = 5e-4
-MOMENTUM = 0.9
 
 
 class StepTimer:
@@ -69,29 +59,7 @@ class StepTimer:
         return first.elapsed_time(second) if self.device.type == "cuda" else (second - first) * 1000
 
 
-class SegmentationStep(Task):
-    """What one step of a YOLO training needs."""
-
-    prepare = staticmethod(prepare_batch)
-    repeats_kernels = True
-
-
-def build_training(
-    model: YoloModel, device: torch.device, precision: Precision, optimizer: str = "musgd"
-) -> TrainingEngine:
-    """Set up the trainer's engine with the defaults of `train_yolo_ddp.py`: channels last, clip, EMA, DDP.
-
-    One difference: each rank keeps its own BatchNorm statistics. `optimizer` is one of OPTIMIZER_NAMES.
-    """
-    model = model.to(device, memory_format=torch.channels_last)
-    options = EngineOptions(precision=precision.name, clip_norm=GRADIENT_CLIP_NORM, static_graph=True, quiet=True)
-    engine = TrainingEngine(model, device, options, task=SegmentationStep())
-    plan = OptimizerPlan(optimizer, LEARNING_RATE, WEIGHT_DECAY, MOMENTUM, 0.0, NOMINAL_BATCH_SIZE, ())
-    engine.begin(build_optimizer(model, plan), loss_for(model))
-    return engine
-
-
-def time_training_steps(engine: TrainingEngine, batch: Batch, warmup_steps: int, steps: int) -> np.ndarray:
+def time_training_steps(engine: TrainingEngine, batch: Any, warmup_steps: int, steps: int) -> np.ndarray:
     """Train `steps` steps on `batch` after `warmup_steps` (at least 1); return their phases in ms: (steps, 5).
 
     The engine logs its first and last step, which costs a collective; neither is timed. Every rank must reach this when
@@ -129,12 +97,12 @@ def middle_half(phases_ms: np.ndarray) -> np.ndarray:
 class Repeated:
     """A loader that yields one batch `times` times, so that loading takes no time. For a GPU it pins the batch's memory."""
 
-    def __init__(self, batch: Batch, times: int) -> None:
+    def __init__(self, batch: Any, times: int) -> None:
         self.batch = batch.pin_memory() if torch.cuda.is_available() else batch
         self.times = times
 
     def __len__(self) -> int:
         return self.times
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         return iter([self.batch] * self.times)

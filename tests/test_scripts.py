@@ -1,0 +1,34 @@
+"""The scripts in the root are peers: what two of them need is in `utils/`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tests.conftest import PROJECT
+
+SCRIPTS = {file.stem: file for file in PROJECT.glob("*.py")}
+
+
+def imported(source: str) -> Iterator[str]:
+    """Yield the modules that a file imports, at its head or in a function."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (item.name for item in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def test_neither_a_script_nor_a_room_imports_a_script() -> None:
+    files = [*SCRIPTS.values(), *(file for part in ("utils", "benchmarks") for file in (PROJECT / part).rglob("*.py"))]
+    sources = {file: file.read_text(encoding="utf-8") for file in files}
+    assert len(sources) > 200
+    named = {
+        file: text
+        for file, text in sources.items()
+        if any(f"import {name}" in text or f"from {name}" in text for name in SCRIPTS)
+    }
+    found = [
+        f"{file.name} imports {name}" for file, text in named.items() for name in imported(text) if name in SCRIPTS
+    ]
+    assert found == []

@@ -1,0 +1,132 @@
+"""What the labels of a split say about its objects: which are thin, curved, small or turned, and how wires are labelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import cv2
+import numpy as np
+
+from utils.data.images import read_image, upright_size
+from utils.data.label_statistics import class_bends, common_direction, label_lengths, spread_out
+from utils.data.labels import Photo
+from utils.evaluation.metrics.thin_objects import elongated_classes, elongation
+from utils.predict.lines.label_facts import LabelledPhoto, measure_wire_labels
+from utils.predict.options import named_classes
+
+MEASURED_PHOTOS = 1000  # whose labels' lengths are measured
+THIN_PX, SMALL_PX = 4.0, 12.0  # width, and longer side, of labels in the network's input that are hard to learn
+LARGER = 0.8  # scale of a photograph in the input below which a window shows more of it
+WINDOWS_ADVICE = "train on windows of the photographs: --windows 8 (docs/windows.md)"
+
+
+@dataclass(frozen=True)
+class LabelShapes:
+    """What decides how a data set is augmented.
+
+    thin: classes of long and thin objects. bends: of each of these, how curved its labels are; 1 is the most that wires are.
+    agreement: of the directions of long objects, from 0 to 1; None if there are too few. are_all_thin: no class is another.
+    """
+
+    thin: tuple[int, ...]
+    bends: dict[int, float]
+    agreement: float | None
+    are_all_thin: bool
+
+    @property
+    def straight(self) -> tuple[int, ...]:
+        """The thin classes whose labels are no more curved than wires."""
+        return tuple(class_id for class_id in self.thin if self.bends[class_id] <= 1)
+
+    @property
+    def curved(self) -> tuple[int, ...]:
+        """The other thin classes."""
+        return tuple(class_id for class_id in self.thin if self.bends[class_id] > 1)
+
+
+def shapes_of(photos: list[Photo]) -> LabelShapes:
+    """Measure the labels of some photographs, spread over the split, alike on all ranks."""
+    size_of = sizes_on_disk(photos)
+    thin = choose_thin_classes(("auto",), photos, size_of, ())
+    in_pixels = (
+        (photos[n].class_ids, [outline * size_of(n) for outline in photos[n].polygons]) for n in _with_objects(photos)
+    )
+    bends = class_bends(in_pixels, thin) if thin else {}
+    curved = [class_id for class_id in thin if bends[class_id] > 1]
+    are_all_thin = all(np.isin(photo.class_ids, thin).all() for photo in photos)
+    return LabelShapes(thin, bends, common_direction(photos, size_of, curved), are_all_thin)
+
+
+def sizes_on_disk(photos: list[Photo]) -> Callable[[int], tuple[int, int]]:
+    """Return a function from an index to the width and height of that photograph's file, upright."""
+    return cache(lambda index: upright_size(photos[index].file.read_bytes()))
+
+
+def choose_thin_classes(
+    asked: tuple[str, ...], photos: list[Photo], size_of: Callable[[int], tuple[int, int]], names: tuple[str, ...]
+) -> tuple[int, ...]:
+    """Return the classes to judge by their centrelines, alike on all ranks: those of the given names, `auto` or `none`.
+
+    `auto` takes the classes whose objects have a median elongation of MIN_ELONGATION or more in some
+    photographs, spread over the split. Raises UsageError for a name that is no class.
+    """
+    if asked == ("auto",):
+        chosen = _with_objects(photos)
+        values = [elongation(outline * size_of(index)) for index in chosen for outline in photos[index].polygons]
+        return elongated_classes((class_id for index in chosen for class_id in photos[index].class_ids), values)
+    return named_classes(asked, names)
+
+
+def small_labels_hint(photos: list[Photo], names: tuple[str, ...], size_px: int) -> str:
+    """Return a line about the class whose labels are the smallest at a network input of size_px; empty if they are large enough.
+
+    It is about photographs that are larger than the input, of which windows show more. A label's width is twice its area over its
+    perimeter. Some photographs are looked at, spread over the split.
+    """
+    size_of, found = sizes_on_disk(photos), dict[int, list[tuple[float, float]]]()
+    for index in _with_objects(photos):
+        size = size_of(index)
+        scale = size_px / max(size)
+        for class_id, polygon in zip(photos[index].class_ids.tolist(), photos[index].polygons, strict=True):
+            outline = (polygon * size * scale).astype(np.float32)
+            width = 2 * cv2.contourArea(outline) / max(cv2.arcLength(outline, True), 1e-6)
+            if scale < LARGER:
+                found.setdefault(class_id, []).append((width, float(np.ptp(outline, axis=0).max())))
+    medians = {class_id: np.median(np.array(values), axis=0) for class_id, values in found.items()}
+    small = [
+        (width / THIN_PX, f"half of the labels of {names[class_id]} are at most {width:.1f} px wide")
+        for class_id, (width, _) in medians.items()
+        if width < THIN_PX
+    ] + [
+        (long / SMALL_PX, f"half of the labels of {names[class_id]} are at most {long:.0f} px long")
+        for class_id, (_, long) in medians.items()
+        if long < SMALL_PX
+    ]
+    return f"Hint: {min(small)[1]} at an input of {size_px} px; {WINDOWS_ADVICE}" if small else ""
+
+
+def _with_objects(photos: list[Photo]) -> list[int]:
+    """Return the positions of some photographs with objects, spread over the split."""
+    return spread_out([index for index, photo in enumerate(photos) if len(photo.polygons)])
+
+
+def wire_facts(photos: list[Photo], thin: tuple[int, ...]) -> dict[str, Any]:
+    """Return how wires of thin classes are labelled in some of the photographs, as a model file names it."""
+    size_of, found = sizes_on_disk(photos), []
+    for index in _with_objects(photos):
+        photo, size = photos[index], size_of(index)
+        outlines = [outline * size for outline in photo.polygons]
+        found.append(LabelledPhoto(photo.class_ids, outlines, size, partial(read_image, photo.file)))
+    return measure_wire_labels(found, thin)
+
+
+def label_lengths_of(photos: list[Photo], sizes: np.ndarray) -> list[float]:
+    """Return how long labels are in at most MEASURED_PHOTOS photographs; sizes int (N, 2): their heights and widths."""
+    sized = list(zip(photos, sizes[:, ::-1], strict=True))
+    labels = sized[:: max(1, len(sized) // MEASURED_PHOTOS)][:MEASURED_PHOTOS]
+    lengths = [(np.ptp(outline, axis=0) * size).max() for photo, size in labels for outline in photo.polygons]
+    class_ids = [class_id for photo, _ in labels for class_id in photo.class_ids]
+    return label_lengths(np.array(class_ids, int), np.array(lengths, float))

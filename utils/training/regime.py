@@ -1,0 +1,108 @@
+"""How a run trains on its photographs: what the options leave open is decided here once, from the labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from utils.common.errors import UsageError
+from utils.data.augment import Augmentation, AugmentOptions
+from utils.data.windows import WindowConfig
+from utils.evaluation.label_shapes import LabelShapes
+from utils.evaluation.metrics.thin_objects import MIN_ELONGATION
+
+# For photographs from above: with --fliplr 0.5 every direction is equally likely. docs/wires.md has the measurement.
+FROM_ABOVE = {"degrees": 90.0, "flipud": 0.5, "draw_wires": 0.5}
+MAX_AGREEMENT = 0.9  # poles of photographs from the ground have 1.0, wires of a drone that looks down 0.6 to 0.75
+
+
+@dataclass(frozen=True)
+class Regime:
+    """What data set, loss, task and model file need to know of `--windows` and of what follows from it.
+
+    windows: how many of each photograph make up an epoch, and their scale; None: whole photographs.
+    within_reach: objects are assigned only to anchors that can predict their whole box.
+    augment: without unset strengths, with the thin classes and those as which wires are drawn.
+    lines: for the console, what was decided and why.
+    """
+
+    windows: WindowConfig | None
+    within_reach: bool
+    augment: Augmentation
+    lines: tuple[str, ...]
+
+    @property
+    def line_classes(self) -> tuple[int, ...]:
+        """The classes whose objects predictions follow as lines: the thin ones of a training on windows."""
+        return self.augment.wire_classes if self.windows else ()
+
+
+def regime_of(
+    windows: WindowConfig | None, reach: str, options: AugmentOptions, facts: LabelShapes, names: tuple[str, ...]
+) -> Regime:
+    """Decide how a run trains, alike on all ranks. `reach` is auto, on or off.
+
+    Raises UsageError for `--draw-wires` where no class is thin, and for `--paste` where all are.
+    """
+    lines = []
+    if windows and reach == "auto":
+        lines.append(
+            "Objects are assigned to anchors that can predict their whole box, because of --windows (--reach off: to all)"
+        )
+    from_above, reasons = turns_and_wires(windows, options, facts)
+    given: dict[str, Any] = {name: 0.0 if value is None else value for name, value in vars(options).items()}
+    augment = Augmentation(**given | from_above, wire_classes=facts.thin, drawn_classes=facts.straight)
+    if augment.paste and facts.are_all_thin:
+        raise UsageError(
+            "--paste: the training labels hold no object to paste; thin classes, such as wires, are not pasted"
+        )
+    if augment.draw_wires and not facts.thin:
+        raise UsageError("--draw-wires: no class of the training labels is as thin as wires are")
+    lines += [*reasons, *thin_lines(windows, augment, facts, names)]
+    return Regime(windows, reach == "on" or (reach == "auto" and windows is not None), augment, tuple(lines))
+
+
+def turns_and_wires(
+    windows: WindowConfig | None, options: AugmentOptions, facts: LabelShapes
+) -> tuple[dict[str, float], list[str]]:
+    """Return the strengths of FROM_ABOVE that a training takes over where they are unset, and lines with the reason.
+
+    Only a training on windows takes them; the lines advise others. Wires are drawn where a thin class is straight.
+    """
+    unset = [name for name in FROM_ABOVE if getattr(options, name) is None and (facts.straight or name != "draw_wires")]
+    if not unset or facts.agreement is None:
+        return {}, []
+    agreement = f"{facts.agreement:.2f}, limit {MAX_AGREEMENT}"
+    if facts.agreement < MAX_AGREEMENT:
+        chosen = {name: FROM_ABOVE[name] for name in unset}
+        typed = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in chosen.items())
+        told = f"training with {typed}" if windows else f"{typed} may help"
+        return chosen if windows else {}, [f"Labelled objects lie in many directions (agreement {agreement}): {told}"]
+    line = (
+        f"Labelled objects agree in their direction ({agreement}): photographs are not turned "
+        "(--degrees 90 --flipud 0.5 turn them)"
+    )
+    return {}, [line] if windows else []
+
+
+def thin_lines(
+    windows: WindowConfig | None, augment: Augmentation, facts: LabelShapes, names: tuple[str, ...]
+) -> list[str]:
+    """Return lines about drawn wires and, in a training on windows, about curved and thin classes."""
+    lines = []
+    if augment.draw_wires:
+        drawn = ", ".join(names[class_id] for class_id in facts.straight or facts.thin)
+        lines.append(f"Wires are drawn as {drawn}; --draw-wires 0: none")
+    if windows and facts.curved:
+        bent = ", ".join(f"{names[class_id]} {facts.bends[class_id]:.1f} times" for class_id in facts.curved)
+        lines.append(
+            f"Curved labels: {bent} as curved as wires may be. They count as no wires: none are "
+            "drawn (--draw-wires 0.5 draws some), and they have no direction (--degrees 90 turns photographs)"
+        )
+    if windows and facts.thin:
+        thin = ", ".join(names[class_id] for class_id in facts.thin)
+        lines.append(
+            f"Thin classes: {thin}, at least {MIN_ELONGATION:g} times as long as wide. They are found as lines "
+            "(evaluate_model.py --thin-classes none: as masks)"
+        )
+    return lines
