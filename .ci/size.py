@@ -15,9 +15,10 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 
 def measure(part: str, files: list[str]) -> tuple[int, int]:
-    """Return the lines and the number of the files in a part: `./` (all), a folder, `*.py` in the root, or one file."""
+    """Return the lines and the number of the files in a part: `./` (all), folders, `*.py` in the root, or one file."""
     if part.endswith("/"):
-        own = [file for file in files if file.startswith(part.removeprefix("./")) and file.endswith(".py")]
+        folders = tuple(folder.removeprefix("./") for folder in part.split())
+        own = [file for file in files if file.startswith(folders) and file.endswith(".py")]
     else:
         own = [file for file in files if "/" not in file and Path(file).match(part)]
     return sum(len((PROJECT / file).read_text(encoding="utf-8").splitlines()) for file in own), len(own)
