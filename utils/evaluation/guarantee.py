@@ -1,11 +1,10 @@
 """Confidences with a guarantee that assumes no distribution: Learn then Test (Angelopoulos et al. 2021, arXiv 2110.01052).
 
-The unit is a group: a flight, circuit or folder. Objects of one group are alike, so they are no independent trials. A group's
-loss is its own share of missed objects (of missed length, for thin classes), and the risk is the mean loss over all groups that
-could be flown. With the certainty asked for, over the draw of the groups that were judged, the risk at the chosen confidence
-is at most the limit, whatever the losses' distribution is. This assumes that the groups are independent draws of one kind, the later ones,
-too. It says nothing of a single flight, and each class has its own guarantee. Groups without an object of the class have no
-such loss: the recall is that of flights with one.
+The unit is a group, such as a flight: objects of one group are alike, so they are no independent trials. A group's loss is its own
+share of missed objects (of missed length, for thin classes), and the risk is the mean loss over all groups that could be flown.
+With the certainty asked for, over the draw of the judged groups, the risk at the chosen confidence is at most the limit. This
+assumes that all groups, the later ones too, are independent draws of one kind. It says nothing of a single flight, and each class
+has its own guarantee. Groups without an object of the class have no recall and do not count for it.
 """
 
 from __future__ import annotations
@@ -26,10 +25,9 @@ MOST_GROUPS = 100_000  # that are worth naming
 
 
 def p_value(mean: np.ndarray, num_groups: np.ndarray | int, limit: np.ndarray | float) -> np.ndarray:
-    """Return how likely losses in 0 to 1 are, at most, to have so low a mean if their expectation exceeds `limit`.
+    """Return how likely losses in 0 to 1 have so low a mean, at most, if their expectation exceeds `limit`.
 
-    Hoeffding's and Bentkus' inequalities, the smaller value (proposition 2 of Bates et al. 2021, arXiv 2101.02703). All arguments
-    broadcast.
+    The smaller of Hoeffding's and Bentkus' bounds (Bates et al. 2021, arXiv 2101.02703, proposition 2). All arguments broadcast.
     """
     from scipy.special import xlogy
     from scipy.stats import binom  # takes 0.5 s
@@ -41,7 +39,7 @@ def p_value(mean: np.ndarray, num_groups: np.ndarray | int, limit: np.ndarray | 
 
 
 def upper_bound(mean: np.ndarray, num_groups: int, error: float) -> np.ndarray:
-    """Return the lowest limit that the expectation exceeds with a probability of at most `error`, within 1e-9; 1 if there is none."""
+    """Return the lowest limit that the expectation exceeds with a probability of at most `error`, within 1e-9; 1 if none."""
     low, high = np.asarray(mean, float), np.ones(np.shape(mean))
     for _ in range(30):
         middle = (low + high) / 2
@@ -61,11 +59,8 @@ class Promise:
     def parse(cls, word: str) -> Promise:
         """Read `recall=0.9` or `false_alarms=2`. Raises UsageError for anything else."""
         name, _, text = word.partition("=")
-        try:
-            value = float(text)
-        except ValueError:
-            value = float("nan")
-        if (name == RECALL and 0 < value < 1) or (name == FALSE_ALARMS and 0 < value < 1000):
+        value = float(text) if text.replace(".", "", 1).isdecimal() else 0.0
+        if 0 < value < {RECALL: 1, FALSE_ALARMS: 1000}.get(name, 0):
             return cls(name, value)
         raise UsageError(f"--guarantee {word}: must be recall=SHARE, such as recall=0.9, or false_alarms=NUMBER")
 
@@ -81,33 +76,31 @@ class Promise:
         """The highest risk, for losses in 0 to 1."""
         return 1 - self.value if self.name == RECALL else 1 / ALARM_CAP
 
-    def shown(self, bounds: np.ndarray) -> np.ndarray:
-        """Return what limits of the risk mean: recall, or false alarms a photograph."""
-        return 1 - bounds if self.name == RECALL else bounds * ALARM_CAP * self.value
+    def shown(self, risk: np.ndarray) -> np.ndarray:
+        """Return what a risk means: recall, or false alarms a photograph."""
+        return 1 - risk if self.name == RECALL else risk * ALARM_CAP * self.value
 
-    def losses(self, results: Sequence[ImageResult], groups: Sequence[str], class_id: int) -> np.ndarray:
+    def losses(self, results: Sequence[ImageResult], groups: Sequence[str] | np.ndarray, class_id: int) -> np.ndarray:
         """Return each group's loss at each of LEVELS, (groups, levels), in 0 to 1, from photographs and their groups."""
         names, number = np.unique(groups, return_inverse=True)
-        sums = np.zeros((len(names), len(LEVELS)))
-        totals = np.zeros(len(names))
+        sums, totals = np.zeros((len(names), len(LEVELS))), np.zeros(len(names))
+        is_alarm = self.name == FALSE_ALARMS
         for group, result in zip(number, results, strict=True):
-            rows = result.lengths[result.lengths[:, 0] == class_id]
-            is_alarm = self.name == FALSE_ALARMS
-            if len(rows) and not is_alarm:
-                sums[group] += rows[0, 2:]
-                totals[group] += rows[0, 1]
+            lengths = result.lengths[result.lengths[:, 0] == class_id]
+            if len(lengths) and not is_alarm:
+                totals[group] += lengths[0, 1]
+                sums[group] += lengths[0, 2:]
                 continue
             chosen = (result.class_ids == class_id) & (result.mask_hits[:, 0] != is_alarm)
-            ascending = np.sort(result.scores[chosen])
-            sums[group] += len(ascending) - np.searchsorted(ascending, LEVELS)
             totals[group] += 1 if is_alarm else np.count_nonzero(result.target_class_ids == class_id)
+            sums[group] += (result.scores[chosen][:, None] >= LEVELS).sum(axis=0)
         shares = sums[totals > 0] / totals[totals > 0, None]
-        return 1 - shares if self.name == RECALL else np.minimum(shares / (ALARM_CAP * self.value), 1)
+        return np.minimum(shares / (ALARM_CAP * self.value), 1) if is_alarm else 1 - shares
 
 
 @dataclass(frozen=True)
 class Assessed:
-    """A promise tested for one class: its losses' means at LEVELS over `num_groups` groups, and the limits that are certain."""
+    """A promise for one class: its losses' means at LEVELS over `num_groups` groups, and the limits of the risk that are certain."""
 
     promise: Promise
     num_groups: int
@@ -117,15 +110,15 @@ class Assessed:
 
     @classmethod
     def of(cls, promise: Promise, losses: np.ndarray, error: float) -> Assessed:
-        """Test losses (groups, levels); the guarantee may fail with a probability of at most `error`."""
+        """Judge losses (groups, levels); the guarantee may fail with a probability of at most `error`."""
         means = losses.mean(axis=0) if len(losses) else np.ones(len(LEVELS))
         return cls(promise, len(losses), means, upper_bound(means, len(losses), error), error)
 
     @property
     def holds(self) -> np.ndarray:
-        """Whether the promise is certain at each level: up to the first, from the safe end, at which it is not.
+        """Whether the promise is certain at each level: from the safe end up to the first at which it is not.
 
-        This fixed order is why testing many levels needs no correction (section 4 of Learn then Test).
+        This fixed order is why many levels need no correction (Learn then Test, section 4).
         """
         safe_first = slice(None, None, 1 if self.promise.name == RECALL else -1)
         return np.logical_and.accumulate((self.bounds <= self.promise.limit)[safe_first])[safe_first]
@@ -133,54 +126,40 @@ class Assessed:
     @property
     def groups_needed(self) -> int | None:
         """How many groups with the same losses would do at the safest level; None if none would."""
-        if (mean := float(self.means.min())) >= self.promise.limit:
-            return None
         numbers = np.arange(1, MOST_GROUPS + 1)
-        is_enough = p_value(np.array(mean), numbers, self.promise.limit) <= self.error
-        # Bentkus' inequality rounds up, so the p-value is not monotone: the number from which on it is low enough.
+        is_enough = p_value(self.means.min(), numbers, self.promise.limit) <= self.error
+        # Bentkus' bound rounds up, so it is not monotone: the number from which on it is low enough.
         return int(numbers[~is_enough].max(initial=0)) + 1 if is_enough[-1] else None
 
 
-def choose(assessed: Sequence[Assessed]) -> float | None:
-    """Return the highest confidence at which all promises are certain; None if there is none.
+def report_class(name: str, assessed: Sequence[Assessed], num_objects: int, unit: str) -> dict[str, Any]:
+    """Return the highest confidence that keeps all promises (None if none does), why, and the curves of what is certain.
 
-    Each was tested with its share of the error, so they hold together.
+    Each promise has its share of the error, so they hold together. unit: what groups are, as a plural.
     """
     holds = np.logical_and.reduce([one.holds for one in assessed])
-    return float(LEVELS[holds][-1]) if holds.any() else None
-
-
-def report_class(name: str, assessed: Sequence[Assessed], num_objects: int, unit: str) -> dict[str, Any]:
-    """Return what is guaranteed for a class, as metrics.json and thresholds.yaml have it. unit: the groups' kind, as a plural."""
-    threshold = choose(assessed)
-    at = np.flatnonzero(threshold == LEVELS)
-    promises = [
-        {
-            "promise": f"{one.promise.name}={one.promise.value:g}",
-            "groups": one.num_groups,
-            "groups_needed": one.groups_needed,
-            "measured": float(one.promise.shown(one.means[at])[0]) if len(at) else None,
-            "guaranteed": one.promise.shown(one.bounds).round(4).tolist(),  # at each of LEVELS
-        }
-        for one in assessed
-    ]
-    words = f"{name}: {_in_words(threshold, assessed, num_objects, unit)}"
-    return {"class": name, "threshold": threshold, "objects": num_objects, "words": words, "promises": promises}
-
-
-def _in_words(threshold: float | None, assessed: Sequence[Assessed], num_objects: int, unit: str) -> str:
-    if threshold is not None:
-        promised = " and ".join(one.promise.words for one in assessed)
-        return f"from confidence {threshold:g} on {promised} ({assessed[0].num_groups} {unit}, {num_objects} objects)"
+    threshold = round(float(LEVELS[holds][-1]), 3) if holds.any() else None
     failed = [one for one in assessed if not one.holds.any()]
-    if not failed:
-        return "no threshold: no confidence keeps both promises"
-    one = failed[0]
-    if not one.num_groups:
-        return f"no threshold: none of the {unit} has an object"
-    if one.groups_needed is None:
-        best = float(one.promise.shown(one.means[one.means.argmin()]))
-        return f"no threshold: {one.promise.name} is {best:.3g} at best, which more {unit} do not change"
-    more = one.groups_needed - one.num_groups
-    objects = round(more * num_objects / one.num_groups)
-    return f"no threshold: {one.num_groups} {unit} are too few; {more} more are needed, with about {objects} objects"
+    if threshold is not None:
+        words = f"confidence {threshold:g} and above ({assessed[0].num_groups} {unit}, {num_objects} objects)"
+    elif not failed:
+        words = "no threshold: no confidence keeps both promises"
+    elif not failed[0].num_groups:
+        words = f"no threshold: none of the {unit} has an object"
+    elif (needed := failed[0].groups_needed) is None:
+        best = failed[0].promise.shown(failed[0].means[failed[0].means.argmin()])
+        words = f"no threshold: {failed[0].promise.name} is {best:.3g} at best, which more {unit} do not change"
+    else:
+        more = needed - failed[0].num_groups
+        objects = round(more * num_objects / failed[0].num_groups)
+        words = f"no threshold: {failed[0].num_groups} {unit} are too few; {more} more are needed, with about {objects} objects"
+    certain = {
+        one.promise.name: one.promise.shown(one.bounds).round(4).tolist() for one in assessed
+    }  # at each of LEVELS
+    return {
+        "class": name,
+        "threshold": threshold,
+        "objects": num_objects,
+        "words": f"{name}: {words}",
+        "certain": certain,
+    }

@@ -27,6 +27,7 @@ from utils.predict.detections import (
 from utils.predict.joining import JoinedObject, Piece, join_tiles
 from utils.predict.overview import add_overview, best_first, longest_side, without_mask
 from utils.predict.regions import Corners, LazyRegions
+from utils.predict.traits import look_of, photo_traits
 from utils.predict.wires import WireRules, votes_of, with_lines
 from utils.yolo.inputs import prepare_images
 from utils.yolo.model import YoloModel, trained_label_lengths, trained_windows, trained_wire_labels
@@ -115,7 +116,8 @@ class Predictor:
     """A model and how it is applied to a stream of photographs, `batch_size` tiles or photographs at a time.
 
     limits: those of `detect` besides `max_detections`, which holds for each tile and for each photograph. thin: classes
-    whose detections become lines, like the labels of the model's training.
+    whose detections become lines, like the labels of the model's training. keep: the least confidence of each class that is
+    returned, float32 (classes,), of what the limits let through (utils/predict/thresholds.py).
     """
 
     model: nn.Module
@@ -127,6 +129,7 @@ class Predictor:
     max_detections: int = 300
     autocast_dtype: torch.dtype | None = None
     thin: tuple[int, ...] = ()
+    keep: np.ndarray | None = None
 
     @torch.no_grad()
     def predict(self, photos: Iterable[tuple[Any, np.ndarray]]) -> Iterator[tuple[Any, np.ndarray, PhotoPrediction]]:
@@ -160,6 +163,8 @@ class Predictor:
         )
         for view, found, prototypes in zip(batch, found_in, outputs["proto"], strict=False):
             state = view.state
+            if self.keep is not None and view.number == WHOLE:
+                state.look = look_of(prototypes, view.canvas, view.placement)
             if not state.tiles:
                 masks = [runs.region() for runs in photo_runs(prototypes, found, view.placement)]
                 boxes = view.placement.boxes_to_photo(found.boxes).numpy()
@@ -229,7 +234,23 @@ class Predictor:
         votes = {}
         if rules.end_at and state.levels:
             votes = votes_of(state.pieces, state.levels[0], placement.photo_size, self.thin)
-        return with_lines(prediction, rules, placement, state.photo, self.limits["confidence"], votes)
+        return self._kept(
+            with_lines(prediction, rules, placement, state.photo, self.limits["confidence"], votes), state
+        )
+
+    def _kept(self, prediction: PhotoPrediction, state: _Open) -> PhotoPrediction:
+        if self.keep is None or state.look is None:
+            return prediction
+        chosen = np.flatnonzero(prediction.found.scores.numpy() >= self.keep[prediction.class_ids]).tolist()
+        masks = [prediction.masks[number] for number in chosen]
+        return PhotoPrediction(
+            prediction.found[chosen],
+            masks,
+            prediction.boxes[chosen],
+            [prediction.lines[number] for number in chosen] if prediction.lines else (),
+            sum(not mask.mask.size for mask in masks),
+            photo_traits(prediction.found, state.look, self.size_px),
+        )
 
 
 @dataclass
@@ -244,6 +265,7 @@ class _Open:
     best_of_class: dict[int, float] = field(default_factory=dict)
     pieces: list[Piece] = field(default_factory=list)
     whole: Placement | None = None  # where the whole photograph lies in the input
+    look: np.ndarray | None = None  # see `look_of`
 
     @cached_property
     def tiles(self) -> list[Corners]:
