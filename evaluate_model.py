@@ -193,8 +193,8 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
     if guarantor:
         first = candidates[0]
         whole = Predictor(first.model, first.dataset.size_px, device, config.batch_size, None, AP_LIMITS)
-        guaranteed = guarantor.finish(evaluations[0].results, first.find.predictor if first.find else whole)
-        evaluations[0].metrics["guarantee"] = guaranteed
+        predictor = first.find.predictor if first.find else whole
+        evaluations[0].metrics["guarantee"] = guarantor.finish(evaluations[0].results, predictor)
     predictions, ground_truth = collector.gather(spec.names)
     small_pictures = thumbnails.gather()
     metrics: list[dict[str, Any]] = []
@@ -203,7 +203,7 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
         files |= {"ground_truth.json": ground_truth} if config.coco_eval else {}
         metrics = write_results(config, candidates, evaluations, files)
         if guarantor:
-            guarantor.write(Path(config.output), metrics[0]["guarantee"])
+            guarantor.write(Path(config.output))
         write_page(config, candidates, evaluations, metrics, small_pictures)
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return metrics

@@ -100,7 +100,7 @@ SCRIPTS = [
         kept=TILING | {"is_orthophoto": lambda _: True},
         elsewhere=(
             *("geo", "assets", "asset_range", "before", "ground_height", "ground_sigma"),
-            *("save_coco", "save_crops", "save_label_studio"),
+            *("save_coco", "save_crops", "save_label_studio", "thresholds"),
         ),
     ),
     Script("evaluate_model", "EvaluationConfig", ("--model=m",), values=TILES, kept=TILING | {"Viewer": Viewer}),

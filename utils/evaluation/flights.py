@@ -139,11 +139,13 @@ class Guarantor:
             assessed = [Assessed.of(one, one.losses(results, groups, class_id), self.error) for one in self.promises]
             number = sum(int((result.target_class_ids == class_id).sum()) for result in results)
             classes.append(report_class(name, assessed, number, self.unit))
-        return {**self.facts, "levels": LEVELS.astype(float).round(3).tolist(), "classes": classes}
+        self.facts["classes"] = classes
+        return {**self.facts, "levels": LEVELS.astype(float).round(3).tolist()}
 
-    def write(self, folder: Path, guarantee: dict[str, Any]) -> None:
+    def write(self, folder: Path) -> None:
         """Write thresholds.yaml: what `finish` returned without the curves, and what the groups are like."""
-        classes = [{name: value for name, value in row.items() if name != "certain"} for row in guarantee["classes"]]
+        rows = self.facts["classes"]
+        classes = [{name: value for name, value in row.items() if name != "certain"} for row in rows]
         content = {**self.facts, "classes": classes, "calibration": self.calibration}
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, default_flow_style=None, width=1000)
         write_text_atomic(folder / FILE, text)
