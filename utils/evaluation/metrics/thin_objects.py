@@ -91,7 +91,7 @@ def found_lengths(
     rows = []
     for class_id in rule.classes:
         lines = [centreline(truth[index]) for index in np.flatnonzero(np.asarray(truth_class_ids) == class_id).tolist()]
-        if not lines:
+        if not any(map(len, lines)):
             continue
         chosen = np.flatnonzero(np.asarray(class_ids) == class_id)[::-1].tolist()
         found = [centreline(predictions[index]) for index in chosen]
