@@ -21,7 +21,7 @@ import numpy as np
 from utils.predict.agreement import WIDEN_PX, Masks, widen
 from utils.predict.regions import Cells, Corners, Region, Runs, has_pixels, hull, intersection, intersections
 
-# Of the rules in docs/tiles.md. Only SCORE_RATIO was measured alone (docs/wires.md): mask AP50 0.214 instead of 0.196 with 0.1.
+# Of the rules in docs/tiles.md. Only SCORE_RATIO was measured alone (docs/research/wires.md): mask AP50 0.214 instead of 0.196 with 0.1.
 MIN_AGREEMENT = 0.5  # rule 2: IoU of two masks where both tiles look
 MIN_SHARED = 0.25  # of the smaller of two masks, where both tiles look: masks that share less are not compared
 MIN_SHARED_PX = 16  # rule 2: length of the part that two incomplete detections of a wire must both show

@@ -48,7 +48,7 @@ VAL_SEED = 0  # of the windows on which trainings validate: those of all runs sh
 LABELLED_PHOTOS, MEASURED_PHOTOS = 64, 1000  # whose wires are looked at; whose labels' lengths are measured
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
 MOST_VAL_WORKERS = 8  # each costs the memory of a process, on top of those that load for the training
-# For photographs from above: with --fliplr 0.5 every direction is equally likely. docs/wires.md has the measurement.
+# For photographs from above: with --fliplr 0.5 every direction is equally likely. docs/research/wires.md has the measurement.
 FROM_ABOVE = {"degrees": 90.0, "flipud": 0.5, "draw_wires": 0.5}
 MAX_AGREEMENT = 0.9  # poles of photographs from the ground have 1.0, wires of a drone that looks down 0.6 to 0.75
 
