@@ -64,9 +64,7 @@ class InferenceConfig(PredictOptions):
     """Options of `inference.py`."""
 
     source: str = option(
-        None,
-        "photograph, folder (with its subfolders), quoted pattern, or GeoTIFF (docs/orthophotos.md)",
-        required=True,
+        None, "photograph, folder (with its subfolders), quoted pattern, or GeoTIFF (docs/map.md)", required=True
     )
     output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
     save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
@@ -154,7 +152,7 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
 
 
 def predict_orthophoto(config: InferenceConfig, ranks: distributed.RankInfo) -> int:
-    """Predict on a GeoTIFF in blocks, which the ranks share; write map layers (docs/orthophotos.md)."""
+    """Predict on a GeoTIFF in blocks, which the ranks share; write map layers (docs/map.md)."""
     for name in ("save_crops", "save_coco", "save_label_studio", "geo"):
         if getattr(config, name):
             raise UsageError(
