@@ -6,7 +6,7 @@
 A few photographs are read ahead, so memory does not grow with their number. All results are in the photographs' own
 pixels, upright. A photograph that cannot be read, or whose results cannot be written, is named and skipped. Started with
 torchrun, the ranks share the photographs. A model that was trained on windows predicts on tiles of large photographs
-(docs/tiles.md). `--geo` puts the detections on a map (docs/map.md). The model may be an export (docs/export.md).
+(docs/windows.md). `--geo` puts the detections on a map (docs/map.md). The model may be an export (docs/export.md).
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ class InferenceConfig(PredictOptions):
     """Options of `inference.py`."""
 
     source: str = option(
-        None,
-        "photograph, folder (with its subfolders), quoted pattern, or GeoTIFF (docs/orthophotos.md)",
-        required=True,
+        None, "photograph, folder (with its subfolders), quoted pattern, or GeoTIFF (docs/map.md)", required=True
     )
     output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
     save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
@@ -163,7 +161,7 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
 
 
 def predict_orthophoto(config: InferenceConfig, ranks: distributed.RankInfo) -> int:
-    """Predict on a GeoTIFF in blocks, which the ranks share; write map layers (docs/orthophotos.md)."""
+    """Predict on a GeoTIFF in blocks, which the ranks share; write map layers (docs/map.md)."""
     for name in ("save_crops", "save_coco", "save_label_studio", "geo", "thresholds"):
         if getattr(config, name):
             raise UsageError(

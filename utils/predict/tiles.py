@@ -214,7 +214,7 @@ class Predictor:
         return self._lined(prediction, state.whole, state)
 
     def _judged_by_length(self, objects: list[JoinedObject]) -> list[JoinedObject]:
-        """Lower the confidence of objects that are short for their class (docs/tiles.md, rule 7); return all, best first."""
+        """Lower the confidence of objects that are short for their class (docs/research/tiles.md, rule 7); return all, best first."""
         windows, facts = trained_windows(self.model), trained_label_lengths(self.model)
         if not windows or not self.tiling:
             return objects

@@ -53,7 +53,7 @@ class RunOptions(Options):
     )
     mlflow: str | None = option(
         None,
-        "MLflow server that shows the run (docs/mlflow.md); unset: that of MLFLOW_TRACKING_URI, if set; empty: none",
+        "MLflow server that shows the run (docs/python.md); unset: that of MLFLOW_TRACKING_URI, if set; empty: none",
         metavar="URI",
         may_differ=True,
     )
