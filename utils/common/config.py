@@ -11,7 +11,9 @@ import dataclasses
 import operator
 import os
 import re
+import shutil
 import sys
+import textwrap
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +26,8 @@ from utils.common.spellings import FOLDER_PARTS, FOLDERS, nearest, other_names
 
 T = TypeVar("T")
 FRACTION: dict[str, Any] = {"at_least": 0, "at_most": 1}  # bounds of a share or a probability
-CONFIG_HELP = "YAML file with any of these options; the command line wins"
+CONFIG_HELP = "YAML file of options; the command line wins"
+GROUPS = ("options", "data", "model", "run", "speed", "augmentation", "advanced")  # in `--help`, in this order
 THREADS_HELP = "compute threads per process; 0: the cores that it may use"
 INPUT_SIZE: dict[str, Any] = {"at_least": 64, "multiple_of": 32}  # bounds of the network input's side in pixels
 
@@ -38,6 +41,7 @@ def option(
     required: bool = False,
     words: Mapping[str, Any] | None = None,
     may_differ: bool = False,
+    group: str | None = None,
     needs: str | tuple[str, ...] = (),
     wants: str | tuple[str, ...] = (),
     **bounds: float,
@@ -46,7 +50,8 @@ def option(
 
     `bool` becomes `--name/--no-name`, `tuple[X, ...]` takes one or more values, `X | None` may be left unset. `words`
     maps words to values, such as `auto` to 0. `bounds` are any of `at_least`, `at_most`, `above`, `below` and
-    `multiple_of`; they apply to each number of a tuple. `may_differ`: a resumed run may change this option.
+    `multiple_of`; they apply to each number of a tuple. `may_differ`: a resumed run may change this option. `group`: its group
+    in `--help`, if not its section's.
 
     `needs`: conditions on other options. This option has an effect only if all of them hold. A condition is `windows` (neither
     0, empty nor unset), `tiles=off`, `not sample`, `not tiles=off`, or several of these joined by ` or `. If one does not
@@ -58,7 +63,7 @@ def option(
         kind: (given,) if isinstance(given, str) else given for kind, given in (("needs", needs), ("wants", wants))
     }
     return dataclasses.field(
-        default=default, metadata={**facts, **conditions, "may_differ": may_differ, "bounds": bounds}
+        default=default, metadata={**facts, **conditions, "may_differ": may_differ, "group": group, "bounds": bounds}
     )
 
 
@@ -75,7 +80,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
 class Options:
     """Base of a script's options, and of their sections.
 
-    A section declares the options of one room; `--help` shows them below its `group`. Raises UsageError
+    A section declares the options of one room; `--help` shows them below its `group`, one of GROUPS. Raises UsageError
     when a value is outside the bounds of its `option`.
     """
 
@@ -103,6 +108,7 @@ def parse_config(
 ) -> T:
     """Build `config_class` from the command line `argv` and the YAML file of its `--config`.
 
+    `description`: one sentence, or a script's docstring, whose second paragraph is example commands; `--help` begins with them.
     Prints one line and exits with code 2 when a flag, key or value is wrong; with `exits=False` raises UsageError.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -238,19 +244,38 @@ class _RaisingParser(_Parser):
         raise UsageError(without_secrets(message))
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size().columns, 100) - 1
+        super().__init__(prog, indent_increment=1, max_help_position=26, width=width)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Return `--ema` as `--[no-]ema`, and an option with a value as `--batch-size, --batch N`."""
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return action.option_strings[0].replace("--", "--[no-]")
+        value = f" {self._format_args(action, str(action.metavar))}" if action.nargs != 0 else ""
+        return ", ".join(action.option_strings) + value.replace(f" [{action.metavar} ...]", " ...")
+
+
 def _build_parser(
     config_class: type, description: str, parser_class: type[_Parser] = _Parser
 ) -> argparse.ArgumentParser:
-    parser = parser_class(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    sentence, *examples = description.strip().split("\n\n")[:2]
+    parser = parser_class(
+        usage=argparse.SUPPRESS,
+        description="\n\n".join(
+            [*map(textwrap.dedent, examples), textwrap.fill(sentence, 79), "[VALUE]: the default. --no-X undoes --X."]
+        ).replace("%", "%%"),
+        formatter_class=_HelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     folder, known = _folder_field(config_class), [field.name for field, _ in _fields(config_class)]
     groups = _groups(config_class, parser)
     for field, kind in _fields(config_class):
-        help_text = field.metadata["help"].replace("%", "%%")
-        if field is folder:
-            help_text += "; or --project for its parent and --name for its name"
-        if not field.metadata["required"]:
-            help_text += f" (default: {_shown(field.default)})"
-        keywords: dict[str, Any] = {"help": help_text}
+        keywords: dict[str, Any] = {"help": _help_text(field, field is folder)}
         base, is_list, _ = unpack(kind)
         if base is bool:
             keywords["action"] = argparse.BooleanOptionalAction
@@ -258,7 +283,7 @@ def _build_parser(
             keywords.update(
                 type=_reader(base, field.metadata["words"], field.metadata["choices"] or ()),
                 choices=field.metadata["choices"],
-                metavar=field.metadata["metavar"],
+                metavar=field.metadata["metavar"] or {int: "N", float: "X"}.get(base, "NAME"),
             )
             if is_list:
                 keywords["nargs"] = "+"
@@ -268,14 +293,28 @@ def _build_parser(
     return parser
 
 
+def _help_text(field: dataclasses.Field[Any], is_folder: bool) -> str:
+    """Return an option's choices, meaning and default, in words: `none|auto: weights of the classes [none]`."""
+    choices, words = field.metadata["choices"], {value: word for word, value in field.metadata["words"].items()}
+    text = ("|".join(map(str, choices)) + ": " if choices else "") + field.metadata["help"]
+    text += " (or --project and --name)" if is_folder else ""
+    if field.default not in (None, False, ()) or (field.default == 0 and field.default is not False):
+        values = field.default if isinstance(field.default, tuple) else (field.default,)
+        shown = (words.get(value, f"{value:g}" if isinstance(value, float) else str(value)) for value in values)
+        text += " [on]" if field.default is True else f" [{' '.join(shown)}]"
+    return text.replace("%", "%%")
+
+
 def _groups(config_class: type, parser: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
-    """Return the `--help` group of each option: the group of the section that declares it."""
+    """Return the `--help` group of each option: its own, or that of the section that declares it."""
     sections: dict[str, Any] = {
         name: section for section in config_class.__mro__ for name in vars(section).get("__annotations__", ())
     }
-    titles = [sections[field.name].group for field in dataclasses.fields(config_class)]
-    groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(titles)}
-    return {field.name: groups[title] for field, title in zip(dataclasses.fields(config_class), titles, strict=True)}
+    titles = {
+        field.name: field.metadata["group"] or sections[field.name].group for field in dataclasses.fields(config_class)
+    }
+    groups = {title: parser.add_argument_group(title) for title in GROUPS if title in titles.values()}
+    return {name: groups[title] for name, title in titles.items()}
 
 
 def section_of(config: Any, section: type[T]) -> T:
