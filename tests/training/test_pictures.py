@@ -124,7 +124,7 @@ def test_truth_stands_beside_what_was_surely_found(
     assert (share_of(prediction, 1) > 0.1) == (scores[0] > 0.25)
     assert share_of(prediction, 0) < 0.1
     assert said == ["truth, grey.jpg", told]
-    assert [(tag, max(image.shape), step) for tag, image, step in shown] == [("validation", 1920, 1)]
+    assert [(tag, max(image.shape), step) for tag, image, step in shown] == [("validation", 1280, 1)]
     pictures.finish(tmp_path, lambda *arguments: pytest.fail("nothing new"), epoch=1)
 
 
