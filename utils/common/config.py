@@ -11,7 +11,6 @@ import dataclasses
 import operator
 import os
 import re
-import shutil
 import sys
 import textwrap
 import typing
@@ -22,6 +21,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 from utils.common.config_file import Kinds, lower_if_chosen, read_yaml, unpack
 from utils.common.errors import EXIT_USAGE, UsageError, print_warning
+from utils.common.help_page import HelpFormatter, help_text_of
 from utils.common.spellings import FOLDER_PARTS, FOLDERS, nearest, other_names
 
 T = TypeVar("T")
@@ -244,19 +244,6 @@ class _RaisingParser(_Parser):
         raise UsageError(without_secrets(message))
 
 
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        width = min(shutil.get_terminal_size().columns, 100) - 1
-        super().__init__(prog, indent_increment=1, max_help_position=26, width=width)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        """Return `--ema` as `--[no-]ema`, and an option with a value as `--batch-size, --batch N`."""
-        if isinstance(action, argparse.BooleanOptionalAction):
-            return action.option_strings[0].replace("--", "--[no-]")
-        value = f" {self._format_args(action, str(action.metavar))}" if action.nargs != 0 else ""
-        return ", ".join(action.option_strings) + value.replace(f" [{action.metavar} ...]", " ...")
-
-
 def _build_parser(
     config_class: type, description: str, parser_class: type[_Parser] = _Parser
 ) -> argparse.ArgumentParser:
@@ -266,7 +253,7 @@ def _build_parser(
         description="\n\n".join(
             [*map(textwrap.dedent, examples), textwrap.fill(sentence, 79), "[VALUE]: the default. --no-X undoes --X."]
         ).replace("%", "%%"),
-        formatter_class=_HelpFormatter,
+        formatter_class=HelpFormatter,
         add_help=False,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
@@ -275,7 +262,7 @@ def _build_parser(
     folder, known = _folder_field(config_class), [field.name for field, _ in _fields(config_class)]
     groups = _groups(config_class, parser)
     for field, kind in _fields(config_class):
-        keywords: dict[str, Any] = {"help": _help_text(field, field is folder)}
+        keywords: dict[str, Any] = {"help": help_text_of(field, field is folder)}
         base, is_list, _ = unpack(kind)
         if base is bool:
             keywords["action"] = argparse.BooleanOptionalAction
@@ -291,18 +278,6 @@ def _build_parser(
     for part in FOLDER_PARTS if folder else ():
         parser.add_argument(_flag(part), help=argparse.SUPPRESS)
     return parser
-
-
-def _help_text(field: dataclasses.Field[Any], is_folder: bool) -> str:
-    """Return an option's choices, meaning and default, in words: `none|auto: weights of the classes [none]`."""
-    choices, words = field.metadata["choices"], {value: word for word, value in field.metadata["words"].items()}
-    text = ("|".join(map(str, choices)) + ": " if choices else "") + field.metadata["help"]
-    text += " (or --project and --name)" if is_folder else ""
-    if field.default not in (None, False, ()) or (field.default == 0 and field.default is not False):
-        values = field.default if isinstance(field.default, tuple) else (field.default,)
-        shown = (words.get(value, f"{value:g}" if isinstance(value, float) else str(value)) for value in values)
-        text += " [on]" if field.default is True else f" [{' '.join(shown)}]"
-    return text.replace("%", "%%")
 
 
 def _groups(config_class: type, parser: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
