@@ -89,7 +89,7 @@ class BenchmarkConfig(Options):
 
 def main() -> int:
     """Run the benchmark; return the exit code."""
-    config = parse_config(BenchmarkConfig, "Measure how training scales with the number of processes")
+    config = parse_config(BenchmarkConfig, __doc__)
     folder = output_folder(config.output)
     gpus = 0 if config.device == "cpu" else visible_gpu_count()
     config = replace(config, img_size=config.img_size or (640 if gpus else 256))

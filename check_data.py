@@ -1,8 +1,8 @@
 """Look for mistakes in a data set's photographs and labels; write check.html and check.json.
 
 python check_data.py --data data/processed/dataset.yaml
-python check_data.py --data data/processed/dataset.yaml --model models/epri_distribution_ddp/best.pt
-python check_data.py --data data/processed/dataset.yaml --tolerate    # exit code 0 despite errors in the data
+python check_data.py --data dataset.yaml --model run/best.pt
+python check_data.py --data dataset.yaml --tolerate   # errors are no failure
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class CheckConfig(Options):
 
 def main() -> int:
     """Check a data set; return the exit code. Raises UserError for an error in the data, unless it is tolerated."""
-    config = parse_config(CheckConfig, "Look for mistakes in a data set's photographs and labels")
+    config = parse_config(CheckConfig, __doc__)
     ranks = distributed.read_rank_environment()
     if ranks.world_size > 1:
         if ranks.is_main:

@@ -1,11 +1,11 @@
-"""Download the raw data, EPRI's label file and circuits, from the publisher, a mirror or a folder; or write the sample.
+"""Download EPRI's label file and circuits from the publisher, a mirror or a folder; or write the sample.
 
-    python download_data.py                              # labels, circuits 1 and 10 (tens of GB)
-    python download_data.py --max-images 50              # 50 photographs per circuit, without the rest of the zips
-    python download_data.py --circuits 1 10 13b          # these circuits; `--circuits all` takes every one
-    python download_data.py --base-url /mnt/epri         # a folder, or an https address, with the same files
-    python download_data.py --sample                     # 240 drawn photographs, no network
-    python download_data.py --sample 40 --sample-size 5472   # 40 drawn photographs of 20 megapixels
+    python download_data.py                       # circuits 1 and 10 (tens of GB)
+    python download_data.py --max-images 50       # 50 photographs per circuit
+    python download_data.py --circuits 1 10 13b   # or `--circuits all`
+    python download_data.py --base-url /mnt/epri  # a folder or https address
+    python download_data.py --sample              # 240 drawn photographs
+    python download_data.py --sample 40 --sample-size 5472   # of 20 megapixels
 
 Run the same command again after any interruption. The photographs are EPRI's, licence CC BY-SA 4.0.
 """
@@ -74,9 +74,7 @@ class DownloadConfig(Options):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Download the data, or write the sample; return the exit code."""
-    config = parse_config(
-        DownloadConfig, "Download the raw data.", with_sample_size(sys.argv[1:] if argv is None else argv)
-    )
+    config = parse_config(DownloadConfig, __doc__, with_sample_size(sys.argv[1:] if argv is None else argv))
     try:
         if config.sample is not None:
             output_folder(config.output)

@@ -1,10 +1,10 @@
 """Evaluate a trained model on a split of a data set; write report.html, metrics.json and COCO files.
 
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt
-python evaluate_model.py --model models/epri_distribution_ddp/best.pt --mask-resolution native --coco-eval
-python evaluate_model.py --model models/epri_distribution_ddp/best.pt --compare models/earlier/best.pt
-python evaluate_model.py --model models/epri_distribution_ddp/best.onnx    # or another export (docs/export.md)
-torchrun --nproc_per_node=4 evaluate_model.py --model models/epri_distribution_ddp/best.pt
+python evaluate_model.py --model run/best.pt --mask-resolution native
+python evaluate_model.py --model run/best.pt --compare models/earlier/best.pt
+python evaluate_model.py --model run/best.onnx   # an export (docs/export.md)
+torchrun --nproc_per_node=4 evaluate_model.py --model run/best.pt
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from utils.evaluation.tables import all_tables
 
 def main() -> int:
     """Evaluate; return the exit code."""
-    config = parse_config(EvaluationConfig, "Evaluate a trained model on a split of a data set")
+    config = parse_config(EvaluationConfig, __doc__)
     die_with_parent()
     if metrics := run(config):
         print(all_tables(metrics))

@@ -1,7 +1,7 @@
 """Export a trained model to ONNX, OpenVINO, TorchScript or TensorRT, and prove that it predicts the same.
 
-    python export.py --model models/epri_distribution_ddp/best.pt --format onnx openvino
-    python export.py --model models/epri_distribution_ddp/best.pt --format openvino --half --int8
+    python export.py --model models/epri_distribution_ddp/best.pt --format openvino
+    python export.py --model run/best.pt --format openvino --half --int8
 
 Ultralytics converts. Then each export is compared with the torch model: its class names and sizes, its raw outputs, and
 the AP of each class on the validation split. Only exports that pass are written. The exit code is 1 if one fails. The last
@@ -111,7 +111,7 @@ class ExportConfig(Options):
 
 def main() -> int:
     """Export and prove; return the exit code: 1 if a proof failed."""
-    config = parse_config(ExportConfig, "Export a trained model and prove that the export predicts the same")
+    config = parse_config(ExportConfig, __doc__)
     with claimed_output(config.output or str(Path(config.model).parent)) as output:
         return export(config, output)
 

@@ -1,7 +1,6 @@
 """Find objects in photographs with a trained model; write annotated pictures, JSON and YOLO labels.
 
-    python inference.py --model models/epri_distribution_ddp/best.pt --source data/processed/val/images \
-        --output outputs/predictions
+    python inference.py --model models/epri_distribution_ddp/best.pt --source photos
 
 A few photographs are read ahead, so memory does not grow with their number. All results are in the photographs' own
 pixels, upright. A photograph that cannot be read, or whose results cannot be written, is named and skipped. Started with
@@ -108,7 +107,7 @@ class InferenceConfig(PredictOptions):
 
 def main() -> int:
     """Predict; return the exit code."""
-    config = parse_config(InferenceConfig, "Find objects in photographs with a trained model")
+    config = parse_config(InferenceConfig, __doc__)
     die_with_parent()
     ranks = distributed.read_rank_environment()
     with claimed_output(config.output) as output:

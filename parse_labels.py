@@ -1,4 +1,7 @@
-"""Turn photographs and their labels, of any tool in docs/labels.md, into a YOLO-seg data set: see --help."""
+"""Turn photographs and their labels, of any tool in docs/labels.md, into a YOLO-seg data set.
+
+python parse_labels.py --input data/raw --output data/processed
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,7 @@ class ParseConfig(Options):
 
 def main() -> int:
     """Build the data set; return the exit code."""
-    config = parse_config(ParseConfig, "Turn raw photographs and their labels into a YOLO-seg data set.")
+    config = parse_config(ParseConfig, __doc__)
     if config.labels:
         beside = Path(config.output).absolute().parent
         beside.mkdir(parents=True, exist_ok=True)

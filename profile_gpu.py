@@ -76,7 +76,7 @@ class ProfileConfig(Options):
 
 def main() -> int:
     """Profile; return the exit code."""
-    config = parse_config(ProfileConfig, "Measure the speed and memory of training at several batch sizes")
+    config = parse_config(ProfileConfig, __doc__)
     folder = output_folder(config.output)
     device = choose_device(config.device, 0)
     tune_device(device, deterministic=False, fixed_shapes=True)

@@ -27,7 +27,7 @@ class MachineCheckConfig(Options):
 
 def main() -> int:
     """Run the checks; return the exit code."""
-    config = parse_config(MachineCheckConfig, "Check whether this machine is ready to train.")
+    config = parse_config(MachineCheckConfig, __doc__)
     statuses = []
     for result in run_checks(config.data, config.timeout_s):
         print(result, flush=True)

@@ -2,7 +2,7 @@
 
     python train_yolo_ddp.py --model yolov8n-seg.pt --epochs 10 --batch-size 16
     bash train_ddp.sh 4
-    python -m torch.distributed.run --nproc_per_node=4 train_yolo_ddp.py --model yolov8m-seg.pt
+    python -m torch.distributed.run --nproc_per_node=4 train_yolo_ddp.py
 
 The same command again continues an interrupted run. `--help` lists every option with its default.
 utils/commands/training.py has the steps in their order.
@@ -22,8 +22,7 @@ from utils.training.config import TrainConfig
 
 def main() -> int:
     """Train; return the exit code."""
-    description = "Train YOLO segmentation with DistributedDataParallel"
-    config = parse_config(TrainConfig, description, resume_arguments(without_local_rank(sys.argv[1:])))
+    config = parse_config(TrainConfig, __doc__, resume_arguments(without_local_rank(sys.argv[1:])))
     die_with_parent()
     return run(config)[1]
 

@@ -147,9 +147,9 @@ def test_help_shows_every_default(capsys: pytest.CaptureFixture[str]) -> None:
         parse_config(Settings, "test", ["--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert leaving.value.code == 0
-    assert "100 % of them (default: small)" in text
-    assert "sizes in pixels (default: 32 64)" in text
-    assert "--ema, --no-ema average the weights (default: True)" in text
+    assert "100 % of them [small]" in text
+    assert "sizes in pixels [32 64]" in text
+    assert "--[no-]ema average the weights [on]" in text
 
 
 def test_a_resolved_configuration_survives_the_way_through_yaml(tmp_path: Path) -> None:

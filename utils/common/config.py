@@ -20,11 +20,12 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 from utils.common.config_file import Kinds, lower_if_chosen, read_yaml, unpack
 from utils.common.errors import EXIT_USAGE, UsageError, print_warning
+from utils.common.help_text import GROUPS, HelpFormatter, help_head, help_text
 from utils.common.spellings import FOLDER_PARTS, FOLDERS, nearest, other_names
 
 T = TypeVar("T")
 FRACTION: dict[str, Any] = {"at_least": 0, "at_most": 1}  # bounds of a share or a probability
-CONFIG_HELP = "YAML file with any of these options; the command line wins"
+CONFIG_HELP = "YAML file of options; the command line wins"
 THREADS_HELP = "compute threads per process; 0: the cores that it may use"
 INPUT_SIZE: dict[str, Any] = {"at_least": 64, "multiple_of": 32}  # bounds of the network input's side in pixels
 
@@ -38,6 +39,7 @@ def option(
     required: bool = False,
     words: Mapping[str, Any] | None = None,
     may_differ: bool = False,
+    group: str | None = None,
     needs: str | tuple[str, ...] = (),
     wants: str | tuple[str, ...] = (),
     **bounds: float,
@@ -46,7 +48,8 @@ def option(
 
     `bool` becomes `--name/--no-name`, `tuple[X, ...]` takes one or more values, `X | None` may be left unset. `words`
     maps words to values, such as `auto` to 0. `bounds` are any of `at_least`, `at_most`, `above`, `below` and
-    `multiple_of`; they apply to each number of a tuple. `may_differ`: a resumed run may change this option.
+    `multiple_of`; they apply to each number of a tuple. `may_differ`: a resumed run may change this option. `group`: its group
+    in `--help`, if not its section's.
 
     `needs`: conditions on other options. This option has an effect only if all of them hold. A condition is `windows` (neither
     0, empty nor unset), `tiles=off`, `not sample`, `not tiles=off`, or several of these joined by ` or `. If one does not
@@ -58,7 +61,7 @@ def option(
         kind: (given,) if isinstance(given, str) else given for kind, given in (("needs", needs), ("wants", wants))
     }
     return dataclasses.field(
-        default=default, metadata={**facts, **conditions, "may_differ": may_differ, "bounds": bounds}
+        default=default, metadata={**facts, **conditions, "may_differ": may_differ, "group": group, "bounds": bounds}
     )
 
 
@@ -75,7 +78,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
 class Options:
     """Base of a script's options, and of their sections.
 
-    A section declares the options of one room; `--help` shows them below its `group`. Raises UsageError
+    A section declares the options of one room; `--help` shows them below its `group`, one of GROUPS. Raises UsageError
     when a value is outside the bounds of its `option`.
     """
 
@@ -103,6 +106,7 @@ def parse_config(
 ) -> T:
     """Build `config_class` from the command line `argv` and the YAML file of its `--config`.
 
+    `description`: one sentence, or a script's docstring, whose second paragraph is example commands; `--help` begins with them.
     Prints one line and exits with code 2 when a flag, key or value is wrong; with `exits=False` raises UsageError.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -241,16 +245,19 @@ class _RaisingParser(_Parser):
 def _build_parser(
     config_class: type, description: str, parser_class: type[_Parser] = _Parser
 ) -> argparse.ArgumentParser:
-    parser = parser_class(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser = parser_class(
+        usage=argparse.SUPPRESS,
+        description=help_head(description),
+        formatter_class=HelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     folder, known = _folder_field(config_class), [field.name for field, _ in _fields(config_class)]
     groups = _groups(config_class, parser)
     for field, kind in _fields(config_class):
-        help_text = field.metadata["help"].replace("%", "%%")
-        if field is folder:
-            help_text += "; or --project for its parent and --name for its name"
-        if not field.metadata["required"]:
-            help_text += f" (default: {_shown(field.default)})"
-        keywords: dict[str, Any] = {"help": help_text}
+        keywords: dict[str, Any] = {"help": help_text(field, field is folder)}
         base, is_list, _ = unpack(kind)
         if base is bool:
             keywords["action"] = argparse.BooleanOptionalAction
@@ -258,7 +265,7 @@ def _build_parser(
             keywords.update(
                 type=_reader(base, field.metadata["words"], field.metadata["choices"] or ()),
                 choices=field.metadata["choices"],
-                metavar=field.metadata["metavar"],
+                metavar=field.metadata["metavar"] or {int: "N", float: "X"}.get(base, "NAME"),
             )
             if is_list:
                 keywords["nargs"] = "+"
@@ -269,13 +276,15 @@ def _build_parser(
 
 
 def _groups(config_class: type, parser: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
-    """Return the `--help` group of each option: the group of the section that declares it."""
+    """Return the `--help` group of each option: its own, or that of the section that declares it."""
     sections: dict[str, Any] = {
         name: section for section in config_class.__mro__ for name in vars(section).get("__annotations__", ())
     }
-    titles = [sections[field.name].group for field in dataclasses.fields(config_class)]
-    groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(titles)}
-    return {field.name: groups[title] for field, title in zip(dataclasses.fields(config_class), titles, strict=True)}
+    titles = {
+        field.name: field.metadata["group"] or sections[field.name].group for field in dataclasses.fields(config_class)
+    }
+    groups = {title: parser.add_argument_group(title) for title in GROUPS if title in titles.values()}
+    return {name: groups[title] for name, title in titles.items()}
 
 
 def section_of(config: Any, section: type[T]) -> T:

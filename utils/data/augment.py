@@ -39,7 +39,7 @@ class AugmentOptions(Options):
     mosaic: float = option(1.0, "probability of a mosaic of four photographs", **FRACTION)
     close_mosaic: int = option(
         10,
-        "number of last epochs without mosaic, at most half of the run",
+        "last epochs without mosaic, --mixup and the options below it; at most half of the run",
         at_least=0,
         needs="mosaic or mixup or copy_paste or paste or draw_wires",
     )
@@ -47,41 +47,32 @@ class AugmentOptions(Options):
     translate: float = option(0.1, "random shift, +- fraction of the image", **FRACTION)
     degrees: float | None = option(
         None,
-        "random rotation, +- degrees; unset: 90 with --windows if labelled objects lie in many directions, else 0",
+        "random rotation, +- degrees; unset: 0, or 90 with --windows and objects that lie in many directions",
         at_least=0,
     )
     shear: float = option(0.0, "random shear along both axes, +- degrees", at_least=0, below=45)
     fliplr: float = option(0.5, "probability of a left-right flip", **FRACTION)
     flipud: float | None = option(
         None,
-        "probability of an up-down flip; unset: 0.5 with --windows if labelled objects lie in many directions, else 0",
+        "probability of an up-down flip; unset: 0, or 0.5 with --windows and objects that lie in many directions",
         **FRACTION,
     )
     colour: str = option(
         "auto",
-        "where colours are varied; auto: on the device if it is a GPU, else in the loader",
+        "where colours are varied; auto: on the device if it is a GPU",
         choices=COLOUR_CHOICES,
         needs="hsv_h or hsv_s or hsv_v",
     )
     hsv_h: float = option(0.015, "random hue, +- fraction", **FRACTION)
     hsv_s: float = option(0.7, "random saturation, +- fraction", **FRACTION)
     hsv_v: float = option(0.4, "random brightness, +- fraction", **FRACTION)
-    mixup: float = option(0.0, "probability of mixup of two pictures; off in epochs without mosaic", **FRACTION)
-    copy_paste: float = option(
-        0.0,
-        "probability of pasting a mirrored copy of each object where there is room; off in epochs without mosaic",
-        **FRACTION,
-    )
-    paste: float = option(
-        0.0,
-        "probability of objects of another photograph in front of a picture, in other colours; all classes equally often, but "
-        "no thin ones; off in epochs without mosaic",
-        **FRACTION,
-    )
+    mixup: float = option(0.0, "probability of mixup of two pictures", **FRACTION)
+    copy_paste: float = option(0.0, "probability of a mirrored copy of each object", **FRACTION)
+    paste: float = option(0.0, "probability of objects of other photographs", **FRACTION)
     draw_wires: float | None = option(
         None,
-        "probability of drawing wires into a picture, with labels, and bars, which have none; unset: 0.5 with --windows if a "
-        "class is thin and labelled objects lie in many directions, else 0; off in epochs without mosaic",
+        "probability of drawn wires, with labels; unset: 0, or 0.5 with --windows, a thin class and objects that lie in "
+        "many directions",
         **FRACTION,
     )
 

@@ -60,29 +60,28 @@ class DataOptions(Options):
 
     group: ClassVar[str] = "data"
 
-    data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
+    data: str = option(str(DEFAULT_DATASET_YAML.name), "folders and class names", metavar="YAML")
     trust_links: bool = option(False, TRUST_LINKS_HELP, may_differ=True)
-    img_size: int = option(640, "side of the square network input in pixels, a multiple of 32", **INPUT_SIZE)
-    multi_scale: bool = option(False, "random input size for each batch, 0.5 to 1.5 times --img-size")
+    img_size: int = option(640, "side of the square input in pixels", **INPUT_SIZE)
+    multi_scale: bool = option(False, "each batch at 0.5 to 1.5 times --img-size")
     cache: str = option(
         "auto",
-        "packed copy of the photographs at --img-size; auto: where the disk has room; packed: end if it has none",
+        "packed copy of the photographs; auto: if the disk has room; packed: end if it has none",
         choices=("auto", "packed", "none"),
         may_differ=True,
+        group="speed",
         wants="not windows",
     )
-    skip_bad: bool = option(
-        False, "leave out photographs that cannot be read, and list them in the run folder", may_differ=True
-    )
+    skip_bad: bool = option(False, "leave out photographs that cannot be read", may_differ=True)
     num_workers: int | None = option(
         None,
-        "most loader processes per GPU; fewer where there are not enough cores; unset: 8, and up to 16 where a GPU has more "
-        "than 8 cores to itself",
+        "most loader processes per GPU; unset: 8, and up to 16 if a GPU has more cores to itself",
         at_least=0,
         may_differ=True,
+        group="speed",
     )
     prefetch: int = option(
-        4, "batches each loader process prepares ahead", at_least=1, may_differ=True, wants="num_workers"
+        4, "batches ahead per loader process", at_least=1, may_differ=True, group="speed", wants="num_workers"
     )
 
 

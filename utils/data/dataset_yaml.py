@@ -19,7 +19,7 @@ from utils.common.text import counted
 
 DEFAULT_DATASET_YAML = Path(__file__).resolve().parent.parent.parent / "dataset.yaml"
 MAX_LIST_BYTES = 500_000_000
-TRUST_LINKS_HELP = "follow links, and paths in the data-set YAML, that leave the data set's folder"
+TRUST_LINKS_HELP = "follow links and paths that leave the data's folder"
 MAX_SHOWN_CLASSES, MAX_SHOWN_SUFFIXES = 1000, 9  # of a corrected `names` block; of files that are not read
 OWN_ADVICE = "run python parse_labels.py first, or name another data set with --data"
 OUTSIDE_ADVICE = "set `path` to a folder that contains both, or pass --trust-links if you trust the data set"

@@ -51,7 +51,7 @@ class WindowConfig:
 class WindowOptions(Options):
     """Whether a training sees windows of its photographs, and at which scale."""
 
-    group: ClassVar[str] = "windows"
+    group: ClassVar[str] = "data"
 
     windows: int = option(
         0,
@@ -59,11 +59,7 @@ class WindowOptions(Options):
         at_least=0,
     )
     window_scale: tuple[float, ...] = option(
-        (0.5, 1.0),
-        "lowest and highest scale of a window; 1: the photograph's own pixels, 0.5: twice the side",
-        needs="windows",
-        above=0,
-        at_most=1,
+        (0.5, 1.0), "lowest and highest scale of windows; 1: own pixels", needs="windows", above=0, at_most=1
     )
 
     def __post_init__(self) -> None:

@@ -13,30 +13,28 @@ from utils.distributed.ddp import GRAD_COMPRESSION_CHOICES
 class LoopOptions(Options):
     """What the loop does, as a script's options."""
 
-    group: ClassVar[str] = "loop"
+    group: ClassVar[str] = "advanced"
 
-    epochs: int = option(100, "passes over the training images", at_least=1, may_differ=True)
+    epochs: int = option(100, "passes over the training images", at_least=1, may_differ=True, group="run")
     accumulate: int = option(1, "batches per optimizer step", at_least=1)
-    ema: bool = option(True, "evaluate and save the moving average of the weights")
+    ema: bool = option(True, "evaluate and save the weights' moving average")
     ema_decay: float = option(0.9999, "decay of the moving average", needs="ema", **FRACTION)
-    ema_ramp: float = option(2000.0, "optimizer steps over which the decay is reached", needs="ema")
+    ema_ramp: float = option(2000.0, "optimizer steps until the decay is reached", needs="ema")
     grad_compression: str = option(
-        "none", "send gradients between ranks as 16-bit numbers, for slow networks", choices=GRAD_COMPRESSION_CHOICES
+        "none", "gradients, for slow networks", choices=GRAD_COMPRESSION_CHOICES, group="speed"
     )
-    compile: bool = option(
-        False, "compile the network with torch.compile; needs a C++ compiler and takes minutes at the start"
-    )
+    compile: bool = option(False, "torch.compile: needs a C++ compiler, takes minutes", group="speed")
     cuda_graph: str = option(
         "auto",
-        "launch the network's kernels as CUDA graphs, which is faster for small batches; auto: on one GPU, where a step takes at "
-        "most a quarter of its memory",
+        "CUDA graphs, for small batches; auto: on one GPU, if a step takes at most a quarter of its memory",
         choices=("auto", "off"),
         may_differ=True,
+        group="speed",
     )
     patience: int = option(
-        100, "stop after this many epochs without a better --best-metric; 0: never", at_least=0, may_differ=True
+        100, "end after N epochs without progress; 0: never", at_least=0, may_differ=True, group="run"
     )
-    tensorboard: bool = option(True, "write TensorBoard events", may_differ=True)
+    tensorboard: bool = option(True, "write TensorBoard events", may_differ=True, group="run")
 
 
 @dataclass(frozen=True)

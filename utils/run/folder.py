@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 import yaml
 
 from utils import distributed
-from utils.common.config import Options, option, to_dict
+from utils.common.config import CONFIG_HELP, Options, option, to_dict
 from utils.common.environment import environment_report
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, UserError, printable
 from utils.common.files import warn_on_write_error, write_text_atomic
@@ -32,28 +32,18 @@ class RunOptions(Options):
 
     save_dir: str = option("models/epri_distribution_ddp", "run folder", metavar="DIR", may_differ=True)
     resume: str | None = option(None, "continue this run: its folder, or its last.pt", metavar="RUN", may_differ=True)
-    config: str | None = option(
-        None, "YAML file with any of these options; the command line wins", metavar="FILE", may_differ=True
-    )
+    config: str | None = option(None, CONFIG_HELP, metavar="FILE", may_differ=True)
     accept_changed_data: bool = option(
-        False, "resume although photographs or labels changed since the run began", may_differ=True
+        False, "resume although photographs or labels changed", may_differ=True, group="advanced"
     )
     save_every_minutes: float = option(
-        15.0,
-        "minutes after which a checkpoint is written within an epoch; 0: only after epochs",
-        at_least=0,
-        may_differ=True,
+        15.0, "minutes between checkpoints in an epoch; 0: none", at_least=0, may_differ=True
     )
     best_metric: str = option("val_loss", "what chooses best.pt", choices=tuple(BEST_METRICS))
-    val_pictures_every: int = option(
-        5,
-        "epochs between two pictures of validation predictions beside the labels; 0: none",
-        at_least=0,
-        may_differ=True,
-    )
+    val_pictures_every: int = option(5, "epochs between validation pictures; 0: none", at_least=0, may_differ=True)
     mlflow: str | None = option(
         None,
-        "MLflow server that shows the run (docs/mlflow.md); unset: that of MLFLOW_TRACKING_URI, if set; empty: none",
+        "MLflow server (docs/mlflow.md); unset: that of MLFLOW_TRACKING_URI; empty: none",
         metavar="URI",
         may_differ=True,
     )

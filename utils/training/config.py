@@ -21,27 +21,19 @@ from utils.yolo.optimizer import OptimizerOptions
 class MachineOptions(Options):
     """What each process takes of its machine, and how exactly it computes."""
 
-    group: ClassVar[str] = "machine"
+    group: ClassVar[str] = "speed"
 
-    batch_size: int = option(
-        16,
-        "images per GPU (per process) and step; auto: as many as the GPU with the least memory takes",
-        words={"auto": 0},
-        at_least=0,
-    )
-    threads: int = option(
-        0, "compute threads per process; 0: the cores that the loader processes leave", at_least=0, may_differ=True
-    )
-    deterministic: bool = option(
-        False, "bitwise equal results on GPUs too, but slower; CPU runs are always deterministic"
-    )
+    batch_size: int = option(16, "images per GPU and step; auto: as many as fit", words={"auto": 0}, at_least=0)
+    threads: int = option(0, "threads per process; 0: what loaders leave", at_least=0, may_differ=True)
+    deterministic: bool = option(False, "bitwise equal runs on GPUs too, but slower", group="advanced")
     amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
-    seed: int = option(0, "random seed", at_least=0)
+    seed: int = option(0, "random seed", at_least=0, group="run")
     device: str = option("auto", "auto, cpu, cuda or cuda:N", may_differ=True)
     sync_bn: str = option(
         "auto",
         "batch statistics over all GPUs; auto: on GPUs with fewer than 16 images each",
         choices=("auto", "on", "off"),
+        group="advanced",
     )
 
 

@@ -38,17 +38,14 @@ FAR_PX = 1e5  # beyond every image
 class LossOptions(Options):
     """What the loss weighs, and which anchors learn an object."""
 
-    group: ClassVar[str] = "loss"
+    group: ClassVar[str] = "advanced"
 
     class_weights: str = option(
-        "none",
-        "weights of the class loss; auto: inverse to each class's number of training objects",
-        choices=("none", "auto"),
+        "none", "weights in the loss; auto: 1 / a class's number of objects", choices=("none", "auto")
     )
     reach: str = option(
         "auto",
-        "assign objects only to anchors that can predict the whole box, so that long wires are found whole; auto: with "
-        "--windows",
+        "only anchors that can predict a whole box learn it, for long wires; auto: with --windows",
         choices=("auto", "on", "off"),
     )
 

@@ -41,12 +41,10 @@ class ModelOptions(Options):
 
     model: str = option(
         "yolov8m-seg.pt",
-        "yolov8, yolo11 or yolo26{n,s,m,l,x}-seg.pt, a local .pt, or a name such as yolo12n-seg.yaml (from scratch)",
+        "yolov8, yolo11 or yolo26{n,s,m,l,x}-seg.pt, your own .pt, or a name such as yolo12n-seg.yaml (from scratch)",
     )
     freeze: int = option(
-        0,
-        "freeze this many layers, counted from the input; the backbone has 10 in YOLOv8, 11 in YOLO11 and YOLO26, 9 in YOLO12",
-        at_least=0,
+        0, "freeze the first N layers; the backbone has 10 in YOLOv8, 11 in YOLO11 and YOLO26, 9 in YOLO12", at_least=0
     )
 
 

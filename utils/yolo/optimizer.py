@@ -29,18 +29,16 @@ GRADIENT_CLIP_NORM = 10.0  # YOLOv8's limit for the gradient of the nominal batc
 class OptimizerOptions(Options):
     """The optimizer, its learning rate and what changes it."""
 
-    group: ClassVar[str] = "optimizer"
+    group: ClassVar[str] = "advanced"
 
-    optimizer: str = option("auto", "auto: MuSGD (docs/recipe.md says why)", choices=("auto", "sgd", "musgd", "adamw"))
+    optimizer: str = option("auto", "auto is MuSGD", choices=("auto", "sgd", "musgd", "adamw"))
     lr: float | None = option(
         None,
         f"peak learning rate at batch {NOMINAL_BATCH_SIZE}; unset: {SGD_LR}, or {FINE_TUNING_LR} for fewer than {FINE_TUNING_STEPS:,} "
-        "steps from a .pt file, for SGD and MuSGD; 0.002 * 5 / (4 + classes) for AdamW",
+        "steps from a .pt file; AdamW: 0.01 / (4 + classes)",
         above=0,
     )
-    lr_scale: str = option(
-        "none", "scale the learning rate with the global batch / 64", choices=("none", "linear", "sqrt")
-    )
+    lr_scale: str = option("none", "by the global batch / 64", choices=("none", "linear", "sqrt"))
     weight_decay: float = option(5e-4, f"weight decay at batch {NOMINAL_BATCH_SIZE}", at_least=0)
     warmup_epochs: float = option(3.0, "linear warm-up, at most a tenth of the run", at_least=0)
 
