@@ -7,8 +7,8 @@
 #   make size         lines and files of each part beside its budget
 #   make test         check, and every test
 #   make test-quick   check, then the tests that start no whole command: run it while you work
-#   make gpu          prove and measure the GPU path (docs/gpu.md); DEVICE=cpu: a dry run; PYTHON=python3: without .venv
-#   make chaos        attacks on real trainings (docs/reliability.md)
+#   make gpu          prove and measure the GPU path (docs/research/gpu.md); DEVICE=cpu: a dry run; PYTHON=python3: without .venv
+#   make chaos        attacks on real trainings (docs/research/reliability.md)
 #   make clean        remove .venv, the output of the demo, and caches
 
 VENV := .venv

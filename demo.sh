@@ -31,7 +31,7 @@ cat <<'TEXT'
 
 Look at:
   models/demo/train_batch0.jpg            an augmented training batch
-  models/demo/training_curves.png         losses and metrics per epoch
+  models/demo/results.png                 losses and metrics per epoch
   outputs/demo/evaluation/                report.html: scores, curves, confusions, worst images; metrics.json
   outputs/demo/predictions/               predictions on the validation photographs
   outputs/demo/large/photographs.html     wires in photographs of 20 megapixels; the network has only begun to learn them

@@ -12,12 +12,13 @@ Run the same command again after any interruption. The photographs are EPRI's, l
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.common.config import Options, option, parse_config
+from utils.common.config import Options, option, parse_config, words_of
 from utils.common.errors import EXIT_DONE, EXIT_KEYBOARD, UserError, run_script
 from utils.common.files import output_folder
 from utils.sources.download import DEFAULT_BASE_URL, Report, download, expand_circuits, open_source
@@ -114,7 +115,10 @@ def _write_sample(config: DownloadConfig, num_photographs: int) -> int:
     from utils.sources.sample import write_sample
 
     write_sample(Path(config.output), num_photographs, config.seed, config.wire_width, config.sample_size)
-    print(f"{config.output}: {num_photographs:,} drawn photographs\nnext: python parse_labels.py")
+    print(f"{config.output}: {num_photographs:,} drawn photographs")
+    # Wires are labelled as lines: as wide as they were drawn, or as the middle of 4 to 10 pixels.
+    options = words_of({"input": config.output, "line_width": config.wire_width or (7 if config.sample_size else 14)})
+    print(f"next: python parse_labels.py {shlex.join(map(str, options))}")
     return EXIT_DONE
 
 

@@ -5,7 +5,7 @@
 A few photographs are read ahead, so memory does not grow with their number. All results are in the photographs' own
 pixels, upright. A photograph that cannot be read, or whose results cannot be written, is named and skipped. Started with
 torchrun, the ranks share the photographs. A model that was trained on windows predicts on tiles of large photographs
-(docs/tiles.md). `--geo` puts the detections on a map (docs/map.md). The model may be an export (docs/export.md).
+(docs/windows.md). `--geo` puts the detections on a map (docs/map.md). The model may be an export (docs/export.md).
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ from utils.predict.maps.map_files import write_map_files
 from utils.predict.maps.thumbnails import save_thumbnails, thumbnail_path
 from utils.predict.options import PredictOptions, cores_of, open_predictor
 from utils.predict.prediction_files import PredictionWriter, Source, merge_parts
+from utils.predict.thresholds import Thresholds
 from utils.predict.tiles import LONGEST_WAIT_S, Tiling
 
 MAX_NAME_BYTES = 255  # of a file on Linux's file systems
@@ -63,9 +64,7 @@ class InferenceConfig(PredictOptions):
     """Options of `inference.py`."""
 
     source: str = option(
-        None,
-        "photograph, folder (with its subfolders), quoted pattern, or GeoTIFF (docs/orthophotos.md)",
-        required=True,
+        None, "photograph, folder (with its subfolders), quoted pattern, or GeoTIFF (docs/map.md)", required=True
     )
     output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
     save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
@@ -128,7 +127,12 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     counts = np.zeros(len(names) + 1, np.int64)  # of each class's detections, and of photographs
     num_without_mask = 0
     tools = tool_files(config, names, files)
-    with PredictionWriter(output, names, ranks.rank) as writer, ToolWriter(tools, ranks.rank) as tool_writer:
+    promise = None if config.thresholds is None else Thresholds.read(config.thresholds, config.model)
+    traits: list[np.ndarray] = []
+    with (
+        PredictionWriter(output, names, ranks.rank, promise.statement if promise else None) as writer,
+        ToolWriter(tools, ranks.rank) as tool_writer,
+    ):
         predictions = predictor.predict(read_photos(mine, config, cores_of(ranks)))
         for source, photo, prediction in Progress("photographs", len(mine), ranks.is_main)(predictions):
             write_results(writer, source, photo, prediction, config)
@@ -136,7 +140,9 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
             counts[:-1] += np.bincount(prediction.class_ids, minlength=len(names))
             counts[-1] += 1
             num_without_mask += prediction.num_without_mask
-    parts = distributed.gather_arrays({"counts": counts, "without_mask": np.array([num_without_mask])})
+            traits += [] if prediction.traits is None else [np.append(source.position, prediction.traits)]
+    gathered = {"counts": counts, "without_mask": np.array([num_without_mask]), "traits": np.array(traits)}
+    parts = distributed.gather_arrays(gathered)
     *found, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
     num_without_mask = int(sum(part["without_mask"].sum() for part in parts))
     distributed.run_on_main(lambda: merge_parts(output, ranks.world_size))
@@ -146,15 +152,16 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
         summary = ", ".join(f"{count} {name}" for name, count in zip(names, found, strict=True) if count) or "nothing"
         print(f"{num_read} photographs, {len(files) - num_read} skipped; found {summary}")
         print(", ".join([f"Results in {config.output}: pictures, labels/, predictions.json", *tools.written]))
-        for line in filter(None, [without_mask_line(num_without_mask), *(of_map or [])]):
+        is_alike = promise.compare([part["traits"] for part in parts], files) if promise and num_read else ""
+        for line in filter(None, [without_mask_line(num_without_mask), *(of_map or []), is_alike]):
             print(line)
     cleanup_ddp()
     return 0 if num_read else 1
 
 
 def predict_orthophoto(config: InferenceConfig, ranks: distributed.RankInfo) -> int:
-    """Predict on a GeoTIFF in blocks, which the ranks share; write map layers (docs/orthophotos.md)."""
-    for name in ("save_crops", "save_coco", "save_label_studio", "geo"):
+    """Predict on a GeoTIFF in blocks, which the ranks share; write map layers (docs/map.md)."""
+    for name in ("save_crops", "save_coco", "save_label_studio", "geo", "thresholds"):
         if getattr(config, name):
             raise UsageError(
                 f"--{name.replace('_', '-')}: is for photographs, and --source {config.source} is an orthophoto"

@@ -42,7 +42,7 @@ class ParseConfig(Options):
         metavar="DIR",
     )
     labels: tuple[str, ...] = option(
-        (), "labels of an orthophoto, polygons and lines: GeoJSON or GeoPackage (docs/orthophotos.md)", metavar="FILE"
+        (), "labels of an orthophoto, polygons and lines: GeoJSON or GeoPackage (docs/map.md)", metavar="FILE"
     )
     format: str = option(
         AUTO,

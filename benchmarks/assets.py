@@ -210,7 +210,7 @@ def simulate(setting: Setting, num_flights: int, seed: int, num_poles: int = NUM
 
 
 def main() -> None:
-    """Print the tables of docs/map.md."""
+    """Print the tables of docs/research/map.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--flights", type=int, default=100, help="for each row")
     parser.add_argument("--seed", type=int, default=0)

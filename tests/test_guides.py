@@ -207,13 +207,14 @@ def test_the_tree_of_files_is_true() -> None:
     assert not missing, f"CONTRIBUTING.md's tree does not name {missing}"
 
 
-def test_each_page_is_linked_from_the_readme_and_no_link_is_broken() -> None:
-    readme = PROJECT / "README.md"
-    pages = [readme, PROJECT / "CONTRIBUTING.md", *(PROJECT / "docs").glob("*.md")]
+def test_each_page_is_linked_from_an_index_and_no_link_is_broken() -> None:
+    indexes = [PROJECT / name for name in ("README.md", "docs/README.md", "docs/research/README.md")]
+    pages = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *(PROJECT / "docs").rglob("*.md")]
     links = {page: set(re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))) for page in pages}
     broken = {(page.name, link) for page in pages for link in links[page] if not (page.parent / link).exists()}
     assert not broken
-    assert {f"docs/{page.name}" for page in pages[2:]} <= links[readme]
+    linked = {(page.parent / link).resolve() for page in indexes for link in links[page]}
+    assert set(pages[2:]) <= linked
 
 
 # The end of a test run prints them (conftest.py).

@@ -9,6 +9,7 @@ import pytest
 import tests.recipes.crowd_bt
 import tests.recipes.training_engine
 import tests.recipes.underwater_ir  # noqa: F401 # these three make the recipes' modules importable
+from recipes.compressed_ad.settings import Settings
 from tests.conftest import PROJECT
 from tests.support.option_scripts import COMPRESSED_AD, SCRIPTS, Script
 from tests.support.option_walk import Walk
@@ -78,6 +79,6 @@ def test_no_script_is_left_out() -> None:
     shared = {("measure", "MeasureConfig"), ("options", "ModelOptions"), ("options", "PredictOptions")}
     sections = {
         (kind.__module__.rpartition(".")[2], kind.__name__)
-        for kind in (*TrainConfig.__mro__, EngineOptions, Augmentation)
+        for kind in (*TrainConfig.__mro__, *Settings.__mro__, EngineOptions, Augmentation)
     }
     assert declared - walked == shared | (sections & declared) - walked

@@ -15,7 +15,7 @@ from utils.data.dataset_yaml import is_photograph
 from utils.distributed.rank_processes import run_ranks
 
 RANK_CODE = "from benchmarks.gpu.ranks import check_ranks; run_script(check_ranks)"
-# Of a training step with yolov8m at 1280 px in 16 bits, about: four times docs/gpu.md's figure for 640 px.
+# Of a training step with yolov8m at 1280 px in 16 bits, about: four times docs/research/gpu.md's figure for 640 px.
 BYTES_PER_LARGE_IMAGE = 1.4 * 2**30
 LARGE_PX = 1280
 TOO_MUCH = 2.0  # times the memory of the largest GPU

@@ -19,8 +19,7 @@ from utils.common.errors import EXIT_STOPPED_BY_SIGNAL
 from utils.engine.loading import tensors_in
 from utils.engine.nonfinite import all_finite
 from utils.run.checkpoint import load_latest
-from utils.run.log import METRICS_FILE, parse_record
-from utils.run.records import read_epochs
+from utils.run.records import METRICS_FILE, parse_record, read_epochs
 from utils.training.config import TrainConfig
 from utils.training.launch import CPU_PROCESSES
 

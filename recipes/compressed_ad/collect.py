@@ -18,8 +18,9 @@ sys.path[:0] = [str(PROJECT)] if str(PROJECT) not in sys.path else []
 from tqdm import tqdm
 
 from recipes.compressed_ad.histories import write_histories
-from recipes.compressed_ad.learner import History, learn
+from recipes.compressed_ad.learner import History, Learner, learn
 from recipes.compressed_ad.settings import Settings, settings_of_command_line
+from utils.common.config import section_of
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import EXIT_DONE, run_script
 
@@ -53,7 +54,7 @@ def learning_of(settings: Settings) -> Callable[[int], History]:
         grid_size=settings.grid_size,
         horizon=settings.horizon,
         seed=settings.alg_seed,
-        learner=settings,
+        learner=section_of(settings, Learner),
     )
 
 

@@ -23,6 +23,8 @@ from recipes.compressed_ad.histories import read_histories
 from recipes.compressed_ad.model import CompressedAD
 from recipes.compressed_ad.rollout import random_returns, roll_out
 from recipes.compressed_ad.settings import Settings, settings_of_command_line
+from recipes.compressed_ad.sizes import ModelSize
+from utils.common.config import section_of
 from utils.common.errors import EXIT_DONE, UserError, one_line, run_script
 from utils.common.files import write_bytes_atomic
 from utils.pages.figures import figure_color, new_figure, save_figure
@@ -61,7 +63,7 @@ def trained_model(config: Settings) -> tuple[CompressedAD, int]:
     if found is None:
         raise UserError(f"{config.run_folder}: no ckpt-<step>.pt; train first with python train.py")
     path, saved = found
-    model = CompressedAD(config)
+    model = CompressedAD(section_of(config, ModelSize))
     try:
         model.load_state_dict(saved["model"])
         return model, int(saved["step"])

@@ -26,7 +26,8 @@ import torch
 from recipes.compressed_ad.distillation import Distillation, loaders
 from recipes.compressed_ad.model import CompressedAD
 from recipes.compressed_ad.settings import Settings, settings_of_command_line
-from utils.common.config import to_dict
+from recipes.compressed_ad.sizes import ModelSize
+from utils.common.config import section_of, to_dict
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import seed_everything
 from utils.distributed import cleanup_ddp, read_rank_environment, setup_ddp
@@ -102,7 +103,7 @@ def train(config: Settings, accelerator: Accelerator, resume: bool) -> TrainingE
     accumulate = accelerator.gradient_accumulation_steps
     train_batches, test_batches = loaders(config, accumulate, rank, world_size)
     seed_everything(config.seed)
-    model = CompressedAD(config).to(accelerator.device)
+    model = CompressedAD(section_of(config, ModelSize)).to(accelerator.device)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.lr, betas=(0.9, 0.99), weight_decay=config.weight_decay, fused=True
     )

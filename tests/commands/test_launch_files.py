@@ -166,8 +166,8 @@ def test_the_warning_leaves_time_for_the_launcher_s_own_patience() -> None:
 
 
 def commands_of_the_guide(beginning: str) -> list[list[str]]:
-    """Return the commands of docs/multi_node.md that begin like this, in words."""
-    text = (PROJECT / "docs" / "multi_node.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    """Return the commands of docs/gpu.md that begin like this, in words."""
+    text = (PROJECT / "docs" / "gpu.md").read_text(encoding="utf-8").replace("\\\n", " ")
     lines = [line.strip().removesuffix("&& break") for line in text.splitlines()]
     return [shlex.split(line, comments=True) for line in lines if line.startswith(beginning)]
 
@@ -188,7 +188,7 @@ def test_the_guide_s_commands_are_understood() -> None:
 
 
 def test_the_guide_s_network_policy_lets_only_the_job_s_pods_in() -> None:
-    text = (PROJECT / "docs" / "multi_node.md").read_text(encoding="utf-8")
+    text = (PROJECT / "docs" / "gpu.md").read_text(encoding="utf-8")
     policy = yaml.safe_load(text.partition("```yaml")[2].partition("```")[0])
     pods = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": "yolo-seg"}}
     assert policy["spec"]["podSelector"] == pods

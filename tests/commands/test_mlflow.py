@@ -111,5 +111,5 @@ def test_a_training_killed_and_resumed_is_one_run_that_equals_its_metrics_jsonl(
     assert accepted == recorded(run)
     assert {step for step, _, _ in recorded(run)} == set(range(1, EPOCHS + 1))
     assert (found.data.params["epochs"], found.data.params["model"]) == (str(EPOCHS), "yolov8n-seg.yaml")
-    for name in ("best.pt", "config.yaml", "results.csv", "metrics.jsonl", "training_curves.png"):
+    for name in ("best.pt", "config.yaml", "results.csv", "metrics.jsonl", "results.png"):
         assert (server.files / "0" / run_id / "artifacts" / name).read_bytes() == (run / name).read_bytes()

@@ -40,7 +40,7 @@ def test_the_console_shows_what_the_guide_shows(trained: TrainedRun) -> None:
 
 def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
     expected = {"best.pt", "last.pt", "checkpoint", "metrics.jsonl", "results.csv", "config.yaml", "status.json"}
-    expected |= {"training_curves.png", "train_batch0.jpg", "labels.png", "val_predictions.jpg"}
+    expected |= {"results.png", "train_batch0.jpg", "labels.jpg", "val_batch0_pred.jpg"}
     assert expected <= {path.name for path in trained.folder.iterdir()}
     status = json.loads((trained.folder / "status.json").read_text())
     assert (status["state"], status["epoch"]) == ("finished", 2)

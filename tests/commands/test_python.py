@@ -20,6 +20,7 @@ from tests.conftest import PROJECT, run_main
 from tests.predict.exports import smooth_data, tiny_weights
 from utils.common.errors import UsageError
 from utils.data.images import decode_image, read_image
+from utils.run.records import read_epochs
 from yolo_seg_ddp import evaluate, open_model, train
 
 PAGE = (PROJECT / "docs" / "python.md").read_text(encoding="utf-8")
@@ -43,8 +44,9 @@ def test_the_pages_blocks_train_predict_and_evaluate() -> None:
     Path("wires.yaml").write_text(options.replace("imgsz: 320", "imgsz: 64"))
     Path("page.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)))
     left = runpy.run_path("page.py")
-    rows = Path("models/wires/results.csv").read_text().splitlines()
-    names = set(rows[0].split(",")) - {"epoch", "global_step", "total_epoch_time_s"}
+    record = read_epochs(Path("models/wires"))[-1]
+    names = {name for name, value in record.items() if isinstance(value, int | float)}
+    names -= {"epoch", "global_step", "total_epoch_time_s"}
     assert {name: len(values) for name, values in left["history"].items()} == dict.fromkeys(names, 2)
     metrics = json.loads(Path("outputs/wires/metrics.json").read_text())
     assert json.loads(json.dumps(left["metrics"])) == metrics

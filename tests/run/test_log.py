@@ -70,18 +70,23 @@ def test_a_line_without_its_end_does_not_spoil_the_next(tmp_path: Path, ending: 
     assert [line["global_step"] for line in lines_of(tmp_path)] == steps
 
 
-def test_csv_gains_columns_keeps_older_rows_and_replaces_an_epoch(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, is_main=True, tensorboard=False)
-    log.csv({"epoch": 1, "train_loss": 2.5})
-    log.csv({"epoch": 2, "train_loss": 2.0, "box_map50": 0.25})
+def epoch(number: int, **values: float) -> dict[str, Any]:
+    return {"kind": "epoch", "epoch": number, "total_epoch_time_s": 1.5, **values}
+
+
+def test_results_csv_has_ultralytics_columns_first_four_digits_and_each_epoch_once(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, True, tensorboard=False, columns={"box_map50": "metrics/mAP50(B)"})
+    log.metrics(epoch(1, train_loss=2.5))
+    log.metrics(epoch(2, train_loss=2.0, box_map50=0.25))
     log.close()
-    log.csv({"epoch": 2, "train_loss": 1.5, "box_map50": math.nan})
-    header = (tmp_path / "results.csv").read_text(encoding="utf-8").splitlines()[0]
-    assert header == "epoch,train_loss,box_map50"
+    log.metrics(epoch(2, train_loss=1.23456, box_map50=math.nan))
+    log.metrics(epoch(3, box_map50=0.5))
     assert rows_of(tmp_path) == [
-        {"epoch": "1", "train_loss": "2.5", "box_map50": ""},
-        {"epoch": "2", "train_loss": "1.5", "box_map50": ""},
+        {"epoch": "1", "time": "1.5", "metrics/mAP50(B)": "", "total_epoch_time_s": "1.5", "train_loss": "2.5"},
+        {"epoch": "2", "time": "3.0", "metrics/mAP50(B)": "", "total_epoch_time_s": "1.5", "train_loss": "1.235"},
+        {"epoch": "3", "time": "4.5", "metrics/mAP50(B)": "0.5", "total_epoch_time_s": "1.5", "train_loss": ""},
     ]
+    assert list(rows_of(tmp_path)[0])[:3] == ["epoch", "time", "metrics/mAP50(B)"]
 
 
 def test_truncation_forgets_later_steps_everywhere(tmp_path: Path) -> None:
@@ -91,26 +96,26 @@ def test_truncation_forgets_later_steps_everywhere(tmp_path: Path) -> None:
             log.metrics({"kind": "batch", "global_step": step})
             log.scalars("batch", {"loss": float(step)}, step)
         for epoch in (1, 2):
-            log.csv({"epoch": epoch, "global_step": 3 * epoch})
+            log.metrics({"kind": "epoch", "epoch": epoch, "global_step": 3 * epoch})
     with (tmp_path / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"global_step": 7, "lo')
     with RunLog(tmp_path, is_main=True) as log:
         log.truncate_after(4)
-        assert [line.get("global_step") for line in lines_of(tmp_path)] == [None, 1, 2, 3, 4]
-        assert rows_of(tmp_path) == [{"epoch": "1", "global_step": "3"}]
+        assert [line.get("global_step") for line in lines_of(tmp_path)] == [None, 1, 2, 3, 4, 3]
+        assert rows_of(tmp_path) == [{"epoch": "1", "time": "0.0", "global_step": "3"}]
         for step in (5, 6):
             log.metrics({"kind": "batch", "global_step": step})
             log.scalars("batch", {"loss": 10.0 * step}, step)
-        log.csv({"epoch": 2, "global_step": 6})
-    assert [line.get("global_step") for line in lines_of(tmp_path)] == [None, 1, 2, 3, 4, 5, 6]
+        log.metrics({"kind": "epoch", "epoch": 2, "global_step": 6})
+    assert [line.get("global_step") for line in lines_of(tmp_path)] == [None, 1, 2, 3, 4, 3, 5, 6, 6]
     assert [row["global_step"] for row in rows_of(tmp_path)] == ["3", "6"]
     losses = events_of(tmp_path).Scalars("batch/loss")
     assert [(event.step, event.value) for event in losses] == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 50), (6, 60)]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["metrics.jsonl", "results.csv", "tensorboard"]
     log.truncate_after(0)
     assert rows_of(tmp_path) == []
-    log.csv({"epoch": 1, "global_step": 4})
-    assert rows_of(tmp_path) == [{"epoch": "1", "global_step": "4"}]
+    log.metrics({"kind": "epoch", "epoch": 1, "global_step": 4})
+    assert rows_of(tmp_path) == [{"epoch": "1", "time": "0.0", "global_step": "4"}]
 
 
 def test_an_interrupted_truncation_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +137,6 @@ def test_other_ranks_write_and_say_nothing(tmp_path: Path, capsys: pytest.Captur
     with RunLog(tmp_path / "run", is_main=False) as log:
         log.print("hello")
         log.metrics({"loss": 1})
-        log.csv({"epoch": 1})
         log.scalars("train", {"loss": 1.0}, 1)
         log.image("batch", np.zeros((4, 4, 3), np.uint8), 1)
         log.truncate_after(0)

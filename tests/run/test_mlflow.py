@@ -266,8 +266,8 @@ def test_rank_0_alone_sends_and_a_broken_token_and_a_missing_package_are_refused
         assert not isinstance(mlflow.mirror(tmp_path, None), mlflow.Mirror)
     refused = pytest.raises(UsageError, match=r"--mlflow: .* pip install -r requirements-mlflow.txt")
     with patch("importlib.util.find_spec", lambda name: None), refused:
-        mlflow.checked_uri("http://h", "--mlflow")
+        mlflow.checked_uri("http://127.0.0.1", "--mlflow")
     os.environ["MLFLOW_TRACKING_TOKEN"] = f"{TOKEN}\n"
     with pytest.raises(UsageError, match="MLFLOW_TRACKING_TOKEN: holds a character") as error:
-        mlflow.checked_uri("http://h", "--mlflow")
+        mlflow.checked_uri("http://127.0.0.1", "--mlflow")
     assert TOKEN not in str(error.value)

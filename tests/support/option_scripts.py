@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import ANY
 
+from recipes.compressed_ad.learner import Learner
+from recipes.compressed_ad.sizes import ModelSize
 from utils.common.config import section_of
 from utils.common.errors import UsageError, UserError
 from utils.data.augment import Augmentation
@@ -109,7 +111,7 @@ SCRIPTS = [
         kept=TILING | {"is_orthophoto": lambda _: True},
         elsewhere=(
             *("geo", "assets", "asset_range", "before", "ground_height", "ground_sigma"),
-            *("save_coco", "save_crops", "save_label_studio"),
+            *("save_coco", "save_crops", "save_label_studio", "thresholds"),
         ),
     ),
     Script(
@@ -220,6 +222,9 @@ COMPRESSED_AD = [
             "eval_segment": (30,),
         },
         kept={
+            "section_of": section_of,
+            "Learner": Learner,
+            "ModelSize": ModelSize,
             "PRECISIONS": defaultdict(lambda: "off"),
             "write_histories": lambda _, histories: list(histories),
             "tqdm": lambda found, _, total, **more: [found] * total,

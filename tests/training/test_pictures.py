@@ -36,7 +36,7 @@ def test_curves_are_drawn_last_and_every_half_minute(tmp_path: Path, monkeypatch
         curves.draw(is_last)
         counts.append(len(drawn))
     assert counts == [0, 1, 1, 2, 3]
-    assert set(drawn) == {tmp_path / "training_curves.png"}
+    assert set(drawn) == {tmp_path / "results.png"}
 
 
 def square(left: float, top: float, side: float) -> np.ndarray:
@@ -50,11 +50,11 @@ def photo(*class_ids: int, file: Path = Path("photo.jpg")) -> Photo:
 def test_label_statistics_count_every_object_and_photograph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     monkeypatch.setattr(training_pictures, "plot_label_statistics", lambda *arguments: given.extend(arguments))
-    training_pictures.save_label_statistics([photo(0, 1), photo(), photo(1)], NAMES, tmp_path / "labels.png")
+    training_pictures.save_label_statistics([photo(0, 1), photo(), photo(1)], NAMES, tmp_path / "labels.jpg")
     class_ids, boxes, counts, names, path = given
     assert (class_ids.tolist(), counts.tolist(), names) == ([0, 1, 1], [2, 0, 1], NAMES)
     np.testing.assert_allclose(boxes, [[0.1, 0.2, 0.4, 0.5]] * 3, rtol=1e-6)
-    assert path == tmp_path / "labels.png"
+    assert path == tmp_path / "labels.jpg"
 
 
 def test_a_label_file_of_thousands_of_objects_neither_fills_memory_nor_delays_the_start(tmp_path: Path) -> None:
@@ -117,14 +117,14 @@ def test_truth_stands_beside_what_was_surely_found(
     show(pictures, sample(0), *scores)
     shown: list[Any] = []
     pictures.finish(tmp_path, lambda *arguments: shown.append(arguments), epoch=1)
-    picture = read_image(tmp_path / "val_predictions.jpg").astype(float)
+    picture = read_image(tmp_path / "val_batch0_pred.jpg").astype(float)
     quarter = picture.shape[1] // 4
     truth, prediction = picture[:, :quarter], picture[:, quarter : 2 * quarter]
     assert share_of(truth, 0) > 0.1 > share_of(truth, 1)
     assert (share_of(prediction, 1) > 0.1) == (scores[0] > 0.25)
     assert share_of(prediction, 0) < 0.1
     assert said == ["truth, grey.jpg", told]
-    assert [(tag, max(image.shape), step) for tag, image, step in shown] == [("validation", 1920, 1)]
+    assert [(tag, max(image.shape), step) for tag, image, step in shown] == [("validation", 1280, 1)]
     pictures.finish(tmp_path, lambda *arguments: pytest.fail("nothing new"), epoch=1)
 
 
@@ -194,7 +194,7 @@ def test_no_picture_ends_a_training(
     pictures.finish(tmp_path, full, epoch=1)
     told = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in told] == [
-        *("labels.png", "train_batch0.jpg", "training_curves.png", "val_predictions.jpg")
+        *("labels.jpg", "train_batch0.jpg", "results.png", "val_batch0_pred.jpg")
     ]
     assert "No space left on device" in told[-1]
     assert list(tmp_path.iterdir()) == []

@@ -25,7 +25,8 @@ from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load
 from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
-from utils.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels, criterion_of, evaluate
+from utils.evaluation.evaluate import AP_LIMITS, Evaluation, OnImage, PhotoPixels, criterion_of, evaluate
+from utils.evaluation.flights import Guarantor
 from utils.evaluation.label_shapes import choose_thin_classes, sizes_on_disk
 from utils.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves
 from utils.evaluation.metrics.thin_objects import MIN_SCORE, TOLERANCE_PX, ThinRule
@@ -99,6 +100,13 @@ class EvaluationConfig(ModelOptions):
         at_most=1,
         needs=JUDGED_BY_CENTRELINES,
     )
+    guarantee: tuple[str, ...] | None = option(
+        None,
+        "also find the highest confidence of each class at which at least this share is found, recall=0.9, or a photograph "
+        "has at most so many false alarms, false_alarms=2, or both; writes thresholds.yaml (docs/guarantee.md)",
+        metavar="PROMISE",
+    )
+    certainty: float = option(0.95, "probability with which the guarantee holds", above=0.5, below=1, needs="guarantee")
     predictions: bool = option(True, "write predictions.json (COCO format, masks at the photographs' size)")
     coco_eval: bool = option(
         False,
@@ -133,7 +141,9 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
     if asked == ("auto",):
         asked = tuple(spec.names[class_id] for class_id in trained_thin_classes(models[0])) or asked
     thin_classes = choose_thin_classes(asked, photos, size_of, spec.names)
-    thin = ThinRule(thin_classes, config.centreline_tolerance, config.centreline_confidence)
+    asked_of = (config.certainty, config.model, spec, config.split, photos)
+    guarantor = Guarantor(config.guarantee, *asked_of) if config.guarantee else None
+    thin = ThinRule(thin_classes, config.centreline_tolerance, config.centreline_confidence, guarantor is not None)
     candidates = [
         get_candidate(path, model, photos, config, device, thin) for path, model in zip(paths, models, strict=True)
     ]
@@ -147,7 +157,8 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
     for candidate, loader in zip(candidates, loaders, strict=True):
         is_main = candidate is candidates[0]  # the COCO files are written for --model alone
         on_masks = thumbnails.see_masks if config.predictions and is_main else None
-        on_image = collector.see_image if config.coco_eval and is_main else None
+        on_image: OnImage | None = collector.see_image if config.coco_eval and is_main else None
+        on_image = guarantor.watch(on_image) if guarantor and is_main else on_image
         photo = PhotoPixels(size_of, is_native, on_masks, thin, candidate.find)
         batches = Progress("batches", len(loader), ranks.is_main and candidate.find is None)(loader)
         how: dict[str, Any] = {"precision": candidate.precision, "on_image": on_image, "photo": photo}
@@ -156,6 +167,11 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
             number = int(distributed.all_reduce_sum(torch.tensor([float(candidate.find.num_without_mask)])).item())
             if number:
                 say(without_mask_line(number))
+    if guarantor:
+        first = candidates[0]
+        whole = Predictor(first.model, first.dataset.size_px, device, config.batch_size, None, AP_LIMITS)
+        predictor = first.find.predictor if first.find else whole
+        evaluations[0].metrics["guarantee"] = guarantor.finish(evaluations[0].results, predictor)
     predictions, ground_truth = collector.gather(spec.names)
     small_pictures = thumbnails.gather()
     metrics: list[dict[str, Any]] = []
@@ -163,6 +179,8 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
         files: dict[str, Any] = {"predictions.json": predictions} if config.predictions else {}
         files |= {"ground_truth.json": ground_truth} if config.coco_eval else {}
         metrics = write_results(config, candidates, evaluations, files)
+        if guarantor:
+            guarantor.write(Path(config.output))
         write_page(config, candidates, evaluations, metrics, small_pictures)
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return metrics

@@ -12,6 +12,7 @@ import operator
 import os
 import re
 import sys
+import textwrap
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 # Loader processes of a rank, at most, unless the user names a number. 8 make some 3,000 to 4,300 samples/s at 640 px
-# (docs/performance.md), which a small model on a fast GPU may exceed. A GPU rank uses one of its cores, so more processes
+# (docs/research/performance.md), which a small model on a fast GPU may exceed. A GPU rank uses one of its cores, so more processes
 # cost nothing but memory where they are not needed.
 MOST_WORKERS = {"cpu": 8, "cuda": 16}
 MOSTLY_FREE = 0.3  # a core that is busy for at most this share counts as free

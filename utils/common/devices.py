@@ -87,7 +87,7 @@ def choose_precision(requested: str, device: torch.device) -> Precision:
     """Turn `auto`, `bf16`, `fp16` or `off` into a Precision that `device` supports in hardware, else raise UserError.
 
     `auto` is bf16 if the hardware supports it: GPUs from Ampere on, CPUs with AMX (a step is about five times as fast)
-    or AVX512-BF16 (1.3 to 1.5 times as fast). Otherwise fp16 on a GPU, off on a CPU. Cost in mAP: docs/performance.md.
+    or AVX512-BF16 (1.3 to 1.5 times as fast). Otherwise fp16 on a GPU, off on a CPU. Cost in mAP: docs/research/performance.md.
     """
     if requested not in PRECISION_CHOICES:
         raise UserError(f"--amp {requested}: not one of {', '.join(PRECISION_CHOICES)}")

@@ -5,7 +5,7 @@
 `cache_file.py` has the names and what it shares with the packed cache. A record holds the photograph at 1, 1/2, 1/4, ... of its size, down to a long side of at most 512 pixels. Each level is the
 average of two by two pixels of the one before, and is cut into JPEG blocks of 256 pixels a side. The record begins with the
 lengths of all blocks (uint32), level by level, row by row, and their CRC-32 (uint32); the blocks follow in this order. Each
-read checks the blocks that it decodes. docs/performance.md has the measurements behind size, quality and chroma.
+read checks the blocks that it decodes. docs/research/performance.md has the measurements behind size, quality and chroma.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A wire between two supports hangs in a catenary. Seen from a drone it is a thin band, lighter or darker than what is below it,
 alone or in a group of nearly parallel ones. Poles, crossarms and shadows have straight edges too. Bars without labels teach
-the network that these are not wires. docs/wires.md says what both bring.
+the network that these are not wires. docs/research/wires.md says what both bring.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Masks at a quarter of the input size: the targets of training, and the ground truth of evaluation by the same rules.
 
 As Ultralytics' validator does: round outlines down to whole pixels, fill them with their edge, shrink linearly; a pixel
-of several objects belongs to the one with the fewest pixels. Other rules gave worse results: docs/design.md.
+of several objects belongs to the one with the fewest pixels. Other rules gave worse results: docs/research/design.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FULL = 255
 HALF = 128
 STEPS_PER_PX = 4  # points per pixel on an outline's edges before rounding to whole pixels
 MAX_STEPS = 4096  # points per edge
-# Ours, chosen on trained models (docs/recipe.md): how far before a mask pixel's corner a box is taught to begin, and how
+# Ours, chosen on trained models (docs/research/recipe.md): how far before a mask pixel's corner a box is taught to begin, and how
 # far it may be moved for that.
 MARGIN_PX, REACH_PX, REACH_SHARE = 0.5, 1.5, 0.2
 OUTLINE_POINTS = 1000  # of an outline in the ground truth; Ultralytics' value, which matters: points are cut to pixels

@@ -3,7 +3,7 @@
 A photograph's windows take turns in a cycle of eight (ROLES): one shows the whole photograph; three lie on objects, whose
 classes are drawn evenly; three walk over the cells of a grid that hold an object, one over the other cells, which bounds
 the share of windows without an object. The walks go through their cells in a random order and then again in the same one,
-so that a cell is never left out for long. docs/windows.md gives the reasons.
+so that a cell is never left out for long. docs/research/windows.md gives the reasons.
 """
 
 from __future__ import annotations

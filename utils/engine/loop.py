@@ -79,7 +79,8 @@ class TrainingEngine:
             raw.compile()  # after the copy for the average, which is only evaluated
         scaler = torch.amp.GradScaler(device.type, FIRST_SCALE, enabled=self.precision.use_scaler)
         self.state = TrainState(raw, ema, scaler, self.options.accumulate)
-        self.log = RunLog(folder, self.is_main and not self.options.quiet, self.options.tensorboard)
+        writes, columns = self.is_main and not self.options.quiet, self.task.columns
+        self.log = RunLog(folder, writes, self.options.tensorboard, columns)
         self.batch_log = BatchLog(device, self.world_size, self.task)
         self.epoch_end = EpochEnd(self.state, self.task, self.options, self.log)
         self.upload, self.guard = Upload(device), NonFiniteGuard(device)

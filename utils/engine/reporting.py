@@ -154,10 +154,9 @@ class EpochEnd:
         """Write a finished epoch to metrics.jsonl, results.csv and TensorBoard, print its lines, and tell the task."""
         monitor, progress = self.options.monitor, self.state.progress
         keeps_it = is_best and self.options.save_best
-        numbers = _numbers(record)
         self.log.metrics({"kind": "epoch", **record})
-        self.log.csv(numbers)
-        self.log.scalars("epoch", numbers, record["epoch"])
+        charted = {name: value for name, value in record.items() if name not in ("epoch", "global_step")}
+        self.log.scalars("epoch", charted, record["epoch"])
         self.log.print(*self.task.epoch_lines(record, monitor, keeps_it))
         if rank() == 0:
             with warn_on_write_error("what follows an epoch"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class Task:
     samples = "images"  # what the log calls the samples
     # The reported values in an epoch's console lines, beside the one that chooses best.pt.
     shown: tuple[str, ...] = ("val_loss",)
+    columns: Mapping[str, str] = {}  # the first columns of results.csv: {reported value: its name there}
 
     def __init__(self, criterion: Callable[[Any, Any], Any] | None = None) -> None:
         self.criterion = criterion

@@ -22,7 +22,7 @@ from utils.evaluation.input_masks import begin_mask_overlaps
 from utils.evaluation.metrics.matching import box_iou, confusion_pairs, hit_targets, sizes_of_predictions
 from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
 from utils.evaluation.metrics.summary import summarise, summarise_sizes
-from utils.evaluation.metrics.thin_objects import ThinRule, measure, summarise_thin
+from utils.evaluation.metrics.thin_objects import ThinRule, found_lengths, measure, summarise_thin
 from utils.evaluation.native_masks import OnMasks, masks_in_photo, place, region_iou, target_areas
 from utils.predict.detections import Detections, Placement, detect, photo_masks, raw_outputs
 from utils.predict.exported import ExportedModel
@@ -36,6 +36,7 @@ AP_IOU = 0.7  # of non-maximum suppression; Ultralytics' value
 FULL_PRECISION = Precision("off", None, False)
 AP_LIMITS: dict[str, Any] = {"confidence": AP_CONFIDENCE, "iou": AP_IOU, "multi_label": True}
 NOTHING_THIN = ThinRule(())
+NO_LENGTHS = np.zeros(0)
 OnImage = Callable[[Sample, Detections, torch.Tensor], None]
 # Yields each sample's detections, with boxes in pixels of the placement's input, and their masks in the photograph's.
 Find = Callable[[Sequence[Sample], Sequence[Placement]], Iterator[tuple[Detections, Sequence[Region]]]]
@@ -65,6 +66,7 @@ class Compared(NamedTuple):
     mask_iou: np.ndarray
     mask_areas: np.ndarray
     centrelines: np.ndarray
+    lengths: np.ndarray = NO_LENGTHS  # see `found_lengths`
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ def _compare_in_photo(
     overlaps = []
     thin: list[Region] = []
     is_thin = np.isin(detections.class_ids.numpy(), photo.thin.classes)
-    is_thin &= detections.scores.numpy() >= photo.thin.min_score
+    is_thin &= detections.scores.numpy() >= (0 if photo.thin.at_levels else photo.thin.min_score)
     start = 0
     for masks in masks_in_photo(sample, detections, regions, placement):
         overlaps.append(region_iou(masks))
@@ -209,8 +211,9 @@ def _compare_in_photo(
     box_overlap = box_iou(truth, placement.boxes_to_photo(detections.boxes).numpy())
     iou, areas = (np.concatenate(parts, axis=-1) for parts in zip(*overlaps, strict=True))
     chosen = (detections.class_ids.numpy()[is_thin], detections.scores.numpy()[is_thin])
-    lines = measure(masks.truth, masks.truth_class_ids, thin, *chosen, photo.thin)
-    return Compared(box_overlap, iou, areas, lines)
+    compared = (masks.truth, masks.truth_class_ids, thin, *chosen, photo.thin)
+    lengths = found_lengths(*compared) if photo.thin.at_levels else NO_LENGTHS
+    return Compared(box_overlap, iou, areas, measure(*compared), lengths)
 
 
 def _result(
@@ -239,6 +242,7 @@ def _result(
         target_class_ids=sample.class_ids,
         box_confusion=confusion_pairs(compared.box_iou, sample.class_ids, class_ids, scores, num_classes),
         centrelines=compared.centrelines,
+        lengths=compared.lengths,
         **sizes,
     )
 

@@ -37,7 +37,18 @@ def all_tables(models: Sequence[dict[str, Any]]) -> str:
     parts += [coco_comparison_table(metrics)] if "coco_eval" in metrics else []
     parts += [comparison_table(models)] if len(models) > 1 else []
     parts += [f"Validation loss: {metrics['val_loss']:.4f}"] if metrics["val_loss"] is not None else []
+    if "guarantee" in metrics:
+        parts.append("\n".join(guarantee_lines(metrics["guarantee"])))
     return "\n\n".join(filter(None, parts))
+
+
+def guarantee_lines(guarantee: dict[str, Any]) -> list[str]:
+    """Return what is guaranteed, for each class with its confidence, and on what it rests."""
+    promised = " and ".join(guarantee["promises"])
+    first = (
+        f"Guaranteed with {100 * guarantee['certainty']:g} % certainty, for each class: {promised} (docs/guarantee.md)"
+    )
+    return [first, *(row["words"] for row in guarantee["classes"]), guarantee["proof"]]
 
 
 def class_table(metrics: dict[str, Any]) -> str:

@@ -53,7 +53,7 @@ class Bounds:
 
 
 # fp16 has 11 bits: its spacing is 0.25 px at boxes beyond 256 px, and an export decodes boxes in its graph. On trained
-# weights the largest differences were 1.3 px of 320, 0.005 in probabilities and 0.02 in prototypes (docs/export.md).
+# weights the largest differences were 1.3 px of 320, 0.005 in probabilities and 0.02 in prototypes (docs/research/export.md).
 BOUNDS = {
     "fp32": Bounds(1e-3, 1e-4, 0.002),
     "fp16": Bounds(2e-2, 5e-2, 0.005, box_share=0.01),

@@ -68,7 +68,7 @@ def build_page(
             element("section", element("h2", "All labels"), *_gallery(entries, names), id="labels"),
             *sections,
         ],
-        "All findings are in check.json next to this file. docs/check_data.md explains each kind.",
+        "All findings are in check.json next to this file. docs/labels.md explains each kind.",
     )
 
 

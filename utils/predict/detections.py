@@ -58,6 +58,7 @@ class PhotoPrediction:
     boxes: np.ndarray
     lines: Sequence[Line | None] = ()
     num_without_mask: int = 0
+    traits: np.ndarray | None = None  # what the photograph is like, with a guarantee: utils/predict/thresholds.py
 
     @property
     def class_ids(self) -> np.ndarray:

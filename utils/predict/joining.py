@@ -3,7 +3,7 @@
 Masks decide, not boxes: two parallel wires that cross many tiles have nearly the same boxes, and the two halves of a wire
 in neighbouring tiles have boxes that hardly overlap.
 
-docs/tiles.md lists the rules: duplicates in a tile, links between tiles, objects, fragments (1 to 4). utils/predict/overview.py
+docs/research/tiles.md lists the rules: duplicates in a tile, links between tiles, objects, fragments (1 to 4). utils/predict/overview.py
 compares the result with what larger tiles and the whole photograph show (5 and 6).
 
 All decisions follow from sorted lists, so the order of tiles and the batch size do not matter.
@@ -21,7 +21,7 @@ import numpy as np
 from utils.predict.agreement import WIDEN_PX, Masks, widen
 from utils.predict.regions import Cells, Corners, Region, Runs, has_pixels, hull, intersection, intersections
 
-# Of the rules in docs/tiles.md. Only SCORE_RATIO was measured alone (docs/wires.md): mask AP50 0.214 instead of 0.196 with 0.1.
+# Of the rules in docs/research/tiles.md. Only SCORE_RATIO was measured alone (docs/research/wires.md): mask AP50 0.214 instead of 0.196 with 0.1.
 MIN_AGREEMENT = 0.5  # rule 2: IoU of two masks where both tiles look
 MIN_SHARED = 0.25  # of the smaller of two masks, where both tiles look: masks that share less are not compared
 MIN_SHARED_PX = 16  # rule 2: length of the part that two incomplete detections of a wire must both show

@@ -13,6 +13,7 @@ from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import UsageError, UserError
 from utils.predict.exported import open_model
+from utils.predict.thresholds import Thresholds
 from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
 from utils.yolo.model import class_names
 from utils.yolo.trained import trained_size_px, trained_thin_classes
@@ -59,6 +60,11 @@ class PredictOptions(ModelOptions):
     """How a model predicts."""
 
     conf: float = option(0.25, "minimum confidence of a detection", **FRACTION)
+    thresholds: str | None = option(
+        None,
+        "thresholds.yaml of evaluate_model.py --guarantee: each class has its own minimum; --conf is that of the others",
+        metavar="FILE",
+    )
     iou: float = option(
         0.7,
         "IoU above which the less confident of two detections of a class is dropped",
@@ -93,7 +99,10 @@ def open_predictor(
     asked = config.thin_classes
     thin = trained_thin_classes(model) if asked == ("auto",) else named_classes(asked, names)
     most = config.max_detections
-    return Predictor(model, size_px, device, config.batch_size, tiling, limits, most, dtype, thin), names
+    predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, most, dtype, thin)
+    if config.thresholds is not None:
+        predictor = Thresholds.read(config.thresholds, config.model).apply(predictor, names)
+    return predictor, names
 
 
 def cores_of(ranks: distributed.RankInfo) -> int:

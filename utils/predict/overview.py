@@ -1,7 +1,7 @@
 """Compares what a coarser pass found, on larger tiles or the whole photograph, with the objects from smaller tiles.
 
 A coarser pass shows larger objects whole, but a pixel of its masks may be tens of pixels of the photograph. So masks from
-smaller tiles are preferred (docs/tiles.md, rule 5). But no tile shows an object whole that is longer than the tile, and pieces
+smaller tiles are preferred (docs/research/tiles.md, rule 5). But no tile shows an object whole that is longer than the tile, and pieces
 of wood, sky or rock look like pieces of any large object. There the coarser pass decides (rule 6). `_decide` applies the rules
 in turn.
 """

@@ -66,9 +66,11 @@ class PredictionWriter(PartWriter):
     `merge_parts` makes predictions.json of all ranks' parts.
     """
 
-    def __init__(self, folder: Path, names: tuple[str, ...], rank: int = 0) -> None:
+    def __init__(
+        self, folder: Path, names: tuple[str, ...], rank: int = 0, guarantee: dict[str, Any] | None = None
+    ) -> None:
         super().__init__(folder, [PREDICTION_PARTS], rank)
-        self.names = names
+        self.names, self.guarantee = names, guarantee
         (folder / "labels").mkdir(exist_ok=True)
 
     def add(self, source: Source, shape: tuple[int, ...], prediction: PhotoPrediction) -> None:
@@ -98,6 +100,8 @@ class PredictionWriter(PartWriter):
                 | line_fields(route.line)
                 for route in find_routes(lines, prediction.class_ids)
             ]
+        if self.guarantee:
+            entry["guarantee"] = self.guarantee
         self.write(PREDICTION_PARTS, source, entry)
         rows = [
             f"{class_id} " + " ".join(f"{value:.6f}" for value in (parts[0] / (width, height)).clip(0, 1).reshape(-1))

@@ -30,6 +30,7 @@ from utils.predict.lines.label_facts import LabelFacts
 from utils.predict.lines.replacing import replace_masks, votes_of
 from utils.predict.overview import add_overview, best_first, longest_side, without_mask
 from utils.predict.regions import Corners, LazyRegions, fill_outline
+from utils.predict.traits import above, look_of
 from utils.yolo.inputs import prepare_images
 from utils.yolo.model import YoloModel
 from utils.yolo.trained import trained_label_lengths, trained_windows, trained_wire_labels
@@ -119,7 +120,8 @@ class Predictor:
     """A model and how it is applied to a stream of photographs, `batch_size` tiles or photographs at a time.
 
     limits: the further keyword arguments of `detect`. max_detections: for each tile, and for each photograph. thin: the classes
-    whose detections become lines.
+    whose detections become lines. keep: the least confidence of each class that is returned, float32 (classes,), of what the
+    limits let through (utils/predict/thresholds.py).
     """
 
     model: nn.Module
@@ -131,6 +133,7 @@ class Predictor:
     max_detections: int = 300
     autocast_dtype: torch.dtype | None = None
     thin: tuple[int, ...] = ()
+    keep: np.ndarray | None = None
 
     @torch.no_grad()
     def predict(self, photos: Iterable[tuple[Any, np.ndarray]]) -> Iterator[tuple[Any, np.ndarray, PhotoPrediction]]:
@@ -164,6 +167,8 @@ class Predictor:
         )
         for view, found, prototypes in zip(batch, found_in, outputs["proto"], strict=False):
             state = view.state
+            if self.keep is not None and view.number == WHOLE_PHOTO:
+                state.look = look_of(prototypes, view.canvas, view.placement)
             if not state.tiles:
                 masks = [runs.region() for runs in photo_runs(prototypes, found, view.placement)]
                 boxes = view.placement.boxes_to_photo(found.boxes).numpy()
@@ -209,14 +214,12 @@ class Predictor:
         return self._lined(prediction, state.whole, state)
 
     def _judged_by_length(self, objects: list[JoinedObject]) -> list[JoinedObject]:
-        """Lower the confidence of objects that are short for their class (docs/tiles.md, rule 7); return all, best first."""
+        """Lower the confidence of objects that are short for their class (docs/research/tiles.md, rule 7); return all, best first."""
         windows, facts = trained_windows(self.model), trained_label_lengths(self.model)
         if not windows or not self.tiling:
             return objects
         lengths = dict(zip(facts[::3], zip(facts[1::3], facts[2::3], strict=True), strict=True))
-        scale = (
-            windows["high_scale"] * self.tiling.size_px / self.size_px
-        )  # a tile's side relative to the training's tiles
+        scale = windows["high_scale"] * self.tiling.size_px / self.size_px  # a tile's side over that of the training
         judged = []
         for thing in objects:
             if thing.class_id in lengths and thing.class_id not in self.thin:
@@ -232,7 +235,10 @@ class Predictor:
         votes = {}
         if labels.end_at and state.levels:
             votes = votes_of(state.pieces, state.levels[0], placement.photo_size, self.thin)
-        return with_lines(prediction, labels, placement, state.photo, self.limits["confidence"], votes)
+        lined = with_lines(prediction, labels, placement, state.photo, self.limits["confidence"], votes)
+        if self.keep is None or state.look is None:
+            return lined
+        return above(self.keep, lined, state.look, self.size_px)
 
 
 def with_lines(
@@ -282,6 +288,7 @@ class _Open:
     best_of_class: dict[int, float] = field(default_factory=dict)
     pieces: list[TilePiece] = field(default_factory=list)
     whole: Placement | None = None  # where the whole photograph lies in the input
+    look: np.ndarray | None = None  # see `look_of`
 
     @cached_property
     def tiles(self) -> list[Corners]:

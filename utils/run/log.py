@@ -15,12 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import cv2
+
 from utils.common.files import warn_on_write_error, write_bytes_atomic
+from utils.run.records import METRICS_FILE, parse_record, read_epochs
 
 if TYPE_CHECKING:
     import numpy as np
 
-METRICS_FILE = "metrics.jsonl"
 RESULTS_FILE = "results.csv"
 TENSORBOARD_FOLDER = "tensorboard"
 _BANNER_WIDTH = 66
@@ -30,16 +32,21 @@ class RunLog:
     """Writes a run's records into `run_dir`, created with the first record. Appends to the records of a resumed run.
 
     metrics.jsonl: one JSON object a line, written at once; NaN and infinity become null.
-    results.csv: a table of the epochs. tensorboard/: event files, unless `tensorboard` is False or it is not installed.
+    results.csv: a table of its epochs, each value with four digits. `columns` are its first columns: {our name: the name
+    there}; `time` is the sum of the epochs' seconds.
+    tensorboard/: event files, unless `tensorboard` is False or it is not installed.
     """
 
-    def __init__(self, run_dir: Path, is_main: bool, tensorboard: bool = True) -> None:
+    def __init__(
+        self, run_dir: Path, is_main: bool, tensorboard: bool = True, columns: Mapping[str, str] | None = None
+    ) -> None:
         self.run_dir = Path(run_dir)
         self.is_main = is_main
         self._wants_tensorboard = tensorboard and is_main
         self._metrics: TextIO | None = None
-        self._rows: list[dict[str, Any]] | None = None
-        self._writer: Any = None
+        self._columns = {"epoch": "epoch", "time": "time", **(columns or {})}
+        self._epochs: dict[int, dict[str, Any]] | None = None  # as in metrics.jsonl; of two with one number the later
+        self._writers: dict[str, Any] = {}
         self._first_new_step: int | None = None
 
     def __enter__(self) -> RunLog:
@@ -56,10 +63,14 @@ class RunLog:
                 print(*lines, sep="\n", flush=True)
 
     def metrics(self, record: Mapping[str, Any]) -> None:
-        """Append one record to metrics.jsonl. Converts NumPy and PyTorch numbers, which waits for the GPU."""
+        """Append one record to metrics.jsonl; one of `kind` epoch also to results.csv.
+
+        Converts NumPy and PyTorch numbers, which waits for the GPU.
+        """
         if not self.is_main:
             return
-        line = json.dumps(_plain(record), ensure_ascii=False, allow_nan=False) + "\n"
+        plain = _plain(record)
+        line = json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n"
         with warn_on_write_error(str(self.run_dir / METRICS_FILE)):
             if self._metrics is None:
                 self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -67,35 +78,30 @@ class RunLog:
                 self._metrics = (self.run_dir / METRICS_FILE).open("a", encoding="utf-8")
             self._metrics.write(line)
             self._metrics.flush()  # if the disk is full, the line stays in the buffer for the next flush
-
-    def csv(self, row: Mapping[str, Any]) -> None:
-        """Write one epoch to results.csv, replacing an older row of the same `epoch`. New names become new columns."""
-        if not self.is_main:
-            return
-        plain = _plain(row)
-        epoch = str(plain.get("epoch", ""))
-        with warn_on_write_error(str(self.run_dir / RESULTS_FILE)):
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-            rows = self._read_rows()
-            rows[:] = [old for old in rows if not epoch or str(old.get("epoch", "")) != epoch]
-            rows.append(plain)
-            self._write_rows()
+        if plain.get("kind") == "epoch":
+            with warn_on_write_error(str(self.run_dir / RESULTS_FILE)):
+                self._write_results(plain)
 
     def scalars(self, prefix: str, values: Mapping[str, Any], step: int) -> None:
-        """Write the numbers in `values` to TensorBoard as `prefix/name`; skip everything else."""
+        """Write the numbers in `values` to TensorBoard as `prefix/name`; skip everything else.
+
+        `train_loss` and `val_loss` are one chart, `prefix/loss`, with the lines `train` and `val`.
+        """
         with warn_on_write_error(str(self.run_dir / TENSORBOARD_FOLDER)):
-            writer = self._open_writer()
-            if writer is None:
-                return
             for name, value in _plain(values).items():
-                if isinstance(value, int | float):
-                    writer.add_scalar(f"{prefix}/{name}", value, step)
+                part, _, rest = name.partition("_")
+                line, shown = (part, rest) if part in ("train", "val") else ("", name)
+                if isinstance(value, int | float) and (writer := self._open_writer(line)):
+                    writer.add_scalar(f"{prefix}/{shown}", value, step)
 
     def image(self, tag: str, image: np.ndarray, step: int) -> None:
-        """Write a picture, RGB uint8 (height, width, 3), to TensorBoard."""
-        writer = self._open_writer()
-        if writer is not None:
-            writer.add_image(tag, image, step, dataformats="HWC")
+        """Write a picture, RGB uint8 (height, width, 3), to TensorBoard: as JPEG, a tenth of `add_image`'s PNG."""
+        if writer := self._open_writer():
+            from tensorboard.compat.proto.summary_pb2 import Summary
+
+            jpeg = cv2.imencode(".jpg", image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 75])[1].tobytes()
+            shown = Summary.Image(height=len(image), width=image.shape[1], colorspace=3, encoded_image_string=jpeg)
+            writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=shown)]), step)
 
     def truncate_after(self, step: int, epochs: float = math.inf) -> None:
         """Remove records after `step`, from which a run resumes, so that no step and no epoch appears twice.
@@ -112,47 +118,49 @@ class RunLog:
             lines = file.read_bytes().splitlines(keepends=True)
             kept = b"".join(line for line in lines if _is_kept(line, step, epochs))
             write_bytes_atomic(file, kept)
-        rows = self._read_rows()
-        if rows:
-            rows[:] = [row for row in rows if _is_before(row, step, epochs)]
-            self._write_rows()
+            if (self.run_dir / RESULTS_FILE).is_file():
+                self._write_results()
 
     def close(self) -> None:
         """Close the files. A later record opens them again."""
-        for stream, name in ((self._metrics, METRICS_FILE), (self._writer, TENSORBOARD_FOLDER)):
+        streams = [(self._metrics, METRICS_FILE), *((each, TENSORBOARD_FOLDER) for each in self._writers.values())]
+        for stream, name in streams:
             if stream is not None:
                 with warn_on_write_error(str(self.run_dir / name)):
                     stream.close()
-        self._metrics = self._writer = self._rows = None
+        self._metrics, self._epochs, self._writers = None, None, {}
 
-    def _read_rows(self) -> list[dict[str, Any]]:
-        if self._rows is None:
-            file = self.run_dir / RESULTS_FILE
-            text = file.read_text(encoding="utf-8") if file.is_file() else ""
-            self._rows = [dict(row) for row in csv.DictReader(io.StringIO(text, newline=""), restval="")]
-        return self._rows
-
-    def _write_rows(self) -> None:
-        rows = self._read_rows()
+    def _write_results(self, record: dict[str, Any] | None = None) -> None:
+        """Write results.csv anew from the epochs of metrics.jsonl; `record` is the newest."""
+        if self._epochs is None:
+            self._epochs = {each["epoch"]: each for each in read_epochs(self.run_dir)}
+        if record:
+            self._epochs[record["epoch"]] = record
+        rows, time_s = [], 0.0
+        for each in self._epochs.values():
+            time_s += each.get("total_epoch_time_s") or 0.0
+            values = {name: value for name, value in {**each, "time": time_s}.items() if isinstance(value, int | float)}
+            rows.append({self._columns.get(name, name): _four_digits(value) for name, value in values.items()})
+        found = list(dict.fromkeys(name for row in rows for name in row))
+        first = [name for name in self._columns.values() if name in found]
         buffer = io.StringIO()
-        columns = list(dict.fromkeys(name for row in rows for name in row if name is not None))
-        writer = csv.DictWriter(buffer, columns, restval="", extrasaction="ignore", lineterminator="\n")
+        writer = csv.DictWriter(buffer, list(dict.fromkeys([*first, *found])), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         write_bytes_atomic(self.run_dir / RESULTS_FILE, buffer.getvalue().encode())
 
-    def _open_writer(self) -> Any:
-        """Return TensorBoard's writer, or None without TensorBoard."""
-        if self._writer is None and self._wants_tensorboard:
+    def _open_writer(self, line: str = "") -> Any:
+        """Return TensorBoard's writer of a line in its charts, or None without TensorBoard."""
+        if line not in self._writers and self._wants_tensorboard:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 self._wants_tensorboard = False
                 self.print(f"TensorBoard is not installed; the numbers are in {self.run_dir / METRICS_FILE}")
                 return None
-            folder = str(self.run_dir / TENSORBOARD_FOLDER)
-            self._writer = SummaryWriter(folder, purge_step=self._first_new_step, flush_secs=30)
-        return self._writer
+            folder = str(self.run_dir / TENSORBOARD_FOLDER / line)
+            self._writers[line] = SummaryWriter(folder, purge_step=self._first_new_step, flush_secs=30)
+        return self._writers.get(line)
 
 
 def print_banner(world_size: int, rank: int) -> None:
@@ -176,13 +184,8 @@ def _plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, Path) else value
 
 
-def parse_record(line: bytes) -> dict[str, Any] | None:
-    """Return the record of one line, or None if the line is incomplete."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
+def _four_digits(value: float) -> float:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _is_kept(line: bytes, step: int, epochs: float) -> bool:

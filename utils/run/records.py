@@ -18,10 +18,10 @@ from typing import Any, Self
 import psutil
 import yaml
 
-from utils.run.log import METRICS_FILE, parse_record
 from utils.run.status import RUNNING, STATUS_FILE
 
 CONFIG_FILE = "config.yaml"
+METRICS_FILE = "metrics.jsonl"
 MEAN_MAP = "mean_map50_95"  # the mean of mask and box mAP50-95, reported if it chooses best.pt
 # The choices of --best-metric, and the reported values that they stand for.
 BEST_METRICS = {"val_loss": "val_loss", "mean_map": MEAN_MAP, "mask_map": "mask_map50_95", "box_map": "box_map50_95"}
@@ -53,6 +53,15 @@ def read_mapping(file: Path, parse: Callable[[str], Any] = json.loads) -> Record
 def number_of(value: Any) -> float:
     """Return a record's value as a number; NaN for what is none, such as null, which stands for infinity and NaN."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def parse_record(line: bytes) -> dict[str, Any] | None:
+    """Return the record of one line, or None if the line is incomplete."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def read_epochs(folder: Path) -> list[Record]:

@@ -21,12 +21,20 @@ from utils.training.data import Data
 from utils.training.pictures import CHOSEN_FROM, Curves, ValidationPictures, save_first_pictures
 from utils.training.plan import TrainPlan
 from utils.training.step import SegmentationStep
+from utils.yolo.loss import PARTS
 from utils.yolo.loss26 import EndToEndLoss, loss_for
 from utils.yolo.model import YoloModel, copy_for_prediction, save_deployable
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
 
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
 MOST_VAL_WORKERS = 8  # each costs the memory of a process, on top of those that load for the training
+SCORES = {"precision": "precision", "recall": "recall", "map50": "mAP50", "map50_95": "mAP50-95"}
+COLUMNS = {  # Ultralytics' names, in its order
+    **{f"train_{part}": f"train/{part}_loss" for part in PARTS},
+    **{f"{kind}_{own}": f"metrics/{its}({kind[0].upper()})" for kind in ("box", "mask") for own, its in SCORES.items()},
+    **{f"val_{part}": f"val/{part}_loss" for part in PARTS},
+    "lr": "lr/pg0",
+}
 
 
 def line_rules(facts: dict[str, Any], names: tuple[str, ...]) -> str:
@@ -45,6 +53,7 @@ class Segmentation(SegmentationStep):
     """YOLO segmentation: its batches, its loss and metrics, its pictures and its deployable files."""
 
     shown = ("val_loss", "box_map50", "box_map50_95", "mask_map50", "mask_map50_95")
+    columns = COLUMNS
 
     def __init__(self, plan: TrainPlan, model: YoloModel, run: OwnedRun, data: Data) -> None:
         super().__init__(loss_for(model, class_weights=plan.class_weights, within_reach=data.regime.within_reach))

@@ -46,7 +46,7 @@ VAL_PX = 640  # long side of a validation photograph
 VAL_FONT_SCALE = 0.6  # letters of 13 pixels, which can be read on a screen that shows the grid at half its size
 VAL_CONFIDENCE = 0.25  # as in inference.py
 VAL_MOST_OBJECTS = 50  # drawn on one picture, the most confident first
-VAL_FILE = "val_predictions.jpg"
+VAL_FILE = "val_batch0_pred.jpg"
 ShowImage = Callable[[str, np.ndarray, int], None]  # tag, RGB uint8 (H, W, 3), step: RunLog.image
 
 
@@ -62,9 +62,9 @@ def going_on_without_picture(name: str) -> Iterator[None]:
 def save_first_pictures(
     dataset: SegmentationDataset, batches: EpochBatches, names: tuple[str, ...], folder: Path
 ) -> None:
-    """Draw `labels.png` and `train_batch0.jpg` into the folder of a new run."""
-    with going_on_without_picture("labels.png"):
-        save_label_statistics(dataset.photos, names, folder / "labels.png")
+    """Draw `labels.jpg` and `train_batch0.jpg` into the folder of a new run."""
+    with going_on_without_picture("labels.jpg"):
+        save_label_statistics(dataset.photos, names, folder / "labels.jpg")
     with going_on_without_picture("train_batch0.jpg"):
         save_first_batch(dataset, batches, names, folder / "train_batch0.jpg")
 
@@ -90,7 +90,7 @@ def save_first_batch(dataset: SegmentationDataset, batches: EpochBatches, names:
 
 
 class ValidationPictures:
-    """Labels and predictions side by side, `val_predictions.jpg`, for the same few photographs every `every` epochs.
+    """Labels and predictions side by side, `val_batch0_pred.jpg`, for the same few photographs every `every` epochs.
 
     `evaluate` calls what `observer` returns for each image, so the pictures need no extra forward pass.
     """
@@ -127,7 +127,7 @@ class ValidationPictures:
                 grid = image_grid(self._pairs, 4, VAL_PX, self._captions)
                 self._pairs = []
                 save_image(folder / VAL_FILE, grid)
-                show("validation", fit_long_side(grid, 1920), epoch)  # TensorBoard keeps each as PNG
+                show("validation", fit_long_side(grid, 1280), epoch)  # TensorBoard keeps each
 
     def _take(self, epoch: int, sample: Sample, found: Detections, prototypes: torch.Tensor) -> None:
         if sample.index not in self._wanted:
@@ -160,7 +160,7 @@ def _without_padding(sample: Sample) -> np.ndarray:
 
 
 class Curves:
-    """Draws `training_curves.png` after the last epoch, and before it after an epoch every half minute."""
+    """Draws `results.png` after the last epoch, and before it after an epoch every half minute."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -169,8 +169,8 @@ class Curves:
     def draw(self, is_last: bool) -> None:
         """Draw the run's epochs, unless the last drawing or the start is less than half a minute ago."""
         if is_last or time.monotonic() - self._drawn_s >= REDRAW_S:
-            with going_on_without_picture("training_curves.png"):
-                plot_training_curves(read_epochs(self.folder), self.folder / "training_curves.png")
+            with going_on_without_picture("results.png"):
+                plot_training_curves(read_epochs(self.folder), self.folder / "results.png")
             self._drawn_s = time.monotonic()
 
 

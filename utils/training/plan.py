@@ -214,7 +214,7 @@ def plan_workers(batch_size: int, data: DataOptions, workers: int, local_world_s
 def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_classes: int) -> OptimizerPlan:
     """Choose the optimizer and derive the effective batch, learning rate and weight decay, with lines that explain them.
 
-    AdamW's rate is Ultralytics' rule for fine-tuning; docs/recipe.md says why the others have two. Weight decay grows with
+    AdamW's rate is Ultralytics' rule for fine-tuning; docs/research/recipe.md says why the others have two. Weight decay grows with
     the batch as in YOLOv5. Biases warm up from a high rate with SGD and MuSGD, as in YOLOv8; not with AdamW, whose step is
     as long as the rate itself.
     """

@@ -11,7 +11,7 @@ from utils.data.windows import WindowConfig
 from utils.evaluation.label_shapes import LabelShapes
 from utils.evaluation.metrics.thin_objects import MIN_ELONGATION
 
-# For photographs from above: with --fliplr 0.5 every direction is equally likely. docs/wires.md has the measurement.
+# For photographs from above: with --fliplr 0.5 every direction is equally likely. docs/research/wires.md has the measurement.
 FROM_ABOVE = {"degrees": 90.0, "flipud": 0.5, "draw_wires": 0.5}
 MAX_AGREEMENT = 0.9  # poles of photographs from the ground have 1.0, wires of a drone that looks down 0.6 to 0.75
 

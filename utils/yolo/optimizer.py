@@ -19,7 +19,7 @@ NOMINAL_BATCH_SIZE = 64  # the batch YOLOv8's learning rate, weight decay and gr
 SGD_LR = 0.01  # of SGD and MuSGD, for the nominal batch
 FINE_TUNING_LR = 0.002  # of the same in trainings that start from a .pt file and have fewer than FINE_TUNING_STEPS
 FINE_TUNING_STEPS = 10_000  # where Ultralytics changes from AdamW with a low rate to MuSGD with a high one
-MUON_GAIN = 1.6  # factor of Muon's update, which MuSGD adds to SGD's; 0.2 in Ultralytics (docs/recipe.md)
+MUON_GAIN = 1.6  # factor of Muon's update, which MuSGD adds to SGD's; 0.2 in Ultralytics (docs/research/recipe.md)
 SGD_WARMUP_BIAS_LR = 0.1  # YOLOv8's warmup_bias_lr; with `optimizer=auto` Ultralytics sets it to 0
 OPTIMIZER_NAMES = {"sgd": "SGD", "musgd": "MuSGD", "adamw": "AdamW"}
 GRADIENT_CLIP_NORM = 10.0  # YOLOv8's limit for the gradient of the nominal batch

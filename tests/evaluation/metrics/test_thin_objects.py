@@ -9,8 +9,17 @@ import numpy as np
 import pytest
 
 from tests.evaluation.made_up import image_result
+from utils.evaluation.guarantee import Promise
 from utils.evaluation.metrics import thin_objects
-from utils.evaluation.metrics.thin_objects import ThinRule, elongated_classes, elongation, measure, summarise_thin
+from utils.evaluation.metrics.matching import LEVELS
+from utils.evaluation.metrics.thin_objects import (
+    ThinRule,
+    elongated_classes,
+    elongation,
+    found_lengths,
+    measure,
+    summarise_thin,
+)
 from utils.predict.lines.thinning import centreline
 from utils.predict.regions import Region
 
@@ -156,3 +165,16 @@ def test_thinning_is_that_of_scikit_image() -> None:
 def test_an_empty_mask_has_no_centreline() -> None:
     assert centreline(Region(5, 5, np.zeros((4, 4), bool))).shape == (0, 2)
     assert centreline(Region(5, 5, np.zeros((0, 0), bool))).shape == (0, 2)
+
+
+def test_lengths_at_each_confidence_are_those_of_the_evaluation_at_that_confidence() -> None:
+    found, scores = [bar(0, 50, 700), bar(300, 52, 500), bar(0, 90, 90)], np.array([0.8, 0.3, 0.2], np.float32)
+    ids = [np.array([WIRE, WIRE]), np.full(3, WIRE)]
+    truth = [WHOLE, bar(0, 400, 60)]
+    [row] = found_lengths(truth, ids[0], found, ids[1], scores, ThinRule((WIRE, OTHER), at_levels=True))
+    for level, found_px in zip(LEVELS, row[2:], strict=True):
+        [expected] = measure(truth, ids[0], found, ids[1], scores, ThinRule((WIRE,), min_score=level))
+        assert [row[0], row[1], found_px] == expected[:3].tolist()
+    assert found_lengths([], ids[0][:0], found, ids[1], scores, ThinRule((WIRE,))).shape == (0, 2 + len(LEVELS))
+    result = image_result(0, *[np.zeros(0)] * 6, lengths=row[None])
+    assert Promise("recall", 0.9).losses([result], ["flight"], WIRE)[0] == pytest.approx(1 - row[2:] / row[1])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from utils.evaluation.metrics.matching import IOU_THRESHOLDS
+from utils.evaluation.metrics.matching import IOU_THRESHOLDS, LEVELS
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,7 +17,8 @@ class ImageResult:
     box_hits, mask_hits: whether a prediction matched a target of its class at each of IOU_THRESHOLDS.
     box_confusion: pairs (predicted class, true class), see `confusion_pairs`.
     box_sizes, mask_sizes, target_sizes: positions in SIZES, see `sizes_of_predictions`; all empty if AP by size is not
-    wanted. centrelines: lengths and numbers of thin objects by class, see `thin_objects.measure`. Raises ValueError if
+    wanted. centrelines: lengths and numbers of thin objects by class, see `thin_objects.measure`. lengths: see
+    `thin_objects.found_lengths`. Raises ValueError if
     shapes disagree.
     """
 
@@ -32,6 +33,7 @@ class ImageResult:
     mask_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (n, 10) uint8
     target_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (m,) uint8
     centrelines: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (classes, 7) int64
+    lengths: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (classes, 2 + levels) int64
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_id", int(self.image_id))
@@ -60,6 +62,7 @@ _ARRAYS: dict[str, tuple[type, int, str]] = {  # name: (dtype, columns or 0 for 
     "mask_sizes": (np.uint8, _HITS, "sized_predictions"),
     "target_sizes": (np.uint8, 0, "sized_targets"),
     "centrelines": (np.int64, 7, "centrelines"),
+    "lengths": (np.int64, 2 + len(LEVELS), "lengths"),
 }
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from utils.evaluation.metrics.matching import LEVELS
 from utils.evaluation.metrics.results import ImageResult
 from utils.predict.lines.thinning import centreline
 from utils.predict.regions import Region
@@ -31,6 +32,7 @@ class ThinRule:
     classes: tuple[int, ...]
     tolerance_px: float = TOLERANCE_PX
     min_score: float = MIN_SCORE
+    at_levels: bool = False  # whether lengths are measured at each of LEVELS, too, see `found_lengths`
 
 
 def measure(
@@ -71,6 +73,47 @@ def measure(
         )
         rows.append([class_id, true_px, found_px, predicted_px, right_px, np.count_nonzero(pieces), pieces.sum()])
     return np.array(rows, np.int64).reshape(-1, len(COLUMNS))
+
+
+def found_lengths(
+    truth: Sequence[Region],
+    truth_class_ids: np.ndarray,
+    predictions: Sequence[Region],
+    class_ids: np.ndarray,
+    scores: np.ndarray,
+    rule: ThinRule,
+) -> np.ndarray:
+    """Return how much of one photograph's centrelines is found at each confidence: int64 (classes, 2 + levels).
+
+    A row for each thin class with objects: the class, the length of their centrelines, and of the parts within the tolerance of a
+    prediction with at least each of LEVELS. Predictions in descending order of confidence.
+    """
+    rows = []
+    for class_id in rule.classes:
+        lines = [centreline(truth[index]) for index in np.flatnonzero(np.asarray(truth_class_ids) == class_id).tolist()]
+        if not any(map(len, lines)):
+            continue
+        chosen = np.flatnonzero(np.asarray(class_ids) == class_id)[::-1].tolist()
+        found = [centreline(predictions[index]) for index in chosen]
+        at, disc, num_pixels = _on_grid([*lines, *found], rule.tolerance_px)
+        best = np.zeros(num_pixels, np.float32)
+        for place, index in zip(at[len(lines) :], chosen, strict=True):
+            best[(place[:, None] + disc).ravel()] = scores[index]  # the most confident comes last
+        near_px = np.stack([(best[place][:, None] >= LEVELS).sum(axis=0) for place in at[: len(lines)]])
+        per_pixel = np.array([_pixel_length(line) for line in lines])
+        rows.append([class_id, *(per_pixel @ np.column_stack([list(map(len, lines)), near_px])).round()])
+    return np.array(rows, np.int64).reshape(-1, 2 + len(LEVELS))
+
+
+def _on_grid(lines: Sequence[np.ndarray], reach_px: float) -> tuple[list[np.ndarray], np.ndarray, int]:
+    """Return the pixels of lines (each (K, 2)) as places in a flat grid, what a disc around a place adds, and the grid's size."""
+    reach = int(reach_px)
+    x, y = np.meshgrid(np.arange(-reach, reach + 1), np.arange(-reach, reach + 1))
+    everything = np.concatenate(lines)
+    low = everything.min(axis=0) - reach
+    width, height = (everything.max(axis=0) + reach + 1 - low).tolist()
+    disc = (y * width + x)[x**2 + y**2 <= reach_px**2]
+    return [(line - low) @ np.array([1, width]) for line in lines], disc, width * height
 
 
 def summarise_thin(
@@ -131,18 +174,12 @@ def _near(
     counts = np.zeros((len(lines), len(others)), np.int64)
     if not lines or not others:
         return np.zeros(len(lines), np.int64), counts
-    reach = int(tolerance_px)
-    x, y = np.meshgrid(np.arange(-reach, reach + 1), np.arange(-reach, reach + 1))
-    is_inside = x**2 + y**2 <= tolerance_px**2
-    everything = np.concatenate([*lines, *others])
-    low = everything.min(axis=0) - reach
-    width, height = (everything.max(axis=0) + reach + 1 - low).tolist()
-    disc = (y * width + x)[is_inside]
-    at = [(line - low) @ np.array([1, width]) for line in lines]
-    canvas = np.zeros(width * height, bool)  # the system gives the pages that are touched
+    places, disc, num_pixels = _on_grid([*lines, *others], tolerance_px)
+    at = places[: len(lines)]
+    canvas = np.zeros(num_pixels, bool)  # the system gives the pages that are touched
     is_near = [np.zeros(len(line), bool) for line in at]
-    for number, other in enumerate(others):
-        grown = (((other - low) @ np.array([1, width]))[:, None] + disc).ravel()
+    for number, other in enumerate(places[len(lines) :]):
+        grown = (other[:, None] + disc).ravel()
         canvas[grown] = True
         for line, place in enumerate(at):
             hits = canvas[place]

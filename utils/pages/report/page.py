@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from utils.evaluation.tables import guarantee_lines
 from utils.pages.figures import MAX_CLASSES_SHOWN
 from utils.pages.report import photographs
 from utils.pages.report.charts import Line, class_style, confusion_chart, curve_chart, reliability_chart
@@ -31,6 +34,7 @@ SECTIONS = {
     "classes": "Classes",
     "curves": "Curves",
     "thresholds": "Thresholds",
+    "guarantee": "Guarantee",
     "confusion": "Confusion",
     "sizes": "Sizes",
     "calibration": "Calibration",
@@ -77,6 +81,7 @@ def build_page(
             element("p", ON_THRESHOLDS, class_="note"),
             *_both("", lambda kind: threshold_table(models, kind)),
         ],
+        **({"guarantee": _guarantee(models[0]["guarantee"])} if "guarantee" in models[0] else {}),
         "confusion": _confusion(models),
         "sizes": [element("p", ON_SIZES, class_="note"), *_both("", lambda kind: size_table(models, kind))],
         "calibration": _calibration(models),
@@ -90,6 +95,7 @@ def build_page(
         "confusion": "Confusion matrix",
         "sizes": "AP by object size",
         "thresholds": "Best threshold of each class",
+        "guarantee": "Thresholds with a guarantee",
     }
     sections = (element("section", element("h2", titles[name]), *parts, id=name) for name, parts in content.items())
     return report_page(
@@ -153,6 +159,25 @@ def _curve(
             lines.append(Line(f"mean{letter}", curves[field].mean(axis=0), None, model))
     mark = subjects[0].metrics[f"{kind}_best_confidence"] if x_name == "confidence" else None
     return curve_chart(f"{title}, {KINDS[kind]}", x_name, y_name, lines, len(names), mark)
+
+
+def _guarantee(guarantee: dict[str, Any]) -> list[Markup]:
+    """Return what is guaranteed in words, and the guaranteed recall over confidence."""
+    meaning = [f"“{promise}” is {what}. " for promise, what in guarantee["promises"].items()]
+    at, rows = np.linspace(0, 1, 1000), guarantee["classes"]
+    curves = [
+        Line(row["class"], np.interp(at, guarantee["levels"], row["certain"]["recall"]), class_id)
+        for class_id, row in enumerate(rows)
+        if "recall" in row["certain"]
+    ]
+    title = f"Recall that is certain at {100 * guarantee['certainty']:g} %"
+    chart = curve_chart(title, "confidence", "guaranteed recall", curves, len(rows))
+    lines = [element("p", line) for line in guarantee_lines(guarantee)]
+    return [
+        *lines,
+        element("p", *meaning, class_="note"),
+        *([element("div", chart, class_="charts")] if curves else []),
+    ]
 
 
 def _confusion(models: Sequence[dict[str, Any]]) -> list[Markup]:

@@ -1,6 +1,6 @@
 """The numbers of this room in one place: what each one means, its unit, and the measurement that keeps it.
 
-Headings in quotes are those of docs/wires.md. "Not measured alone": no comparison without this number is documented.
+Headings in quotes are those of docs/research/wires.md. "Not measured alone": no comparison without this number is documented.
 """
 
 from __future__ import annotations

@@ -1,0 +1,93 @@
+"""Guaranteed confidences hold over draws of flights, and only there where flights are the unit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from tests.evaluation.made_up import one_image
+from utils.common.errors import UsageError
+from utils.evaluation.guarantee import Assessed, Promise, p_value, report_class, upper_bound
+from utils.evaluation.metrics.matching import LEVELS
+
+DRAWS, FLIGHTS, OBJECTS = 400, 300, 20
+MOST_FAILURES = int(binom.ppf(0.999, DRAWS, 0.05))  # of a guarantee with 95 % certainty
+NINE_OF_TEN = Promise("recall", 0.9)
+
+
+def threshold_of(promise: Promise, losses: np.ndarray) -> float | None:
+    return report_class("pole", [Assessed.of(promise, losses, 0.05)], 1, "flights")["threshold"]
+
+
+def words_of(losses: np.ndarray, objects: int = 9) -> str:
+    return str(report_class("pole", [Assessed.of(NINE_OF_TEN, losses, 0.05)], objects, "flights")["words"])
+
+
+def test_the_guarantee_fails_in_at_most_its_share_of_draws_and_objects_as_units_break_it() -> None:
+    """Haze lowers the confidences of all of a flight's objects. The true risk is the mean over the flights that are drawn from."""
+    promise, rng = Promise("recall", 0.8), np.random.default_rng(0)
+    scores = np.repeat(rng.beta(1.5, 1, FLIGHTS), OBJECTS) * rng.beta(9, 1, FLIGHTS * OBJECTS)
+    results = [one_image([score], [True], 1, place) for place, score in enumerate(scores)]
+    losses = promise.losses(results, [f"flight {place // OBJECTS}" for place in range(len(results))], 0)
+    of_objects = promise.losses(results, [f"{place:06}" for place in range(len(results))], 0)
+    truth = losses.mean(axis=0)
+    assert of_objects.mean(axis=0) == pytest.approx(truth)
+    failures = []
+    for units in (losses[:, None], of_objects.reshape(FLIGHTS, OBJECTS, -1)):
+        drawn = (units[rng.integers(0, FLIGHTS, 50)].reshape(-1, len(LEVELS)) for _ in range(DRAWS))
+        levels = [level for each in drawn if (level := threshold_of(promise, each)) is not None]
+        assert len(levels) > 0.9 * DRAWS
+        failures.append(int(np.sum(truth[np.searchsorted(LEVELS, np.array(levels, np.float32))] > promise.limit)))
+    assert failures[0] <= MOST_FAILURES
+    assert failures[1] > 2 * MOST_FAILURES, "a unit that is not independent must be noticed"
+
+
+def test_false_alarms_are_promised_from_the_high_end_and_both_promises_meet() -> None:
+    rng = np.random.default_rng(0)
+    alarms = np.sort(rng.uniform(0.01, 0.6, (200, 4)))[:, ::-1]
+    results = [
+        one_image([0.9, *scores], [True, *[False] * 4], 1, number) for number, scores in enumerate(alarms.tolist())
+    ]
+    names = [str(number // 2) for number in range(200)]
+    promises = [NINE_OF_TEN, Promise("false_alarms", 0.5)]
+    both = [Assessed.of(one, one.losses(results, names, 0), 0.025) for one in promises]
+    assert [one.holds[[0, -1]].tolist() for one in both] == [[True, False], [False, True]]
+    assert both[1].means[0] == 1, "four a photograph, of which 2.5 count: five times the limit"
+    report = report_class("pole", both, 200, "flights")
+    assert report["threshold"] == 0.9, "the highest that keeps both"
+    assert (np.array(report["certain"]["false_alarms"]) >= 2.5 * both[1].means - 1e-4).all()
+    early = Assessed.of(NINE_OF_TEN, np.ones((100, 1)) * (LEVELS >= 0.1), 0.025)
+    assert "no confidence keeps both promises" in report_class("pole", [early, both[1]], 9, "flights")["words"]
+
+
+def test_too_few_flights_get_no_threshold_but_the_number_that_is_missing() -> None:
+    def losses(number: int) -> np.ndarray:
+        return NINE_OF_TEN.losses([one_image([0.7], [True])] * number, [f"{place}" for place in range(number)], 0)
+
+    for number, more in ((28, 1), (5, 24)):
+        assert threshold_of(NINE_OF_TEN, losses(number)) is None
+        words = (
+            f"pole: no threshold: {number} flights are too few; {more} more are needed, with about {2 * more} objects"
+        )
+        assert words_of(losses(number), 2 * number) == words
+    assert threshold_of(NINE_OF_TEN, losses(29)) == 0.7
+    missed = np.full((500, len(LEVELS)), 0.2)
+    assert words_of(missed) == "pole: no threshold: recall is 0.8 at best, which more flights do not change"
+    assert words_of(missed[:0]) == "pole: no threshold: none of the flights has an object"
+
+
+def test_p_values_are_those_of_the_two_inequalities_and_are_valid_for_coins() -> None:
+    assert p_value(np.array(0.0), 29, 0.1) == pytest.approx(0.9**29), "no loss at all: the chance of that"
+    for number in (10, 50):  # the chance of a p-value of at most 0.05, if the risk is the limit
+        counts = np.arange(number + 1)
+        is_low = p_value(counts / number, number, 0.3) <= 0.05
+        assert 0 < binom.pmf(counts, number, 0.3)[is_low].sum() <= 0.05
+    means = np.array([0.0, 0.05])
+    assert p_value(means, 60, upper_bound(means, 60, 0.05)) == pytest.approx(0.05, abs=1e-6)
+
+
+@pytest.mark.parametrize("word", ["recall", "recall=1", "recall=x", "precision=0.9", "false_alarms=0", "recall=nan"])
+def test_an_odd_promise_is_refused(word: str) -> None:
+    with pytest.raises(UsageError, match="must be recall=SHARE"):
+        Promise.parse(word)

@@ -1,0 +1,165 @@
+"""Confidences with a guarantee that assumes no distribution: Learn then Test (Angelopoulos et al. 2021, arXiv 2110.01052).
+
+The unit is a group, such as a flight: objects of one group are alike, so they are no independent trials. A group's loss is its own
+share of missed objects (of missed length, for thin classes), and the risk is the mean loss over all groups that could be flown.
+With the certainty asked for, over the draw of the judged groups, the risk at the chosen confidence is at most the limit. This
+assumes that all groups, the later ones too, are independent draws of one kind. It says nothing of a single flight, and each class
+has its own guarantee. Groups without an object of the class have no recall and do not count for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from utils.common.errors import UsageError
+from utils.evaluation.metrics.matching import LEVELS
+from utils.evaluation.metrics.results import ImageResult
+
+RECALL, FALSE_ALARMS = "recall", "false_alarms"
+ALARM_CAP = 5.0  # times the number asked for: a group with more false alarms a photograph counts as if it had so many
+MOST_GROUPS = 100_000  # that are worth naming
+
+
+def p_value(mean: np.ndarray, num_groups: np.ndarray | int, limit: np.ndarray | float) -> np.ndarray:
+    """Return how likely losses in 0 to 1 have so low a mean, at most, if their expectation exceeds `limit`.
+
+    The smaller of Hoeffding's and Bentkus' bounds (Bates et al. 2021, arXiv 2101.02703, proposition 2). All arguments broadcast.
+    """
+    from scipy.special import xlogy
+    from scipy.stats import binom  # takes 0.5 s
+
+    low = np.minimum(mean, limit)
+    entropy = xlogy(low, low / limit) + xlogy(1 - low, (1 - low) / (1 - np.asarray(limit)))
+    bentkus = np.e * binom.cdf(np.ceil(np.round(num_groups * np.asarray(mean), 9)), num_groups, limit)
+    return np.minimum(np.exp(-num_groups * entropy), np.minimum(bentkus, 1))
+
+
+def upper_bound(mean: np.ndarray, num_groups: int, error: float) -> np.ndarray:
+    """Return the lowest limit that the expectation exceeds with a probability of at most `error`, within 1e-9; 1 if none."""
+    low, high = np.asarray(mean, float), np.ones(np.shape(mean))
+    for _ in range(30):
+        middle = (low + high) / 2
+        holds = p_value(mean, num_groups, np.minimum(middle, 1 - 1e-12)) <= error
+        low, high = np.where(holds, low, middle), np.where(holds, middle, high)
+    return high
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What is asked for: a share of the objects to be found, or most false alarms of a class in a photograph."""
+
+    name: str
+    value: float
+
+    @classmethod
+    def parse(cls, word: str) -> Promise:
+        """Read `recall=0.9` or `false_alarms=2`. Raises UsageError for anything else."""
+        name, _, text = word.partition("=")
+        value = float(text) if text.replace(".", "", 1).isdecimal() else 0.0
+        if 0 < value < {RECALL: 1, FALSE_ALARMS: 1000}.get(name, 0):
+            return cls(name, value)
+        raise UsageError(f"--guarantee {word}: must be recall=SHARE, such as recall=0.9, or false_alarms=NUMBER")
+
+    @property
+    def words(self) -> str:
+        """The promise in words."""
+        if self.name == RECALL:
+            return f"at least {100 * self.value:g} % are found"
+        return f"a photograph has at most {self.value:g} false alarms on average"
+
+    @property
+    def limit(self) -> float:
+        """The highest risk, for losses in 0 to 1."""
+        return 1 - self.value if self.name == RECALL else 1 / ALARM_CAP
+
+    def shown(self, risk: np.ndarray) -> np.ndarray:
+        """Return what a risk means: recall, or false alarms a photograph."""
+        return 1 - risk if self.name == RECALL else risk * ALARM_CAP * self.value
+
+    def losses(self, results: Sequence[ImageResult], groups: Sequence[str] | np.ndarray, class_id: int) -> np.ndarray:
+        """Return each group's loss at each of LEVELS, (groups, levels), in 0 to 1, from photographs and their groups."""
+        names, number = np.unique(groups, return_inverse=True)
+        sums, totals = np.zeros((len(names), len(LEVELS))), np.zeros(len(names))
+        is_alarm = self.name == FALSE_ALARMS
+        for group, result in zip(number, results, strict=True):
+            lengths = result.lengths[result.lengths[:, 0] == class_id]
+            if len(lengths) and not is_alarm:
+                totals[group] += lengths[0, 1]
+                sums[group] += lengths[0, 2:]
+                continue
+            chosen = (result.class_ids == class_id) & (result.mask_hits[:, 0] != is_alarm)
+            totals[group] += 1 if is_alarm else np.count_nonzero(result.target_class_ids == class_id)
+            sums[group] += (result.scores[chosen][:, None] >= LEVELS).sum(axis=0)
+        shares = sums[totals > 0] / totals[totals > 0, None]
+        return np.minimum(shares / (ALARM_CAP * self.value), 1) if is_alarm else 1 - shares
+
+
+@dataclass(frozen=True)
+class Assessed:
+    """A promise for one class: its losses' means at LEVELS over `num_groups` groups, and the limits of the risk that are certain."""
+
+    promise: Promise
+    num_groups: int
+    means: np.ndarray
+    bounds: np.ndarray
+    error: float
+
+    @classmethod
+    def of(cls, promise: Promise, losses: np.ndarray, error: float) -> Assessed:
+        """Judge losses (groups, levels); the guarantee may fail with a probability of at most `error`."""
+        means = losses.mean(axis=0) if len(losses) else np.ones(len(LEVELS))
+        return cls(promise, len(losses), means, upper_bound(means, len(losses), error), error)
+
+    @property
+    def holds(self) -> np.ndarray:
+        """Whether the promise is certain at each level: from the safe end up to the first at which it is not.
+
+        This fixed order is why many levels need no correction (Learn then Test, section 4).
+        """
+        safe_first = slice(None, None, 1 if self.promise.name == RECALL else -1)
+        return np.logical_and.accumulate((self.bounds <= self.promise.limit)[safe_first])[safe_first]
+
+    @property
+    def groups_needed(self) -> int | None:
+        """How many groups with the same losses would do at the safest level; None if none would."""
+        numbers = np.arange(1, MOST_GROUPS + 1)
+        is_enough = p_value(self.means.min(), numbers, self.promise.limit) <= self.error
+        # Bentkus' bound rounds up, so it is not monotone: the number from which on it is low enough.
+        return int(numbers[~is_enough].max(initial=0)) + 1 if is_enough[-1] else None
+
+
+def report_class(name: str, assessed: Sequence[Assessed], num_objects: int, unit: str) -> dict[str, Any]:
+    """Return the highest confidence that keeps all promises (None if none does), why, and the curves of what is certain.
+
+    Each promise has its share of the error, so they hold together. unit: what groups are, as a plural.
+    """
+    holds = np.logical_and.reduce([one.holds for one in assessed])
+    threshold = round(float(LEVELS[holds][-1]), 3) if holds.any() else None
+    failed = [one for one in assessed if not one.holds.any()]
+    if threshold is not None:
+        words = f"confidence {threshold:g} and above ({assessed[0].num_groups} {unit}, {num_objects} objects)"
+    elif not failed:
+        words = "no threshold: no confidence keeps both promises"
+    elif not failed[0].num_groups:
+        words = f"no threshold: none of the {unit} has an object"
+    elif (needed := failed[0].groups_needed) is None:
+        best = failed[0].promise.shown(failed[0].means[failed[0].means.argmin()])
+        words = f"no threshold: {failed[0].promise.name} is {best:.3g} at best, which more {unit} do not change"
+    else:
+        more = needed - failed[0].num_groups
+        objects = round(more * num_objects / failed[0].num_groups)
+        words = f"no threshold: {failed[0].num_groups} {unit} are too few; {more} more are needed, with about {objects} objects"
+    certain = {
+        one.promise.name: one.promise.shown(one.bounds).round(4).tolist() for one in assessed
+    }  # at each of LEVELS
+    return {
+        "class": name,
+        "threshold": threshold,
+        "objects": num_objects,
+        "words": f"{name}: {words}",
+        "certain": certain,
+    }

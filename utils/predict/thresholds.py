@@ -1,0 +1,123 @@
+"""thresholds.yaml: confidences with a guarantee, for which model and settings, and what the judged photographs were like.
+
+`evaluate_model.py --guarantee` writes it, `inference.py --thresholds` obeys it: docs/guarantee.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from utils.common.errors import UserError, one_line
+from utils.common.files import read_text
+from utils.predict.tiles import Predictor
+from utils.predict.traits import COUNTED, TRAITS, deviations, mean_traits
+
+VERSION = 1
+MOST_FALSE_ALARMS = 0.05
+FEWEST_GROUPS = 19  # with fewer, no group can be further off than 19 of 20
+FAR = 3.0  # standard deviations beyond which a trait is named
+
+
+def digest_of_model(source: str | Path) -> str:
+    """Return the SHA-256 of a model's file; of an OpenVINO folder, that of its files' names and digests."""
+    path = Path(source)
+    if path.is_dir():
+        parts = [f"{file.name} {digest_of_model(file)}\n" for file in sorted(path.iterdir()) if file.is_file()]
+        return hashlib.sha256("".join(parts).encode()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The content of thresholds.yaml. calibration: what the judged groups are like, (groups, 4 + 32)."""
+
+    path: Path
+    content: dict[str, Any]
+    calibration: np.ndarray
+
+    @classmethod
+    def read(cls, source: str | Path, model: str | Path) -> Thresholds:
+        """Read the file. Raises UserError if it is damaged or was made for another model file."""
+        path = Path(source)
+        try:
+            content = yaml.safe_load(read_text(path))
+            levels = [row["threshold"] for row in content["classes"]]
+            if content["version"] != VERSION or not all(level is None or 0 < level <= 1 for level in levels):
+                raise ValueError("impossible values, or of another version")
+            calibration = np.array(content["calibration"], np.float64).reshape(len(content["calibration"]), -1)
+            is_same = content["model_sha256"] == digest_of_model(model)
+        except (OSError, yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            cure = "evaluate_model.py --guarantee writes it"
+            raise UserError(f"--thresholds {path}: {one_line(error)}; {cure}") from error
+        if not is_same:
+            raise UserError(f"--thresholds {path}: made for another model file than {model}; evaluate this one")
+        return cls(path, content, calibration)
+
+    @property
+    def statement(self) -> dict[str, Any]:
+        """What predictions.json says of the guarantee."""
+        named = ("model_sha256", "data_fingerprint", "promises", "certainty", "unit", "proof")
+        classes = [str(row.get("words")) for row in self.content["classes"]]
+        return {"file": self.path.name, **{name: self.content.get(name) for name in named}, "classes": classes}
+
+    def apply(self, predictor: Predictor, names: Sequence[str]) -> Predictor:
+        """Return the predictor with these thresholds; its own confidence holds for classes that have none.
+
+        Raises UserError if it predicts otherwise than the model was judged.
+        """
+        rows, judged = self.content["classes"], self.content.get("settings") or {}
+        for name, value in settings_of(predictor, names).items():
+            if judged.get(name) != value:
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError(f"--thresholds {self.path}: judged with {flag} {judged.get(name)}, here it is {value}")
+        levels = {row.get("class"): row["threshold"] for row in rows}
+        rest = predictor.limits["confidence"]
+        keep = np.array([rest if levels.get(name) is None else levels[name] for name in names], np.float32)
+        # Joined tiles and wires depend on what is less certain, too: find that as when the model was judged.
+        is_joined = predictor.tiling or predictor.thin
+        least = judged["confidence"] if is_joined else np.nextafter(min(*keep, np.float32(COUNTED)), np.float32(0))
+        limits = {**predictor.limits, "confidence": float(least), "multi_label": True}
+        return replace(predictor, limits=limits, keep=keep)
+
+    def compare(self, parts: Sequence[np.ndarray], files: Sequence[Path]) -> str:
+        """Return in words whether new photographs are one more group like those that were judged.
+
+        parts: of each rank, (n, 1 + 4 + 32): each photograph's position in `files`, and its traits. A conformal test (Vovk, Gammerman and Shafer 2005, section 2.2): the new group's largest deviation is ranked among all
+        groups'. A group like those is called unlike with a probability of at most MOST_FALSE_ALARMS.
+        """
+        groups, unit = self.calibration, self.content.get("unit")
+        if len(groups) < FEWEST_GROUPS:
+            return f"Like the {unit} it was checked on? That takes {FEWEST_GROUPS} of them; there are {len(groups)}"
+        found = np.concatenate([part for part in parts if len(part)])
+        traits = found[:, 1:]
+        rows = deviations(np.vstack([groups, mean_traits(traits)]))
+        furthest = np.abs(rows).max(axis=1)
+        p_value = (furthest >= furthest[-1]).mean()
+        if p_value > MOST_FALSE_ALARMS:
+            return f"Like the {unit} it was checked on (p {p_value:.2f})"
+        far = [words[int(value > 0)] for value, words in zip(rows[-1], TRAITS, strict=False) if abs(value) > FAR]
+        apart = [-np.abs(deviations(np.vstack([groups, row]))[-1]).max() for row in traits]
+        first = ", ".join(files[int(row[0])].name for row in found[np.argsort(apart, kind="stable")[:3]])
+        what = ", ".join(far) or "other features in the network"
+        return f"NOT like the {unit} it was checked on (p {p_value:.2f}): {what}; label first: {first}"
+
+
+def settings_of(predictor: Predictor, names: Sequence[str]) -> dict[str, Any]:
+    """Return the options on which the detections depend, by their names on the command line."""
+    tiling = predictor.tiling
+    return {
+        "img_size": predictor.size_px,
+        "tiles": tiling.size_px if tiling else "off",
+        "overlap": tiling.overlap if tiling else 0.0,
+        "iou": predictor.limits["iou"],
+        "max_detections": predictor.max_detections,
+        "thin_classes": [names[class_id] for class_id in predictor.thin] or ["none"],
+    }

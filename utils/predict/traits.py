@@ -1,0 +1,72 @@
+"""What photographs are like, for telling whether a flight is like those that a model was judged on."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from utils.predict.detections import Detections, PhotoPrediction
+from utils.predict.photo_masks import Placement
+
+COUNTED = 0.25  # confidence from which detections count for what a photograph is like
+# Of a photograph: logarithm of the number of detections, their mean confidence, logarithm of their mean side, brightness.
+TRAITS = (
+    ("fewer objects", "more objects"),
+    ("less certain objects", "more certain objects"),
+    ("smaller objects", "larger objects"),
+    ("darker", "brighter"),
+)
+
+
+def look_of(prototypes: torch.Tensor, canvas: np.ndarray, placement: Placement) -> np.ndarray:
+    """Return a photograph's brightness in the network's input (S, S, 3), and its mean prototypes: float64 (1 + 32,).
+
+    The brightness is the logarithm of the 95th percentile, which haze changes little.
+    """
+    (left, top), (width, height) = placement.pad, placement.inner_size
+    brightness = np.log1p(np.percentile(canvas[top : top + height, left : left + width], 95))
+    return np.array([brightness, *prototypes.float().mean(dim=(1, 2)).tolist()], np.float64)
+
+
+def photo_traits(found: Detections, look: np.ndarray, size_px: int) -> np.ndarray:
+    """Return what a photograph is like, float64 (4 + 32,): TRAITS, and the means of the network's prototypes.
+
+    found: with boxes in pixels of the input, whose side is `size_px`. look: see `look_of`. What needs a detection is NaN without.
+    """
+    counted = found.scores.numpy() >= COUNTED
+    confidence = scale = np.nan
+    if counted.any():
+        sides = (found.boxes[:, 2:] - found.boxes[:, :2]).clamp(min=1e-3).prod(dim=1).sqrt().numpy()[counted]
+        confidence, scale = found.scores.numpy()[counted].mean(), np.log(sides.mean() / size_px)
+    return np.array([np.log1p(counted.sum()), confidence, scale, *look], np.float64)
+
+
+def above(least: np.ndarray, prediction: PhotoPrediction, look: np.ndarray, size_px: int) -> PhotoPrediction:
+    """Return the detections with the least confidence of their class, float32 (classes,), and what the photograph is like."""
+    found = prediction.found
+    chosen = np.flatnonzero(found.scores.numpy() >= least[prediction.class_ids]).tolist()
+    masks = [prediction.masks[number] for number in chosen]
+    lines = [prediction.lines[number] for number in chosen] if prediction.lines else ()
+    num_without_mask, traits = sum(not mask.mask.size for mask in masks), photo_traits(found, look, size_px)
+    return PhotoPrediction(found[chosen], masks, prediction.boxes[chosen], lines, num_without_mask, traits)
+
+
+def mean_traits(traits: np.ndarray) -> np.ndarray:
+    """Return a group's traits (4 + 32,): the means of its photographs', (n, 4 + 32), without what is not known."""
+    known = np.isfinite(traits)
+    sums = np.where(known, traits, 0).sum(axis=0)
+    return np.divide(sums, known.sum(axis=0), out=np.full(traits.shape[1], np.nan), where=known.any(axis=0))
+
+
+def deviations(traits: np.ndarray) -> np.ndarray:
+    """Return how far each row of traits (n, 4 + 32) is from the mean of the others in each, in their standard deviations.
+
+    The prototypes' 32 become one, their root mean square: (n, 5). What is not known does not deviate. All rows are treated alike,
+    so the deviations of exchangeable rows are exchangeable.
+    """
+    known, others = np.isfinite(traits), len(traits) - 1
+    apart = np.where(known, traits - mean_traits(traits), 0)
+    means = (apart.sum(axis=0) - apart) / others
+    variances = ((apart**2).sum(axis=0) - apart**2) / others - means**2
+    apart = np.where(known, (apart - means) / np.sqrt(variances.clip(min=1e-12)), 0)
+    return np.column_stack([apart[:, : len(TRAITS)], np.sqrt((apart[:, len(TRAITS) :] ** 2).mean(axis=1))])
