@@ -21,12 +21,13 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 from utils.common.config_file import Kinds, lower_if_chosen, read_yaml, unpack
 from utils.common.errors import EXIT_USAGE, UsageError, print_warning
-from utils.common.help_text import GROUPS, HelpFormatter, help_head, help_text
+from utils.common.help_page import HelpFormatter, help_text_of
 from utils.common.spellings import FOLDER_PARTS, FOLDERS, nearest, other_names
 
 T = TypeVar("T")
 FRACTION: dict[str, Any] = {"at_least": 0, "at_most": 1}  # bounds of a share or a probability
 CONFIG_HELP = "YAML file of options; the command line wins"
+GROUPS = ("options", "data", "model", "run", "speed", "augmentation", "advanced")  # in `--help`, in this order
 THREADS_HELP = "compute threads per process; 0: the cores that it may use"
 INPUT_SIZE: dict[str, Any] = {"at_least": 64, "multiple_of": 32}  # bounds of the network input's side in pixels
 
@@ -246,9 +247,12 @@ class _RaisingParser(_Parser):
 def _build_parser(
     config_class: type, description: str, parser_class: type[_Parser] = _Parser
 ) -> argparse.ArgumentParser:
+    sentence, *examples = description.strip().split("\n\n")[:2]
     parser = parser_class(
         usage=argparse.SUPPRESS,
-        description=help_head(description),
+        description="\n\n".join(
+            [*map(textwrap.dedent, examples), textwrap.fill(sentence, 79), "[VALUE]: the default. --no-X undoes --X."]
+        ),
         formatter_class=HelpFormatter,
         add_help=False,
         allow_abbrev=False,
@@ -258,7 +262,7 @@ def _build_parser(
     folder, known = _folder_field(config_class), [field.name for field, _ in _fields(config_class)]
     groups = _groups(config_class, parser)
     for field, kind in _fields(config_class):
-        keywords: dict[str, Any] = {"help": help_text(field, field is folder)}
+        keywords: dict[str, Any] = {"help": help_text_of(field, field is folder)}
         base, is_list, _ = unpack(kind)
         if base is bool:
             keywords["action"] = argparse.BooleanOptionalAction

@@ -43,7 +43,7 @@ class RunOptions(Options):
     val_pictures_every: int = option(5, "epochs between validation pictures; 0: none", at_least=0, may_differ=True)
     mlflow: str | None = option(
         None,
-        "MLflow server (docs/mlflow.md); unset: that of MLFLOW_TRACKING_URI; empty: none",
+        "MLflow server (docs/python.md); unset: that of MLFLOW_TRACKING_URI; empty: none",
         metavar="URI",
         may_differ=True,
     )
