@@ -1,8 +1,8 @@
 """Look for mistakes in a data set's photographs and labels; write check.html and check.json.
 
 python check_data.py --data data/processed/dataset.yaml
-python check_data.py --data dataset.yaml --model models/epri_distribution_ddp/best.pt
-python check_data.py --data dataset.yaml --tolerate   # exit code 0 despite errors
+python check_data.py --data dataset.yaml --model run/best.pt
+python check_data.py --data dataset.yaml --tolerate   # errors are no failure
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Evaluate a trained model on a split of a data set; write report.html, metrics.json and COCO files.
 
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt
-python evaluate_model.py --model run/best.pt --mask-resolution native --coco-eval
+python evaluate_model.py --model run/best.pt --mask-resolution native
 python evaluate_model.py --model run/best.pt --compare models/earlier/best.pt
 python evaluate_model.py --model run/best.onnx   # an export (docs/export.md)
 torchrun --nproc_per_node=4 evaluate_model.py --model run/best.pt

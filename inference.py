@@ -1,6 +1,6 @@
 """Find objects in photographs with a trained model; write annotated pictures, JSON and YOLO labels.
 
-    python inference.py --model models/epri_distribution_ddp/best.pt --source pictures
+    python inference.py --model models/epri_distribution_ddp/best.pt --source photos
 
 A few photographs are read ahead, so memory does not grow with their number. All results are in the photographs' own
 pixels, upright. A photograph that cannot be read, or whose results cannot be written, is named and skipped. Started with

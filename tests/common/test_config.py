@@ -144,9 +144,10 @@ def test_what_is_wrong_is_named_in_one_line(
 
 def test_help_shows_every_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leaving:
-        parse_config(Settings, "test", ["--help"])
+        parse_config(Settings, "Finds 90 %.\n\n    python find.py", ["--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert leaving.value.code == 0
+    assert text.startswith("python find.py Finds 90 %. [VALUE]")
     assert "100 % of them [small]" in text
     assert "sizes in pixels [32 64]" in text
     assert "--[no-]ema average the weights [on]" in text

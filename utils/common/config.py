@@ -252,7 +252,7 @@ def _build_parser(
         usage=argparse.SUPPRESS,
         description="\n\n".join(
             [*map(textwrap.dedent, examples), textwrap.fill(sentence, 79), "[VALUE]: the default. --no-X undoes --X."]
-        ).replace("%", "%%"),
+        ),
         formatter_class=HelpFormatter,
         add_help=False,
         allow_abbrev=False,

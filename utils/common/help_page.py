@@ -28,7 +28,7 @@ def help_text_of(field: dataclasses.Field[Any], is_folder: bool) -> str:
     choices, words = field.metadata["choices"], {value: word for word, value in field.metadata["words"].items()}
     text = ("|".join(map(str, choices)) + ": " if choices else "") + field.metadata["help"]
     text += " (or --project and --name)" if is_folder else ""
-    if field.default not in (None, False, ()) or (field.default == 0 and field.default is not False):
+    if field.default not in (None, "", ()) and field.default is not False and not field.metadata["required"]:
         values = field.default if isinstance(field.default, tuple) else (field.default,)
         shown = (words.get(value, f"{value:g}" if isinstance(value, float) else str(value)) for value in values)
         text += " [on]" if field.default is True else f" [{' '.join(shown)}]"
