@@ -62,7 +62,7 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
     page, printed = Path("out/report.html").read_text(), capsys.readouterr().out
     check_figures(page, [metrics])
     words = [row["words"] for row in metrics["guarantee"]["classes"]]
-    assert all(line in page and line in printed for line in [*words, "in 20 folders: not proved"])
+    assert all(line in page and line in printed for line in [*words, "groups (folders): 20; not proved"])
     options = ("--model", weights, "--thresholds", "out/thresholds.yaml", "--output", "found", "--source")
     run_main(inference, monkeypatch, *options, "flight*/images/*.png")
     found = json.loads(Path("found/predictions.json").read_text())
@@ -102,7 +102,7 @@ def test_a_model_is_not_judged_on_what_it_was_trained_on(tmp_path: Path) -> None
     (tmp_path / DATA_FILE).write_text(take_fingerprint(spec.names, photos, spec.root).to_json())
     best, last = str(tmp_path / "best.pt"), str(tmp_path / "last.pt")
     assert prove(last, spec, "val", photos["val"])[1] == "none is among the 2 that the model was trained on"
-    assert "chose its epoch" in prove(best, spec, "val", photos["val"])[1]
+    assert "best epoch was chosen with some of them" in prove(best, spec, "val", photos["val"])[1]
     shutil.copy(photos["train"][0].file, photos["val"][0].file)  # under another name
     with pytest.raises(UserError, match="trained on 1 of the photographs, such as val "):
         prove(last, spec, "val", photos["val"])
@@ -119,7 +119,7 @@ def test_one_flight_in_twenty_of_the_same_kind_is_called_unlike() -> None:
         alarms.append(flights.compare([np.append(0, traits[-1])[None]], [Path("a.jpg")]).startswith("NOT"))
     assert 0 < sum(alarms) <= 0.08 * 400, "5 %, and what 400 draws may add"
     few = Thresholds(Path("t.yaml"), {"unit": "flights"}, traits[: FEWEST_GROUPS - 1])
-    assert few.compare([], []).endswith("there are 18")
+    assert few.compare([], []).endswith("18 were judged")
     assert np.isfinite(deviations(np.full((30, 36), np.nan))).all()
 
 

@@ -73,7 +73,7 @@ def test_too_few_flights_get_no_threshold_but_the_number_that_is_missing() -> No
         assert words_of(losses(number), 2 * number) == words
     assert threshold_of(NINE_OF_TEN, losses(29)) == 0.7
     missed = np.full((500, len(LEVELS)), 0.2)
-    assert words_of(missed) == "pole: no threshold: recall is 0.8 at best, which more flights do not change"
+    assert words_of(missed) == "pole: no threshold: recall is 0.8 at best; more flights would not help"
     assert words_of(missed[:0]) == "pole: no threshold: none of the flights has an object"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -137,10 +137,7 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
     size_of = sizes_on_disk(photos)
     config = choose_resolution(config, models)
     is_native = config.mask_resolution == "native"
-    asked = config.thin_classes if is_native else ("none",)
-    if asked == ("auto",):
-        asked = tuple(spec.names[class_id] for class_id in trained_thin_classes(models[0])) or asked
-    thin_classes = choose_thin_classes(asked, photos, size_of, spec.names)
+    thin_classes = thin_classes_for(config, models[0], photos, size_of, spec.names)
     asked_of = (config.certainty, config.model, spec, config.split, photos)
     guarantor = Guarantor(config.guarantee, *asked_of) if config.guarantee else None
     thin = ThinRule(thin_classes, config.centreline_tolerance, config.centreline_confidence, guarantor is not None)
@@ -193,6 +190,20 @@ def choose_resolution(config: EvaluationConfig, models: Sequence[nn.Module]) -> 
     has_tiles = config.tiles.isdecimal() or (config.tiles == "auto" and any(map(trained_windows, models)))
     asks = any(getattr(config, name) != getattr(EvaluationConfig, name) for name in NATIVE_ONLY)
     return replace(config, mask_resolution="native" if has_tiles or asks else "proto")
+
+
+def thin_classes_for(
+    config: EvaluationConfig,
+    model: nn.Module,
+    photos: list[Photo],
+    size_of: Callable[[int], tuple[int, int]],
+    names: tuple[str, ...],
+) -> tuple[int, ...]:
+    """Return the classes that are judged by their centrelines: by default those that were thin in the model's training."""
+    asked = config.thin_classes if config.mask_resolution == "native" else ("none",)
+    if asked == ("auto",):
+        asked = tuple(names[class_id] for class_id in trained_thin_classes(model)) or asked
+    return choose_thin_classes(asked, photos, size_of, names)
 
 
 def get_candidate(

@@ -78,7 +78,7 @@ def prove(model: str, spec: DatasetSpec, split: str, photos: Sequence[Photo]) ->
             f"--guarantee: {model} was trained on {len(both)} of the photographs, such as {such}; judge others"
         )
     is_chosen = Path(model).stem == "best" and any(texts[0] in chose for texts in judged.photographs.values())
-    caution = "; but some chose its epoch: last.pt or --split test are cleaner" if is_chosen else ""
+    caution = "; the best epoch was chosen with some of them, so judge last.pt or use --split test" if is_chosen else ""
     return judged.digest, f"none is among the {len(seen)} that the model was trained on{caution}"
 
 
@@ -104,7 +104,7 @@ class Guarantor:
             "data": str(spec.yaml_file),
             "data_fingerprint": digest,
             "split": split,
-            "proof": f"{len(photos)} photographs in {len(set(self.groups))} {self.unit}: {proof}",
+            "proof": f"{len(photos)} photographs, groups ({self.unit}): {len(set(self.groups))}; {proof}",
             "unit": self.unit,
             "certainty": certainty,
             "promises": {promise.words: MEANING[promise.name].format(self.unit) for promise in self.promises},

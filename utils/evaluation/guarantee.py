@@ -148,7 +148,7 @@ def report_class(name: str, assessed: Sequence[Assessed], num_objects: int, unit
         words = f"no threshold: none of the {unit} has an object"
     elif (needed := failed[0].groups_needed) is None:
         best = failed[0].promise.shown(failed[0].means[failed[0].means.argmin()])
-        words = f"no threshold: {failed[0].promise.name} is {best:.3g} at best, which more {unit} do not change"
+        words = f"no threshold: {failed[0].promise.name} is {best:.3g} at best; more {unit} would not help"
     else:
         more = needed - failed[0].num_groups
         objects = round(more * num_objects / failed[0].num_groups)

@@ -95,7 +95,9 @@ class Thresholds:
         """
         groups, unit = self.calibration, self.content.get("unit")
         if len(groups) < FEWEST_GROUPS:
-            return f"Like the {unit} it was checked on? That takes {FEWEST_GROUPS} of them; there are {len(groups)}"
+            return (
+                f"Not compared with the {unit} that were judged: {FEWEST_GROUPS} are needed, {len(groups)} were judged"
+            )
         found = np.concatenate([part for part in parts if len(part)])
         traits = found[:, 1:]
         rows = deviations(np.vstack([groups, mean_traits(traits)]))
