@@ -11,7 +11,11 @@ import torch
 from tests.predict.tile_scenes import iou_of, stroke, wires_and_pole
 from tests.yolo.colour_network import ColourNetwork, install, paint
 from utils.common.errors import UsageError
-from utils.predict.detections import PhotoPrediction, Placement
+from utils.predict.detections import Detections, PhotoPrediction, Placement
+from utils.predict.finishing import average_with_whole
+from utils.predict.joining import JoinedObject, TilePiece
+from utils.predict.lines.line import Line
+from utils.predict.regions import Region, Runs
 from utils.predict.tiles import Predictor, Tiling, check_tiles, choose_tiling, cut_tiles, overlap_px
 from utils.yolo.model import build_model
 
@@ -84,7 +88,8 @@ def test_wires_across_24_tiles_are_found_whole_whatever_the_batch_size(
         assert prediction.class_ids[position] == class_id
         rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
         expected = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
-        np.testing.assert_array_equal(prediction.boxes[position], expected)
+        # The mean with the box of the whole photograph, a quarter as large in the network's input.
+        np.testing.assert_allclose(prediction.boxes[position], expected, atol=2)
     assert (np.diff(prediction.found.scores.numpy()) <= 0).all()
     placement = Placement(320, (320, 224), (0, 48), SIZE)
     np.testing.assert_allclose(placement.boxes_to_photo(prediction.found.boxes), prediction.boxes, atol=1e-3)
@@ -125,10 +130,43 @@ def test_what_is_shorter_than_the_labels_of_its_class_is_less_sure(
         return {number: found.found.scores[found.class_ids == number].tolist() for number in (0, 1)}
 
     before, after = scores(), scores(1, labels * length_px, 0.5)
-    assert after[1] == pytest.approx([factor * before[1][0]], rel=0.01)
+    _, ((*_, whole),) = predict_all(photos, 16, None)
+    (whole_score,) = whole.found.scores[
+        whole.found.class_ids == 1
+    ].tolist()  # this pass shows the pole as long as it is
+    assert after[1] == pytest.approx([before[1][0] - (1 - factor) * (before[1][0] - whole_score / 2)], rel=0.01)
     assert after[0] == before[0]
-    assert scores(1, 20 * length_px, 0.5)[1] == []
     assert len(scores(1, 20 * length_px, 0.5, thin=(1,))[1]) == 1  # lines are judged by their own length
+    # What is left of it is under the least confidence, and so is half of the whole photograph's.
+    assert scores(1, 20 * length_px, 0.5)[1] == ([whole_score / 2] if whole_score >= 0.5 else [])
+
+
+def test_the_whole_photograph_changes_boxes_and_confidences_of_what_it_shows() -> None:
+    """Rows: in tiles and in the whole photograph; in tiles alone; small; of a class of lines; in the whole photograph alone."""
+    boxes = np.array([[0, 0, 100, 200], [300, 0, 400, 200], [500, 0, 560, 60], [0, 300, 400, 310]], np.float32)
+    whole_boxes = [[10, 0, 110, 220], [600, 400, 700, 500], [500, 0, 560, 60], [0, 300, 400, 310]]
+    found = Detections(
+        torch.zeros(4, 4), torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([0, 0, 0, 1]), torch.zeros(4, 0)
+    )
+    mask = np.ones((10, 10), bool)
+    line = Line(np.array([[0.0, 305.0], [400.0, 305.0]]), np.full(2, 10.0), np.zeros((0, 2, 2)))
+    tiles = PhotoPrediction(found, [Region(number, 0, mask) for number in range(4)], boxes, [None, None, None, line])
+    runs = Runs.of(mask, 50, 50)
+    whole = [
+        JoinedObject((TilePiece(-1, class_id, 0.5, np.array(box, np.float32), runs),))
+        for class_id, box in zip((0, 0, 0, 1), whole_boxes, strict=True)
+    ]
+    placement = Placement(320, (320, 224), (0, 48), SIZE)  # 64 pixels are 16 of the input
+    result = average_with_whole(tiles, whole, placement, lines=(1,), least=0.3, most=300)
+    np.testing.assert_allclose(result.found.scores, [0.7, 0.7, 0.6, 0.4])  # half of 0.5 is under the least confidence
+    np.testing.assert_array_equal(result.boxes, [[5, 0, 105, 210], *boxes[[2, 3, 1]]])
+    np.testing.assert_allclose(placement.boxes_to_photo(result.found.boxes), result.boxes, atol=1e-3)
+    assert [region.left for region in result.masks] == [0, 2, 3, 1]
+    assert [one is line for one in result.lines] == [False, False, True, False]
+    alone = average_with_whole(tiles, whole, placement, lines=(1,), least=0.2, most=5)
+    assert [region.left for region in alone.masks] == [0, 2, 3, 1, 50]
+    assert alone.found.scores[-1] == 0.25
+    assert len(average_with_whole(tiles, whole, placement, lines=(1,), least=0.2, most=4).masks) == 4
 
 
 def test_larger_tiles_change_nothing_that_the_smallest_show_whole(monkeypatch: pytest.MonkeyPatch) -> None:

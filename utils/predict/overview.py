@@ -277,14 +277,19 @@ def without_mask(
     classes = np.array([thing.class_id for thing in objects] + [-1] * len(cut), int)
     for piece in sorted(cut, key=lambda piece: (cut[piece], piece.order)):
         others = boxes[classes == piece.class_id]
-        sides = intersections(piece.box[None], others)
-        shared = (sides[:, 2:] - sides[:, :2]).clip(0).prod(axis=1)
-        area, areas = np.prod(piece.box[2:] - piece.box[:2]), (others[:, 2:] - others[:, :2]).prod(axis=1)
-        is_same = shared > iou * (area + areas - shared)
-        if not (is_same.any() or (cut[piece] and (shared >= MOSTLY * area).any())):
+        overlap, inside = box_overlap(piece.box, others)
+        if not ((overlap > iou).any() or (cut[piece] and (inside >= MOSTLY).any())):
             boxes[len(objects) + len(found)], classes[len(objects) + len(found)] = piece.box, piece.class_id
             found.append(JoinedObject((piece,)))
     return sorted(found, key=lambda thing: thing.pieces[0].order)
+
+
+def box_overlap(box: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the IoU of a box (4,) with others (n, 4), float32 (n,), and the share of the box that lies in each of them."""
+    sides = intersections(box[None], others)
+    shared = (sides[:, 2:] - sides[:, :2]).clip(0).prod(axis=1)
+    area, areas = np.prod(box[2:] - box[:2]), (others[:, 2:] - others[:, :2]).prod(axis=1)
+    return shared / (area + areas - shared).clip(1e-9), shared / max(area, 1e-9)
 
 
 def _is_cut_off(piece: TilePiece, tiles: list[Corners], photo: Corners) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -24,12 +24,12 @@ from utils.predict.detections import (
     photo_runs,
     raw_outputs,
 )
+from utils.predict.finishing import average_with_whole, with_lines
 from utils.predict.joining import JoinedObject, TilePiece, join_tiles
-from utils.predict.lines.confidence import Row
 from utils.predict.lines.label_facts import LabelFacts
-from utils.predict.lines.replacing import replace_masks, votes_of
+from utils.predict.lines.replacing import votes_of
 from utils.predict.overview import add_overview, best_first, longest_side, without_mask
-from utils.predict.regions import Corners, LazyRegions, fill_outline
+from utils.predict.regions import Corners, LazyRegions
 from utils.predict.traits import above, look_of
 from utils.yolo.inputs import prepare_images
 from utils.yolo.model import YoloModel
@@ -211,7 +211,11 @@ class Predictor:
         )
         num_bare = sum(thing.pieces[0].mask.is_empty for thing in objects)
         prediction = PhotoPrediction(found, LazyRegions(objects, JoinedObject.region), boxes, num_without_mask=num_bare)
-        return self._lined(prediction, state.whole, state)
+        return self._lined(prediction, state.whole, state, whole)
+
+    @cached_property
+    def _labels(self) -> LabelFacts:
+        return LabelFacts.of_model(self.thin, trained_wire_labels(self.model) if self.thin else {})
 
     def _judged_by_length(self, objects: list[JoinedObject]) -> list[JoinedObject]:
         """Lower the confidence of objects that are short for their class (docs/research/tiles.md, rule 7); return all, best first."""
@@ -222,7 +226,7 @@ class Predictor:
         scale = windows["high_scale"] * self.tiling.size_px / self.size_px  # a tile's side over that of the training
         judged = []
         for thing in objects:
-            if thing.class_id in lengths and thing.class_id not in self.thin:
+            if thing.class_id in lengths and thing.class_id not in self._labels.lines:
                 median_px, spread = lengths[thing.class_id]
                 length_px = float((thing.box[2:] - thing.box[:2]).max())
                 deviation = min(0.0, math.log(max(length_px, 1.0) / (scale * median_px)) / spread)
@@ -230,50 +234,19 @@ class Predictor:
             judged.append(thing)
         return sorted(judged, key=best_first)
 
-    def _lined(self, prediction: PhotoPrediction, placement: Placement, state: _Open) -> PhotoPrediction:
-        labels = LabelFacts.of_model(self.thin, trained_wire_labels(self.model) if self.thin else {})
-        votes = {}
+    def _lined(
+        self, prediction: PhotoPrediction, placement: Placement, state: _Open, whole: Sequence[JoinedObject] = ()
+    ) -> PhotoPrediction:
+        labels, votes = self._labels, {}
         if labels.end_at and state.levels:
             votes = votes_of(state.pieces, state.levels[0], placement.photo_size, self.thin)
-        lined = with_lines(prediction, labels, placement, state.photo, self.limits["confidence"], votes)
+        least = self.limits["confidence"]
+        lined = with_lines(prediction, labels, placement, state.photo, least, votes)
+        if state.tiles:
+            lined = average_with_whole(lined, whole, placement, labels.lines, least, self.max_detections)
         if self.keep is None or state.look is None:
             return lined
         return above(self.keep, lined, state.look, self.size_px)
-
-
-def with_lines(
-    prediction: PhotoPrediction,
-    labels: LabelFacts,
-    placement: Placement,
-    photo: np.ndarray,
-    min_score: float = 0.0,
-    votes: Mapping[int, np.ndarray] | None = None,
-) -> PhotoPrediction:
-    """Return a prediction for a photograph, RGB uint8 (H, W, 3), with lines as `replace_masks` finds them.
-
-    `labels` names the thin classes; without any the prediction is returned as it is.
-    """
-    if not labels.classes:
-        return prediction
-    found, masks, size = prediction.found, prediction.masks, placement.photo_size
-    columns = zip(found.scores.tolist(), prediction.class_ids.tolist(), prediction.boxes, strict=True)
-    rows = [Row(score, class_id, number, box) for number, (score, class_id, box) in enumerate(columns)]
-    rows = replace_masks(rows, masks, photo, labels, votes or {}, min_score)
-    numbers = [row.number for row in rows]
-    boxes, in_input = prediction.boxes[numbers], found.boxes[numbers]
-    for position, row in enumerate(rows):
-        if row.line is not None:
-            corners = np.concatenate([row.line.outline.min(axis=0), row.line.outline.max(axis=0)])
-            boxes[position] = corners.clip(0, size * 2)
-            in_input[position] = boxes_to_input(torch.from_numpy(boxes[position]), placement)
-    scores = torch.tensor([row.score for row in rows], dtype=torch.float32)
-    return PhotoPrediction(
-        Detections(in_input, scores, found.class_ids[numbers], found.coefficients[numbers]),
-        LazyRegions(rows, lambda row: fill_outline(row.line.outline, size) if row.line else masks[row.number]),
-        boxes,
-        [row.line for row in rows],
-        prediction.num_without_mask,
-    )
 
 
 @dataclass

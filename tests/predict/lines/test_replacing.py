@@ -11,11 +11,11 @@ import torch
 from tests.predict.lines.drawn import CROSSARM, SAGGING, SIZE, STRAIGHT, drawn, parabola, straight
 from tests.predict.tile_scenes import iou_of
 from utils.predict.detections import Detections, PhotoPrediction, Placement
+from utils.predict.finishing import with_lines
 from utils.predict.joining import TilePiece
 from utils.predict.lines.label_facts import LabelFacts
 from utils.predict.lines.replacing import votes_of
 from utils.predict.regions import Region, Runs, fill_outline
-from utils.predict.tiles import with_lines
 
 POLE = np.zeros(SIZE[::-1], bool)
 POLE[:, 400:440] = True
@@ -56,6 +56,18 @@ def test_only_detections_of_the_asked_classes_change() -> None:
     assert lined.found.boxes[0] == pytest.approx(torch.tensor([18, 148, 422, 252]), abs=3)  # half the size, 75 px lower
     assert lined.boxes[2].tolist() == lined.found.boxes[2].tolist() == [0, 0, 900, 600]
     assert len(with_lines(prediction, LabelFacts((1,)), PLACEMENT, photo, 0.5).masks) == 3
+
+
+def test_objects_of_curved_classes_keep_masks_and_have_a_centreline_if_they_are_one_band() -> None:
+    masks = [drawn(SAGGING), drawn(STRAIGHT, CROSSARM)]
+    prediction, photo = predicted(*masks), pictured(np.any(masks, axis=0))
+    lined = with_lines(prediction, LabelFacts((1,), curved=(1,)), PLACEMENT, photo)
+    assert [lined.masks[number] is prediction.masks[number] for number in (0, 1)] == [True, True]
+    assert lined.found.scores.tolist() == prediction.found.scores.tolist()
+    band, branched = lined.lines
+    assert branched is None
+    assert band is not None
+    assert iou_of(fill_outline(band.outline, SIZE), masks[0]) > 0.8
 
 
 @pytest.mark.parametrize(

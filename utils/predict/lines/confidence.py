@@ -73,13 +73,12 @@ def parallel_shares(
     return (alike @ weights + assumed_px * assumed) / total.clip(min=1e-9)
 
 
-def raise_continuing(rows: list[Row], curved: Sequence[int], side_px: float) -> list[Row]:
+def raise_continuing(rows: list[Row], side_px: float) -> list[Row]:
     """Return rows; lines that continue a more confident one (`continued_ends`) have more confidence.
 
-    Wires go on behind poles and where the network hardly sees them. Lines of `curved` classes continue nothing. side_px: the
-    photograph's longer side.
+    Wires go on behind poles and where the network hardly sees them. side_px: the photograph's longer side.
     """
-    own = {number: row.line for number, row in enumerate(rows) if row.line and row.class_id not in curved}
+    own = {number: row.line for number, row in enumerate(rows) if row.line}
     numbers, scores = [*own], np.array([row.score for row in rows])
     raised = scores.copy()
     classes = np.array([rows[number].class_id for number in numbers])

@@ -251,6 +251,11 @@ def _width_of(mask: np.ndarray) -> float:
     return max(4 * float(distances[mask].mean()) - 1, 1.0)
 
 
+def band_line(region: Region) -> Line | None:
+    """Return the centreline of a mask that is a single band, however it bends; None for any other mask."""
+    return medial_line(region, _width_of(region.mask)) if region.mask.any() else None
+
+
 def medial_line(region: Region, width: float) -> Line | None:
     """Return the medial axis of a mask that is a single band; None if the mask has branches, parts or corners."""
     path = _longest_path(centreline(region)) + 0.5

@@ -21,12 +21,12 @@ from utils.predict.regions import canvas_of, fill_outline
 
 @dataclass(frozen=True)
 class LabelFacts:
-    """Which classes become lines, and how they are labelled in the training's photographs.
+    """Which classes are thin, and how they are labelled in the training's photographs.
 
     end_at: the classes at whose objects labels end. width: (gain, margin in pixels), labels are gain times as wide as the
     wires that a photograph shows, plus the margin; empty if that is not known: lines then stay where and as wide as masks are.
     parallel: for classes whose wires run side by side, the `parallel_shares` that most labels reach. curved: classes of curved
-    labels, whose lines do not continue each other.
+    labels, which keep their masks.
     """
 
     classes: tuple[int, ...] = ()
@@ -34,6 +34,11 @@ class LabelFacts:
     width: tuple[float, ...] = ()
     parallel: Mapping[int, float] = field(default_factory=dict)
     curved: tuple[int, ...] = ()
+
+    @property
+    def lines(self) -> tuple[int, ...]:
+        """The classes whose masks are replaced by lines: those that are not curved."""
+        return tuple(class_id for class_id in self.classes if class_id not in self.curved)
 
     @classmethod
     def of_model(cls, classes: tuple[int, ...], facts: Mapping[str, Any]) -> LabelFacts:

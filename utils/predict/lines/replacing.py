@@ -49,7 +49,7 @@ def replace_masks(
     ends = canvas_of((masks[number] for number in poles), size)
     found: list[Row] = []
     for row in rows:
-        if row.class_id not in labels.classes:
+        if row.class_id not in labels.lines:
             found.append(row)
             continue
         region = masks[row.number]
@@ -67,9 +67,9 @@ def replace_masks(
             width = float(np.count_nonzero(region.mask)) / max(length, 1.0)
             found.append(replace(row, score=row.score * length_factor(length, grey), width_px=width))
     found = lower_crossing(lower_wide(found), labels.parallel, side_px)
-    found = [row for row in raise_continuing(found, labels.curved, side_px) if row.score >= min_score]
+    found = [row for row in raise_continuing(found, side_px) if row.score >= min_score]
     found = _without_copies(found, size)
-    return found if labels.end_at else _joined(found, labels.curved)
+    return found if labels.end_at else _joined(found)
 
 
 def _parts(line: Line, ends: np.ndarray, votes: np.ndarray | None) -> list[Line]:
@@ -95,12 +95,12 @@ def _without_copies(rows: list[Row], size: tuple[int, int]) -> list[Row]:
     return kept
 
 
-def _joined(rows: list[Row], curved: Sequence[int]) -> list[Row]:
+def _joined(rows: list[Row]) -> list[Row]:
     """Join confident lines that continue each other (`find_routes`) to one row each; return all rows, best first.
 
     The confidence is the mean of the parts' confidences, weighted by length.
     """
-    lines = [row.line if row.score >= NUMBERS.counted and row.class_id not in curved else None for row in rows]
+    lines = [row.line if row.score >= NUMBERS.counted else None for row in rows]
     joined = []
     for route in find_routes(lines, np.array([row.class_id for row in rows], int)):
         members = [rows[number] for number in route.members]
