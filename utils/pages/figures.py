@@ -217,15 +217,16 @@ def plot_label_statistics(
     counts.yaxis.set_major_locator(MaxNLocator(integer=True))
 
     centres = (boxes[:, :2] + boxes[:, 2:]) / 2
+    style: dict[str, Any] = {"cmap": "YlGnBu", "cmin": 1}
     places.hist2d(
-        centres[:, 0], centres[:, 1], bins=_BINS, range=((0, 1), (0, 1)), cmap="YlGnBu", cmin=1, norm=PowerNorm(0.5)
+        centres[:, 0], centres[:, 1], bins=_BINS, range=((0, 1), (0, 1)), norm=PowerNorm(0.5, vmin=0), **style
     )
     places.set(title="centres of objects", xlabel="from the left", ylabel="from the top", xlim=(0, 1), ylim=(1, 0))
     places.set_aspect("equal")
 
     extent = np.clip(boxes[:, 2:] - boxes[:, :2], _SMALLEST_SHARE, 1)
     bins = np.geomspace(_SMALLEST_SHARE, 1, _BINS + 1)
-    sizes.hist2d(extent[:, 0], extent[:, 1], bins=(bins, bins), cmap="YlGnBu", cmin=1, norm=PowerNorm(0.5))
+    sizes.hist2d(extent[:, 0], extent[:, 1], bins=(bins, bins), norm=PowerNorm(0.5, vmin=0), **style)
     sizes.set(title="sizes of objects", xlabel="width / photograph's width", ylabel="height / photograph's height")
     sizes.set(xscale="log", yscale="log")
     sizes.set_aspect("equal")

@@ -184,17 +184,18 @@ def _draw_mask(
         return ()
     covered[top:bottom, left:right][inside] = 255
     outlines, _ = cv2.findContours(inside.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE, offset=(left, top))
+    part = canvas[top:bottom, left:right]
+    content, lines = part[inside], outlines
     if is_dashed:
         dash, line_px = max(6, 5 * line_px), max(2, line_px)
-        parts = [line[start : start + dash] for line in outlines for start in range(0, len(line), 2 * dash)]
-        for line in _edged(color, line_px):
-            cv2.polylines(canvas, parts, False, *line, cv2.LINE_AA)
-        return outlines
-    part = canvas[top:bottom, left:right]
-    tint = np.array(color, np.uint16) * _MASK_TENTHS + 5  # + 5 rounds to nearest
-    part[inside] = (part[inside].astype(np.uint16) * (10 - _MASK_TENTHS) + tint) // 10
-    for line in _edged(color, line_px):
-        cv2.drawContours(canvas, outlines, -1, *line, cv2.LINE_AA)
+        lines = [line[start : start + dash] for line in outlines for start in range(0, len(line), 2 * dash)]
+    else:
+        tint = np.array(color, np.uint16) * _MASK_TENTHS + 5  # + 5 rounds to nearest
+        content = (content.astype(np.uint16) * (10 - _MASK_TENTHS) + tint) // 10
+    edge, line = _edged(color, line_px)
+    cv2.polylines(canvas, lines, not is_dashed, *edge, cv2.LINE_AA)
+    part[inside] = content  # the edge lies outside: it would hide a wire
+    cv2.polylines(canvas, lines, not is_dashed, *line, cv2.LINE_AA)
     return outlines
 
 

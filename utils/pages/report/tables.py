@@ -37,7 +37,8 @@ POINT_COLUMNS = {
 }
 MAX_CONFUSIONS = 20
 LEVELS = {"Found well": 0.5, "Found in part": 0.1, "Hardly found": 0.0005, "Not found": 0.0}  # from which score on
-MOST_NAMED = 6  # classes of a level in the verdict
+MOST = 6  # classes of a level that the verdict names
+RULE = "Well: AP50 from 0.5 on; of a thin class half the length is found, and half of what is found is right. In part: from 0.1 on."
 Metrics = dict[str, Any]
 
 
@@ -67,15 +68,12 @@ def verdict(models: Sequence[Metrics], kind: str) -> Markup:
             score, recall = row["centreline_precision"] or 0, row["centreline_recall"]
             score, words = min(score, recall), f"{100 * recall:.0f} % of the length"
         found[next(level for level, least in LEVELS.items() if score >= least)].append(f"{row['name']} ({words})")
-    told = [
-        f" {level}: {', '.join(of[:MOST_NAMED])}{', …' * (len(of) > MOST_NAMED)}." for level, of in found.items() if of
-    ]
-    where = f"{KINDS[kind].capitalize()} of {len(rows)} classes in {counted(first['num_images'], 'photograph')} with "
+    told = [f" {level}: {', '.join(of[:MOST])}{', …' * (len(of) > MOST)}." for level, of in found.items() if of]
+    classes = f"{KINDS[kind].capitalize()} of {len(rows)} class{'es' * (len(rows) != 1)}"
     score = element("b", f"{first[f'{kind}_map50']:.3f}", **_data(f"{kind}_map50", first[f"{kind}_map50"], 0))
-    words = f"{'Model A: ' * (len(models) > 1)}{where}{counted(first['num_targets'], 'object')}: mAP50 "
-    return element(
-        "p", words, score, ".", *told, class_="verdict", title="well: AP50 from 0.5 on; in part: from 0.1 on"
-    )
+    where = f"{counted(first['num_images'], 'photograph')} with {counted(first['num_targets'], 'object')}"
+    words = f"{'Model A: ' * (len(models) > 1)}{classes} in {where}: mAP50 "
+    return element("p", words, score, ".", *told, class_="verdict", title=RULE)
 
 
 def headline_cards(models: Sequence[Metrics]) -> Markup:
@@ -89,9 +87,7 @@ def numbers_table(models: Sequence[Metrics], kind: str) -> Markup:
     """Return the numbers of a whole model that no other table has."""
     numbers = (f"{kind}_best_confidence", "Confidence of the best mean F1", 0), ("val_loss", "Validation loss", -1)
     error = f"calibration.{kind}.error", "Calibration error", -1
-    rows = [
-        element("tr", name_cell(label), *_thin_cells(models, key, 4, sign)) for key, label, sign in (*numbers, error)
-    ]
+    rows = [element("tr", name_cell(name), *_thin_cells(models, key, 4, sign)) for key, name, sign in (*numbers, error)]
     head = [heading("Number", True), *_score_headings("Value", len(models))]
     return table(f"Other numbers, {KINDS[kind]}", head, rows)
 
