@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from utils.commands.evaluation import EvaluationConfig, run
+from utils.commands.evaluation import EvaluationConfig, result_lines, run
 from utils.common.config import parse_config
 from utils.common.errors import run_script
 from utils.common.signals import die_with_parent
@@ -26,8 +26,7 @@ def main() -> int:
     die_with_parent()
     if metrics := run(config):
         print(all_tables(metrics))
-        files = "report.html, metrics.json, predictions.json, *_pr_curve.png, confusion_matrix.png"
-        print(f"Results in {config.output}: {files}")
+        print("\n".join(result_lines(config, metrics[0])))
         spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
         source = os.path.relpath(spec.splits[config.split][0])
         print(next_command("python", "inference.py", "--model", config.model, "--source", source))

@@ -64,7 +64,6 @@ class PairComparison(Task):
         values = validation_values(self.comparisons.val, scores, eta)
         shown = ("order_accuracy", "kendall_tau", "spearman_rho")
         values.update({f"val_{name}": order[name] for name in shown if name in order})
-        values["lr"] = self.state.optimizer.param_groups[0]["lr"]  # the scorer's; that of the reliabilities is higher
         return values | {"eta": eta if isinstance(eta, float) else sum(eta.values()) / len(eta)}
 
     def eta_of(self, model: PairModel) -> float | dict[str, float]:

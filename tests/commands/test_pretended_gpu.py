@@ -56,7 +56,7 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
         watch_convolutions(seen)
     if not draws:
         pictures: Any = importlib.import_module("utils.training.pictures")
-        pictures.plot_label_statistics = pictures.plot_training_curves = lambda *_: None
+        pictures.plot_label_statistics = pictures.plot_training_curves = lambda *_, **__: None
     command = importlib.import_module(module)
     with dying(importlib.import_module("utils.engine").TrainingEngine, "update", kill_at):
         seen["code"] = int(command.main() or 0)

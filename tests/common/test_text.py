@@ -62,8 +62,9 @@ def test_format_table_aligns_numbers_right_and_text_left() -> None:
 def test_first_classes_have_the_colours_of_okabe_and_ito_and_more_classes_others() -> None:
     assert class_color(0) == ORANGE
     assert class_color(4) == BLUE
-    assert len({class_color(index) for index in range(23)}) == 23  # white cannot get lighter
+    assert len({class_color(index) for index in range(24)}) == 24
     assert all(0 <= value <= 255 for index in range(200) for value in class_color(index))
+    assert all(60 < sum(class_color(index)) / 3 < 175 for index in range(8)), "seen on white and on black"
 
 
 def test_logs_get_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

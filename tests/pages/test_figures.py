@@ -35,9 +35,9 @@ def pr_curves(num_classes: int) -> dict[str, Any]:
 
 def test_training_curves_show_every_metric_that_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = spoken_texts(monkeypatch)
-    plot_training_curves([epoch_record(epoch) for epoch in range(1, 4)], tmp_path / "deep" / "curves.png")
+    plot_training_curves([epoch_record(epoch) for epoch in range(1, 4)], tmp_path / "deep" / "curves.png", best=2)
     titles = {"loss", "box loss", "seg loss", "box mAP", "mask mAP", "learning rate", "images per second"}
-    assert titles <= set(texts)
+    assert titles | {"dotted: epoch 2 is the best, kept as best.pt"} <= set(texts)
     picture = read_image(tmp_path / "deep" / "curves.png")
     assert picture.shape[1] > picture.shape[0] > 400
     assert share_of(picture, BLUE) > 0.001

@@ -27,7 +27,7 @@ def test_curves_are_drawn_last_and_every_half_minute(tmp_path: Path, monkeypatch
     drawn: list[Path] = []
     now_s = 1000.0
     monkeypatch.setattr(training_pictures, "read_epochs", lambda _: [])
-    monkeypatch.setattr(training_pictures, "plot_training_curves", lambda _, file: drawn.append(file))
+    monkeypatch.setattr(training_pictures, "plot_training_curves", lambda _, file, best: drawn.append(file))
     monkeypatch.setattr(training_pictures.time, "monotonic", lambda: now_s)
     curves = Curves(tmp_path)
     counts = []

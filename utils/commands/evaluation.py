@@ -17,6 +17,7 @@ from utils import distributed
 from utils.common.config import option
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, choose_precision
+from utils.common.errors import printable
 from utils.common.files import claimed_output, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.text import without_mask_line
@@ -40,6 +41,7 @@ from utils.pages.report import (
     choose_worst,
     count_errors,
     draw_cards,
+    num_errors,
     write_photographs,
 )
 from utils.predict.exported import open_model
@@ -298,3 +300,13 @@ def write_page(
     thumbnails = [(row, small_pictures.get(row["image_id"], b"")) for row in errors]
     write_text_atomic(folder / "report.html", build_page(subjects, cards, thumbnails))
     write_photographs(folder, [card.view for card in cards if card.view is not None])
+
+
+def result_lines(config: EvaluationConfig, metrics: dict[str, Any]) -> list[str]:
+    """Return the lines that name the files, and the photographs to look at: those with the most errors."""
+    names = ("report.html", "photographs.html", "metrics.json", "predictions.json")
+    found = [name for name in names if (Path(config.output) / name).exists()]
+    files = f"Results in {config.output}: {', '.join(found)}, *_pr_curve.png, confusion_matrix.png"
+    worst = [f"{printable(row['file'], 60)} ({num_errors(row)})" for row in metrics["worst_images"][:3]]
+    page = f"{config.output}/{'photographs.html' if names[1] in found else 'report.html'}"
+    return [files, *([f"Most errors: {', '.join(worst)}; {page} shows them"] if worst else [])]

@@ -202,7 +202,7 @@ class TrainingEngine:
         record.update(
             epoch=progress.epoch + 1,
             global_step=progress.global_step,
-            lr=max(group["lr"] for group in self.state.optimizer.param_groups),
+            lr=self.state.optimizer.param_groups[0]["lr"],
             **meter.speed(num_batches - start, self.world_size),
             peak_memory_bytes=peak_memory_bytes(self.device),
         )

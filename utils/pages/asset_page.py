@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import numpy as np
 
+from utils.common.colors import class_color
 from utils.common.text import counted
-from utils.pages.figures import figure_rgb
 from utils.pages.report.markup import Markup, color_key, element, joined, number_cards, report_page
 from utils.pages.report.tables import heading, name_cell, table
 from utils.predict.maps.asset_files import AssetTables
@@ -33,7 +33,7 @@ def build_page(tables: AssetTables, names: Sequence[str], title: str) -> str:
     values = {**number_of, "seen often enough to be sure": sum(row["sure"] for row in rows)}
     values |= Counter(CHANGE_TEXT[row["change"]] for row in changes or [])
     colors = {name: number for number, name in enumerate(names)}
-    keys = [color_key(figure_rgb(colors[name]), name) for name in number_of]
+    keys = [color_key(class_color(colors[name]), name) for name in number_of]
     notes = [element("p", *keys, class_="note"), element("p", MAP_WORDS, class_="note")]
     parts = {
         "map": ("Map", [_map(tables, colors), *notes]),
@@ -98,7 +98,7 @@ def _mark(row: Row, point: np.ndarray, scale: float, colors: dict[str, int], has
         cross = f"M{left:.1f},{top:.1f}l{side},{side}m0,-{side}l-{side},{side}"
         title = element("title", f"{row['asset']}: gone")
         return joined(element("path", title, d=cross, style="stroke:var(--bad);stroke-width:3"), *name)
-    color = f"rgb{figure_rgb(colors[row['class']])}"
+    color = f"rgb{class_color(colors[row['class']])}"
     ellipse = element(
         "ellipse",
         cx=x,

@@ -94,9 +94,7 @@ def _cards(counts: dict[str, dict[str, Any]], findings: Sequence[Finding]) -> Ma
     errors = num_errors(findings)
     values = {f"Photographs, {split}": count["photographs"] for split, count in counts.items()}
     values |= {f"Objects, {split}": count["objects"] for split, count in counts.items()}
-    usual = sum(finding.kind in FOLDED for finding in findings)
-    values |= {"Errors": errors, "Hints": len(findings) - errors - usual, "Cut by the edge": usual}
-    return number_cards(values)
+    return number_cards({**values, "Errors": errors, "Hints": len(findings) - errors})
 
 
 def _summary(number_of: dict[str, int], has_model: bool) -> list[Markup]:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from utils.common.colors import PALETTE, class_color, luminance
+from utils.common.colors import PALETTE, class_color
 from utils.common.files import write_bytes_atomic
-from utils.run.records import number_of
+from utils.run.records import Record, number_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,17 +29,9 @@ _BINS = 48  # along each axis of a 2D histogram
 Panels = Sequence[tuple[str, Mapping[str, str]]]  # (title, {label of a curve: its name in the records})
 
 
-def figure_rgb(class_id: int) -> tuple[int, int, int]:
-    """Return a class's colour, RGB 0-255, for a white background: white becomes grey, light colours darker."""
-    red, green, blue = color = class_color(int(class_id))
-    if min(color) > 235:
-        return 120, 120, 120
-    return (red * 8 // 10, green * 8 // 10, blue * 8 // 10) if luminance(color) > 190 else color
-
-
 def figure_color(class_id: int) -> tuple[float, ...]:
-    """Return `figure_rgb` as matplotlib needs it, RGB 0-1."""
-    return tuple(value / 255 for value in figure_rgb(class_id))
+    """Return `class_color` as matplotlib needs it, RGB 0-1."""
+    return tuple(value / 255 for value in class_color(int(class_id)))
 
 
 def new_figure(columns: int, rows: int, *, cell_width: float, cell_height: float) -> tuple[Figure, list[Axes]]:
@@ -60,11 +52,11 @@ def save_figure(figure: Figure, path: Path) -> None:
     write_bytes_atomic(path, buffer.getvalue())
 
 
-def plot_training_curves(records: Iterable[Mapping[str, Any]], path: Path, chosen: Panels | None = None) -> None:
+def plot_training_curves(records: Iterable[Record], path: Path, chosen: Panels | None = None, best: int = 0) -> None:
     """Draw the epoch records of metrics.jsonl, one panel for each metric that they contain.
 
     Panels, unless they are `chosen`: the loss, each of its parts (`train_<part>`, `val_<part>`), box mAP, mask mAP, learning
-    rate, images per second. Records without `epoch` are ignored.
+    rate, images per second. Records without `epoch` are ignored. A dotted line marks epoch `best`.
     """
     epochs = [record for record in records if math.isfinite(number_of(record.get("epoch")))]
     panels = []
@@ -80,6 +72,9 @@ def plot_training_curves(records: Iterable[Mapping[str, Any]], path: Path, chose
             color = figure_color((4, 5, 2)[position % 3])
             marker = "o" if len(values) <= 30 else None  # a single epoch is only visible as a point
             axes.plot(epoch_values, values, color=color, marker=marker, markersize=3.5, linewidth=1.5, label=label)
+        if best:
+            axes.axvline(best, color="0.4", linestyle=":", linewidth=1.3)
+            figure.supxlabel(f"dotted: epoch {best} is the best, kept as best.pt", fontsize=9)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("epoch", fontsize=8)
         axes.grid(alpha=0.25)
@@ -222,15 +217,16 @@ def plot_label_statistics(
     counts.yaxis.set_major_locator(MaxNLocator(integer=True))
 
     centres = (boxes[:, :2] + boxes[:, 2:]) / 2
+    style: dict[str, Any] = {"cmap": "YlGnBu", "cmin": 1}
     places.hist2d(
-        centres[:, 0], centres[:, 1], bins=_BINS, range=((0, 1), (0, 1)), cmap="YlGnBu", cmin=1, norm=PowerNorm(0.5)
+        centres[:, 0], centres[:, 1], bins=_BINS, range=((0, 1), (0, 1)), norm=PowerNorm(0.5, vmin=0), **style
     )
     places.set(title="centres of objects", xlabel="from the left", ylabel="from the top", xlim=(0, 1), ylim=(1, 0))
     places.set_aspect("equal")
 
     extent = np.clip(boxes[:, 2:] - boxes[:, :2], _SMALLEST_SHARE, 1)
     bins = np.geomspace(_SMALLEST_SHARE, 1, _BINS + 1)
-    sizes.hist2d(extent[:, 0], extent[:, 1], bins=(bins, bins), cmap="YlGnBu", cmin=1, norm=PowerNorm(0.5))
+    sizes.hist2d(extent[:, 0], extent[:, 1], bins=(bins, bins), norm=PowerNorm(0.5, vmin=0), **style)
     sizes.set(title="sizes of objects", xlabel="width / photograph's width", ylabel="height / photograph's height")
     sizes.set(xscale="log", yscale="log")
     sizes.set_aspect("equal")

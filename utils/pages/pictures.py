@@ -10,7 +10,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from utils.common.colors import class_color, luminance
+from utils.common.colors import class_color, contrast_color
 from utils.common.files import write_bytes_atomic
 from utils.data.images import encode_jpeg, fit_long_side
 from utils.evaluation.metrics.thin_objects import elongation
@@ -75,7 +75,8 @@ def draw_instances(
         left, top, right, bottom = places[index]
         ends = _ends_if_thin(outlines, MIN_THIN_SHARE * max(image.shape[:2]))
         if boxes is not None and ends is None:
-            cv2.rectangle(canvas, (left, top), (right - 1, bottom - 1), colors[index], line_px)
+            for line in _edged(colors[index], line_px):
+                cv2.rectangle(canvas, (left, top), (right - 1, bottom - 1), *line)
             covered[top:bottom, left:right] = 255
         anchors[index] = np.array([(left, top), (left, bottom)]) if ends is None else ends
     plates = _Plates(canvas, covered, font_scale, line_px)
@@ -183,16 +184,24 @@ def _draw_mask(
         return ()
     covered[top:bottom, left:right][inside] = 255
     outlines, _ = cv2.findContours(inside.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE, offset=(left, top))
+    part = canvas[top:bottom, left:right]
+    content, lines = part[inside], outlines
     if is_dashed:
         dash, line_px = max(6, 5 * line_px), max(2, line_px)
-        parts = [line[start : start + dash] for line in outlines for start in range(0, len(line), 2 * dash)]
-        cv2.polylines(canvas, parts, False, color, line_px, cv2.LINE_AA)
-        return outlines
-    part = canvas[top:bottom, left:right]
-    tint = np.array(color, np.uint16) * _MASK_TENTHS + 5  # + 5 rounds to nearest
-    part[inside] = (part[inside].astype(np.uint16) * (10 - _MASK_TENTHS) + tint) // 10
-    cv2.drawContours(canvas, outlines, -1, color, line_px, cv2.LINE_AA)
+        lines = [line[start : start + dash] for line in outlines for start in range(0, len(line), 2 * dash)]
+    else:
+        tint = np.array(color, np.uint16) * _MASK_TENTHS + 5  # + 5 rounds to nearest
+        content = (content.astype(np.uint16) * (10 - _MASK_TENTHS) + tint) // 10
+    edge, line = _edged(color, line_px)
+    cv2.polylines(canvas, lines, not is_dashed, *edge, cv2.LINE_AA)
+    part[inside] = content  # the edge lies outside: it would hide a wire
+    cv2.polylines(canvas, lines, not is_dashed, *line, cv2.LINE_AA)
     return outlines
+
+
+def _edged(color: tuple[int, int, int], line_px: int) -> tuple[tuple[tuple[int, int, int], int], ...]:
+    """Return colour and width of the two lines that make an outline visible on any photograph: a dark or light edge first."""
+    return (contrast_color(color), line_px + 2 * max(1, line_px // 3)), (color, line_px)
 
 
 def _ends_if_thin(outlines: Sequence[np.ndarray], shortest_px: float) -> np.ndarray | None:
@@ -249,9 +258,9 @@ class _Plates:
             self.leaders.append(partial(cv2.line, self.canvas, *ends, color, self.line_px, cv2.LINE_AA))
         last_px = (end[0] - 1, end[1] - 1)
         self.plates.append(partial(cv2.rectangle, self.canvas, corner, last_px, color, cv2.FILLED))
-        ink = (0, 0, 0) if luminance(color) > 110 else (255, 255, 255)
         origin = (corner[0] + pad, corner[1] + pad + text_height)
         font = cv2.FONT_HERSHEY_SIMPLEX
+        ink = contrast_color(color)
         self.plates.append(partial(cv2.putText, self.canvas, text, origin, font, scale, ink, weight, cv2.LINE_AA))
         first, last = np.array(corner) // self.cell, -(-np.array(end) // self.cell)
         self.labels[first[1] : last[1], first[0] : last[0]] = 1

@@ -72,6 +72,14 @@ def read_epochs(folder: Path) -> list[Record]:
     return [record for record in records if record is not None and record.get("kind") == "epoch"]
 
 
+def best_epoch(epochs: Sequence[Record], config: Record) -> Record | None:
+    """Return the record of the epoch that is kept as best.pt by the run's options; None if none has its value."""
+    key = BEST_METRICS.get(str(config.get("best_metric", "val_loss")), "val_loss")
+    known = [record for record in epochs if math.isfinite(number_of(record.get(key)))]
+    choose = min if key == "val_loss" else max
+    return choose(known, key=lambda record: number_of(record[key])) if known else None
+
+
 class RecordTail:
     """Reads the new records of a growing metrics.jsonl. Reads a replaced or shortened file from its start."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from utils.common.errors import printable
 from utils.common.text import format_bytes, format_duration, format_table
-from utils.run.records import BEST_METRICS, Record, RunState, number_of, others_ms
+from utils.run.records import Record, RunState, best_epoch, number_of, others_ms
 
 MIN_COLUMNS = 40
 MAX_COLUMNS = 120
@@ -152,7 +152,7 @@ def _curves(state: RunState, columns: int, blocks: str) -> list[str]:
 def _epoch_table(state: RunState) -> list[str]:
     if not state.epochs:
         return []
-    best = _best_epoch(state)
+    best = best_epoch(state.epochs, state.config)
     shown = [record for record in state.epochs[-MAX_EPOCHS:] if record is not best]
     if best is not None:
         shown = sorted([*shown, best], key=lambda record: _number(record, "epoch"))
@@ -209,15 +209,6 @@ def _position(state: RunState) -> tuple[int, float, str]:
     if not math.isfinite(batches):
         return done, 0.0, f"{batch:.0f}"
     return done, batch / batches, f"{batch:.0f}/{batches:.0f}"
-
-
-def _best_epoch(state: RunState) -> Record | None:
-    key = BEST_METRICS.get(str(state.config.get("best_metric", "val_loss")), "val_loss")
-    known = [record for record in state.epochs if math.isfinite(_number(record, key))]
-    if not known:
-        return None
-    choose = min if key == "val_loss" else max
-    return choose(known, key=lambda record: _number(record, key))
 
 
 def device_words(ranks: Mapping[str, Sequence[Any]]) -> list[str]:

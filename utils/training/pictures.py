@@ -33,7 +33,7 @@ from utils.pages import (
     save_image,
 )
 from utils.predict.detections import Detections, photo_masks
-from utils.run.records import read_epochs
+from utils.run.records import best_epoch, read_config, read_epochs
 
 MAX_IMAGES = 16
 CELL_PX = 480  # side of a picture of the training batch, at least
@@ -170,7 +170,9 @@ class Curves:
         """Draw the run's epochs, unless the last drawing or the start is less than half a minute ago."""
         if is_last or time.monotonic() - self._drawn_s >= REDRAW_S:
             with going_on_without_picture("results.png"):
-                plot_training_curves(read_epochs(self.folder), self.folder / "results.png")
+                epochs = read_epochs(self.folder)
+                best = best_epoch(epochs, read_config(self.folder)) or {"epoch": 0}
+                plot_training_curves(epochs, self.folder / "results.png", best=best["epoch"])
             self._drawn_s = time.monotonic()
 
 

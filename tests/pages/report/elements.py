@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from utils.pages.report.tables import value_at
+
 
 class Elements(HTMLParser):
     """Lists what a page consists of: (element, attributes), and the text right behind each `data-key`."""
@@ -37,12 +39,10 @@ def check_figures(page: str, metrics: Sequence[dict[str, Any]]) -> int:
     """Compare every figure of a page with metrics.json, to the last bit; return how many there are."""
     figures = Elements(page).figures
     for attributes, text in figures:
-        value: Any = metrics[int(attributes.get("data-model") or 0)]
-        for step in str(attributes["data-key"]).split("."):
-            value = None if value is None else value[int(step) if isinstance(value, list) else step]
+        value = value_at(metrics[int(attributes.get("data-model") or 0)], str(attributes["data-key"]))
         if value is None:
             assert text == "–", attributes
         else:
             assert json.loads(str(attributes["data-value"])) == value, attributes
-            assert float(text) == pytest.approx(value, abs=0.00050001), attributes
+            assert float(text.replace(",", "")) == pytest.approx(value, abs=0.00050001), attributes
     return len(figures)

@@ -131,14 +131,14 @@ def made_up_view(file: str, name: str = "conductor") -> FullView:
     upper = np.stack([x, 400 + 500 * (x / 2800) ** 2], axis=1)
     wire = [np.concatenate([upper, upper[::-1] + np.array([0, 6])])]
     insulator = [np.array([(1500.0, 1200.0), (1560.0, 1200.0), (1560.0, 1290.0), (1500.0, 1290.0)])]
-    missed = (insulator, [insulator[0] - 300])
+    false = (insulator[0] + 400, insulator[0] - 300)
     jpeg = encode_jpeg(np.full((SIZE[1], SIZE[0], 3), 120, np.uint8))
     return FullView(
         file,
         SIZE,
         jpeg,
-        [Shape(wire, name, RIGHT, ""), *(Shape(part, "insulator", MISSED, "missed") for part in missed)],
-        [Shape(wire, name, RIGHT, "", 0.8), Shape([insulator[0] + 400], "cutout", FALSE, "false", 0.51)],
+        [Shape(wire, name, RIGHT, ""), Shape(insulator, "insulator", MISSED, "missed")],
+        [Shape(wire, name, RIGHT, "", 0.8), *(Shape([part], "cutout", FALSE, "false", 0.51) for part in false)],
     )
 
 
@@ -202,11 +202,11 @@ def test_keys_and_buttons_zoom_move_and_toggle(page: Page, folder: Path) -> None
     press(page, "0")
     assert scale_of(page) == pytest.approx(whole, rel=1e-3)
     drawn = "[...document.querySelectorAll('.world:not([hidden]) g')].map(one => one.getBoundingClientRect().width > 0)"
-    assert page.run(drawn) == [True, True]
+    assert page.run(drawn) == [True] * 4, "predictions and labels, each above its edges"
     press(page, "p")
-    assert page.run(drawn) == [False, True]
+    assert page.run(drawn) == [False, False, True, True]
     page.run("document.querySelector('#show-truth').click()")
-    assert page.run(drawn) == [False, False]
+    assert page.run(drawn) == [False] * 4
     assert page.run("document.querySelector('#show-predictions').checked") is False
 
 
@@ -227,11 +227,12 @@ def test_the_wheel_keeps_the_point_under_the_pointer_and_dragging_moves_it(page:
 def test_the_next_error_is_brought_to_the_middle(page: Page, folder: Path) -> None:
     page.open(folder / PAGE, 1400)
     entries = page.run("[...document.querySelectorAll('nav ol:not([hidden]) button')].map(entry => entry.textContent)")
-    assert entries == ["2 × missed: insulator", "1 × false: cutout"]
+    assert entries == ["2 × false: cutout", "1 × missed: insulator"]
+    assert page.run("document.querySelector('#photo').selectedOptions[0].text") == "1 (1).JPG: 3 errors"
     title = page.run("document.querySelector('.predictions path:nth-of-type(2) title').textContent")
     assert title == "cutout 0.51: false"
     stage = middle_of(page, "#stage")
-    shown = (".truth path:nth-of-type(2)", ".truth path:nth-of-type(3)", ".predictions path:nth-of-type(2)")
+    shown = (".predictions path:nth-of-type(2)", ".predictions path:nth-of-type(3)", ".truth path:nth-of-type(2)")
     for selector in shown:
         press(page, "e")
         assert middle_of(page, selector) == pytest.approx(stage, abs=2)

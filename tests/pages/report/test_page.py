@@ -13,6 +13,7 @@ from tests.pages.report.made_up import HOSTILE, made_up_card, made_up_subject
 from utils.evaluation.metrics.results import ImageResult
 from utils.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves, summarise
 from utils.pages.report import Subject, build_page
+from utils.pages.report.tables import THIN
 
 CPU = torch.device("cpu")
 
@@ -56,7 +57,7 @@ def test_thin_classes_show_their_centrelines_and_others_a_dash(num_models: int) 
     check_figures(page, [subject.metrics for subject in subjects])
     shown = {str(facts["data-key"]): text for facts, text in Elements(page).figures if not facts.get("data-model")}
     expected = {"centreline_recall": "0.750", "centreline_precision": "–", "pieces_per_object": "1.25"}
-    expected |= {"length_px": "1200", "missed_px": "300", "invented_px": "0"}
+    expected |= {"length_px": "1,200", "missed_px": "300", "invented_px": "0"}
     assert {name: shown[f"per_class.0.{name}"] for name in values} == expected
     assert {shown[f"per_class.1.{name}"] for name in values} == {"–"}
 
@@ -74,18 +75,30 @@ def test_the_pictures_of_all_photographs_stay_within_their_bytes(monkeypatch: py
     page = build_page([made_up_subject(("pole",), 1)], [], pictures)
     assert "3 of 4 photographs. " in page
     assert "1.jpg: 9 objects, 2 missed, 1 false, 2 confused" in page
+    assert page.index("2.jpg: 9") < page.index("1.jpg: 9") < page.index("0.jpg: 9"), "most errors first"
     monkeypatch.setattr("utils.pages.report.markup.MAX_THUMBNAIL_BYTES", sum(len(card.truth) for card in cards[:2]))
     page = build_page([made_up_subject(("pole",), 1)], [], pictures)
     assert "2 of 4 photographs" in page
     assert "All photographs" not in build_page([made_up_subject(("pole",), 1)], [])
 
 
-def test_a_class_without_targets_has_no_score_rather_than_nought() -> None:
-    subject = made_up_subject(("pole", "crossarm"), 3)
-    subject.metrics["per_class"][1]["num_targets"] = 0
-    keys = {attributes["data-key"] for attributes, _ in Elements(build_page([subject], [])).figures}
-    assert "per_class.0.mask_map50" in keys
-    assert "per_class.1.mask_map50" not in keys
+def test_the_page_begins_with_what_is_found_and_what_is_not() -> None:
+    names = ("conductor", "pole", "crossarm", "cutout", "transformer")
+    first = (subject := made_up_subject(names, 1)).metrics
+    first |= {"num_images": 20, "num_targets": 94, "mask_map50": 0.41}
+    facts = ((0.2, 30), (0.62, 40), (0.3, 23), (0.0, 1), (0.0, 0))
+    for row, (score, number) in zip(first["per_class"], facts, strict=True):
+        row |= {"mask_map50": score, "num_targets": number, "mask_recall": score, "mask_precision": 1.0}
+        row |= dict.fromkeys(THIN, 0.9 if score == 0.2 else None)
+    parsed = Elements(build_page([subject], []))
+    told = "Masks of 4 classes in 20 photographs with 94 objects: mAP50 0.410. Found well: pole (40 objects), "
+    told += "conductor (90 % of the length). Found in part: crossarm (23 objects). Not found: cutout (1 object)."
+    assert told in "".join(parsed.text)
+    assert sum(facts.get("class") == "kind-mask" for tag, facts in parsed.found if tag == "div") == 4 + 5
+    shown = {str(facts["data-key"]): text for facts, text in parsed.figures}
+    assert shown["per_class.1.mask_precision"] == "1.000"
+    assert shown["per_class.3.mask_precision"] == "–", "nothing was found, so a precision of 1 says nothing"
+    assert "per_class.4.mask_map50" not in shown, "without objects there is no score"
 
 
 def test_nothing_found_and_nothing_there_still_make_a_page() -> None:
@@ -106,7 +119,7 @@ def test_names_cannot_become_markup() -> None:
     tags = [tag for tag, _ in parsed.found]
     assert tags.count("script") == 1
     assert tags.count("img") == 9, "two for each image of the gallery, one for each thumbnail and no other"
-    assert tags.count("b") == 3, "model, data and split"
+    assert tags.count("b") == 5, "model, data, split, and two scores"
     for _, attributes in parsed.found:
         assert not [name for name in attributes if name.startswith("on")], attributes
     text = "".join(parsed.text)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from utils.common.colors import PALETTE
-from utils.pages.figures import MAX_CLASSES_SHOWN, figure_rgb
+from utils.common.colors import PALETTE, class_color
+from utils.pages.figures import MAX_CLASSES_SHOWN
 from utils.pages.report.markup import Markup, element, joined
 
 WIDTH, HEIGHT = 460, 310  # of a chart, in SVG units
@@ -35,7 +35,7 @@ def class_style(class_id: int, num_classes: int) -> str:
     """Return the CSS for the colour and dashes of a class's line; "" with more than MAX_CLASSES_SHOWN classes."""
     if num_classes > MAX_CLASSES_SHOWN:
         return ""
-    red, green, blue = figure_rgb(class_id)
+    red, green, blue = class_color(class_id)
     dashes = _DASHES[class_id // len(PALETTE) % len(_DASHES)]
     return f"stroke:rgb({red} {green} {blue})" + (f";stroke-dasharray:{dashes}" if dashes else "")
 

@@ -95,7 +95,7 @@ def count_errors(results: Sequence[ImageResult], num_classes: int, photos: Seque
 def choose_worst(errors: Sequence[dict[str, Any]], most: int = MAX_IMAGES) -> list[dict[str, Any]]:
     """Choose images in turn from four rankings: most errors, most missed, most false, most confused."""
     rankings = [
-        sorted((row for row in errors if _sum(row, kinds)), key=lambda row: (-_sum(row, kinds), row["image_id"]))
+        sorted((row for row in errors if num_errors(row, kinds)), key=lambda row: -num_errors(row, kinds))
         for kinds in (KINDS_OF_ERROR, *((kind,) for kind in KINDS_OF_ERROR))
     ]
     chosen: dict[int, dict[str, Any]] = {}
@@ -104,7 +104,7 @@ def choose_worst(errors: Sequence[dict[str, Any]], most: int = MAX_IMAGES) -> li
             if place_in_ranking < len(ranking) and len(chosen) < most:
                 row = ranking[place_in_ranking]
                 chosen.setdefault(row["image_id"], row)
-    return sorted(chosen.values(), key=lambda row: (-_sum(row, KINDS_OF_ERROR), row["image_id"]))
+    return sorted(chosen.values(), key=lambda row: (-num_errors(row), row["image_id"]))
 
 
 def draw_cards(worst: Sequence[dict[str, Any]], viewers: Sequence[Viewer], max_bytes: int = MAX_BYTES) -> list[Card]:
@@ -259,5 +259,6 @@ def _predict(
     return found, list(photo_masks(outputs["proto"][0], found, shown)), large
 
 
-def _sum(row: dict[str, Any], kinds: Sequence[str]) -> int:
+def num_errors(row: dict[str, Any], kinds: Sequence[str] = KINDS_OF_ERROR) -> int:
+    """Return the errors of these kinds in an image, from `count_errors`."""
     return sum(row[kind] for kind in kinds)

@@ -10,19 +10,11 @@ import numpy as np
 
 from utils.evaluation.tables import guarantee_lines
 from utils.pages.figures import MAX_CLASSES_SHOWN
-from utils.pages.report import photographs
+from utils.pages.report import photographs, tables
 from utils.pages.report.charts import Line, class_style, confusion_chart, curve_chart, reliability_chart
-from utils.pages.report.gallery import ERROR_OF, KINDS_OF_ERROR, Card
+from utils.pages.report.gallery import ERROR_OF, KINDS_OF_ERROR, Card, num_errors
 from utils.pages.report.markup import Markup, color_key, element, joined, report_page, thumbnails, zoomable
-from utils.pages.report.tables import (
-    KINDS,
-    MODEL_LETTERS,
-    class_table,
-    confusions_table,
-    headline_cards,
-    size_table,
-    threshold_table,
-)
+from utils.pages.report.tables import KINDS, MODEL_LETTERS
 
 CURVES = (
     ("precision_at_recall", "Precision over recall at IoU 0.5", "recall", "precision"),
@@ -33,17 +25,17 @@ CURVES = (
 SECTIONS = {
     "classes": "Classes",
     "curves": "Curves",
-    "thresholds": "Thresholds",
+    "thresholds": "Best thresholds",
     "guarantee": "Guarantee",
-    "confusion": "Confusion",
-    "sizes": "Sizes",
-    "calibration": "Calibration",
+    "confusion": "Confusion matrix",
+    "sizes": "Sizes of objects",
+    "calibration": "Calibration, other numbers",
     "worst": "Worst images",
     "all": "All photographs",
 }
 
 ON_THRESHOLDS = "The confidence threshold that gives a class its highest F1 at IoU 0.5, and the scores at that threshold. Threshold and scores come from the same images, so the scores are slightly optimistic. For classes with few objects they are uncertain."
-ON_ALL = "Labels and detections with a confidence above 0.25 in one picture, in the photographs' order. A click enlarges it. "
+ON_ALL = "Labels and detections with a confidence above 0.25 in one picture, those with the most errors first. A click enlarges it. "
 NO_ERRORS = "No image has an error: no object is missed or confused and no detection is false above confidence 0.25."
 FOOTER = "Every score and count on this page is also in metrics.json next to this file (model B: compared_metrics.json). Greedy matching and 101-point AP as in Ultralytics 8.4. Classes without objects in the split have no scores."
 ON_SIZES = "Size classes by the object's area in pixels of the photograph on disk (COCO's bounds)."
@@ -75,35 +67,28 @@ def build_page(
         for kind, plural in KINDS.items()
     ]
     content = {
-        "classes": _both("", lambda kind: class_table(models, kind)),
+        "classes": _both("", lambda kind: tables.class_table(models, kind)),
         "curves": _curves(subjects),
         "thresholds": [
             element("p", ON_THRESHOLDS, class_="note"),
-            *_both("", lambda kind: threshold_table(models, kind)),
+            *_both("", lambda kind: tables.threshold_table(models, kind)),
         ],
         **({"guarantee": _guarantee(models[0]["guarantee"])} if "guarantee" in models[0] else {}),
         "confusion": _confusion(models),
-        "sizes": [element("p", ON_SIZES, class_="note"), *_both("", lambda kind: size_table(models, kind))],
-        "calibration": _calibration(models),
+        "sizes": [element("p", ON_SIZES, class_="note"), *_both("", lambda kind: tables.size_table(models, kind))],
+        "calibration": [*_calibration(models), *_both("", lambda kind: tables.numbers_table(models, kind))],
         "worst": _gallery(cards, len(models)),
     }
     if pictures:
-        small = ((_in_words(errors), jpeg) for errors, jpeg in pictures)
+        small = ((_in_words(errors), jpeg) for errors, jpeg in sorted(pictures, key=lambda one: -num_errors(one[0])))
         content["all"] = thumbnails(small, len(pictures), ON_ALL, *_keys())
-    titles = {
-        **SECTIONS,
-        "confusion": "Confusion matrix",
-        "sizes": "AP by object size",
-        "thresholds": "Best threshold of each class",
-        "guarantee": "Thresholds with a guarantee",
-    }
-    sections = (element("section", element("h2", titles[name]), *parts, id=name) for name, parts in content.items())
+    sections = (element("section", element("h2", SECTIONS[name]), *parts, id=name) for name, parts in content.items())
     return report_page(
         f"Evaluation of {models[0]['model']}",
         [element("h1", "Evaluation"), *_about(models)],
         [element("fieldset", *choice, aria_label="Masks or boxes")],
         {name: SECTIONS[name] for name in content},
-        [headline_cards(models), *sections],
+        [*_both("", lambda kind: tables.verdict(models, kind)), tables.headline_cards(models), *sections],
         FOOTER,
     )
 
@@ -193,7 +178,7 @@ def _confusion(models: Sequence[dict[str, Any]]) -> list[Markup]:
         chart = confusion_chart(metrics["confusion_matrix"], names)
         parts.append(element("div", chart, class_="scroll", tabindex="0", role="region", aria_label="Confusion matrix"))
         if metrics is models[0]:
-            parts += [element("h3", "The most frequent confusions"), confusions_table(metrics)]
+            parts += [element("h3", "The most frequent confusions"), tables.confusions_table(metrics)]
     return parts
 
 

@@ -6,6 +6,13 @@
   const views = worlds.map(() => null); // where each photograph was left: scale, and its corner's place on the stage
   let shown = 0, error = -1; // the number of the error shown, counted over all entries of the list
 
+  // Below each outline a wider dark or light one, so that it is seen on any photograph.
+  for (const group of all("g")) {
+    const edges = group.cloneNode(true);
+    edges.classList.add("edges");
+    group.before(edges);
+  }
+
   const sizeOf = (world) => ({ width: Number(world.dataset.width), height: Number(world.dataset.height) });
   function fitted(world) {
     const { width, height } = sizeOf(world);

@@ -12,7 +12,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from utils.common.colors import contrast_color
 from utils.common.files import write_bytes_atomic, write_text_atomic
+from utils.common.text import counted
 from utils.pages.report.markup import Markup, document, element
 from utils.predict.regions import Region
 
@@ -21,16 +23,6 @@ MAX_PHOTOS = 6
 MIN_LONG_SIDE_PX = 1281  # smaller ones are shown large enough in report.html
 JPEG_QUALITY = 80
 _SIMPLIFY_PX = 0.75
-KEYS = (
-    ("mouse wheel, + and −", "zoom"),
-    ("drag, arrow keys", "move"),
-    ("0", "whole photograph"),
-    ("1", "one pixel of the photograph on one pixel of the screen"),
-    ("t", "labels on or off"),
-    ("p", "predictions on or off"),
-    ("e", "next error"),
-    ("n", "next photograph"),
-)
 
 
 @dataclass(frozen=True)
@@ -77,22 +69,29 @@ def write_photographs(folder: Path, views: Sequence[FullView]) -> None:
 
 def build_photographs(views: Sequence[FullView]) -> str:
     """Return the page."""
-    names = [element("option", view.file, value=number) for number, view in enumerate(views)]
+    # A confused object has a label and a prediction, and is one error.
+    shapes = ([*view.truth, *(one for one in view.predictions if one.error == "false")] for view in views)
+    numbers = [counted(sum(one.error != "" for one in found), "error") for found in shapes]
+    names = [element("option", f"{view.file}: {numbers[at]}", value=at) for at, view in enumerate(views)]
     toggles = [
-        element("label", element("input", type="checkbox", id=f"show-{name}", checked=True), label)
-        for name, label in (("truth", "Labels (dashed)"), ("predictions", "Predictions"))
+        element(
+            "label",
+            element("input", type="checkbox", id=f"show-{name}", checked=True),
+            label,
+            title=f"show them or not: {key}",
+        )
+        for name, label, key in (("truth", "Labels (dashed)", "t"), ("predictions", "Predictions", "p"))
     ]
     buttons = [
         element("button", label, type="button", id=name, title=title)
         for name, label, title in (
-            ("zoom-in", "+", "enlarge"),
-            ("zoom-out", "−", "reduce"),
-            ("fit", "Whole", "whole photograph"),
-            ("actual", "1:1", "one pixel of the photograph on one pixel of the screen"),
-            ("next-error", "Next error", "show the next error"),
+            ("zoom-in", "+", "enlarge: + or the mouse wheel"),
+            ("zoom-out", "−", "reduce: − or the mouse wheel"),
+            ("fit", "Whole", "whole photograph: 0"),
+            ("actual", "1:1", "one pixel of the photograph on one pixel of the screen: 1"),
+            ("next-error", "Next error", "show the next error: e"),
         )
     ]
-    keys = [element("li", element("kbd", key), f" {meaning}") for key, meaning in KEYS]
     return document(
         "Photographs at full size",
         "photographs",
@@ -100,11 +99,11 @@ def build_photographs(views: Sequence[FullView]) -> str:
         element(
             "header",
             element("a", "Report", href="report.html"),
-            element("select", *names, id="photo", aria_label="Photograph"),
+            element("label", "Most errors first: ", for_="photo"),
+            element("select", *names, id="photo", title="the next one: n"),
             *toggles,
             *buttons,
             element("output", id="scale"),
-            element("details", element("summary", "Keys"), element("ul", *keys)),
         ),
         element(
             "main",
@@ -138,22 +137,21 @@ def _shape(shape: Shape) -> Markup:
         steps.append(f"M{points}Z")
     words = shape.name + ("" if shape.score is None else f" {shape.score:.2f}")
     words += f": {shape.error}" if shape.error else ""
-    return element("path", element("title", words), d=Markup(" ".join(steps)), stroke=f"rgb{shape.color}")
+    edge = f"--edge:rgb{contrast_color(shape.color)}"
+    return element("path", element("title", words), d=Markup(" ".join(steps)), stroke=f"rgb{shape.color}", style=edge)
 
 
 def _errors(number: int, view: FullView) -> Markup:
     """Return the list of a photograph's errors, those of a kind and class as one entry; each click shows the next."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    colors = {}
+    groups: dict[tuple[str, str, tuple[int, int, int]], list[str]] = {}
     for shape in (*view.truth, *view.predictions):
         if shape.error and shape.outlines:
             points = np.concatenate(shape.outlines)
             box = " ".join(f"{value:.0f}" for value in (*points.min(axis=0), *points.max(axis=0)))
-            groups.setdefault((shape.error, shape.name), []).append(box)
-            colors[shape.error] = shape.color
+            groups.setdefault((shape.error, shape.name, shape.color), []).append(box)
     items = []
-    for (error, name), boxes in groups.items():
-        key = element("span", class_=f"key {error}", style=f"--color:rgb{colors[error]}")
+    for (error, name, color), boxes in sorted(groups.items(), key=lambda group: -len(group[1])):
+        key = element("span", class_=f"key {error}", style=f"--color:rgb{color}")
         words = f"{len(boxes)} × {error}: {name}"
         items.append(element("li", element("button", key, words, type="button", data_boxes=";".join(boxes))))
     return element("ol", *items, hidden=True, data_photo=number)

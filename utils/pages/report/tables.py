@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from utils.common.text import counted
 from utils.data.polygons import SIZES
 from utils.pages.report.markup import Markup, element
 
@@ -35,32 +36,60 @@ POINT_COLUMNS = {
     "num_false": ("False positives", 0),
 }
 MAX_CONFUSIONS = 20
+LEVELS = {"Found well": 0.5, "Found in part": 0.1, "Hardly found": 0.0005, "Not found": 0.0}  # from which score on
+MOST = 6  # classes of a level that the verdict names
+RULE = "Well: AP50 from 0.5 on; of a thin class half the length is found, and half of what is found is right. In part: from 0.1 on."
 Metrics = dict[str, Any]
 
 
 def value_at(metrics: Metrics, key: str) -> Any:
-    """Return the value at a dotted key, such as `per_class.3.mask_map50`; None if a parent is None."""
+    """Return the value at a dotted key, such as `per_class.3.mask_map50`; None if a parent is None.
+
+    A precision is None, too, where nothing was found: there it says nothing.
+    """
+    if key.endswith("precision") and value_at(metrics, key.removesuffix("precision") + "recall") == 0:
+        return None
     value: Any = metrics
     for step in key.split("."):
         value = None if value is None else value[int(step)] if isinstance(value, list) else value[step]
     return value
 
 
+def verdict(models: Sequence[Metrics], kind: str) -> Markup:
+    """Return in words what was judged, and which classes the first model finds well and which not.
+
+    A thin class is judged by its centrelines, any other one by its AP50.
+    """
+    first, found = models[0], {level: list[str]() for level in LEVELS}
+    rows = sorted((row for row in first["per_class"] if row["num_targets"]), key=lambda row: -row[f"{kind}_map50"])
+    for row in rows:
+        score, words = row[f"{kind}_map50"], counted(row["num_targets"], "object")
+        if kind == "mask" and row.get("centreline_recall") is not None:
+            score, recall = row["centreline_precision"] or 0, row["centreline_recall"]
+            score, words = min(score, recall), f"{100 * recall:.0f} % of the length"
+        found[next(level for level, least in LEVELS.items() if score >= least)].append(f"{row['name']} ({words})")
+    told = [f" {level}: {', '.join(of[:MOST])}{', …' * (len(of) > MOST)}." for level, of in found.items() if of]
+    classes = f"{KINDS[kind].capitalize()} of {len(rows)} class{'es' * (len(rows) != 1)}"
+    score = element("b", f"{first[f'{kind}_map50']:.3f}", **_data(f"{kind}_map50", first[f"{kind}_map50"], 0))
+    where = f"{counted(first['num_images'], 'photograph')} with {counted(first['num_targets'], 'object')}"
+    words = f"{'Model A: ' * (len(models) > 1)}{classes} in {where}: mAP50 "
+    return element("p", words, score, ".", *told, class_="verdict", title=RULE)
+
+
 def headline_cards(models: Sequence[Metrics]) -> Markup:
-    """Return the cards with the main metrics at the top of the page."""
-    best = "at the confidence of the best mean F1"
-    cards = [_card(models, f"Mean AP50-95, {KINDS[kind]}", f"{kind}_map50_95") for kind in KINDS]
-    cards += [_card(models, f"Mean AP50, {KINDS[kind]}", f"{kind}_map50") for kind in KINDS]
-    for kind in KINDS:
-        for name, label in (("precision", "Precision"), ("recall", "Recall"), ("f1", "F1")):
-            cards.append(_card(models, f"{label}, {KINDS[kind]}", f"{kind}_{name}", kind=kind, note=best))
-        cards.append(_card(models, "Confidence of best mean F1", f"{kind}_best_confidence", kind=kind, sign=0))
-        cards.append(_card(models, "Calibration error", f"calibration.{kind}.error", kind=kind, sign=-1))
-    cards.append(_card(models, "Validation loss", "val_loss", sign=-1))
-    cards += [
-        _card(models[:1], label, key, digits=0) for key, label in (("num_images", "Images"), ("num_targets", "Objects"))
-    ]
-    return element("dl", *cards, class_="cards")
+    """Return the cards with the main metrics at the top of the page: four for masks, four for boxes."""
+    labels = {"map50": "Mean AP50", "map50_95": "Mean AP50-95", "precision": "Mean precision", "recall": "Mean recall"}
+    pairs = [(f"{kind}_{name}", f"{label}, {KINDS[kind]}") for kind in KINDS for name, label in labels.items()]
+    return element("dl", *(_card(models, label, key) for key, label in pairs), class_="cards")
+
+
+def numbers_table(models: Sequence[Metrics], kind: str) -> Markup:
+    """Return the numbers of a whole model that no other table has."""
+    numbers = (f"{kind}_best_confidence", "Confidence of the best mean F1", 0), ("val_loss", "Validation loss", -1)
+    error = f"calibration.{kind}.error", "Calibration error", -1
+    rows = [element("tr", name_cell(name), *_thin_cells(models, key, 4, sign)) for key, name, sign in (*numbers, error)]
+    head = [heading("Number", True), *_score_headings("Value", len(models))]
+    return table(f"Other numbers, {KINDS[kind]}", head, rows)
 
 
 def class_table(models: Sequence[Metrics], kind: str) -> Markup:
@@ -168,7 +197,7 @@ def number_cell(metrics: Metrics, key: str, digits: int, *, model: int = 0, is_b
     if value is None:
         return element("td", NOTHING, class_="none", **_data(key, value, model))
     style = f"--share:{100 * value:.1f}%" if is_bar else None
-    shown = f"{value:.{digits}f}"
+    shown = f"{value:,.{digits}f}"
     return element("td", shown, class_="bar" if is_bar else None, style=style, **_data(key, value, model))
 
 
@@ -206,15 +235,13 @@ def _difference(tag: str, models: Sequence[Metrics], key: str, sign: int = 1, di
     return element(tag, text, class_=direction or None, data_value=json.dumps(difference))
 
 
-def _card(
-    models: Sequence[Metrics], label: str, key: str, *, digits: int = 3, kind: str = "", sign: int = 1, note: str = ""
-) -> Markup:
+def _card(models: Sequence[Metrics], label: str, key: str) -> Markup:
     shown = []
     for model, metrics in enumerate(models):
         value = value_at(metrics, key)
-        text = NOTHING if value is None else f"{value:.{digits}f}"
+        text = NOTHING if value is None else f"{value:.3f}"
         letter = [element("small", f"{MODEL_LETTERS[model]} ")] if len(models) > 1 else []
         shown.append(element("dd", *letter, element("span", text, **_data(key, value, model)), class_="value"))
     if len(models) > 1:
-        shown.append(_difference("dd", models, key, sign, digits))
-    return element("div", element("dt", label), *shown, class_=f"kind-{kind}" if kind else None, title=note or None)
+        shown.append(_difference("dd", models, key))
+    return element("div", element("dt", label), *shown, class_=f"kind-{key.partition('_')[0]}")
