@@ -25,8 +25,8 @@ from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
 
 SIZE, FOCAL_PX, HEIGHT_M, BESIDE_M, LENGTH_M = (1000, 750), 700.0, 30.0, 22.0, 11.0
 FLAGS = ("--geo", "--ground-height", "5.5", "--ground-sigma", "4", "--tiles", "off")
-# North, east, class: a line of poles, of class 1.
-BEFORE = [(30.0 * number, 1.5 * (number % 2), 1) for number in range(7)]
+# North, east, class: a line of poles, of class 1; at its end an asset of class 0.
+BEFORE = [(30.0 * number, 1.5 * (number % 2), int(number < 6)) for number in range(7)]
 NOW = [*BEFORE[:2], (64.0, 5.0, 1), *BEFORE[3:5], (150.0, 1.5, 0), (165.0, 0.0, 1)]  # 2 moved, 5 another class, 6 gone
 
 
@@ -95,6 +95,7 @@ def test_each_pole_is_one_row_at_its_place_with_all_its_views(flights: Path) -> 
     expected = np.array([pole[:2] for pole in BEFORE])
     assert metres[np.argsort(metres[:, 0])] == pytest.approx(expected, abs=0.3)
     assert sum(feature["properties"]["photographs"] for feature in features) == 40
+    assert {feature["id"] for feature in features} == {*(f"pole {number}" for number in range(1, 7)), "wire 1"}
     with (flights / "1" / "assets.csv").open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["asset"] for row in rows] == [feature["id"] for feature in features]

@@ -91,10 +91,10 @@ def write_asset_files(
 def _name(assets: list[Asset], names: Sequence[str], before: Before | None) -> None:
     """Name the assets without a name after their class, in the order of the photographs."""
     taken = {asset.asset_id for asset in assets} | set(before.ids if before else ())
-    free = {name: (f"{name} {number}" for number in itertools.count(1)) for name in names}
-    for asset in assets:
-        if not asset.asset_id:
-            asset.asset_id = next(name for name in free[names[asset.class_id]] if name not in taken)
+    numbers = {name: itertools.count(1) for name in names}
+    for asset in [asset for asset in assets if not asset.asset_id]:
+        while not asset.asset_id or asset.asset_id in taken:
+            asset.asset_id = f"{names[asset.class_id]} {next(numbers[names[asset.class_id]])}"
 
 
 def _views(folder: Path, asset: Asset, entries: dict[str, Row], key_of: dict[str, str]) -> list[Row]:
