@@ -14,7 +14,7 @@ from geojson_pydantic import FeatureCollection
 import inference
 from tests.commands.test_inference_tiles import files_of, predict
 from tests.conftest import run_main
-from tests.predict.maps.photographs import HOME, dji, exif_of, packet, write_photo
+from tests.predict.maps.photographs import HOME, dji, exif_of, write_photo, xmp_of
 from tests.support.browser import CHROMIUM, browser_page
 from tests.support.ranks import run_ranks
 from tests.yolo.colour_network import paint
@@ -65,7 +65,7 @@ def fly(folder: Path, poles: list[tuple[float, float, int]], day: int, spacing_m
             time = f"2026:05:{day:02d} 10:{number // 20:02d}:{3 * (number % 20):02d}"
             # names out of order: the time decides
             file = folder / f"{(number * 7) % 29:02d}_{number}.jpg"
-            write_photo(file, picture, exif=exif_of(tags={EXIF_TIME_TAG: time}), xmp=packet(facts))
+            write_photo(file, picture, exif=exif_of(tags={EXIF_TIME_TAG: time}), xmp=xmp_of(facts))
             number += 1
     return folder
 
