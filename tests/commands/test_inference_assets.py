@@ -160,6 +160,8 @@ def test_the_page_shows_map_changes_and_best_views_without_the_network(
         assert page.run("document.documentElement.scrollWidth") <= width_px
         assert page.run("document.querySelectorAll('#map svg a').length") == 7
         assert page.run("document.querySelector('#map svg').textContent").count("gone") == 1
+        assert "✕ gone" in page.run("document.querySelector('#map').textContent")
+        assert "28 photographs · taken 2026-05-02" in page.run("document.querySelector('header').textContent")
         page.run("document.querySelectorAll('#views img').forEach(image => image.loading = 'eager')")
         loaded = "Promise.all([...document.querySelectorAll('#views img')].map(image => image.decode().then(() => 1)))"
         assert page.run(loaded) == [1] * 7

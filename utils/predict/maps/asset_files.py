@@ -20,7 +20,7 @@ from utils.predict.maps.changes import GONE, Before, Change, ellipse_of, find_ch
 from utils.predict.maps.findings import AT_ASSET, Site
 from utils.predict.maps.map_files import cell, plain, read_entries
 from utils.predict.maps.metadata import read_metadata
-from utils.predict.maps.survey import Asset, Survey, survey, view_of
+from utils.predict.maps.survey import Asset, Survey, View, survey, view_of
 from utils.predict.maps.thumbnails import sharpness, thumbnail_path
 
 ASSETS, CHANGES = "assets", "changes"  # .geojson, .csv
@@ -30,14 +30,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class AssetTables:
-    """The rows of the files; changes: None without an earlier flight. cameras: latitude, longitude along each flight.
+    """The rows of the files; changes: None without an earlier flight. flights: the photographs.
 
     of_detection: the asset's facts for the files of detections, by photograph and number of the detection.
     """
 
     assets: list[Row]
     changes: list[Row] | None
-    cameras: list[list[tuple[float, float]]]
+    flights: list[list[View]]
     of_detection: dict[tuple[str, int], Row]
 
     @property
@@ -84,8 +84,7 @@ def write_asset_files(
     _write(folder / ASSETS, list(rows.values()))
     if listed is not None:
         _write(folder / CHANGES, listed)
-    cameras = [[(view.latitude, view.longitude) for view in flight] for flight in found.flights]
-    return AssetTables(list(rows.values()), listed, cameras, of_detection)
+    return AssetTables(list(rows.values()), listed, found.flights, of_detection)
 
 
 def _name(assets: list[Asset], names: Sequence[str], before: Before | None) -> None:
