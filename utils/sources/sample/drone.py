@@ -10,8 +10,7 @@ from typing import Any
 from PIL import Image
 from PIL.ExifTags import IFD, Base
 
-# Counterclockwise quarter turns from the upright to the stored image, by EXIF orientation.
-TURNS = {1: 0, 3: 2, 6: 1, 8: 3}
+TURNS = {1: 0, 3: 2, 6: 1, 8: 3}  # EXIF orientation: counterclockwise quarter turns from upright to stored
 _START, _START_TIME = (38.52, -98.31), datetime(2026, 5, 4, 10, 11, 12)
 _FOCAL_PX, _TOP_M, _FLIGHT_M, _ALTITUDE_M = 3000.0, 12.0, 24.0, 474.0  # top of a pole, camera; camera above the sea
 _SPAN_M, _BESIDE_M, _STEP_M, _SHOTS = 40.0, 18.0, 9.0, 3  # between poles; of the camera; photographs of each pole
