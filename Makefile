@@ -24,7 +24,7 @@ setup: $(STAMP)
 
 $(STAMP): requirements.txt requirements-dev.txt requirements-export.txt requirements-mlflow.txt requirements-geo.txt $(wildcard recipes/*/requirements.txt) requirements.lock
 	@test -x $(PYTHON) || python3 -m venv $(VENV)
-	@echo "Installing into $(VENV) (about 6 GB, a minute or two the first time)"
+	@echo "Installing into $(VENV) (8 GB, 5 of them for CUDA; a minute or two the first time)"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@touch $(STAMP)
 

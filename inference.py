@@ -146,7 +146,9 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     *found, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
     num_without_mask = int(sum(part["without_mask"].sum() for part in parts))
     distributed.run_on_main(lambda: merge_parts(output, ranks.world_size))
-    of_map = distributed.run_on_main(lambda: write_maps(output, sources, site, names, before) if site else [])
+    of_map = distributed.run_on_main(
+        lambda: write_maps(output, sources, site, names, before, config.model) if site else []
+    )
     distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))
     if ranks.is_main:
         summary = ", ".join(f"{count} {name}" for name, count in zip(names, found, strict=True) if count) or "nothing"
@@ -207,13 +209,13 @@ def write_results(
 
 
 def write_maps(
-    output: Path, sources: list[Source], site: Site, names: tuple[str, ...], before: Before | None
+    output: Path, sources: list[Source], site: Site, names: tuple[str, ...], before: Before | None, model: str
 ) -> list[str]:
     """Write the files of detections and assets; return lines that sum them up."""
     keys = [(source.file, source.key) for source in sources]
     tables = write_asset_files(output, keys, site, names, before)
     lines = write_map_files(output, keys, site, tables.of_detection)
-    write_text_atomic(output / "assets.html", build_page(tables, names, f"{len(sources)} photographs"))
+    write_text_atomic(output / "assets.html", build_page(tables, names, model, len(sources)))
     return lines + tables.lines
 
 

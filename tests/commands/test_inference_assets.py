@@ -14,7 +14,7 @@ from geojson_pydantic import FeatureCollection
 import inference
 from tests.commands.test_inference_tiles import files_of, predict
 from tests.conftest import run_main
-from tests.predict.maps.photographs import HOME, dji, exif_of, packet, write_photo
+from tests.predict.maps.photographs import HOME, dji, exif_of, write_photo, xmp_of
 from tests.support.browser import CHROMIUM, browser_page
 from tests.support.ranks import run_ranks
 from tests.yolo.colour_network import paint
@@ -25,8 +25,8 @@ from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
 
 SIZE, FOCAL_PX, HEIGHT_M, BESIDE_M, LENGTH_M = (1000, 750), 700.0, 30.0, 22.0, 11.0
 FLAGS = ("--geo", "--ground-height", "5.5", "--ground-sigma", "4", "--tiles", "off")
-# North, east, class: a line of poles, of class 1.
-BEFORE = [(30.0 * number, 1.5 * (number % 2), 1) for number in range(7)]
+# North, east, class: a line of poles, of class 1; at its end an asset of class 0.
+BEFORE = [(30.0 * number, 1.5 * (number % 2), int(number < 6)) for number in range(7)]
 NOW = [*BEFORE[:2], (64.0, 5.0, 1), *BEFORE[3:5], (150.0, 1.5, 0), (165.0, 0.0, 1)]  # 2 moved, 5 another class, 6 gone
 
 
@@ -65,7 +65,7 @@ def fly(folder: Path, poles: list[tuple[float, float, int]], day: int, spacing_m
             time = f"2026:05:{day:02d} 10:{number // 20:02d}:{3 * (number % 20):02d}"
             # names out of order: the time decides
             file = folder / f"{(number * 7) % 29:02d}_{number}.jpg"
-            write_photo(file, picture, exif=exif_of(tags={EXIF_TIME_TAG: time}), xmp=packet(facts))
+            write_photo(file, picture, exif=exif_of(tags={EXIF_TIME_TAG: time}), xmp=xmp_of(facts))
             number += 1
     return folder
 
@@ -95,6 +95,7 @@ def test_each_pole_is_one_row_at_its_place_with_all_its_views(flights: Path) -> 
     expected = np.array([pole[:2] for pole in BEFORE])
     assert metres[np.argsort(metres[:, 0])] == pytest.approx(expected, abs=0.3)
     assert sum(feature["properties"]["photographs"] for feature in features) == 40
+    assert {feature["id"] for feature in features} == {*(f"pole {number}" for number in range(1, 7)), "wire 1"}
     with (flights / "1" / "assets.csv").open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["asset"] for row in rows] == [feature["id"] for feature in features]
@@ -159,6 +160,8 @@ def test_the_page_shows_map_changes_and_best_views_without_the_network(
         assert page.run("document.documentElement.scrollWidth") <= width_px
         assert page.run("document.querySelectorAll('#map svg a').length") == 7
         assert page.run("document.querySelector('#map svg').textContent").count("gone") == 1
+        assert "✕ gone" in page.run("document.querySelector('#map').textContent")
+        assert "28 photographs · taken 2026-05-02" in page.run("document.querySelector('header').textContent")
         page.run("document.querySelectorAll('#views img').forEach(image => image.loading = 'eager')")
         loaded = "Promise.all([...document.querySelectorAll('#views img')].map(image => image.decode().then(() => 1)))"
         assert page.run(loaded) == [1] * 7

@@ -15,7 +15,7 @@ from geojson_pydantic import FeatureCollection
 import inference
 from tests.commands.test_inference_tiles import files_of, predict
 from tests.conftest import run_main
-from tests.predict.maps.photographs import GPS, HOME, dji, exif_of, packet, write_photo
+from tests.predict.maps.photographs import GPS, HOME, dji, exif_of, write_photo, xmp_of
 from tests.yolo.colour_network import paint
 from utils.predict.maps.wgs84 import moved
 
@@ -41,14 +41,14 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     down, oblique = dji(**CENTRE), dji(GimbalPitchDegree="-45", GimbalYawDegree="90", **CENTRE)
     turned = {**down, "CalibratedOpticalCenterX": "250.0", "CalibratedOpticalCenterY": "350.0"}
     two = picture((330, 20), (600, 220))
-    write_photo(folder / "a down.jpg", two, exif=exif_of(), xmp=packet(down))
-    write_photo(folder / "b.jpg", picture((330, 220)), exif=exif_of(), xmp=packet(oblique))
+    write_photo(folder / "a down.jpg", two, exif=exif_of(), xmp=xmp_of(down))
+    write_photo(folder / "b.jpg", picture((330, 220)), exif=exif_of(), xmp=xmp_of(oblique))
     (folder / "c.jpg").write_bytes(b"no photograph")
-    write_photo(folder / "d turned.jpg", np.rot90(two), exif=exif_of(orientation=6), xmp=packet(turned))
-    hostile = packet(down, before=HOSTILE)
+    write_photo(folder / "d turned.jpg", np.rot90(two), exif=exif_of(orientation=6), xmp=xmp_of(turned))
+    hostile = xmp_of(down).replace(b"<x:", HOSTILE.encode() + b"<x:")
     write_photo(folder / "e.jpg", two, exif=exif_of(GPS), xmp=hostile)
     level = {**oblique, "GimbalPitchDegree": "-3"}
-    write_photo(folder / "f.jpg", picture((330, 220)), xmp=packet(level))
+    write_photo(folder / "f.jpg", picture((330, 220)), xmp=xmp_of(level))
     cv2.imwrite(str(folder / "g.png"), cv2.cvtColor(picture((5, 5)), cv2.COLOR_RGB2BGR))
     return folder
 

@@ -20,33 +20,37 @@ from utils.predict.maps.wgs84 import geocentric, offsets_m
 MAP_PX, LEAST_SHARE = 640, 0.45  # width of the map, and least height or width of what is drawn, as a share of that
 MARGIN_PX, DOT_PX, MOST_NAMES = 34, 5, 40
 MOST_ROWS, MOST_PICTURES, MOST_LINKS = 2000, 400, 13
-MAP_WORDS = " Ellipses hold the position in 95 % of cases. Hollow: too few photographs to be sure. Grey: photographs."
+MAP_WORDS = (
+    "● asset · ○ asset in too few photographs to be sure · • camera · ellipse: holds the position in 95 % of cases"
+)
+CHANGE_WORDS = " · ◎ new, moved or of another class · ✕ gone"
 CAMERA_STYLE = "stroke:var(--soft);stroke-width:4;stroke-linecap:round;opacity:.7"
 CHANGE_TEXT = {"new": "new", GONE: "gone", "moved": "moved", "class": "other class"}
 Row = dict[str, Any]
 
 
-def build_page(tables: AssetTables, names: Sequence[str], title: str) -> str:
-    """Return the page. Its pictures are the files beside it."""
+def build_page(tables: AssetTables, names: Sequence[str], model: str, num_photos: int) -> str:
+    """Return the page. Its pictures are the files beside it. model: its file."""
     rows, changes = tables.assets, tables.changes
     number_of = Counter(row["class"] for row in rows)
     values = {**number_of, "seen often enough to be sure": sum(row["sure"] for row in rows)}
     values |= Counter(CHANGE_TEXT[row["change"]] for row in changes or [])
     colors = {name: number for number, name in enumerate(names)}
     keys = [color_key(class_color(colors[name]), name) for name in number_of]
-    notes = [element("p", *keys, class_="note"), element("p", MAP_WORDS, class_="note")]
+    notes = [element("p", *words, class_="note") for words in (keys, [MAP_WORDS + CHANGE_WORDS * bool(changes)])]
+    days = sorted({view.time[:10] for flight in tables.flights for view in flight} - {""})
+    taken = f" · taken {' to '.join(dict.fromkeys([days[0], days[-1]]))}" if days else ""
+    facts = (element("b", model), f" · {counted(num_photos, 'photograph')}", taken)
     parts = {
-        "map": ("Map", [_map(tables, colors), *notes]),
-        "changes": ("Changes", _changes(changes or [])),
+        "map": ("Map", [*notes, _map(tables, colors)]),
+        **({} if changes is None else {"changes": ("Changes", _changes(changes))}),
         "assets": ("Assets", _table(rows)),
         "views": ("Best views", _views(rows)),
     }
-    if changes is None:
-        del parts["changes"]
     sections = (element("section", element("h2", label), *inside, id=name) for name, (label, inside) in parts.items())
     return report_page(
         "Assets",
-        [element("h1", "Assets"), element("p", title, class_="about")],
+        [element("h1", "Assets"), element("p", "Model ", *facts, class_="about")],
         [],
         {name: label for name, (label, _) in parts.items()},
         [number_cards(values), *sections],
@@ -62,7 +66,7 @@ def _map(tables: AssetTables, colors: dict[str, int]) -> Markup:
         return element("p", "No asset has a position.")
     origin = marks[0]["latitude"], marks[0]["longitude"]
     points = _metres(origin, [(row["latitude"], row["longitude"]) for row in marks])
-    paths = [_metres(origin, flight) for flight in tables.cameras]
+    paths = [_metres(origin, [(view.latitude, view.longitude) for view in flight]) for flight in tables.flights]
     everything = np.concatenate([points, *paths])
     low, high = everything.min(axis=0), everything.max(axis=0)
     longest = max(float((high - low).max()), 20.0)

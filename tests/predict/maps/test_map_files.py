@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from geojson_pydantic import FeatureCollection
 
-from tests.predict.maps.photographs import GPS, dji, exif_of, packet, write_photo
+from tests.predict.maps.photographs import GPS, dji, exif_of, write_photo, xmp_of
 from utils.predict.maps.findings import Site
 from utils.predict.maps.map_files import GEOJSON, KML, WORK_LIST, WORK_LIST_COLUMNS, write_map_files
 from utils.predict.maps.thumbnails import save_thumbnails, thumbnail
@@ -41,7 +41,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("map")
     files = [folder / f"{name}.jpg" for name in ("down", "level", "broken", "nowhere", "empty")]
     write_photo(files[0], exif=exif_of())
-    write_photo(files[1], exif=exif_of(GPS), xmp=packet(dji(GimbalPitchDegree="-5", GimbalYawDegree="90")))
+    write_photo(files[1], exif=exif_of(GPS), xmp=xmp_of(dji(GimbalPitchDegree="-5", GimbalYawDegree="90")))
     write_photo(files[3], xmp=None)
     write_photo(files[4])
     found = [detection(), detection("insulator", (450, 300))]
@@ -71,7 +71,7 @@ def test_the_geojson_is_valid_and_its_points_are_longitude_and_latitude(output: 
 def test_a_wire_is_a_line_on_the_ground_where_all_of_it_is_seen_from_above(tmp_path: Path) -> None:
     photos = []
     for name, pitch in (("down", -90), ("level", -20)):
-        write_photo(tmp_path / f"{name}.jpg", exif=exif_of(), xmp=packet(dji(GimbalPitchDegree=str(pitch))))
+        write_photo(tmp_path / f"{name}.jpg", exif=exif_of(), xmp=xmp_of(dji(GimbalPitchDegree=str(pitch))))
         photos.append((tmp_path / f"{name}.jpg", [detection() | {"centreline": [[100, 100], [300, 100], [500, 60]]}]))
     write_predictions(tmp_path, photos)
     write_map_files(tmp_path, [(file, file.stem) for file, _ in photos], Site(), {})
@@ -125,7 +125,7 @@ UNSAFE = (
 def test_names_from_strangers_neither_compute_nor_break_a_file(tmp_path: Path) -> None:
     for number, name in enumerate(UNSAFE):
         file = tmp_path / f"{name.replace('/', '')}.jpg"
-        write_photo(file, xmp=packet(dji(GpsLongitude="-8.5")))
+        write_photo(file, xmp=xmp_of(dji(GpsLongitude="-8.5")))
         folder = tmp_path / str(number)
         folder.mkdir()
         relative = Path(file.name)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.predict.maps.photographs import DJI, FOCAL_TAGS, GPS, HOME, dji, exif_of, metadata, packet, write_photo
+from tests.predict.maps.photographs import DJI, FOCAL_TAGS, GPS, HOME, dji, exif_of, metadata, write_photo, xmp_of
 from tests.predict.maps.test_camera import entry
 from utils.data.images import decode_image, read_image
 from utils.predict.maps import metadata as module
@@ -243,7 +243,10 @@ LONG = {"SelfData": "x" * 5000, "RtkFlag": "50"}
 def test_djis_short_fields_are_read_from_attributes_and_elements(
     fields: dict[str, str], namespace: str, expected: dict[str, str], as_elements: bool
 ) -> None:
-    assert read_dji_fields(packet(fields, as_elements=as_elements, namespace=namespace) + b"\0\0 \n") == expected
+    elements = "".join(f"<drone-dji:{name}>{value}</drone-dji:{name}>" for name, value in fields.items())
+    data = xmp_of({}).replace(b"></rdf", f">{elements}</rdf".encode(), 1) if as_elements else xmp_of(fields)
+    data = data.replace(b"www.dji", f"www.{namespace}".encode())
+    assert read_dji_fields(data + b"\0\0 \n") == expected
 
 
 def entities(secret: Path) -> dict[str, str]:
@@ -262,7 +265,7 @@ def test_a_document_type_is_refused_whatever_it_declares(kind: str, tmp_path: Pa
     secret.write_text("5")
     for value in ("&l9;", "&e;", "5"):
         with pytest.raises(XmpError, match="DOCTYPE"):
-            read_dji_fields(packet({"RtkFlag": value}, before=entities(secret)[kind]))
+            read_dji_fields(xmp_of({"RtkFlag": value}).replace(b"<x:", entities(secret)[kind].encode() + b"<x:"))
 
 
 @pytest.mark.parametrize(
@@ -271,15 +274,15 @@ def test_a_document_type_is_refused_whatever_it_declares(kind: str, tmp_path: Pa
         (b"<x>" + b" " * MAX_PACKET_BYTES + b"</x>", "longer than"),
         (b"<x>" * (MAX_DEPTH + 1) + b"</x>" * (MAX_DEPTH + 1), "nested deeper"),
         (b"<x>" * 20_000, "nested deeper"),
-        (packet({"RtkFlag": "&e;"}), "not well-formed"),
-        (packet({"RtkFlag": "5"})[:-60], "not well-formed"),
-        (packet({"RtkFlag": "5"}).replace(b'"5"', b'"\xff\xfe"'), "not well-formed"),
-        (packet({"RtkFlag": "5"}).decode().encode("utf-16"), "not well-formed"),
+        (xmp_of({"RtkFlag": "&e;"}), "not well-formed"),
+        (xmp_of({"RtkFlag": "5"})[:-60], "not well-formed"),
+        (xmp_of({"RtkFlag": "5"}).replace(b'"5"', b'"\xff\xfe"'), "not well-formed"),
+        (xmp_of({"RtkFlag": "5"}).decode().encode("utf-16"), "not well-formed"),
         (b'<?xml version="1.0" encoding="utf-16"?><x>\xe9</x>', "not well-formed"),
         (b'<?xml version="1.0" encoding="ISO-8859-1"?><x>\xe9</x>', "not well-formed"),
         (b"no XML", "not well-formed"),
         (b"", "not well-formed"),
-        (packet({f"F{number}": "1" for number in range(501)}), "more than 500 fields"),
+        (xmp_of({f"F{number}": "1" for number in range(501)}), "more than 500 fields"),
     ],
 )
 def test_a_hostile_packet_is_refused_with_its_reason(data: bytes, reason: str) -> None:

@@ -20,7 +20,7 @@ from utils.predict.maps.changes import GONE, Before, Change, ellipse_of, find_ch
 from utils.predict.maps.findings import AT_ASSET, Site
 from utils.predict.maps.map_files import cell, plain, read_entries
 from utils.predict.maps.metadata import read_metadata
-from utils.predict.maps.survey import Asset, Survey, survey, view_of
+from utils.predict.maps.survey import Asset, Survey, View, survey, view_of
 from utils.predict.maps.thumbnails import sharpness, thumbnail_path
 
 ASSETS, CHANGES = "assets", "changes"  # .geojson, .csv
@@ -30,14 +30,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class AssetTables:
-    """The rows of the files; changes: None without an earlier flight. cameras: latitude, longitude along each flight.
+    """The rows of the files; changes: None without an earlier flight. flights: the photographs.
 
     of_detection: the asset's facts for the files of detections, by photograph and number of the detection.
     """
 
     assets: list[Row]
     changes: list[Row] | None
-    cameras: list[list[tuple[float, float]]]
+    flights: list[list[View]]
     of_detection: dict[tuple[str, int], Row]
 
     @property
@@ -84,17 +84,16 @@ def write_asset_files(
     _write(folder / ASSETS, list(rows.values()))
     if listed is not None:
         _write(folder / CHANGES, listed)
-    cameras = [[(view.latitude, view.longitude) for view in flight] for flight in found.flights]
-    return AssetTables(list(rows.values()), listed, cameras, of_detection)
+    return AssetTables(list(rows.values()), listed, found.flights, of_detection)
 
 
 def _name(assets: list[Asset], names: Sequence[str], before: Before | None) -> None:
     """Name the assets without a name after their class, in the order of the photographs."""
     taken = {asset.asset_id for asset in assets} | set(before.ids if before else ())
-    free = {name: (f"{name} {number}" for number in itertools.count(1)) for name in names}
-    for asset in assets:
-        if not asset.asset_id:
-            asset.asset_id = next(name for name in free[names[asset.class_id]] if name not in taken)
+    numbers = {name: itertools.count(1) for name in names}
+    for asset in [asset for asset in assets if not asset.asset_id]:
+        while not asset.asset_id or asset.asset_id in taken:
+            asset.asset_id = f"{names[asset.class_id]} {next(numbers[names[asset.class_id]])}"
 
 
 def _views(folder: Path, asset: Asset, entries: dict[str, Row], key_of: dict[str, str]) -> list[Row]:

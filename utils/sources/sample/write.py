@@ -18,9 +18,10 @@ from utils.common.errors import UserError
 from utils.common.files import make_plain_folder, write_bytes_atomic
 from utils.common.progress import Progress
 from utils.common.threads import ordered_map
-from utils.data.images import EXIF_ORIENTATION_TAG, one_opencv_thread, write_jpeg
+from utils.data.images import encode_jpeg, one_opencv_thread
 from utils.sources.parsing.label_csv import LABEL_CSV
 from utils.sources.sample.canvas import Annotation, along, clip
+from utils.sources.sample.drone import TURNS, in_flight
 from utils.sources.sample.full_size import draw_full_scene
 from utils.sources.sample.scene import SAMPLE_LINE_WIDTH_PX, Scene, draw_scene
 
@@ -30,8 +31,6 @@ MAX_THREADS = 16  # each takes about 300 MB for a photograph of 20 megapixels
 _COLUMNS = ("Label", "External ID", "Dataset Name")
 Row = tuple[str, str, str]
 _PAST_EDGE_PX = 40.0
-# Counterclockwise quarter turns from the upright to the stored image, by EXIF orientation.
-_TURNS = {3: 2, 6: 1, 8: 3}
 # (index % 12, class) -> another spelling of the class
 _SPELLINGS = {
     (2, "transformers"): "transformer",
@@ -52,7 +51,8 @@ def write_sample(
     Photograph i, its name, row and irregularities depend only on (seed, i): the same call gives the same bytes, and a
     larger `num_photos` extends a smaller one. Wires are about `wire_width_px` wide, by default 14, in a photograph of 1280
     pixels. With `long_side_px` photographs are as large as a drone camera's and wires by default 4 to 10 pixels wide. Points
-    are pixels of the upright photograph, also if its file has an EXIF orientation. Irregularities of EPRI's files, by index:
+    are pixels of the upright photograph, also if its file has an EXIF orientation. EXIF and XMP are those of `in_flight`.
+    Irregularities of EPRI's files, by index:
 
     - every 8th from 0: polygons extend up to 40 pixels beyond the edges (in others they end there)
     - 0, 120, …: a pole's outline touches itself; 1, 121, …: another pole with only two points
@@ -88,7 +88,7 @@ def _write_one(path: Path, seed: int, draw: Callable[[int], Scene], index: int) 
     """Draw and write photograph `index`; return its rows of the label file."""
     make_plain_folder(path.parent)
     scene = draw(index)
-    _write_photo(path, scene.image, seed, index)
+    _write_photo(path, scene, seed, index)
     objects = _label_objects(_annotate(scene, index), scene, seed, index)
     label = repr({"objects": objects, "classifications": []})
     return [(label, name, _DATASET_NAME) for name in _row_names(path.name, index)]
@@ -121,18 +121,18 @@ def _row_names(file_name: str, index: int) -> list[str]:
     return [file_name, f"10 ({90_000 + index}).JPG"] if index % 120 == 3 else [file_name]
 
 
-def _write_photo(path: Path, image: np.ndarray, seed: int, index: int) -> None:
+def _write_photo(path: Path, scene: Scene, seed: int, index: int) -> None:
     quality = 85 + int(np.random.default_rng((seed, index, 1)).integers(0, 9))
-    orientation = {2: 6, 5: 8, 7: 3}.get(index % 40)
-    if orientation is None:
-        write_jpeg(path, image, quality)
-        return
-    exif = Image.Exif()
-    exif[EXIF_ORIENTATION_TAG] = orientation
-    stored = Image.fromarray(np.ascontiguousarray(np.rot90(image, _TURNS[orientation])))
-    buffer = io.BytesIO()
-    stored.save(buffer, format="JPEG", quality=quality, exif=exif)
-    write_bytes_atomic(path, buffer.getvalue())
+    orientation = {2: 6, 5: 8, 7: 3}.get(index % 40, 1)
+    turned = io.BytesIO()  # another encoder writes these: its pixels differ a little
+    if orientation != 1:
+        stored = np.ascontiguousarray(np.rot90(scene.image, TURNS[orientation]))
+        Image.fromarray(stored).save(turned, "JPEG", quality=quality)
+    jpeg = turned.getvalue() or encode_jpeg(scene.image, quality)
+    poles = (annotation.points for annotation in scene.annotations if annotation.name == "pole")
+    nearest = max(poles, key=lambda outline: outline[3, 0] - outline[0, 0])  # its corners 0 and 3 are at the top
+    x_px, y_px = nearest[[0, 3]].mean(axis=0) - np.array(scene.image.shape[1::-1]) / 2
+    write_bytes_atomic(path, in_flight(jpeg, index, (x_px, y_px), orientation))
 
 
 def _annotate(scene: Scene, index: int) -> list[Annotation]:
