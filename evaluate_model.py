@@ -26,7 +26,7 @@ def main() -> int:
     die_with_parent()
     if metrics := run(config):
         print(all_tables(metrics))
-        files = "report.html, metrics.json, predictions.json, *_pr_curve.png, confusion_matrix.png"
+        files = "report.html, metrics.json, predictions.json, *_curve.png, confusion_matrix.png"
         print(f"Results in {config.output}: {files}")
         spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
         source = os.path.relpath(spec.splits[config.split][0])

@@ -31,7 +31,7 @@ from utils.evaluation.label_shapes import choose_thin_classes, sizes_on_disk
 from utils.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves
 from utils.evaluation.metrics.thin_objects import MIN_SCORE, TOLERANCE_PX, ThinRule
 from utils.evaluation.tile_search import TileSearch
-from utils.pages import plot_confusion_matrix, plot_pr_curves
+from utils.pages import plot_confusion_matrix, plot_curves
 from utils.pages.report import (
     Subject,
     Thumbnails,
@@ -289,9 +289,7 @@ def write_page(
         Subject(values, precision_recall_curves(evaluation.results, names))
         for values, evaluation in zip(metrics, evaluations, strict=True)
     ]
-    for kind in ("box", "mask"):
-        title = f"{kind} precision and recall at IoU 0.5"
-        plot_pr_curves(subjects[0].curves[kind], names, folder / f"{kind}_pr_curve.png", title)
+    plot_curves(subjects[0].curves, names, folder)
     plot_confusion_matrix(np.array(metrics[0]["confusion_matrix"]), names, folder / "confusion_matrix.png")
     cards = draw_cards(metrics[0]["worst_images"], candidates)
     errors = count_errors(evaluations[0].results, len(names), candidates[0].dataset.photos) if small_pictures else []
