@@ -172,5 +172,5 @@ class Picture:
         save_image(Path(path), self.pixels)
 
     def _repr_jpeg_(self) -> bytes:
-        """Return it as JPEG, a tenth of a PNG in the notebook's file, shrunk to SHOWN_PX."""
+        """Return it as JPEG, a quarter of a PNG in the notebook's file, shrunk to SHOWN_PX."""
         return encode_jpeg(fit_long_side(self.pixels, SHOWN_PX))
