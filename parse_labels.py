@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -114,9 +115,9 @@ class ParseConfig(Options):
     strict: bool = option(False, "exit with code 1 when a row, a photograph or a zip cannot be read")
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Build the data set; return the exit code."""
-    config = parse_config(ParseConfig, __doc__)
+    config = parse_config(ParseConfig, __doc__, argv)
     if config.labels:
         beside = Path(config.output).absolute().parent
         beside.mkdir(parents=True, exist_ok=True)

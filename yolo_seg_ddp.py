@@ -12,15 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cv2
 import numpy as np
 
 from utils.common.config import parse_config, words_of
-from utils.common.errors import UsageError
-from utils.data.images import fit_long_side, read_image
+from utils.common.errors import UsageError, UserError
+from utils.data.images import encode_jpeg, fit_long_side, read_image
 from utils.pages import NO_DETECTIONS, draw_instances, save_image
+from utils.sources.mask_rings import outline_of
 
 if TYPE_CHECKING:
+    import pandas
+    import shapely
+
     from utils.predict.detections import PhotoPrediction
     from utils.predict.regions import Region
     from utils.predict.tiles import Predictor
@@ -68,11 +71,12 @@ class Model:
 
     def predict(self, photograph: str | Path | np.ndarray) -> Prediction:
         """Find objects in a file, or in RGB uint8 (H, W, 3). Raises ImageError for a file that cannot be read."""
+        file = "" if isinstance(photograph, np.ndarray) else str(photograph)
         photo = photograph if isinstance(photograph, np.ndarray) else read_image(Path(photograph))
         if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3 or not photo.size:
             raise UsageError(f"an array {photo.dtype} {photo.shape}: expected RGB uint8 (height, width, 3)")
         [(_, _, result)] = self.predictor.predict([(None, photo)])
-        return Prediction(photo, self.names, result)
+        return Prediction(photo, self.names, result, file)
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class Prediction:
     photo: np.ndarray
     names: tuple[str, ...]  # of all classes that the model knows
     result: PhotoPrediction
+    file: str = ""  # of the photograph; empty if it was an array
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -119,6 +124,37 @@ class Prediction:
             region.add_to(mask)
         return masks
 
+    def arrays(self) -> dict[str, Any]:
+        """Return what `supervision.Detections(**prediction.arrays())` takes; `masks` says how large `mask` is."""
+        data = {"class_name": np.array(self.class_names, str)}
+        scored = {"confidence": self.scores, "class_id": self.class_ids}
+        return {"xyxy": self.boxes, "mask": self.masks, **scored, "data": data}
+
+    def polygons(self) -> list[shapely.MultiPolygon]:
+        """Return each object's outline, with parts and holes: it encloses the centres of exactly its mask's pixels."""
+        return [outline_of(region.mask, region.left, region.top) for region in self.result.masks]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a table with a row for each object, all in pixels; `length_px` and `width_px` of objects with a line.
+
+        Raises UserError if pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise UserError("to_pandas() needs pandas: pip install pandas") from error
+        lines = [(line.length_px, line.width_px) if line else (np.nan,) * 2 for line in self.result.lines]
+        columns: dict[str, Any] = {
+            "image": [self.file] * len(self),
+            "class": self.class_names,
+            "confidence": self.scores,
+            **dict(zip(("left", "top", "right", "bottom"), self.boxes.T, strict=True)),
+            "area_px": [np.count_nonzero(region.mask) for region in self.result.masks],
+        }
+        if lines:
+            columns |= dict(zip(("length_px", "width_px"), np.array(lines).T, strict=True))
+        return pandas.DataFrame(columns)
+
     def draw(self) -> Picture:
         """Draw the objects on the photograph."""
         found = (self.class_ids, self.boxes, self.result.masks, self.scores)
@@ -135,7 +171,6 @@ class Picture:
         """Write a .jpg or .png."""
         save_image(Path(path), self.pixels)
 
-    def _repr_png_(self) -> bytes:
-        """Return it as PNG, shrunk to SHOWN_PX."""
-        shown = fit_long_side(self.pixels, SHOWN_PX)
-        return cv2.imencode(".png", cv2.cvtColor(shown, cv2.COLOR_RGB2BGR))[1].tobytes()
+    def _repr_jpeg_(self) -> bytes:
+        """Return it as JPEG, a quarter of a PNG in the notebook's file, shrunk to SHOWN_PX."""
+        return encode_jpeg(fit_long_side(self.pixels, SHOWN_PX))

@@ -72,5 +72,6 @@ def test_evaluation_writes_its_files(trained: TrainedRun, tmp_path: Path) -> Non
     encoded = predictions[0]["segmentation"]
     assert list(coco_mask.decode(encoded).shape[:2]) == encoded["size"]
     assert check_figures((tmp_path / "report.html").read_text(encoding="utf-8"), [metrics]) > 150
-    for picture in ("box_pr_curve.png", "mask_pr_curve.png", "confusion_matrix.png"):
+    curves = [f"{kind}{name}_curve.png" for kind in ("Box", "Mask") for name in ("PR", "P", "R", "F1")]
+    for picture in (*curves, "confusion_matrix.png"):
         assert (tmp_path / picture).stat().st_size > 5000

@@ -40,7 +40,7 @@ def test_the_console_shows_what_the_guide_shows(trained: TrainedRun) -> None:
 
 def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
     expected = {"best.pt", "last.pt", "checkpoint", "metrics.jsonl", "results.csv", "config.yaml", "status.json"}
-    expected |= {"results.png", "train_batch0.jpg", "labels.jpg", "val_batch0_pred.jpg"}
+    expected |= {"args.yaml", "results.png", "train_batch0.jpg", "labels.jpg", "val_batch0_pred.jpg"}
     assert expected <= {path.name for path in trained.folder.iterdir()}
     status = json.loads((trained.folder / "status.json").read_text())
     assert (status["state"], status["epoch"]) == ("finished", 2)
@@ -53,6 +53,9 @@ def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
         assert isinstance(epochs[-1][name], float), name
     assert epochs[1]["train_loss"] < epochs[0]["train_loss"]
     assert yaml.safe_load((trained.folder / "config.yaml").read_text())["img_size"] == 96
+    told = {"task": "segment", "mode": "train", "imgsz": 96, "batch": 4, "epochs": 2, "optimizer": "adamw"}
+    options = yaml.safe_load((trained.folder / "args.yaml").read_text())
+    assert options | told == options
     assert all(len(record["ranks"]["own_ms"]) == 2 for record in records if record["kind"] == "batch")
     view = must_run("python", "-m", "utils.run.monitor", trained.folder / "best.pt", COLUMNS="80")
     assert "finished" in view

@@ -9,19 +9,25 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
+import shapely
 import torch
 
 import inference
 from tests.conftest import PROJECT, run_main
 from tests.predict.exports import smooth_data, tiny_weights
-from utils.common.errors import UsageError
+from utils.common.errors import UsageError, UserError
 from utils.data.images import decode_image, read_image
+from utils.predict.detections import Detections, PhotoPrediction
+from utils.predict.lines.line import Line
+from utils.predict.regions import Region
 from utils.run.records import read_epochs
-from yolo_seg_ddp import evaluate, open_model, train
+from yolo_seg_ddp import Prediction, evaluate, open_model, train
 
 PAGE = (PROJECT / "docs" / "python.md").read_text(encoding="utf-8")
 
@@ -75,11 +81,54 @@ def test_a_prediction_holds_what_inference_py_writes(monkeypatch: pytest.MonkeyP
     assert any(region.mask.any() for region in prediction.regions)
     of_array = model.predict(read_image(Path("photograph.jpg")))
     assert np.array_equal(of_array.boxes, prediction.boxes)
-    # A notebook gets the drawn photograph as PNG; the photograph itself stays.
+    # A notebook gets the drawn photograph as JPEG; the photograph itself stays.
     drawn = prediction.draw()
-    assert np.array_equal(decode_image(drawn._repr_png_()), drawn.pixels)
+    assert np.abs(decode_image(drawn._repr_jpeg_()).astype(int) - drawn.pixels).mean() < 20
     assert not np.array_equal(drawn.pixels, prediction.photo)
     assert np.array_equal(prediction.photo, read_image(Path("photograph.jpg")))
+
+
+def test_a_prediction_becomes_arrays_polygons_and_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring, boxes = np.ones((3, 4), bool), np.array([[1, 2, 5, 5], [2, 8, 12, 9]], np.float32)
+    ring[1, 1] = False
+    line = Line(np.array([[2, 8.5], [12, 8.5]]), np.ones(2), np.zeros((0, 2, 2)))
+    masks = [Region(1, 2, ring), Region(2, 8, np.ones((1, 10), bool))]
+    found = Detections(torch.from_numpy(boxes), torch.tensor([0.75, 0.5]), torch.tensor([1, 0]), torch.zeros(2, 32))
+    result = PhotoPrediction(found, masks, boxes, [None, line])
+    prediction = Prediction(np.zeros((10, 16, 3), np.uint8), ("wire", "pole"), result, "a.jpg")
+    arrays = prediction.arrays()
+    shapes = {name: (arrays[name].dtype.name, arrays[name].shape) for name in arrays.keys() - {"data"}}
+    several = {"mask": ("bool", (2, 10, 16)), "xyxy": ("float32", (2, 4))}
+    assert shapes == {**several, "confidence": ("float32", (2,)), "class_id": ("int64", (2,))}
+    assert arrays["data"]["class_name"].tolist() == ["pole", "wire"]
+    y, x = np.mgrid[:10, :16] + 0.5
+    inside = [shapely.contains_xy(polygon, x, y) for polygon in prediction.polygons()]
+    assert np.array_equal(inside, arrays["mask"])
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=dict))
+    named: dict[str, Any] = {"image": ["a.jpg"] * 2, "class": ["pole", "wire"], "confidence": [0.75, 0.5]}
+    sides = {"left": [1, 2], "top": [2, 8], "right": [5, 12], "bottom": [5, 9]}
+    sizes = {"area_px": [11, 10], "length_px": [np.nan, 10], "width_px": [np.nan, 1]}
+    table = {name: list(column) for name, column in prediction.to_pandas().items()}
+    np.testing.assert_equal(table, {**named, **sides, **sizes})
+    monkeypatch.setitem(sys.modules, "pandas", None)  # as if it was not installed
+    with pytest.raises(UserError, match="pip install pandas"):
+        prediction.to_pandas()
+
+
+def test_the_cells_of_the_notebook_run_and_its_file_is_small(tmp_path: Path) -> None:
+    file = PROJECT / "examples" / "first_model.ipynb"
+    cells = [cell for cell in json.loads(file.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    code = ["".join(cell["source"]) for cell in cells]
+    [at] = [number for number, cell in enumerate(cells) if "parameters" in cell["metadata"].get("tags", ())]
+    code.insert(at + 1, f"FOLDER, PHOTOGRAPHS, EPOCHS, SIZE_PX = Path({str(tmp_path)!r}), 16, 1, 64")
+    words = [sys.executable, "-c", "\n".join(code)]
+    done = subprocess.run(words, cwd=file.parent, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "mask_map50" in done.stdout
+    assert (tmp_path / "evaluation" / "report.html").exists()
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1)), "saved without its outputs"
+    assert "image/jpeg" in cells[-1]["outputs"][-1]["data"]
+    assert file.stat().st_size < 300_000
 
 
 def test_what_is_wrong_is_raised_and_nothing_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import PROJECT
 from tests.pages.drawn import BLUE, NAMES, share_of, spoken_texts
 from utils.data.images import read_image
-from utils.pages import plot_confusion_matrix, plot_label_statistics, plot_pr_curves, plot_training_curves
+from utils.pages import plot_confusion_matrix, plot_curves, plot_label_statistics, plot_training_curves
 
 
 def epoch_record(epoch: int) -> dict[str, Any]:
@@ -22,10 +22,13 @@ def epoch_record(epoch: int) -> dict[str, Any]:
     return {"kind": "epoch", "epoch": epoch, "lr": 0.01 / epoch, "images_per_s": 100.0, **parts, **maps}
 
 
-def pr_curves(num_classes: int) -> dict[str, Any]:
+def curves_of(num_classes: int) -> dict[str, Any]:
     axis = np.linspace(0, 1, 1000)
     reach = np.linspace(0.5, 0.95, num_classes)[:, None]
+    falling = np.tile(1 - axis, (num_classes, 1))
     return {
+        "best_confidence": axis[250],
+        **dict.fromkeys(("precision", "recall", "f1"), falling),
         "class_ids": np.arange(num_classes),
         "axis": axis,
         "precision_at_recall": np.where(axis < reach, 0.9, 0.0),
@@ -67,18 +70,31 @@ def test_one_epoch_is_drawn_as_points_on_whole_epochs(tmp_path: Path, monkeypatc
     assert share_of(read_image(tmp_path / "none.png"), BLUE) == 0
 
 
-def test_pr_curves_name_classes_while_they_can_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_with_an_outlier_is_drawn_on_a_logarithmic_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = spoken_texts(monkeypatch)
-    plot_pr_curves(pr_curves(8), NAMES, tmp_path / "pr.png", "box precision and recall")
-    assert "box precision and recall" in texts
-    assert {text for text in texts if text.startswith("background_structure")} == {"background_structure  0.855"}
-    assert "mean of 8 classes  0.653" in texts
+    plot_training_curves(
+        [{"epoch": at, "val_loss": loss} for at, loss in ((1, 20.0), (2, 6000.0), (3, 7.0))], tmp_path / "c.png"
+    )
+    assert {"10", "100", "1000"} <= set(texts)
+
+
+def test_curves_name_classes_while_they_can_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = spoken_texts(monkeypatch)
+    plot_curves({"box": curves_of(8)}, NAMES, tmp_path)
+    files = {f"Box{name}_curve.png" for name in ("PR", "P", "R", "F1")}
+    assert {file.name for file in tmp_path.iterdir()} == files
+    titles = {"Box: precision over recall at IoU 0.5", "AP at IoU 0.5", "F1 at confidence 0.25"}
+    assert titles <= set(texts)
+    known = {text for text in texts if text.startswith("background_structure")}
+    assert known == {"background_structure  0.855", "background_structure  0.750"}
+    assert {"mean of 8 classes  0.653", "mean of 8 classes  0.750"} <= set(texts)
     texts.clear()
-    plot_pr_curves(pr_curves(80), [f"class {index}" for index in range(80)], tmp_path / "many.png", "many")
+    plot_curves({"mask": curves_of(80)}, [f"class {index}" for index in range(80)], tmp_path)
     assert "mean of 80 classes  0.653" in texts
     assert not [text for text in texts if text.startswith("class ")]
-    empty = {"class_ids": [], "axis": np.zeros(0), "precision_at_recall": [], "average_precision": np.zeros((0, 10))}
-    plot_pr_curves(empty, NAMES, tmp_path / "empty.png", "empty")
+    plot_curves({"mask": curves_of(0)}, NAMES, tmp_path)
     assert "no targets" in texts
 
 

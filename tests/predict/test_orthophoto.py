@@ -26,10 +26,11 @@ from utils.data.raster import open_orthophoto
 from utils.predict import map_layers, orthophoto
 from utils.predict.joining import JoinedObject
 from utils.predict.lines.line import Line
-from utils.predict.map_layers import BLOCKS, GEOJSON, GEOPACKAGE, outline_of, write_orthophoto
+from utils.predict.map_layers import BLOCKS, GEOJSON, GEOPACKAGE, write_orthophoto
 from utils.predict.orthophoto import NO_GAPS, BlockPiece, cut_blocks, join_blocks, lines_of, piece_of
 from utils.predict.regions import Runs
 from utils.predict.tiles import Predictor, Tiling, cut_tiles
+from utils.sources.mask_rings import outline_of
 
 pyogrio = pytest.importorskip("pyogrio")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -230,8 +231,7 @@ def test_a_wires_width_is_the_mean_over_its_length() -> None:
 def test_outlines_hold_the_centres_of_the_masks_pixels_and_leave_out_holes() -> None:
     canvas = np.zeros(SIZE[::-1], bool)
     canvas[100:140, 200:260] = np.random.default_rng(0).random((40, 60)) < 0.6
-    outline = outline_of(Runs.of(canvas))
-    np.testing.assert_array_equal(drawn(shapely.multipolygons(shapely.get_parts(outline))), canvas)
+    np.testing.assert_array_equal(drawn(outline_of(canvas)), canvas)
 
 
 def _on_a_rank(source: Path, folder: Path) -> tuple[bytes, int]:

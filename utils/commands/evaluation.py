@@ -32,7 +32,7 @@ from utils.evaluation.label_shapes import choose_thin_classes, sizes_on_disk
 from utils.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves
 from utils.evaluation.metrics.thin_objects import MIN_SCORE, TOLERANCE_PX, ThinRule
 from utils.evaluation.tile_search import TileSearch
-from utils.pages import plot_confusion_matrix, plot_pr_curves
+from utils.pages import plot_confusion_matrix, plot_curves
 from utils.pages.report import (
     Subject,
     Thumbnails,
@@ -291,9 +291,7 @@ def write_page(
         Subject(values, precision_recall_curves(evaluation.results, names))
         for values, evaluation in zip(metrics, evaluations, strict=True)
     ]
-    for kind in ("box", "mask"):
-        title = f"{kind} precision and recall at IoU 0.5"
-        plot_pr_curves(subjects[0].curves[kind], names, folder / f"{kind}_pr_curve.png", title)
+    plot_curves(subjects[0].curves, names, folder)
     plot_confusion_matrix(np.array(metrics[0]["confusion_matrix"]), names, folder / "confusion_matrix.png")
     cards = draw_cards(metrics[0]["worst_images"], candidates)
     errors = count_errors(evaluations[0].results, len(names), candidates[0].dataset.photos) if small_pictures else []
@@ -306,7 +304,7 @@ def result_lines(config: EvaluationConfig, metrics: dict[str, Any]) -> list[str]
     """Return the lines that name the files, and the photographs to look at: those with the most errors."""
     names = ("report.html", "photographs.html", "metrics.json", "predictions.json")
     found = [name for name in names if (Path(config.output) / name).exists()]
-    files = f"Results in {config.output}: {', '.join(found)}, *_pr_curve.png, confusion_matrix.png"
+    files = f"Results in {config.output}: {', '.join(found)}, *_curve.png, confusion_matrix.png"
     worst = [f"{printable(row['file'], 60)} ({num_errors(row)})" for row in metrics["worst_images"][:3]]
     page = f"{config.output}/{'photographs.html' if names[1] in found else 'report.html'}"
     return [files, *([f"Most errors: {', '.join(worst)}; {page} shows them"] if worst else [])]

@@ -4,5 +4,5 @@ In: metrics, records of epochs, findings, photographs with detections. Out: PNG,
 Pictures are RGB uint8 (height, width, 3). Read `pictures.py` first, then `report/page.py`.
 """
 
-from utils.pages.figures import plot_confusion_matrix, plot_label_statistics, plot_pr_curves, plot_training_curves
+from utils.pages.figures import plot_confusion_matrix, plot_curves, plot_label_statistics, plot_training_curves
 from utils.pages.pictures import NO_DETECTIONS, draw_instances, image_grid, save_image

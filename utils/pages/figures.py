@@ -25,6 +25,13 @@ MAX_CLASSES_SHOWN = 20  # more curves are grey and have no legend; a larger conf
 _MOST_CLASS_BARS = 30  # the other classes are summed in one more bar
 _SMALLEST_SHARE = 1e-3  # of the photograph's side: lower end of the size axes
 _BINS = 48  # along each axis of a 2D histogram
+_LOG_FROM = 20  # the largest loss as a multiple of the smallest: one outlier would flatten the rest of the curve
+_CURVES = {  # name in the file: the curve, its label, the label of its axis
+    "PR": ("precision_at_recall", "precision", "recall"),
+    "P": ("precision", "precision", "confidence"),
+    "R": ("recall", "recall", "confidence"),
+    "F1": ("f1", "F1", "confidence"),
+}
 
 Panels = Sequence[tuple[str, Mapping[str, str]]]  # (title, {label of a curve: its name in the records})
 
@@ -80,8 +87,13 @@ def plot_training_curves(records: Iterable[Record], path: Path, chosen: Panels |
         axes.grid(alpha=0.25)
         axes.tick_params(labelsize=8)
         _whole_epochs(axes)
+        lowest, highest = (limit(limit(values) for _, values in points.values()) for limit in (min, max))
         if chosen is None and not title.endswith("loss"):
-            axes.set_ylim(0, 1.08 * max(max(values) for _, values in points.values()) or 1)
+            axes.set_ylim(0, 1.08 * highest or 1)
+        elif chosen is None and highest > _LOG_FROM * lowest > 0:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("")
         if len(points) > 1:
             axes.legend(fontsize=8, frameon=False)
     for axes in grid[len(panels) :]:
@@ -91,29 +103,49 @@ def plot_training_curves(records: Iterable[Record], path: Path, chosen: Panels |
     save_figure(figure, path)
 
 
-def plot_pr_curves(curves: Mapping[str, Any], names: Sequence[str], path: Path, title: str) -> None:
-    """Draw precision over recall at IoU 0.5 for each class, and their mean.
+def plot_curves(curves: Mapping[str, Any], names: Sequence[str], folder: Path) -> None:
+    """Draw the curves of boxes and masks at IoU 0.5, for each class and their mean, into files named as by Ultralytics.
 
-    curves: the `box` or `mask` entry of `precision_recall_curves` (utils/evaluation/metrics/summary.py).
+    Precision over recall (`BoxPR_curve.png`, `MaskPR_curve.png`); precision, recall and F1 over confidence (`BoxP_curve.png`,
+    `BoxR_curve.png`, `BoxF1_curve.png`, …), with the values at the confidence of the highest mean F1.
+    curves: of `precision_recall_curves` (utils/evaluation/metrics/summary.py).
     """
-    figure, (axes,) = new_figure(1, 1, cell_width=9.0, cell_height=5.5)
-    precision, class_ids = np.asarray(curves["precision_at_recall"]), np.asarray(curves["class_ids"])
-    scores = np.asarray(curves["average_precision"])[:, 0]
+    for kind, found in curves.items():
+        axis, best = found["axis"], found["best_confidence"]
+        for name, (key, label, x_label) in _CURVES.items():
+            figure, (axes,) = new_figure(1, 1, cell_width=9.0, cell_height=5.5)
+            heights = found[key]
+            if name == "PR":
+                _draw_classes(axes, found, names, heights, found["average_precision"][:, 0])
+                legend = "AP at IoU 0.5"
+            else:
+                _draw_classes(axes, found, names, heights, heights[:, np.searchsorted(axis, best)])
+                axes.axvline(best, color="0.4", linewidth=1, linestyle=":")
+                legend = f"{label} at confidence {best:.2f}"
+            if len(heights):
+                axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9, frameon=False, title=legend)
+            title = f"{kind.capitalize()}: {label} over {x_label} at IoU 0.5"
+            axes.set(title=title, xlabel=x_label, ylabel=label, xlim=(0, 1), ylim=(0, 1.02))
+            axes.grid(alpha=0.25)
+            save_figure(figure, folder / f"{kind.capitalize()}{name}_curve.png")
+
+
+def _draw_classes(
+    axes: Axes, found: Mapping[str, Any], names: Sequence[str], heights: np.ndarray, values: np.ndarray
+) -> None:
+    """Draw each class's curve, heights (k, 1000), and their mean; the labels give the values (k,) and their mean."""
+    class_ids = found["class_ids"]
     is_legible = len(class_ids) <= MAX_CLASSES_SHOWN
     for row, class_id in enumerate(class_ids):
-        label = f"{names[class_id]}  {scores[row]:.3f}" if is_legible else None
+        label = f"{names[class_id]}  {values[row]:.3f}" if is_legible else None
         color = figure_color(class_id) if is_legible else "0.75"
         style, width = (("-", "--", ":")[class_id // len(PALETTE) % 3], 1.4) if is_legible else ("-", 0.7)
-        axes.plot(curves["axis"], precision[row], color=color, linestyle=style, linewidth=width, label=label)
+        axes.plot(found["axis"], heights[row], color=color, linestyle=style, linewidth=width, label=label)
     if len(class_ids):
-        label = f"mean of {len(class_ids)} classes  {scores.mean():.3f}"
-        axes.plot(curves["axis"], precision.mean(axis=0), color="black", linewidth=2.8, label=label)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9, frameon=False, title="AP at IoU 0.5")
+        label = f"mean of {len(class_ids)} classes  {values.mean():.3f}"
+        axes.plot(found["axis"], heights.mean(axis=0), color="black", linewidth=2.8, label=label)
     else:
         axes.text(0.5, 0.5, "no targets", ha="center", va="center")
-    axes.set(title=title, xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
-    axes.grid(alpha=0.25)
-    save_figure(figure, path)
 
 
 def plot_confusion_matrix(matrix: Any, names: Sequence[str], path: Path) -> None:

@@ -25,9 +25,9 @@ from utils.common.text import plain_text
 from utils.data.raster import WGS84, Orthophoto, transformer
 from utils.predict.joining import JoinedObject
 from utils.predict.orthophoto import BlockPiece, FinishedBlocks, cut_blocks, join_blocks, lines_of, predict_block
-from utils.predict.regions import Corners, Runs
+from utils.predict.regions import Corners
 from utils.predict.tiles import Predictor
-from utils.sources.mask_rings import mask_rings
+from utils.sources.mask_rings import outline_of
 
 GEOPACKAGE, GEOJSON, BLOCKS = "detections.gpkg", "detections.geojson", ".orthophoto-blocks"
 LAYERS = {"polygons": ("MultiPolygon", "area_m2"), "lines": ("LineString", "length_m", "width_m")}
@@ -192,11 +192,5 @@ def _shapes(detected: JoinedObject) -> Iterator[tuple[str, Any, float]]:
     for points, width_px in lines:
         yield "lines", LineString(points), width_px
     if not lines:
-        parts = [outline_of(piece.mask) for piece in detected.pieces]
+        parts = [outline_of(piece.mask.crop(piece.mask.corners), *piece.mask.corners[:2]) for piece in detected.pieces]
         yield "polygons", MultiPolygon(shapely.get_parts(shapely.union_all(parts)).tolist()), 0.0
-
-
-def outline_of(mask: Runs) -> Any:
-    """Return the polygons that contain the centres of exactly a mask's pixels."""
-    rings = mask_rings(mask.crop(mask.corners), *mask.corners[:2])
-    return shapely.build_area(shapely.multilinestrings([shapely.linearrings(ring) for ring in rings]))  # even-odd rule

@@ -27,6 +27,12 @@ def mask_rings(mask: np.ndarray, left: float = 0.0, top: float = 0.0) -> list[np
     return sorted(rings, key=lambda ring: -ring_area(ring))
 
 
+def outline_of(mask: np.ndarray, left: float = 0.0, top: float = 0.0) -> shapely.MultiPolygon:
+    """Return the rings of a bitmap, as `mask_rings` describes them, as polygons with holes."""
+    rings = [shapely.LinearRing(ring) for ring in mask_rings(mask, left, top)]
+    return shapely.MultiPolygon(list(shapely.get_parts(shapely.build_area(shapely.MultiLineString(rings)))))  # even-odd
+
+
 def join_rings(rings: list[np.ndarray]) -> np.ndarray:
     """Join rings into one by short bridges of zero width. The joined ring passes each bridge in both directions.
 

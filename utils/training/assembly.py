@@ -19,7 +19,7 @@ from utils.run.records import MEAN_MAP
 from utils.run.status import RUNNING
 from utils.training.data import Data
 from utils.training.pictures import CHOSEN_FROM, Curves, ValidationPictures, save_first_pictures
-from utils.training.plan import TrainPlan
+from utils.training.plan import TrainPlan, save_arguments
 from utils.training.step import SegmentationStep
 from utils.yolo.loss import PARTS
 from utils.yolo.loss26 import EndToEndLoss, loss_for
@@ -124,6 +124,8 @@ def train(plan: TrainPlan, device: torch.device, model: YoloModel, run: OwnedRun
     num_images = len(data.train)
     batches = EpochBatches(num_images, config.batch_size, rank, world_size, config.seed, sizes, config.accumulate)
     val_batches = ShardBatches(len(data.val), 2 * config.batch_size, rank, world_size)
+    if rank == 0:
+        save_arguments(plan, run.folder)
     if rank == 0 and not run.resumes:
         save_first_pictures(data.train, batches, data.names, run.folder)
     optimizer = build_optimizer(model, plan.optimizer)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from utils import distributed
-from utils.common.config import section_of
+from utils.common.config import section_of, to_dict
 from utils.common.cores import choose_threads_and_workers, free_cores, threads_beside_others, usable_cpu_count
 from utils.common.devices import (
     PRECISION_CHOICES,
@@ -29,8 +30,8 @@ from utils.data.dataset import Batch, DataOptions, count_classes
 from utils.data.loader import batch_bytes, multi_scale_sizes, plan_loader
 from utils.data.synthetic import synthetic_batch
 from utils.engine.step_timer import time_training_steps
-from utils.run.folder import OwnedRun
-from utils.run.records import read_config
+from utils.run.folder import NOT_KEPT, OwnedRun
+from utils.run.records import CONFIG_FILE, read_config
 from utils.training.config import MachineOptions, TrainConfig
 from utils.training.data import Data
 from utils.training.step import build_training
@@ -51,6 +52,7 @@ from utils.yolo.optimizer import (
 GLOBAL_BATCH_SIZE = "global_batch_size"  # one of a run's choices: images per optimizer step
 THREADS, CORES = "threads", "cores"  # two more: compute threads per process, and the cores that it could use
 SKIPPED_PHOTOGRAPHS = "skipped_photographs"  # another: what --skip-bad left out, by its path in the data set, sorted
+ARGUMENTS_FILE = "args.yaml"
 SKIPPED_FILE = "skipped_photographs.txt"
 # Of `--batch-size auto`, which trains with growing batches:
 CPU_BATCH_SIZE = 16  # a CPU is not faster with more, and other processes share its memory
@@ -203,6 +205,18 @@ def plan_training(config: TrainConfig, share: Share, run: OwnedRun, data: Data) 
         "data": run.data.digest if run.data else None,
     }
     return TrainPlan(config, workers, optimizer, weights, facts, lines)
+
+
+def save_arguments(plan: TrainPlan, folder: Path) -> None:
+    """Write `args.yaml`: the run's options under Ultralytics' names where it has them, with what the run chose itself."""
+    names = {"img_size": "imgsz", "batch_size": "batch", "num_workers": "workers", "lr": "lr0"}
+    optimizer = {"optimizer": plan.optimizer.name, "lr": plan.optimizer.lr, "momentum": plan.optimizer.momentum}
+    chosen = {"task": "segment", "mode": "train", **to_dict(plan.config), "num_workers": plan.workers, **optimizer}
+    chosen |= {"project": str(folder.parent), "name": folder.name}
+    options = {names.get(name, name): value for name, value in chosen.items() if name not in NOT_KEPT}
+    head = f"# The run's options under Ultralytics' names; batch is that of a process. --config reads {CONFIG_FILE}.\n"
+    with warn_on_write_error(str(folder / ARGUMENTS_FILE)):
+        write_text_atomic(folder / ARGUMENTS_FILE, head + yaml.safe_dump(options, sort_keys=False))
 
 
 def plan_workers(batch_size: int, data: DataOptions, workers: int, local_world_size: int) -> tuple[int, list[str]]:
