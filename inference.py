@@ -23,15 +23,15 @@ import numpy as np
 
 from utils import distributed
 from utils.common.config import option, parse_config
-from utils.common.errors import UsageError, UserError, printable, run_script
+from utils.common.errors import UsageError, printable, run_script
 from utils.common.files import claimed_output, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
 from utils.common.text import without_mask_line
 from utils.common.threads import ordered_map
+from utils.data.dataset_yaml import list_photos
 from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, read_image
 from utils.data.raster import is_orthophoto, open_orthophoto
-from utils.data.sources import list_photos
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.pages import NO_DETECTIONS, draw_instances, save_image
 from utils.pages.asset_page import build_page

@@ -14,9 +14,8 @@ from tests.conftest import run_main
 from tests.data.caches import PACKED, opened
 from tests.data.test_dataset_yaml import PHOTO, write_set
 from utils.common.errors import UserError
-from utils.data.dataset_yaml import load_dataset_yaml, not_read
+from utils.data.dataset_yaml import list_photos, load_dataset_yaml, not_read
 from utils.data.labels import read_photos
-from utils.data.sources import list_photos
 from utils.sources.parsing.label_csv import Problem, read_label_csv
 from utils.sources.parsing.sources import find_photographs
 from utils.training.launch import require_dataset
@@ -81,20 +80,16 @@ def test_inference_skips_what_macos_leaves(tmp_path: Path) -> None:
     assert [photo.name for photo in list_photos(str(tmp_path))] == ["a.jpg"]
 
 
-def test_a_list_names_photographs_from_here_or_from_its_own_folder_in_its_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("here/b.jpg", "lists/a.jpg"):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_bytes(PHOTO)
-    monkeypatch.chdir(tmp_path / "here")
-    file = tmp_path / "lists" / "list.txt"
-    file.write_text(f"b.jpg\r\n\na.jpg\n{tmp_path}/here/b.jpg")
-    assert list_photos(str(file)) == [Path("b.jpg"), file.parent / "a.jpg", tmp_path / "here" / "b.jpg"]
+def test_a_list_names_photographs_from_here_or_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(write_set(tmp_path / "set").parent / "images")
+    file, other = tmp_path / "list.txt", tmp_path / "b.jpg"
+    other.write_bytes(PHOTO)
+    file.write_text(f"b.jpg\r\n\na.jpg\n{other}")
+    assert list_photos(str(file)) == [other, Path("a.jpg"), other]
     for text, refusal in (
-        ("b.jpg\n\nc.jpg\n", ":3: c.jpg: no photograph"),
+        ("b.jpg\n\nc.jpg\n", ":3: c.jpg: no photo"),
         ("list.txt", ":1: list.txt: no"),
-        ("", ": n"),
+        ("", ": names no"),
     ):
         file.write_text(text)
         with pytest.raises(UserError, match=f"{file}{refusal}"):
