@@ -12,6 +12,7 @@ from tests.pages.report.elements import Elements, check_figures
 from tests.pages.report.made_up import HOSTILE, made_up_card, made_up_subject
 from utils.evaluation.metrics.results import ImageResult
 from utils.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves, summarise
+from utils.evaluation.tables import class_table
 from utils.pages.report import Subject, build_page
 
 CPU = torch.device("cpu")
@@ -86,6 +87,14 @@ def test_a_class_without_targets_has_no_score_rather_than_nought() -> None:
     keys = {attributes["data-key"] for attributes, _ in Elements(build_page([subject], [])).figures}
     assert "per_class.0.mask_map50" in keys
     assert "per_class.1.mask_map50" not in keys
+
+
+def test_the_precision_of_a_class_that_was_not_found_is_a_dash() -> None:
+    subject = made_up_subject(("pole", "crossarm"), 3)
+    subject.metrics["per_class"][1] |= {"mask_precision": 1.0, "mask_recall": 0.0}
+    shown = {attributes["data-key"]: text for attributes, text in Elements(build_page([subject], [])).figures}
+    assert (shown["per_class.0.mask_precision"] != "–", shown["per_class.1.mask_precision"]) == (True, "–")
+    assert class_table(subject.metrics).splitlines()[4].split()[3:5] == ["-", "0.000"]
 
 
 def test_nothing_found_and_nothing_there_still_make_a_page() -> None:

@@ -39,7 +39,9 @@ Metrics = dict[str, Any]
 
 
 def value_at(metrics: Metrics, key: str) -> Any:
-    """Return the value at a dotted key, such as `per_class.3.mask_map50`; None if a parent is None."""
+    """Return the value at a dotted key, such as `per_class.3.mask_map50`; None for a precision of nothing, or no parent."""
+    if key.endswith(("box_precision", "mask_precision")) and not value_at(metrics, key.replace("precision", "recall")):
+        return None
     value: Any = metrics
     for step in key.split("."):
         value = None if value is None else value[int(step)] if isinstance(value, list) else value[step]
