@@ -27,7 +27,7 @@ from utils.common.errors import UsageError, printable, run_script
 from utils.common.files import claimed_output, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
-from utils.common.text import without_mask_line
+from utils.common.text import counted, without_mask_line
 from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import list_photos
 from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, read_image
@@ -155,7 +155,7 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))
     if ranks.is_main:
         summary = ", ".join(f"{count} {name}" for name, count in zip(names, found, strict=True) if count) or "nothing"
-        print(f"{num_read} photographs, {len(files) - num_read} skipped; found {summary}")
+        print(f"{counted(num_read, 'photograph')}, {len(files) - num_read} skipped; found {summary}")
         print(", ".join([f"Results in {config.output}: pictures, labels/, predictions.json", *tools.written]))
         is_alike = promise.compare([part["traits"] for part in parts], files) if promise and num_read else ""
         if num_read:

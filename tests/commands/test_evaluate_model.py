@@ -23,7 +23,7 @@ def test_joined_detections_a_second_model_and_the_second_judge_on_two_ranks(
     flags = ("--mask-resolution", "native", "--tiles", "256", "--overlap", "0.5", "--coco-eval", "--batch-size", "3")
     model = ("--model", trained.folder / "last.pt", "--data", trained.data, "--compare", trained.folder / "best.pt")
     printed = must_run(*torchrun(2), "evaluate_model.py", *model, *flags, "--output", tmp_path)
-    assert all(words in printed for words in ("faster-coco-eval", "small (under 32x32 px)", "centreline R"))
+    assert all(words in printed for words in ("faster-coco-eval", "small (under 32x32)", "centrelines: recall"))
     metrics, truth, compared = (
         json.loads((tmp_path / f"{name}.json").read_text()) for name in ("metrics", "ground_truth", "compared_metrics")
     )

@@ -65,12 +65,12 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_table(
-    header: Sequence[str], rows: Iterable[Sequence[Any]], *, right_from: int | None = None, has_rule: bool = True
+    header: Sequence[str], rows: Iterable[Sequence[Any]], *, right_from: int | None = None, cut: int | None = None
 ) -> str:
     """Align columns, two spaces apart: numbers to the right (floats with four decimals), text to the left.
 
-    Columns from number `right_from` on are aligned to the right whatever they hold. `has_rule`: underline the header.
-    On a terminal that is too narrow the widest column is cut.
+    Columns from number `right_from` on are aligned to the right whatever they hold.
+    Column number `cut` loses the middle of what makes the table too wide for a terminal.
     """
     rows = [list(row) for row in rows]
     lines, align = [list(header), *([_cell(value) for value in row] for row in rows)], []
@@ -79,14 +79,12 @@ def format_table(
         are_numbers = values and all(map(_is_number, values))
         align.append(">" if are_numbers or (right_from is not None and column >= right_from) else "<")
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    if sys.stdout.isatty():
-        excess = sum(widths) + 2 * len(widths) - 2 - shutil.get_terminal_size().columns
-        at = widths.index(max(widths))
-        widths[at] -= min(max(excess, 0), widths[at] - 1)
-        for line in lines:
-            line[at] = line[at] if len(line[at]) <= widths[at] else f"{line[at][: widths[at] - 1]}…"
-    if has_rule:
-        lines.insert(1, ["-" * width for width in widths])
+    excess = sum(widths) + 2 * len(widths) - 2 - shutil.get_terminal_size().columns
+    if cut is not None and excess > 0 and sys.stdout.isatty():
+        width = widths[cut] = min(widths[cut], max(widths[cut] - excess, 9))
+        for line in (line for line in lines if len(line[cut]) > width):
+            line[cut] = f"{line[cut][: width // 2]}…{line[cut][width // 2 - width + 1 :]}"
+    lines.insert(1, ["-" * width for width in widths])
     form = "  ".join(f"{{:{place}{width}}}" for place, width in zip(align, widths, strict=True))
     return "\n".join(form.format(*line).rstrip() for line in lines)
 

@@ -165,19 +165,16 @@ class EpochEnd:
         self.log.metrics({"kind": "epoch", **record})
         charted = {name: value for name, value in record.items() if name not in ("epoch", "global_step")}
         self.log.scalars("epoch", charted, record["epoch"])
-        self.log.print(*self.task.epoch_lines(record, monitor, keeps_it), self.row(record, is_best))
+        names = filter(record.__contains__, dict.fromkeys((*self.task.shown, monitor)))
+        shown = [f"{name.replace('_map50_95', ' mAP50-95')} {record[name]:.4f}" for name in names]
+        row = f"  Epoch {record['epoch']}/{self.options.epochs}: {', '.join(shown)}"
+        row = coloured(row, "green") if is_best else row
+        self.log.print(*self.task.epoch_lines(record, monitor, keeps_it), row)
         if rank() == 0:
             with warn_on_write_error("what follows an epoch"):
                 self.task.after_epoch(record, epoch)
         if progress.stopped_early:
             self.log.print(f"  No better {monitor} since epoch {progress.best_epoch + 1}: stopping early")
-
-    def row(self, record: dict[str, Any], is_best: bool) -> str:
-        """Return a finished epoch's row on the console: the values that matter, in colour for the best so far."""
-        names = dict.fromkeys((*self.task.shown, self.options.monitor))
-        shown = [f"{name.replace('_map50_95', ' mAP50-95')} {record[name]:.4f}" for name in names if name in record]
-        row = f"  Epoch {record['epoch']}/{self.options.epochs}: {', '.join(shown)}"
-        return coloured(row, "green") if is_best else row
 
     def _compare_with_best(self, record: dict[str, Any]) -> None:
         name, progress = self.options.monitor, self.state.progress

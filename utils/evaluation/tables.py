@@ -62,7 +62,7 @@ def class_table(metrics: dict[str, Any]) -> str:
             ]
             for row in [metrics, *metrics["per_class"]]
         ]
-        tables.append(format_table([words, "images", "objects", *_SCORES.values()], rows, right_from=1))
+        tables.append(format_table([words, "images", "objects", *_SCORES.values()], rows, right_from=1, cut=0))
     return "\n\n".join(tables)
 
 
@@ -89,7 +89,8 @@ def thin_table(metrics: dict[str, Any]) -> str:
         for row in metrics["per_class"]
         if row.get("length_px") is not None
     ]
-    return title + format_table(["thin class", *_THIN.values(), *_LENGTHS.values()], rows, right_from=1) if rows else ""
+    head = ["thin class", *_THIN.values(), *_LENGTHS.values()]
+    return title + format_table(head, rows, right_from=1, cut=0) if rows else ""
 
 
 def coco_comparison_table(metrics: dict[str, Any]) -> str:
@@ -97,14 +98,14 @@ def coco_comparison_table(metrics: dict[str, Any]) -> str:
     coco = metrics["coco_eval"]
     rows = [
         [f"{kind} {label}", _shown(metrics[f"{kind}_{name}"]), _shown(coco[f"{kind}_{name}"])]
-        for kind in ("box", "mask")
+        for kind in KINDS
         for name, label in (("map50", "mAP50"), ("map50_95", "mAP50-95"))
     ] + [
         [
             f"{kind} mAP50-95, {size}",
             *(_shown(source["by_size"][size][f"{kind}_map50_95"]) for source in (metrics, coco)),
         ]
-        for kind in ("box", "mask")
+        for kind in KINDS
         for size in SIZES
     ]
     return format_table([f"masks at {metrics['mask_resolution']} resolution", "ours", "faster-coco-eval"], rows)
@@ -119,7 +120,7 @@ def comparison_table(models: Sequence[dict[str, Any]]) -> str:
             pair = [one[f"{kind}_map50_95"] for one in (row, other)] if row["num_targets"] else []
             rows.append([row.get("name", "all"), *(map(_shown, pair) if pair else [None] * 2)])
             rows[-1].append(f"{pair[1] - pair[0]:+.3f}" if pair else None)
-        tables.append(format_table([f"{words}, mAP50-95", "A", "B", "B - A"], rows, right_from=1))
+        tables.append(format_table([f"{words}, mAP50-95", "A", "B", "B - A"], rows, right_from=1, cut=0))
     return "\n\n".join(tables)
 
 

@@ -227,7 +227,8 @@ def _formatted(value: Any, form: Callable[[float], str]) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return format_table(header, rows, right_from=0, has_rule=False).splitlines()
+    head, _, *lines = format_table(header, rows, right_from=0).splitlines()
+    return [head, *lines]
 
 
 def _number(record: Record, key: str) -> float:
