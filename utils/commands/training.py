@@ -60,14 +60,14 @@ def run(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
         say("\n".join(plan.lines))
         with mirror(owned.folder, config.mlflow):
             engine = train(plan, share.device, model, owned, data)
-            code = conclude(engine, owned, config, say)
+            code = conclude(engine, owned, config)
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return engine.progress.history, code
 
 
-def conclude(engine: TrainingEngine, run: OwnedRun, config: TrainConfig, say: distributed.Say) -> int:
+def conclude(engine: TrainingEngine, run: OwnedRun, config: TrainConfig) -> int:
     """Report how the training ended, on the console and in the run's status; return the exit code."""
-    progress, monitor = engine.progress, engine.options.monitor
+    progress, monitor, say = engine.progress, engine.options.monitor, engine.log.print
     reason = "stopped early" if progress.stopped_early else ""
     code = run.conclude(engine.stopped_by, reason, epoch=progress.epoch, step=progress.global_step)
     if engine.stopped_by:
