@@ -186,7 +186,7 @@ def print_results(
             weight = "error" if KINDS[kind].is_error else "hint"
             rows.append([weight, KINDS[kind].title, number, printable(first.place, 200)])
     if rows:
-        print(format_table(["", "finding", "number", "first"], rows))
+        print(format_table(["", "finding", "number", "first"], rows, cut=3))
     for note in notes:
         print(note)
     errors = num_errors(findings)

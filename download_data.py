@@ -12,7 +12,6 @@ Run the same command again after any interruption. The photographs are EPRI's, l
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 from utils.common.config import Options, option, parse_config, words_of
 from utils.common.errors import EXIT_DONE, EXIT_KEYBOARD, UserError, run_script
 from utils.common.files import output_folder
+from utils.common.text import next_command
 from utils.sources.download import DEFAULT_BASE_URL, Report, download, expand_circuits, open_source
 
 DEFAULT_SAMPLE = 240
@@ -108,7 +108,7 @@ def _print_report(config: DownloadConfig, report: Report) -> None:
     else:
         print(f"{config.output}: {report.num_photographs:,} photographs; {report.summary}")
     if not report.missing:
-        print("next: python parse_labels.py")
+        print(next_command("python", "parse_labels.py"))
 
 
 def _write_sample(config: DownloadConfig, num_photographs: int) -> int:
@@ -118,7 +118,7 @@ def _write_sample(config: DownloadConfig, num_photographs: int) -> int:
     print(f"{config.output}: {num_photographs:,} drawn photographs")
     # Wires are labelled as lines: as wide as they were drawn, or as the middle of 4 to 10 pixels.
     options = words_of({"input": config.output, "line_width": config.wire_width or (7 if config.sample_size else 14)})
-    print(f"next: python parse_labels.py {shlex.join(map(str, options))}")
+    print(next_command("python", "parse_labels.py", *options))
     return EXIT_DONE
 
 

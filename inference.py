@@ -10,26 +10,26 @@ torchrun, the ranks share the photographs. A model that was trained on windows p
 
 from __future__ import annotations
 
-import glob
 import itertools
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cv2
 import numpy as np
 
 from utils import distributed
 from utils.common.config import option, parse_config
-from utils.common.errors import UsageError, UserError, printable, run_script
-from utils.common.files import claimed_output, walk, write_text_atomic
+from utils.common.errors import UsageError, printable, run_script
+from utils.common.files import claimed_output, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
-from utils.common.text import without_mask_line
+from utils.common.text import counted, without_mask_line
 from utils.common.threads import ordered_map
-from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph, not_read
+from utils.data.dataset_yaml import list_photos
 from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, read_image
 from utils.data.raster import is_orthophoto, open_orthophoto
 from utils.distributed import cleanup_ddp, setup_ddp
@@ -56,6 +56,7 @@ from utils.predict.prediction_files import PredictionWriter, Source, merge_parts
 from utils.predict.thresholds import Thresholds
 from utils.predict.tiles import LONGEST_WAIT_S, Tiling
 
+T = TypeVar("T")
 MAX_NAME_BYTES = 255  # of a file on Linux's file systems
 
 
@@ -64,7 +65,9 @@ class InferenceConfig(PredictOptions):
     """Options of `inference.py`."""
 
     source: str = option(
-        None, "photograph, folder (with its subfolders), quoted pattern, or GeoTIFF (docs/map.md)", required=True
+        None,
+        "photograph, folder (with its subfolders), quoted pattern, .txt file with a path a line, or GeoTIFF (docs/map.md)",
+        required=True,
     )
     output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
     save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
@@ -129,11 +132,13 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     tools = tool_files(config, names, files)
     promise = None if config.thresholds is None else Thresholds.read(config.thresholds, config.model)
     traits: list[np.ndarray] = []
+    spent_s = np.zeros(1)  # on predictions
     with (
         PredictionWriter(output, names, ranks.rank, promise.statement if promise else None) as writer,
         ToolWriter(tools, ranks.rank) as tool_writer,
     ):
-        predictions = predictor.predict(read_photos(mine, config, cores_of(ranks)))
+        photos = timed(read_photos(mine, config, cores_of(ranks)), spent_s, -1)
+        predictions = timed(predictor.predict(photos), spent_s)
         for source, photo, prediction in Progress("photographs", len(mine), ranks.is_main)(predictions):
             write_results(writer, source, photo, prediction, config)
             tool_writer.add(source, photo.shape, prediction)
@@ -142,7 +147,7 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
             num_without_mask += prediction.num_without_mask
             traits += [] if prediction.traits is None else [np.append(source.position, prediction.traits)]
     gathered = {"counts": counts, "without_mask": np.array([num_without_mask]), "traits": np.array(traits)}
-    parts = distributed.gather_arrays(gathered)
+    parts = distributed.gather_arrays(gathered | {"spent_s": spent_s})
     *found, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
     num_without_mask = int(sum(part["without_mask"].sum() for part in parts))
     distributed.run_on_main(lambda: merge_parts(output, ranks.world_size))
@@ -152,9 +157,12 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))
     if ranks.is_main:
         summary = ", ".join(f"{count} {name}" for name, count in zip(names, found, strict=True) if count) or "nothing"
-        print(f"{num_read} photographs, {len(files) - num_read} skipped; found {summary}")
+        print(f"{counted(num_read, 'photograph')}, {len(files) - num_read} skipped; found {summary}")
         print(", ".join([f"Results in {config.output}: pictures, labels/, predictions.json", *tools.written]))
         is_alike = promise.compare([part["traits"] for part in parts], files) if promise and num_read else ""
+        if num_read:
+            each_ms = 1000 * float(sum(part["spent_s"].sum() for part in parts)) / num_read
+            print(f"{each_ms:,.0f} ms per photograph to predict, without reading and writing")
         for line in filter(None, [without_mask_line(num_without_mask), *(of_map or []), is_alike]):
             print(line)
     cleanup_ddp()
@@ -254,30 +262,14 @@ def check_names(key: str, config: InferenceConfig) -> None:
         raise ImageError(f"results would have names of {longest} bytes, more than {MAX_NAME_BYTES}; rename it")
 
 
-def list_photos(source: str, flag: str = "--source") -> list[Path]:
-    """Return the photographs that a file, folder or pattern names, sorted. Raises UserError if there are none."""
-    path = Path(source)
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        tree = walk(
-            path,
-            lambda folder: not folder.is_symlink(),
-            lambda folder, reason: print(f"skipped {printable(str(folder), 400)}: {reason}"),
-        )
-        found: Iterator[Path] = (folder / entry.name for folder, entries in tree for entry in entries)
-    else:
-        try:
-            found = map(Path, glob.glob(source, recursive=True))
-        except RecursionError as error:
-            raise UserError(f"{flag} {source}: folders too deep for a pattern; name the folder") from error
-    every = [file for file in found if file.is_file()]
-    files, others = sorted(file for file in every if is_photograph(file.name)), not_read(every)
-    if not files:
-        raise UserError(f"{flag} {source}: no photographs there ({others or ', '.join(IMAGE_SUFFIXES)})")
-    if others and os.environ.get("RANK", "0") == "0":
-        print(f"{flag}: {others}", flush=True)
-    return files
+def timed(items: Iterable[T], spent_s: np.ndarray, sign: int = 1) -> Iterator[T]:
+    """Yield items, and add the seconds that they are waited for to `spent_s` (1,), or with sign -1 subtract them."""
+    start_s = time.perf_counter()
+    for item in items:
+        spent_s += sign * (time.perf_counter() - start_s)
+        yield item
+        start_s = time.perf_counter()
+    spent_s += sign * (time.perf_counter() - start_s)
 
 
 def unique_keys(files: list[Path]) -> Iterator[tuple[Path, str]]:

@@ -32,7 +32,6 @@ from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import seed_everything
 from utils.distributed import cleanup_ddp, read_rank_environment, setup_ddp
 from utils.engine import EngineOptions, TrainingEngine
-from utils.engine.progress_bar import ProgressBar
 from utils.engine.schedule import ScheduleSpec, StepSchedule
 from utils.run.folder import OwnedRun
 
@@ -134,8 +133,7 @@ def train(config: Settings, accelerator: Accelerator, resume: bool) -> TrainingE
         f"Effective batch: {config.train_batch_size} x {world_size} x {accumulate} = "
         f"{config.train_batch_size * world_size * accumulate}; one epoch is {config.eval_interval} steps",
     )
-    shown = ProgressBar(train_batches, engine) if accelerator.is_main_process else train_batches
-    engine.train(shown, test_batches, optimizer, scheduler=StepSchedule(optimizer, spec), resume=resume)
+    engine.train(train_batches, test_batches, optimizer, scheduler=StepSchedule(optimizer, spec), resume=resume)
     return engine
 
 

@@ -27,7 +27,6 @@ from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, UserError, one_line
 from utils.common.tensor_files import atomic_torch_save, read_tensors
 from utils.distributed import all_reduce_sum, cleanup_ddp, join_process_group
 from utils.engine import EngineOptions, Task
-from utils.engine.progress_bar import ProgressBar
 from utils.engine.state import TrainState
 from utils.pages import plot_training_curves
 
@@ -134,8 +133,7 @@ class TrainingEngine(engine.TrainingEngine):
             monitor=monitor_metric,
         )
         self.options = self.recovery.options = self.epoch_end.options = replace(self.options, **changes)
-        shown = ProgressBar(train_loader, self) if self.is_main else train_loader
-        history = super().train(shown, val_loader, optimizer, criterion, scheduler, resume=resume)
+        history = super().train(train_loader, val_loader, optimizer, criterion, scheduler, resume=resume)
         return {**history, "train_learning_rate": history.get("lr", [])}
 
     def load_checkpoint(

@@ -23,7 +23,8 @@ def test_joined_detections_a_second_model_and_the_second_judge_on_two_ranks(
     flags = ("--mask-resolution", "native", "--tiles", "256", "--overlap", "0.5", "--coco-eval", "--batch-size", "3")
     model = ("--model", trained.folder / "last.pt", "--data", trained.data, "--compare", trained.folder / "best.pt")
     printed = must_run(*torchrun(2), "evaluate_model.py", *model, *flags, "--output", tmp_path)
-    assert all(part in printed for part in ("faster-coco-eval", "small (under 32x32", "centreline R", "Most errors: "))
+    words = ("faster-coco-eval", "small (under 32x32", "centrelines: recall", "Most errors: ")
+    assert all(part in printed for part in words)
     metrics, truth, compared = (
         json.loads((tmp_path / f"{name}.json").read_text()) for name in ("metrics", "ground_truth", "compared_metrics")
     )

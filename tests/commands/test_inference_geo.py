@@ -17,6 +17,7 @@ from tests.commands.test_inference_tiles import files_of, predict
 from tests.conftest import run_main
 from tests.predict.maps.photographs import GPS, HOME, dji, exif_of, write_photo, xmp_of
 from tests.yolo.colour_network import paint
+from utils.common.errors import UserError
 from utils.predict.maps.wgs84 import moved
 
 SIZE = (700, 500)
@@ -146,7 +147,7 @@ def test_a_wrong_asset_file_or_option_stops_before_the_model_is_opened(
     flags = ("--model", "none.pt", "--source", photos, "--output", tmp_path / "o")
     bad = tmp_path / "bad.geojson"
     bad.write_text("{}")
-    with pytest.raises(inference.UserError, match=r"bad.geojson: not a GeoJSON FeatureCollection"):
+    with pytest.raises(UserError, match=r"bad.geojson: not a GeoJSON FeatureCollection"):
         run_main(inference, monkeypatch, *flags, "--geo", "--assets", bad)
     for wrong, complaint in (
         (("--assets", bad), "--assets has no effect without --geo"),

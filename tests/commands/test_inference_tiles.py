@@ -21,6 +21,7 @@ from tests.predict.tile_scenes import stroke
 from tests.support.ranks import run_ranks
 from tests.yolo.colour_network import ColourNetwork, install, paint
 from utils.common.errors import UserError
+from utils.common.text import counted
 from utils.data.images import read_image
 from utils.predict.annotation_files import COCO_FILE, LABEL_STUDIO_FILE
 
@@ -159,7 +160,7 @@ def test_photographs_whose_results_cannot_be_written_do_not_end_the_others(
         assert {Path(entry["file"]).name for entry in entries} == {"0.png", long_name} - set(skipped)
         said = capsys.readouterr().out
         assert all(f"skipped {source / name}: " in said for name in skipped)
-        assert f"{3 - len(skipped)} photographs, {len(skipped)} skipped; " in said
+        assert f"{counted(3 - len(skipped), 'photograph')}, {len(skipped)} skipped; " in said
 
 
 @pytest.mark.parametrize("output", ["file", "file/folder", "/proc/results", "/proc/self"])

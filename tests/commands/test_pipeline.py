@@ -166,7 +166,7 @@ def test_another_run_in_the_same_folder_loses_nothing_and_opens_no_socket_to_the
     assert "Set the earlier run aside" in done.stdout
     (epoch,) = read_epochs(folder)
     assert epoch["mean_map50_95"] == pytest.approx((epoch["mask_map50_95"] + epoch["box_map50_95"]) / 2)
-    assert f"(mean_map50_95 {epoch['mean_map50_95']:.4f}, epoch 1)" in done.stdout
+    assert f"best is epoch 1, by mean_map50_95 {epoch['mean_map50_95']:.4f}:" in done.stdout
     assert (tmp_path / "run-1" / "best.pt").read_bytes() == before
     assert (folder / "best.pt").read_bytes() != before
 

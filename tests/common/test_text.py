@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -57,6 +58,13 @@ def test_format_table_aligns_numbers_right_and_text_left() -> None:
         "background_structure     1200  0.1235  1.0000",
     ]
     assert format_table(["a", "b"], []) == "a  b\n-  -"
+
+
+def test_a_long_class_name_is_cut_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "20")
+    lines = format_table(["class", "targets"], [["background_structure", 12]], cut=0).splitlines()
+    assert lines == ["class        targets", "-----------  -------", "backg…cture       12"]
 
 
 def test_first_classes_have_the_colours_of_okabe_and_ito_and_more_classes_others() -> None:

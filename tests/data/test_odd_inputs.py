@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import parse_labels
-from inference import list_photos, unique_keys
+from inference import unique_keys
 from tests.conftest import run_main
 from tests.data.caches import PACKED, opened
 from tests.data.test_dataset_yaml import PHOTO, write_set
 from utils.common.errors import UserError
-from utils.data.dataset_yaml import load_dataset_yaml, not_read
+from utils.data.dataset_yaml import list_photos, load_dataset_yaml, not_read
 from utils.data.labels import read_photos
 from utils.sources.parsing.label_csv import Problem, read_label_csv
 from utils.sources.parsing.sources import find_photographs
@@ -78,6 +78,22 @@ def test_inference_skips_what_macos_leaves(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(PHOTO)
     (tmp_path / "._a.jpg").write_bytes(b"\0\5\x16\7")
     assert [photo.name for photo in list_photos(str(tmp_path))] == ["a.jpg"]
+
+
+def test_a_list_names_photographs_from_here_or_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(write_set(tmp_path / "set").parent / "images")
+    file, other = tmp_path / "list.txt", tmp_path / "b.jpg"
+    other.write_bytes(PHOTO)
+    file.write_text(f"b.jpg\r\n\na.jpg\n{other}")
+    assert list_photos(str(file)) == [other, Path("a.jpg"), other]
+    for text, refusal in (
+        ("b.jpg\n\nc.jpg\n", ":3: c.jpg: no photo"),
+        ("list.txt", ":1: list.txt: no"),
+        ("", ": names no"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UserError, match=f"{file}{refusal}"):
+            list_photos(str(file))
 
 
 def test_files_that_are_not_read_are_counted_and_named(

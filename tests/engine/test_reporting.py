@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,22 @@ def test_gpu_readings_reach_line_and_record(
     assert record["ranks"]["gpu_util"] == [pytest.approx(0.931)]
     assert (record["num_batches"], record["slow_rank"]) == (1234, None)
     assert abs(record["time_s"] - time.time()) < 60
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_shows_one_bar_below_the_lines_and_the_best_epoch_in_colour(
+    is_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    fit(classifier(), tmp_path, loader_of(points(80), 4), loader_of(points(8), 4), epochs=1)
+    said, bar = capsys.readouterr()
+    assert re.search(r"\n(\x1b\[1;32m)?  Epoch 1/1: val_loss \d\.\d{4}(\x1b\[0m)?\n", said)
+    assert ("\x1b" in said, "epoch 1, 0s left" in bar) == (is_terminal, is_terminal)
+    assert not bar.rpartition("\r")[2].strip()  # it is gone
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    left = re.findall(r", (\d+)s left\n", said)
+    assert left == [str(record["left_s"]) for record in records if record["kind"] == "batch"]  # the monitor's
 
 
 def test_a_stall_shows_the_stacks_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from utils import distributed
 from utils.common.config import section_of
 from utils.common.errors import explain_out_of_memory
 from utils.common.files import output_folder
-from utils.common.text import next_command
+from utils.common.text import coloured, next_command
 from utils.data.augment import AugmentOptions
 from utils.data.dataset import DataOptions
 from utils.data.dataset_yaml import load_dataset_yaml
@@ -60,25 +60,28 @@ def run(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
         say("\n".join(plan.lines))
         with mirror(owned.folder, config.mlflow):
             engine = train(plan, share.device, model, owned, data)
-            code = conclude(engine, owned, config.data, say)
+            code = conclude(engine, owned, config)
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return engine.progress.history, code
 
 
-def conclude(engine: TrainingEngine, run: OwnedRun, data: str, say: distributed.Say) -> int:
+def conclude(engine: TrainingEngine, run: OwnedRun, config: TrainConfig) -> int:
     """Report how the training ended, on the console and in the run's status; return the exit code."""
-    progress, monitor = engine.progress, engine.options.monitor
+    progress, monitor, say = engine.progress, engine.options.monitor, engine.log.print
     reason = "stopped early" if progress.stopped_early else ""
     code = run.conclude(engine.stopped_by, reason, epoch=progress.epoch, step=progress.global_step)
     if engine.stopped_by:
         return code
+    words, best = f"\nTraining complete after {progress.epoch} epochs", progress.best_epoch
     if progress.best_value is None:
-        best = f"absent: {monitor} was never a number"
-    else:
-        best = f"{monitor} {progress.best_value:.4f}, epoch {progress.best_epoch + 1}"
-    say(
-        f"\nTraining complete after {progress.epoch} epochs: {run.folder / 'best.pt'} ({best}), {run.folder / 'last.pt'}"
-    )
-    if progress.best_value is not None:
-        say(next_command("python", "evaluate_model.py", "--model", run.folder / "best.pt", "--data", data))
+        say(f"{words}; no best.pt: {monitor} was never a number")
+        return code
+    say(f"{words}; the best is epoch {best + 1}, by {monitor} {progress.best_value:.4f}:")
+    scores = [f"{kind} mAP50-95 {progress.history[f'{kind}_map50_95'][best]:.4f}" for kind in ("mask", "box")]
+    where = "windows" if config.windows else "whole photographs"
+    say(f"  {coloured(', '.join(scores), 'green')} on {where} at {config.img_size} px")
+    if config.windows:
+        say("  evaluate_model.py measures whole photographs at their own size: other scores")
+    say(f"Files in {run.folder}: best.pt, last.pt, results.csv, results.png")
+    say(next_command("python", "evaluate_model.py", "--model", run.folder / "best.pt", "--data", config.data))
     return code

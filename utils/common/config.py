@@ -23,6 +23,7 @@ from utils.common.config_file import Kinds, lower_if_chosen, read_yaml, unpack
 from utils.common.errors import EXIT_USAGE, UsageError, print_warning
 from utils.common.help_page import HelpFormatter, help_text_of
 from utils.common.spellings import FOLDER_PARTS, FOLDERS, nearest, other_names
+from utils.common.text import coloured
 
 T = TypeVar("T")
 FRACTION: dict[str, Any] = {"at_least": 0, "at_most": 1}  # bounds of a share or a probability
@@ -116,8 +117,7 @@ def parse_config(
     given = vars(parser.parse_args(arguments))
     try:
         _join_folder(config_class, given)
-        config_file = given.get("config")
-        from_file = read_yaml(_kinds(config_class), Path(config_file), "--config ") if config_file else {}
+        from_file = read_yaml(_kinds(config_class), Path(file), "--config ") if (file := given.get("config")) else {}
         _join_folder(config_class, from_file)
         values = {**from_file, **given}
         _require(config_class, values)
@@ -126,7 +126,7 @@ def parse_config(
             raise UsageError("; ".join(refused))
         _warn("", ignored(config, given, "wants"))
         if "resume" not in given:  # a run's own file may hold what an `auto` became
-            _warn(f"--config {config_file}: ", ignored(config, from_file.keys() - given.keys(), "needs", "wants"))
+            _warn(f"--config {file}: ", ignored(config, from_file.keys() - given.keys(), "needs", "wants"))
         return config
     except UsageError as error:
         parser.error(str(error))
@@ -229,7 +229,8 @@ def without_secrets(text: str) -> str:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {without_secrets(message)} -- see {self.prog} --help\n")
+        head = f"{self.prog}: {coloured('error:', 'red', sys.stderr)}"
+        self.exit(EXIT_USAGE, f"{head} {without_secrets(message)} -- see {self.prog} --help\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, unknown = self.parse_known_args(args, namespace)
@@ -336,8 +337,7 @@ def _fields(config_class: type) -> list[tuple[dataclasses.Field[Any], Any]]:
 
 def _kinds(config_class: type) -> Kinds:
     """Return the keys that a file of options may hold, with each option's field and annotation."""
-    folder = _folder_field(config_class)
-    parts = dict.fromkeys(FOLDER_PARTS, (folder, str)) if folder else {}
+    parts = dict.fromkeys(FOLDER_PARTS, (folder, str)) if (folder := _folder_field(config_class)) else {}
     return parts | {field.name: (field, kind) for field, kind in _fields(config_class)}
 
 

@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
+from utils.common.text import coloured
+
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -103,7 +105,7 @@ def reason_of(error: OSError) -> str:
 def print_warning(line: str) -> None:
     """Print a warning on stderr. A closed terminal raises nothing."""
     with contextlib.suppress(OSError):
-        print(f"WARNING: {line}", file=sys.stderr, flush=True)
+        print(f"{coloured('WARNING:', 'yellow', sys.stderr)} {line}", file=sys.stderr, flush=True)
 
 
 def run_script(main: Callable[[], int | None]) -> None:
@@ -148,7 +150,7 @@ def _print_error(error: UserError) -> None:
         more = len(error.details) - MAX_DETAILS
         shown = [*error.details[:MAX_DETAILS], *([f"… and {more} more"] if more > 0 else [])]
         print(*shown, sep="\n", file=sys.stderr)
-    print(f"{where}error: {_last_line(error)}", file=sys.stderr, flush=True)
+    print(f"{where}{coloured('error:', 'red', sys.stderr)} {_last_line(error)}", file=sys.stderr, flush=True)
 
 
 def _last_line(error: UserError) -> str:

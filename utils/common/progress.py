@@ -9,6 +9,8 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
+from utils.common.text import is_terminal
+
 T = TypeVar("T")
 DELAY_S = 5.0
 SECONDS_BETWEEN_LINES = 10.0
@@ -26,7 +28,7 @@ class Progress:
     def __call__(self, items: Iterable[T]) -> Iterator[T]:
         """Yield items."""
         if self._bar is None:
-            is_off = not (self.is_shown and sys.stderr.isatty())
+            is_off = not (self.is_shown and is_terminal(sys.stderr))
             self._bar = tqdm(desc=self.title, total=self.total, delay=DELAY_S, leave=False, disable=is_off)
             self._start = self._last = monotonic()
         for item in items:
@@ -34,7 +36,7 @@ class Progress:
             self._bar.update()
             if self._done >= self.total:
                 self._bar.close()
-            elif self.is_shown and not sys.stderr.isatty():
+            elif self.is_shown and not is_terminal(sys.stderr):
                 self._print_line()
             yield item
 

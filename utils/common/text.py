@@ -1,15 +1,19 @@
-"""Durations, sizes and aligned tables as text."""
+"""Durations, sizes and aligned tables as text; colours on a terminal."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
 
 # Control characters, halves of surrogate pairs (from a file name that is not UTF-8), and what XML 1.0, 2.2 leaves out.
 _NOT_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+COLORS = {"red": 31, "green": 32, "yellow": 33}
 
 
 def plain_text(text: str) -> str:
@@ -17,9 +21,19 @@ def plain_text(text: str) -> str:
     return _NOT_TEXT.sub("\ufffd", text)
 
 
+def is_terminal(*streams: TextIO) -> bool:
+    """Return whether streams show colours and a bar: on a terminal, unless NO_COLOR is set (no-color.org)."""
+    return all(stream.isatty() for stream in streams) and not os.environ.get("NO_COLOR")
+
+
+def coloured(text: str, color: str, stream: TextIO | None = None) -> str:
+    """Return text for a stream, by default stdout: on a terminal bold and in a color of COLORS, else as it is."""
+    return f"\x1b[1;{COLORS[color]}m{text}\x1b[0m" if is_terminal(stream or sys.stdout) else text
+
+
 def next_command(*words: object) -> str:
     """Return the line that tells which command to type next."""
-    return "Next: " + shlex.join(str(word) for word in words)
+    return coloured("Next:", "green") + " " + shlex.join(str(word) for word in words)
 
 
 def format_duration(duration_s: float) -> str:
@@ -51,26 +65,28 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_table(
-    header: Sequence[str], rows: Iterable[Sequence[Any]], *, right_from: int | None = None, has_rule: bool = True
+    header: Sequence[str], rows: Iterable[Sequence[Any]], *, right_from: int | None = None, cut: int | None = None
 ) -> str:
     """Align columns, two spaces apart: numbers to the right (floats with four decimals), text to the left.
 
-    Columns from number `right_from` on are aligned to the right whatever they hold. `has_rule`: underline the header.
+    Columns from number `right_from` on are aligned to the right whatever they hold.
+    Column number `cut` loses the middle of what makes the table too wide for a terminal.
     """
     rows = [list(row) for row in rows]
-    cells = [[_cell(value) for value in row] for row in rows]
-    align: list[Callable[[str, int], str]] = []
+    lines, align = [list(header), *([_cell(value) for value in row] for row in rows)], []
     for column in range(len(header)):
         values = [row[column] for row in rows if row[column] is not None]
-        is_right = right_from is not None and column >= right_from
-        align.append(str.rjust if is_right or (values and all(map(_is_number, values))) else str.ljust)
-    widths = [max(len(line[column]) for line in [list(header), *cells]) for column in range(len(header))]
-    rule = [["-" * width for width in widths]] if has_rule else []
-    lines = [
-        "  ".join(place(text, width) for place, text, width in zip(align, line, widths, strict=True)).rstrip()
-        for line in [list(header), *rule, *cells]
-    ]
-    return "\n".join(lines)
+        are_numbers = values and all(map(_is_number, values))
+        align.append(">" if are_numbers or (right_from is not None and column >= right_from) else "<")
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    excess = sum(widths) + 2 * len(widths) - 2 - shutil.get_terminal_size().columns
+    if cut is not None and excess > 0 and sys.stdout.isatty():
+        width = widths[cut] = min(widths[cut], max(widths[cut] - excess, 9))
+        for line in (line for line in lines if len(line[cut]) > width):
+            line[cut] = f"{line[cut][: width // 2]}…{line[cut][width // 2 - width + 1 :]}"
+    lines.insert(1, ["-" * width for width in widths])
+    form = "  ".join(f"{{:{place}{width}}}" for place, width in zip(align, widths, strict=True))
+    return "\n".join(form.format(*line).rstrip() for line in lines)
 
 
 def _cell(value: Any) -> str:

@@ -9,6 +9,7 @@ Every rank calls every method. `utils.engine.task.Task` says how batches, loss, 
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -19,10 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
 
 from utils.common.devices import choose_precision, peak_memory_bytes
 from utils.common.errors import UserError
 from utils.common.signals import StopFlag
+from utils.common.text import is_terminal
 from utils.distributed import average_tensors, collective_timeout_s, is_distributed, rank, world_size
 from utils.distributed.ddp import wrap_for_ranks
 from utils.distributed.sync_bn import convert_sync_batchnorm
@@ -41,6 +44,7 @@ from utils.run.log import RunLog
 
 # PyTorch's 65536 overflows at a fresh start: YOLO's first gradients fit fp16 up to a scale of 256 (measured).
 FIRST_SCALE = 2.0**6
+BAR = "{percentage:3.0f}% |{bar:20}|{postfix}"
 STALL_SHARE = 0.8  # of a collective's time limit: after this long without progress the stacks are written
 Mark = Callable[[str], object]  # is called where a phase of a step begins: input, forward, loss, backward, optimizer
 
@@ -130,7 +134,9 @@ class TrainingEngine:
         require_equal_batches(train_loader)
         if resume:
             self.recovery.load()
-        with self.stop_flag, self.stall_watch, self.batch_log.rank_meter.gpu or nullcontext():
+        is_off, total = not (self.log.is_main and is_terminal(sys.stdout, sys.stderr)), len(train_loader)
+        self.batch_log.bar = bar = tqdm(total=total * self.options.epochs, disable=is_off, leave=False, bar_format=BAR)
+        with bar, self.stop_flag, self.stall_watch, self.batch_log.rank_meter.gpu or nullcontext():
             epoch_start_s = time.perf_counter()
             while self.progress.epoch < self.options.epochs and not self.progress.stopped_early:
                 self.stop_agreement.start(self.progress.global_step)
@@ -155,6 +161,7 @@ class TrainingEngine:
                     self.state.scheduler.step()
                 is_best = self.epoch_end.count(record, self.evaluation_model)
                 record["total_epoch_time_s"] = time.perf_counter() - epoch_start_s
+                self.batch_log.validation_s = max(record["total_epoch_time_s"] - record["epoch_time_s"], 0)
                 epoch_start_s = time.perf_counter()
                 # Before the checkpoint: a kill between the two repeats the epoch, and then its report too.
                 self.epoch_end.report(record, self._epoch(self.progress.epoch), is_best)
@@ -190,6 +197,7 @@ class TrainingEngine:
                 batch, group_size, is_first=position == group_start, is_last=is_last_of_group
             )
             meter.add(values, num_samples)
+            self.batch_log.bar.update()
             if is_last_of_group:
                 self.update()
                 progress.batch = position + 1

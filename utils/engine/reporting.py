@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from utils.common.devices import peak_memory_bytes
 from utils.common.files import warn_on_write_error
-from utils.common.text import format_bytes, format_duration
+from utils.common.text import coloured, format_bytes, format_duration
 from utils.distributed import all_reduce_sum, any_rank, communication_device, rank
 from utils.engine.meters import FIELDS, EpochMeter, RankMeter
 from utils.engine.options import EngineOptions
@@ -35,6 +36,8 @@ class BatchLog:
         self.device = device
         self.world_size = world_size
         self.rank_meter = RankMeter(device)
+        self.validation_s = 0.0  # of the last epoch
+        self.bar = tqdm(disable=True)  # of a run, on a terminal
         self._slow_rank = SlowRank()
 
     def write(
@@ -61,7 +64,12 @@ class BatchLog:
         slow_rank = self._slow_rank.update(ranks["own_ms"], lap.step_ms, lap.num_batches)
         images_per_s = meter.num_samples * self.world_size / meter.elapsed_s
         speed = f"{images_per_s:.1f} {self.task.samples}/s"
-        line = batch_line(position, batches, reported["loss"], meter, speed, peak_memory_bytes(self.device))
+        validations_s = (batches[1] // batches[0] + 1) * self.validation_s
+        left_s = round(batches[1] * meter.elapsed_s / max(meter.num_batches, 1) + validations_s)
+        self.bar.n = (self.bar.total or 0) - batches[1]
+        self.bar.set_postfix_str(f"epoch {progress.epoch + 1}, {format_duration(left_s)} left", refresh=False)
+        memory = peak_memory_bytes(self.device)
+        line = batch_line(position, batches[0], reported["loss"], meter, speed, memory, left_s)
         gpus = " ".join(device_words(ranks))
         log.print(", ".join([line, *([gpus] if gpus else []), *_slow_words(slow_rank, ranks)]))
         speeds = {
@@ -77,6 +85,7 @@ class BatchLog:
             **reported,
             **speeds,
             "num_batches": batches[0],
+            "left_s": left_s,
             "time_s": round(time.time(), 1),
             "slow_rank": slow_rank,
             "ranks": measured,
@@ -113,14 +122,13 @@ def _charted(ranks: Ranks) -> dict[str, float]:
 
 
 def batch_line(
-    position: int, batches: tuple[int, int], loss: float, meter: EpochMeter, speed: str, memory_bytes: int
+    position: int, num_batches: int, loss: float, meter: EpochMeter, speed: str, memory_bytes: int, left_s: float
 ) -> str:
-    """Return the console line of one batch; `batches` counts those of the epoch and those that remain in the run."""
-    per_batch_s = meter.elapsed_s / max(meter.num_batches, 1)
+    """Return the console line of one batch."""
     return (
-        f"  Batch [{position}/{batches[0]}] - Loss: {loss:.4f} | {speed}, "
+        f"  Batch [{position}/{num_batches}] - Loss: {loss:.4f} | {speed}, "
         f"data wait {meter.data_wait_s / meter.elapsed_s:.0%}, {format_bytes(memory_bytes)}, "
-        f"{format_duration(batches[1] * per_batch_s)} left"
+        f"{format_duration(left_s)} left"
     )
 
 
@@ -157,7 +165,11 @@ class EpochEnd:
         self.log.metrics({"kind": "epoch", **record})
         charted = {name: value for name, value in record.items() if name not in ("epoch", "global_step")}
         self.log.scalars("epoch", charted, record["epoch"])
-        self.log.print(*self.task.epoch_lines(record, monitor, keeps_it))
+        names = filter(record.__contains__, dict.fromkeys((*self.task.shown, monitor)))
+        shown = [f"{name.replace('_map50_95', ' mAP50-95')} {record[name]:.4f}" for name in names]
+        row = f"  Epoch {record['epoch']}/{self.options.epochs}: {', '.join(shown)}"
+        row = coloured(row, "green") if is_best else row
+        self.log.print(*self.task.epoch_lines(record, monitor, keeps_it), row)
         if rank() == 0:
             with warn_on_write_error("what follows an epoch"):
                 self.task.after_epoch(record, epoch)

@@ -42,7 +42,7 @@ class Task:
     # Whether the network runs the same operators in every step, reads no value on the host, and the loss uses the same outputs.
     repeats_kernels = False
     samples = "images"  # what the log calls the samples
-    # The reported values in an epoch's console lines, beside the one that chooses best.pt.
+    # The reported values in an epoch's row on the console, beside the one that chooses best.pt.
     shown: tuple[str, ...] = ("val_loss",)
     columns: Mapping[str, str] = {}  # the first columns of results.csv: {reported value: its name there}
 
@@ -96,14 +96,11 @@ class Task:
 
     def epoch_lines(self, record: dict[str, Any], monitor: str, is_best: bool) -> list[str]:
         """Return the console lines that close an epoch, whose reported values are `record`; `is_best`: best.pt is written."""
-        names = dict.fromkeys((*self.shown, monitor))
-        shown = [name for name in names if name in record and not name.startswith("train_")]
         return [
             f"  Average Loss: {record['train_loss']:.4f}",
             f"  Time: {record['epoch_time_s']:.1f}s",
             f"  Throughput: {record['batches_per_s']:.1f} batches/sec ({record['images_per_s']:.1f} {self.samples}/s, "
             f"data wait {record['data_wait_share']:.0%})",
-            *([f"  Validation: {', '.join(f'{name} {record[name]:.4f}' for name in shown)}"] if shown else []),
             f"  ✓ Saved checkpoint (loss: {record['train_loss']:.4f})"
             + (f", best {monitor} so far" if is_best else ""),
         ]

@@ -10,6 +10,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from utils.common.text import coloured
 from utils.data.images import read_image, upright_size
 from utils.data.label_statistics import class_bends, common_direction, label_lengths, spread_out
 from utils.data.labels import Photo
@@ -105,7 +106,8 @@ def small_labels_hint(photos: list[Photo], names: tuple[str, ...], size_px: int)
         for class_id, (_, long) in medians.items()
         if long < SMALL_PX
     ]
-    return f"Hint: {min(small)[1]} at an input of {size_px} px; {WINDOWS_ADVICE}" if small else ""
+    hint = coloured("Hint:", "yellow")
+    return f"{hint} {min(small)[1]} at an input of {size_px} px; {WINDOWS_ADVICE}" if small else ""
 
 
 def _with_objects(photos: list[Photo]) -> list[int]:

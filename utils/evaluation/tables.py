@@ -8,26 +8,18 @@ from typing import Any
 from utils.common.text import format_table
 from utils.data.polygons import SIZES
 
-_APS = {"box_map50": "box mAP50", "box_map50_95": "mAP50-95", "mask_map50": "mask mAP50", "mask_map50_95": "mAP50-95"}
-_COLUMNS = {
-    "box_precision": "box P",
-    "box_recall": "R",
-    "box_map50": "mAP50",
-    "box_map50_95": "mAP50-95",
-    "mask_precision": "mask P",
-    "mask_recall": "R",
-    "mask_map50": "mAP50",
-    "mask_map50_95": "mAP50-95",
-}
+KINDS = {"mask": "masks", "box": "boxes"}
+_APS = {"map50": "mAP50", "map50_95": "mAP50-95"}
+_SCORES = {"precision": "precision", "recall": "recall", **_APS}
 
 _THIN = {
-    "native_mask_map50": "native mask mAP50",
-    "native_mask_map50_95": "mAP50-95",
-    "centreline_recall": "centreline R",
-    "centreline_precision": "centreline P",
-    "pieces_per_object": "pieces per object",
+    "native_mask_map50": "AP50",
+    "native_mask_map50_95": "AP50-95",
+    "centreline_recall": "recall",
+    "centreline_precision": "precision",
+    "pieces_per_object": "pieces",
 }
-_LENGTHS = {"length_px": "length, px", "missed_px": "missed", "invented_px": "invented"}
+_LENGTHS = {"length_px": "length", "missed_px": "missed", "invented_px": "invented"}
 
 
 def all_tables(models: Sequence[dict[str, Any]]) -> str:
@@ -51,38 +43,54 @@ def guarantee_lines(guarantee: dict[str, Any]) -> list[str]:
     return [first, *(row["words"] for row in guarantee["classes"]), guarantee["proof"]]
 
 
+def score_of(row: dict[str, Any], name: str) -> float | None:
+    """Return a score of all classes or of one. None without objects, and for the precision where none was found."""
+    is_of_nothing = name in ("box_precision", "mask_precision") and not row[name.replace("precision", "recall")]
+    return None if is_of_nothing or not row["num_targets"] else row[name]
+
+
 def class_table(metrics: dict[str, Any]) -> str:
-    """Return one row for all classes and one per class; a class without objects in the split has no scores."""
-    rows = [
-        [
-            row.get("name", "all"),
-            row["num_images"],
-            row["num_targets"],
-            *(_shown(row[name] if row["num_targets"] else None) for name in _COLUMNS),
+    """Return the scores of masks, then of boxes: one row for all classes and one per class."""
+    tables = []
+    for kind, words in KINDS.items():
+        rows = [
+            [
+                row.get("name", "all"),
+                row["num_images"],
+                row["num_targets"],
+                *(_shown(score_of(row, f"{kind}_{name}")) for name in _SCORES),
+            ]
+            for row in [metrics, *metrics["per_class"]]
         ]
-        for row in [metrics, *metrics["per_class"]]
-    ]
-    return format_table(["class", "images", "objects", *_COLUMNS.values()], rows)
+        tables.append(format_table([words, "images", "objects", *_SCORES.values()], rows, right_from=1, cut=0))
+    return "\n\n".join(tables)
 
 
 def size_table(metrics: dict[str, Any]) -> str:
     """Return one row per size of the targets, by their area in pixels of the photographs."""
-    limits = ("under 32x32 px", "up to 96x96 px", "above")
+    limits = ("under 32x32", "to 96x96", "above")
     rows = [
-        [f"{size} ({limit})", values["num_targets"], *(_shown(values[name]) for name in _APS)]
+        [
+            f"{size} ({limit})",
+            values["num_targets"],
+            *(_shown(values[f"{kind}_{name}"]) for kind in KINDS for name in _APS),
+        ]
         for (size, values), limit in zip(metrics["by_size"].items(), limits, strict=True)
     ]
-    return format_table(["size", "objects", *_APS.values()], rows)
+    titles = [f"{kind} {title}" for kind in KINDS for title in _APS.values()]
+    return format_table(["size, px", "objects", *titles], rows, right_from=1)
 
 
 def thin_table(metrics: dict[str, Any]) -> str:
     """Return one row per thin class, with native masks' AP and centrelines; "" if none was judged."""
+    title = "Native masks' AP; centrelines: recall, precision, pieces per object, px\n"
     rows = [
         [row["name"], *(_shown(row[name]) for name in _THIN), *(f"{row[name]:,}" for name in _LENGTHS)]
         for row in metrics["per_class"]
         if row.get("length_px") is not None
     ]
-    return format_table(["thin class", *_THIN.values(), *_LENGTHS.values()], rows) if rows else ""
+    head = ["thin class", *_THIN.values(), *_LENGTHS.values()]
+    return title + format_table(head, rows, right_from=1, cut=0) if rows else ""
 
 
 def coco_comparison_table(metrics: dict[str, Any]) -> str:
@@ -90,14 +98,14 @@ def coco_comparison_table(metrics: dict[str, Any]) -> str:
     coco = metrics["coco_eval"]
     rows = [
         [f"{kind} {label}", _shown(metrics[f"{kind}_{name}"]), _shown(coco[f"{kind}_{name}"])]
-        for kind in ("box", "mask")
+        for kind in KINDS
         for name, label in (("map50", "mAP50"), ("map50_95", "mAP50-95"))
     ] + [
         [
             f"{kind} mAP50-95, {size}",
             *(_shown(source["by_size"][size][f"{kind}_map50_95"]) for source in (metrics, coco)),
         ]
-        for kind in ("box", "mask")
+        for kind in KINDS
         for size in SIZES
     ]
     return format_table([f"masks at {metrics['mask_resolution']} resolution", "ours", "faster-coco-eval"], rows)
@@ -105,19 +113,15 @@ def coco_comparison_table(metrics: dict[str, Any]) -> str:
 
 def comparison_table(models: Sequence[dict[str, Any]]) -> str:
     """Return AP of two models, over all classes and by class, and the difference B - A."""
-    rows = []
-    for number, name in enumerate(["all", *(row["name"] for row in models[0]["per_class"])]):
-        found = [model if number == 0 else model["per_class"][number - 1] for model in models]
-        row: list[str | None] = [name]
-        for kind in ("box", "mask"):
-            pair = [one[f"{kind}_map50_95"] for one in found] if found[0]["num_targets"] else []
-            row += [*map(_shown, pair), f"{pair[1] - pair[0]:+.3f}"] if pair else [None] * 3
-        rows.append(row)
-    columns = [
-        f"{kind} mAP50-95, {who}" if who == "A" else who for kind in ("box", "mask") for who in ("A", "B", "B - A")
-    ]
-    about = "".join(f"{letter}: {model['model']}\n" for letter, model in zip("AB", models, strict=True))
-    return about + format_table(["class", *columns], rows)
+    tables = ["\n".join(f"{letter}: {model['model']}" for letter, model in zip("AB", models, strict=True))]
+    for kind, words in KINDS.items():
+        rows = []
+        for row, other in zip(*([model, *model["per_class"]] for model in models), strict=True):
+            pair = [one[f"{kind}_map50_95"] for one in (row, other)] if row["num_targets"] else []
+            rows.append([row.get("name", "all"), *(map(_shown, pair) if pair else [None] * 2)])
+            rows[-1].append(f"{pair[1] - pair[0]:+.3f}" if pair else None)
+        tables.append(format_table([f"{words}, mAP50-95", "A", "B", "B - A"], rows, right_from=1, cut=0))
+    return "\n\n".join(tables)
 
 
 def _shown(value: float | None) -> str | None:

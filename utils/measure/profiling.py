@@ -261,7 +261,7 @@ def profile_table(profiles: Sequence[BatchProfile]) -> str:
             for name, (_, form) in shown.items()
         ]
         rows.append([profile.batch_size, *cells])
-    return format_table(["batch", *(title.rjust(9) for title in titles)], rows, right_from=1)
+    return format_table(["batch", *titles], rows, right_from=1)
 
 
 def to_record(

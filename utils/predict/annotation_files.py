@@ -145,4 +145,6 @@ def merge_tool_files(files: ToolFiles, num_ranks: int) -> None:
 
 def common_folder(source: str, files: Sequence[Path]) -> Path:
     """Return the folder that the user named, or the folder that holds all photographs."""
-    return Path(source) if Path(source).is_dir() else Path(os.path.commonpath([file.parent for file in files]))
+    return (
+        Path(source) if Path(source).is_dir() else Path(os.path.commonpath([file.absolute().parent for file in files]))
+    )

@@ -11,11 +11,13 @@ import io
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import cv2
+from tqdm import tqdm
 
 from utils.common.files import warn_on_write_error, write_bytes_atomic
 from utils.run.records import METRICS_FILE, parse_record, read_epochs
@@ -60,7 +62,8 @@ class RunLog:
         if self.is_main:
             # Closed terminal (EIO), pipe without a reader (EPIPE), full disk under a log file (ENOSPC).
             with contextlib.suppress(OSError):
-                print(*lines, sep="\n", flush=True)
+                tqdm.write("\n".join(lines))  # a bar stays below it
+                sys.stdout.flush()
 
     def metrics(self, record: Mapping[str, Any]) -> None:
         """Append one record to metrics.jsonl; one of `kind` epoch also to results.csv.

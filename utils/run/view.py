@@ -16,7 +16,6 @@ MIN_COLUMNS = 40
 MAX_COLUMNS = 120
 MAX_EPOCHS = 6  # rows of the epoch table
 MAX_RANKS = 12
-RECENT_EPOCHS = 3  # whose mean duration predicts the remaining time
 
 _BAR_WIDTH = 20
 _NOT_LOSSES = ("epoch", "batch", "global_step", "images_per_s", "step_ms", "data_wait_share", "num_batches", "time_s")
@@ -76,18 +75,6 @@ def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str
     return "".join(blocks[min(int((mean - low) / (high - low) * len(blocks)), len(blocks) - 1)] for mean in means)
 
 
-def remaining_s(state: RunState) -> float:
-    """Return the seconds until the run ends, NaN if unknown. Before the first epoch ends, validation is not counted."""
-    last, epochs = _last_batch(state), state.config.get("epochs")
-    if not isinstance(epochs, int) or not (last or state.epochs):
-        return math.nan
-    done, share, _ = _position(state)
-    times = [_number(record, "total_epoch_time_s") for record in state.epochs[-RECENT_EPOCHS:]]
-    known = [value for value in times if math.isfinite(value)]
-    epoch_s = statistics.fmean(known) if known else _number(last, "step_ms") / 1000 * _number(last, "num_batches")
-    return (epochs - done - share) * epoch_s
-
-
 def _heading(state: RunState, now_s: float) -> list[str]:
     name, config = printable(str(state.folder), 60), state.config
     trouble = state.trouble(now_s)
@@ -121,7 +108,7 @@ def _progress(state: RunState, blocks: str) -> list[str]:
     trained_s = sum(value for value in (_number(record, "total_epoch_time_s") for record in state.epochs) if value > 0)
     step = (last or state.epochs[-1]).get("global_step", "?")
     position = f"Epoch {min(done + 1, epochs)}/{epochs}, batch {batch}" if batch else f"Epoch {done}/{epochs}"
-    left = f"{format_duration(trained_s)} in all" if is_over else f"{format_duration(remaining_s(state))} left"
+    left = f"{format_duration(trained_s)} in all" if is_over else f"{format_duration(_number(last, 'left_s'))} left"
     speed = [
         f"{_number(last, 'images_per_s'):.1f} images/s",
         f"{_number(last, 'step_ms'):.0f} ms/batch",
@@ -231,7 +218,8 @@ def _formatted(value: Any, form: Callable[[float], str]) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return format_table(header, rows, right_from=0, has_rule=False).splitlines()
+    head, _, *lines = format_table(header, rows, right_from=0).splitlines()
+    return [head, *lines]
 
 
 def _number(record: Record, key: str) -> float:

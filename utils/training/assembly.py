@@ -52,7 +52,7 @@ def line_rules(facts: dict[str, Any], names: tuple[str, ...]) -> str:
 class Segmentation(SegmentationStep):
     """YOLO segmentation: its batches, its loss and metrics, its pictures and its deployable files."""
 
-    shown = ("val_loss", "box_map50", "box_map50_95", "mask_map50", "mask_map50_95")
+    shown = ("mask_map50_95", "box_map50_95", "val_loss")
     columns = COLUMNS
 
     def __init__(self, plan: TrainPlan, model: YoloModel, run: OwnedRun, data: Data) -> None:

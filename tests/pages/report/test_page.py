@@ -12,6 +12,7 @@ from tests.pages.report.elements import Elements, check_figures
 from tests.pages.report.made_up import HOSTILE, made_up_card, made_up_subject
 from utils.evaluation.metrics.results import ImageResult
 from utils.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves, summarise
+from utils.evaluation.tables import class_table
 from utils.pages.report import Subject, build_page
 from utils.pages.report.tables import THIN
 
@@ -99,6 +100,14 @@ def test_the_page_begins_with_what_is_found_and_what_is_not() -> None:
     assert shown["per_class.1.mask_precision"] == "1.000"
     assert shown["per_class.3.mask_precision"] == "–", "nothing was found, so a precision of 1 says nothing"
     assert "per_class.4.mask_map50" not in shown, "without objects there is no score"
+
+
+def test_the_precision_of_a_class_that_was_not_found_is_a_dash() -> None:
+    subject = made_up_subject(("pole", "crossarm"), 3)
+    subject.metrics["per_class"][1] |= {"mask_precision": 1.0, "mask_recall": 0.0}
+    shown = {attributes["data-key"]: text for attributes, text in Elements(build_page([subject], [])).figures}
+    assert (shown["per_class.0.mask_precision"] != "–", shown["per_class.1.mask_precision"]) == (True, "–")
+    assert class_table(subject.metrics).splitlines()[4].split()[3:5] == ["-", "0.000"]
 
 
 def test_nothing_found_and_nothing_there_still_make_a_page() -> None:

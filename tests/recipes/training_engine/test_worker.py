@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
-import time
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -191,8 +188,7 @@ def test_a_keyword_gives_the_weights_of_the_option_that_it_names(
         same, optimizer, _, loaders = engine_with_loaders(tmp_path / "unused")
         own = replace(training_engine.DEFAULTS, **{"epochs": 1, "precision": "off", "quiet": True, **chosen})
         plain = PlainEngine(same.state.model, torch.device("cpu"), own, task=BareTask(), run=tmp_path / "plain")
-        shown = training_engine.ProgressBar(loaders[0], plain)  # it draws a random number before the first batch
-        others.append(after_an_epoch(plain, optimizer, [shown, loaders[1]]))
+        others.append(after_an_epoch(plain, optimizer, loaders))
     assert all(torch.equal(one, other) for one, other in zip(ours, others[0], strict=True))
     is_baseline = len(ours) == len(others[1]) and all(map(torch.equal, ours, others[1]))
     assert is_baseline == (not options)
@@ -222,27 +218,6 @@ def test_the_keywords_of_train_act(tmp_path: Path) -> None:
     assert len(history["val_loss"]) == 3  # BatchNorm's statistics get better once
     assert {path.name for path in (tmp_path / "experiment").glob("*.pt")} == {"best.pt"}
     assert engine.progress.best_value == min(history["val_loss"])
-
-
-def test_the_bar_shows_the_epoch_and_leaves_the_line_to_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Slow(list[int]):
-        sampler = "the loader's"
-
-        def __iter__(self) -> Iterator[int]:
-            for number in range(len(self)):
-                time.sleep(0.2)
-                yield number
-
-    engine, *_ = engine_with_loaders(tmp_path, quiet=False, epochs=7)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    bar = training_engine.ProgressBar(Slow(range(5)), engine)
-    assert (len(bar), bar.sampler) == (5, "the loader's")
-    assert list(iter(bar)) == [0, 1, 2, 3, 4]
-    shown = capsys.readouterr().err.split("\r")
-    assert any("Epoch 1/7" in line and "4/5" in line for line in shown)
-    assert not shown[-1].strip()  # cleared
 
 
 @pytest.mark.parametrize(

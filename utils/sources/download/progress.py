@@ -8,6 +8,8 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
+from utils.common.text import is_terminal
+
 CHUNK_BYTES = 1 << 16
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -23,7 +25,7 @@ class Progress:
         self.received_bytes = 0
         self._total_bytes = total_bytes
         self._started = self._last_line = time.monotonic()
-        is_off = not (sys.stderr.isatty() and total_bytes)
+        is_off = not (is_terminal(sys.stderr) and total_bytes)
         self._bar: Any = tqdm(
             total=total_bytes, unit="B", unit_scale=True, dynamic_ncols=True, leave=False, disable=is_off
         )
