@@ -127,7 +127,7 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     counts = np.zeros(len(names) + 1, np.int64)  # of each class's detections, and of photographs
     num_without_mask = 0
     tools = tool_files(config, names, files)
-    promise = None if config.thresholds is None else Thresholds.read(config.thresholds, config.model)
+    promise = Thresholds.chosen(config.thresholds, config.model, predictor.model)
     traits: list[np.ndarray] = []
     with (
         PredictionWriter(output, names, ranks.rank, promise.statement if promise else None) as writer,
@@ -146,14 +146,17 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     *found, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
     num_without_mask = int(sum(part["without_mask"].sum() for part in parts))
     distributed.run_on_main(lambda: merge_parts(output, ranks.world_size))
-    of_map = distributed.run_on_main(lambda: write_maps(output, sources, site, names, before) if site else [])
+    is_alike = (
+        [promise.line, promise.compare([part["traits"] for part in parts], files)] if promise and num_read else []
+    )
+    title = ". ".join([f"{len(files)} photographs", *is_alike])
+    of_map = distributed.run_on_main(lambda: write_maps(output, sources, site, names, before, title) if site else [])
     distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))
     if ranks.is_main:
         summary = ", ".join(f"{count} {name}" for name, count in zip(names, found, strict=True) if count) or "nothing"
         print(f"{num_read} photographs, {len(files) - num_read} skipped; found {summary}")
         print(", ".join([f"Results in {config.output}: pictures, labels/, predictions.json", *tools.written]))
-        is_alike = promise.compare([part["traits"] for part in parts], files) if promise and num_read else ""
-        for line in filter(None, [without_mask_line(num_without_mask), *(of_map or []), is_alike]):
+        for line in filter(None, [without_mask_line(num_without_mask), *(of_map or []), *is_alike]):
             print(line)
     cleanup_ddp()
     return 0 if num_read else 1
@@ -169,7 +172,7 @@ def predict_orthophoto(config: InferenceConfig, ranks: distributed.RankInfo) -> 
     if config.tiles == "off":
         raise UsageError(f"--tiles off: --source {config.source} is an orthophoto, which is always cut into tiles")
     raster = open_orthophoto(Path(config.source))
-    predictor, names = open_predictor(config, ranks)
+    predictor, names = open_predictor(replace(config, thresholds="off"), ranks)
     predictor = replace(predictor, tiling=predictor.tiling or Tiling(predictor.size_px, config.overlap))
     os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)
     setup_ddp(predictor.device, ranks)
@@ -207,13 +210,13 @@ def write_results(
 
 
 def write_maps(
-    output: Path, sources: list[Source], site: Site, names: tuple[str, ...], before: Before | None
+    output: Path, sources: list[Source], site: Site, names: tuple[str, ...], before: Before | None, title: str
 ) -> list[str]:
     """Write the files of detections and assets; return lines that sum them up."""
     keys = [(source.file, source.key) for source in sources]
     tables = write_asset_files(output, keys, site, names, before)
     lines = write_map_files(output, keys, site, tables.of_detection)
-    write_text_atomic(output / "assets.html", build_page(tables, names, f"{len(sources)} photographs"))
+    write_text_atomic(output / "assets.html", build_page(tables, names, title))
     return lines + tables.lines
 
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import evaluate_model
+import export
 import inference
 from tests.conftest import run_main
 from tests.pages.report.elements import check_figures
@@ -71,6 +72,22 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
     assert counts == Counter(names), "as many as were judged"
     assert found[0]["guarantee"]["classes"] == words
     assert "Like the folders it was checked on" in capsys.readouterr().out
+    monkeypatch.setattr(export.signal, "signal", lambda *_: None)
+    carried = ("--format", "torchscript", "--no-speed", "--data", "data.yaml", "--thresholds", "out/thresholds.yaml")
+    run_main(export, monkeypatch, "--model", weights, *carried)
+    exported = ("--model", "last.torchscript", "--source", "flight*/images/*.png", "--output", "exported")
+    run_main(inference, monkeypatch, *exported)
+    theirs, said = json.loads(Path("exported/predictions.json").read_text()), capsys.readouterr().out
+    assert Counter(one["class"] for photograph in theirs for one in photograph["detections"]) == counts
+    assert theirs[0]["guarantee"]["model_sha256"] == found[0]["guarantee"]["model_sha256"], "of the .pt file"
+    assert theirs[0]["guarantee"]["proof"].endswith("judged with the .pt file, whose outputs the export has")
+    assert f"wire {levels['wire']}" in said
+    assert "Like the folders it was checked on" in said
+    for flags, cure in ((("--iou", "0.5"), "judged with --iou"), (options[2:4], "made for another model file")):
+        with pytest.raises(UserError, match=cure):
+            run_main(inference, monkeypatch, *exported, *flags)
+    run_main(inference, monkeypatch, *exported, "--thresholds", "off")
+    assert "guarantee" not in json.loads(Path("exported/predictions.json").read_text())[0]
     cv2.imwrite("dark.png", read_image(Path("flight0/images/0.png")) // 4)
     run_main(inference, monkeypatch, *options, "dark.png")
     assert "NOT like the folders it was checked on" in (said := capsys.readouterr().out)
@@ -82,6 +99,9 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
     other = tiny_weights(tmp_path / "other.pt", prototype_scale=2)
     with pytest.raises(UserError, match=r"made for another model file than .*other\.pt; evaluate this one"):
         run_main(inference, monkeypatch, *options, "dark.png", "--model", other)
+    for flags, cure in ((("--model", other), "for another model file"), (("--img-size", "96"), "the export's is 96")):
+        with pytest.raises(UserError, match=cure):
+            run_main(export, monkeypatch, "--model", weights, *carried, *flags)
 
 
 def test_groups_are_those_of_the_split(tmp_path: Path) -> None:
@@ -123,7 +143,7 @@ def test_one_flight_in_twenty_of_the_same_kind_is_called_unlike() -> None:
     assert np.isfinite(deviations(np.full((30, 36), np.nan))).all()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "version: 2\nclasses: []", "version: 1\nclasses: [{threshold: 7}]", "{"])
+@pytest.mark.parametrize("text", ["", "[]", "version: 1\nclasses: []", "version: 2\nclasses: [{threshold: 7}]", "{"])
 def test_a_damaged_file_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(text)
     with pytest.raises(UserError, match="--guarantee writes it"):
