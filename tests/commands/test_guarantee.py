@@ -133,14 +133,14 @@ def test_a_model_is_not_judged_on_what_it_was_trained_on(tmp_path: Path) -> None
 def test_one_flight_in_twenty_of_the_same_kind_is_called_unlike() -> None:
     rng, alarms = np.random.default_rng(0), []
     for _ in range(400):
-        traits = rng.standard_t(2, (41, 36))  # heavy tails
+        traits = rng.standard_t(2, (41, 37))  # heavy tails
         traits[rng.random(traits.shape) < 0.1] = np.nan
         flights = Thresholds(Path("t.yaml"), {"unit": "flights"}, traits[:-1])
         alarms.append(flights.compare([np.append(0, traits[-1])[None]], [Path("a.jpg")]).startswith("NOT"))
     assert 0 < sum(alarms) <= 0.08 * 400, "5 %, and what 400 draws may add"
     few = Thresholds(Path("t.yaml"), {"unit": "flights"}, traits[: FEWEST_GROUPS - 1])
     assert few.compare([], []).endswith("18 were judged")
-    assert np.isfinite(deviations(np.full((30, 36), np.nan))).all()
+    assert np.isfinite(deviations(np.full((30, 37), np.nan))).all()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "version: 1\nclasses: []", "version: 2\nclasses: [{threshold: 7}]", "{"])

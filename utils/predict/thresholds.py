@@ -41,7 +41,7 @@ def digest_of_model(source: str | Path) -> str:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The content of thresholds.yaml, or of an export. calibration: what the judged groups are like, (groups, 4 + 32)."""
+    """The content of thresholds.yaml, or of an export. calibration: what the judged groups are like, (groups, 5 + 32)."""
 
     path: Path
     content: dict[str, Any]
@@ -122,7 +122,7 @@ class Thresholds:
     def compare(self, parts: Sequence[np.ndarray], files: Sequence[Path]) -> str:
         """Return in words whether new photographs are one more group like those that were judged.
 
-        parts: of each rank, (n, 1 + 4 + 32): each photograph's position in `files`, and its traits. A conformal test (Vovk, Gammerman and Shafer 2005, section 2.2): the new group's largest deviation is ranked among all
+        parts: of each rank, (n, 1 + 5 + 32): each photograph's position in `files`, and its traits. A conformal test (Vovk, Gammerman and Shafer 2005, section 2.2): the new group's largest deviation is ranked among all
         groups'. A group like those is called unlike with a probability of at most MOST_FALSE_ALARMS.
         """
         groups, unit = self.calibration, self.content.get("unit")
