@@ -15,6 +15,7 @@ import yaml
 import evaluate_model
 import export
 import inference
+from benchmarks import guarantee as benchmark
 from tests.conftest import run_main
 from tests.pages.report.elements import check_figures
 from tests.predict.exports import NAMES, smooth_data, tiny_weights
@@ -73,20 +74,31 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
     assert found[0]["guarantee"]["classes"] == words
     assert "Like the folders it was checked on" in capsys.readouterr().out
     monkeypatch.setattr(export.signal, "signal", lambda *_: None)
-    carried = ("--format", "torchscript", "--no-speed", "--data", "data.yaml", "--thresholds", "out/thresholds.yaml")
+    carried = (
+        "--format",
+        "torchscript",
+        "--no-speed",
+        "--max-images",
+        "2",
+        "--data",
+        "data.yaml",
+        "--thresholds",
+        "out/thresholds.yaml",
+    )
     run_main(export, monkeypatch, "--model", weights, *carried)
-    exported = ("--model", "last.torchscript", "--source", "flight*/images/*.png", "--output", "exported")
-    run_main(inference, monkeypatch, *exported)
+    of_export = ("--model", "last.torchscript", "--source", "flight0/images", "--output", "exported")
+    run_main(inference, monkeypatch, *of_export)
     theirs, said = json.loads(Path("exported/predictions.json").read_text()), capsys.readouterr().out
-    assert Counter(one["class"] for photograph in theirs for one in photograph["detections"]) == counts
+    ours, its = ([one["class"] for one in entry["detections"]] for entry in (found[0], theirs[0]))
+    assert (ours, theirs[0]["file"]) == (its, found[0]["file"])
     assert theirs[0]["guarantee"]["model_sha256"] == found[0]["guarantee"]["model_sha256"], "of the .pt file"
     assert theirs[0]["guarantee"]["proof"].endswith("judged with the .pt file, whose outputs the export has")
     assert f"wire {levels['wire']}" in said
     assert "Like the folders it was checked on" in said
     for flags, cure in ((("--iou", "0.5"), "judged with --iou"), (options[2:4], "made for another model file")):
         with pytest.raises(UserError, match=cure):
-            run_main(inference, monkeypatch, *exported, *flags)
-    run_main(inference, monkeypatch, *exported, "--thresholds", "off")
+            run_main(inference, monkeypatch, *of_export, *flags)
+    run_main(inference, monkeypatch, *of_export, "--thresholds", "off")
     assert "guarantee" not in json.loads(Path("exported/predictions.json").read_text())[0]
     cv2.imwrite("dark.png", read_image(Path("flight0/images/0.png")) // 4)
     run_main(inference, monkeypatch, *options, "dark.png")
@@ -99,9 +111,14 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
     other = tiny_weights(tmp_path / "other.pt", prototype_scale=2)
     with pytest.raises(UserError, match=r"made for another model file than .*other\.pt; evaluate this one"):
         run_main(inference, monkeypatch, *options, "dark.png", "--model", other)
-    for flags, cure in ((("--model", other), "for another model file"), (("--img-size", "96"), "the export's is 96")):
+    for changed, cure in ((("--model", other), "for another model file"), (("--img-size", "96"), "the export's is 96")):
         with pytest.raises(UserError, match=cure):
-            run_main(export, monkeypatch, "--model", weights, *carried, *flags)
+            run_main(export, monkeypatch, "--model", weights, *carried, *changed)
+    drawn = ("--data", "data.yaml", "--class-name", "wire", "--recalls", "0.05", "--flights", "80", "--draws", "9")
+    Path("data.yaml").write_text(yaml.safe_dump({"train": folders, "val": folders[:3], "names": [*NAMES]}))
+    run_main(benchmark, monkeypatch, "--model", weights, *drawn, "--json", "drawn.json")
+    drawn_rows = json.loads(Path("drawn.json").read_text())["rows"]
+    assert [(row["given"], row["fails"]) for row in drawn_rows] == [(100, 0)] * 3
 
 
 def test_groups_are_those_of_the_split(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from benchmarks.guarantee import draw
 from tests.evaluation.made_up import one_image
 from utils.common.errors import UsageError
 from utils.evaluation.guarantee import Assessed, Promise, report_class, upper_bound
@@ -33,14 +34,11 @@ def test_the_guarantee_fails_in_at_most_its_share_of_draws_and_objects_as_units_
     of_objects = promise.losses(results, [f"{place:06}" for place in range(len(results))], 0)
     truth = losses.mean(axis=0)
     assert of_objects.mean(axis=0) == pytest.approx(truth)
-    failures = []
-    for units in (losses[:, None], of_objects.reshape(FLIGHTS, OBJECTS, -1)):
-        drawn = (units[rng.integers(0, FLIGHTS, 50)].reshape(-1, len(LEVELS)) for _ in range(DRAWS))
-        levels = [level for each in drawn if (level := threshold_of(promise, each)) is not None]
-        assert len(levels) > 0.9 * DRAWS
-        failures.append(int(np.sum(truth[np.searchsorted(LEVELS, np.array(levels, np.float32))] > promise.limit)))
-    assert failures[0] <= MOST_FAILURES
-    assert failures[1] > 2 * MOST_FAILURES, "a unit that is not independent must be noticed"
+    flights, objects = list(losses[:, None]), list(of_objects.reshape(FLIGHTS, OBJECTS, -1))
+    right, wrong = (draw(units, flights, promise, 50, DRAWS, "") for units in (flights, objects))
+    assert min(right["given"], wrong["given"]) > 90
+    assert right["fails"] <= MOST_FAILURES / DRAWS * 100 < right["naive fails"]
+    assert wrong["fails"] > 2 * MOST_FAILURES / DRAWS * 100, "a unit that is not independent must be noticed"
 
 
 def test_false_alarms_are_promised_from_the_high_end_and_both_promises_meet() -> None:
