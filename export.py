@@ -28,8 +28,8 @@ from utils.common.config import CONFIG_HELP, INPUT_SIZE, THREADS_HELP, Options, 
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device
 from utils.common.environment import environment_report
-from utils.common.errors import UsageError, UserError, run_script
-from utils.common.files import claimed_output, read_text, write_text_atomic
+from utils.common.errors import UsageError, run_script
+from utils.common.files import claimed_output, write_text_atomic
 from utils.data.dataset import Photo, read_photos
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.export.conversion import (
@@ -136,7 +136,7 @@ def export(config: ExportConfig, output: Path) -> int:
     size_px = config.img_size or trained_size_px(model)
     if config.batch_size > most_images(size_px):
         raise UsageError(f"--batch-size {config.batch_size}: at most {most_images(size_px)} images of {size_px} px")
-    thresholds = read_thresholds(config, size_px)
+    thresholds = Thresholds.text_of(config.thresholds, config.model, size_px) if config.thresholds else ""
     tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
     photos = evenly_spaced(read_photos(spec, "val", print), config.max_images)
     judge = Judge(photos, spec.names, size_px, device, tiling, workers)
@@ -181,10 +181,9 @@ def make_exports(
             how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)
             thin, labels = [*trained_thin_classes(model)], trained_wire_labels(model)
             labels["label_lengths"] = trained_label_lengths(model)
-            carried = thresholds if variant.keeps_confidences else ""
-            facts = ExportFacts(
-                class_names(model), *how, trained_windows(model), digest, thin, **labels, thresholds=carried
-            )
+            is_exact = variant.precision == "fp32" and variant.kind != "engine"  # which computes with the bits of fp16
+            labels["thresholds"] = carried = thresholds if is_exact else ""
+            facts = ExportFacts(class_names(model), *how, trained_windows(model), digest, thin, **labels)
             folder = Path(tempfile.mkdtemp(dir=scratch))
             print(f"{variant.kind} {variant.precision}: converting and comparing", flush=True)
             made = convert(model, variant, facts, folder, Path(config.model).stem, calibration, judge.device)
@@ -196,21 +195,9 @@ def make_exports(
                 publish(made, output / made.name)
                 if carried != thresholds:
                     print(
-                        f"{made.name} is without the thresholds: it changes confidences; judge it with evaluate_model.py --guarantee"
+                        f"{made.name} has other confidences, so no thresholds: judge it, evaluate_model.py --guarantee"
                     )
     return rows
-
-
-def read_thresholds(config: ExportConfig, size_px: int) -> str:
-    """Return the text of `--thresholds`, or nothing. Raises UserError if it is of another model or input size."""
-    if config.thresholds is None:
-        return ""
-    judged_px = Thresholds.read(config.thresholds, config.model).content["settings"]["img_size"]
-    if judged_px != size_px:
-        raise UserError(
-            f"--thresholds {config.thresholds}: judged with --img-size {judged_px}, the export's is {size_px}"
-        )
-    return read_text(Path(config.thresholds))
 
 
 def evenly_spaced(photos: list[Photo], most: int | None) -> list[Photo]:

@@ -146,9 +146,8 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     *found, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
     num_without_mask = int(sum(part["without_mask"].sum() for part in parts))
     distributed.run_on_main(lambda: merge_parts(output, ranks.world_size))
-    is_alike = (
-        [promise.line, promise.compare([part["traits"] for part in parts], files)] if promise and num_read else []
-    )
+    traits = [part["traits"] for part in parts]
+    is_alike = [promise.line, promise.compare(traits, files)] if promise and num_read else []
     title = ". ".join([f"{len(files)} photographs", *is_alike])
     of_map = distributed.run_on_main(lambda: write_maps(output, sources, site, names, before, title) if site else [])
     distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))

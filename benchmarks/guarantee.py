@@ -2,67 +2,63 @@
 
     python benchmarks/guarantee.py --model models/mine/last.pt --data data/mine/dataset.yaml --class-name conductor
 
-The groups of the split are all flights that there are, so the true risk is known: it is their mean. Flights are drawn with
-replacement, so they are independent. With fewer than LEAST_GROUPS groups, each photograph counts as a flight. `as judged` has the losses
-of evaluate_model.py --guarantee. `found objects` leaves out objects that are missed at every confidence: then each recall can be
+The groups of the split are taken for all flights that there are, so the true risk is their mean. Flights are drawn with replacement,
+so they are independent. With fewer than LEAST_GROUPS groups each photograph counts as a flight. `as judged` has the losses of
+evaluate_model.py --guarantee. `found objects` leaves out objects that are missed at every confidence: then each recall can be
 reached, and single objects can be planted as the unit, which breaks the guarantee.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import numpy as np
 
-from benchmarks.results import write_results
-from utils.commands.evaluation import EvaluationConfig, get_candidate, get_loader, thin_classes_for
+from benchmarks.results import results_file, write_results
+from utils.commands import evaluation
 from utils.common.config import Options, option, parse_config
-from utils.common.devices import choose_device
-from utils.common.errors import UsageError, run_script
+from utils.common.errors import run_script
 from utils.common.text import format_table
-from utils.data.dataset import read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
-from utils.distributed import read_rank_environment
-from utils.evaluation.evaluate import PhotoPixels, evaluate
-from utils.evaluation.flights import groups_of
+from utils.evaluation.flights import Guarantor
 from utils.evaluation.guarantee import RECALL, Assessed, Promise
-from utils.evaluation.label_shapes import sizes_on_disk
 from utils.evaluation.metrics.matching import LEVELS
 from utils.evaluation.metrics.results import ImageResult
-from utils.evaluation.metrics.thin_objects import MIN_SCORE, TOLERANCE_PX, ThinRule
-from utils.predict.exported import open_model
+from utils.predict.options import wanted_classes
+from utils.predict.tiles import Predictor
 
-LEAST_GROUPS = 10
-ERROR = 0.05
+LEAST_GROUPS, ERROR = 10, 0.05
 
 
 @dataclass(frozen=True)
 class GuaranteeConfig(Options):
     model: str = option(None, "trained model", required=True)
-    data: str = option(None, "data-set YAML", metavar="YAML", required=True)
+    data: str = option(None, "data-set YAML; its validation split is judged", metavar="YAML", required=True)
     class_name: str = option(None, "class whose threshold is sought", required=True)
-    split: str = option("val", "which split", choices=("train", "val", "test"))
-    recalls: tuple[float, ...] = option((0.9, 0.95), "recalls to promise", above=0, below=1)
+    recalls: tuple[float, ...] = option((0.8, 0.9, 0.95), "recalls to promise", above=0, below=1)
     flights: tuple[int, ...] = option((5, 10, 20, 50, 100, 200), "numbers of flights to draw", at_least=1)
     draws: int = option(500, "draws of each number", at_least=1)
+    output: str = option("outputs/benchmarks/guarantee", "folder for the evaluation and results.json", metavar="DIR")
     json: str | None = option(None, "write the results here", metavar="FILE")
 
 
 def main() -> int:
-    """Record, draw and print; return the exit code."""
+    """Judge, draw and print; return the exit code."""
     config = parse_config(GuaranteeConfig, "Count how often a guarantee fails over draws of flights")
-    results, groups, class_id = record(config)
-    names = np.array(groups)
-    scores = [
-        scores_of([results[place] for place in np.flatnonzero(names == name)], class_id) for name in sorted(set(groups))
-    ]
-    objects = [1.0 - (one[:, None] >= LEVELS) for one in scores if len(one)]
+    [class_id] = wanted_classes((config.class_name,), load_dataset_yaml(config.data).names) or ()
+    results, groups = record(config)
+    hits: dict[str, list[np.ndarray]] = {name: [] for name in groups}
+    for name, one in zip(groups, results, strict=True):
+        hits[name].append(one.scores[(one.class_ids == class_id) & one.mask_hits[:, 0]])
+    objects = [1.0 - (scores[:, None] >= LEVELS) for scores in map(np.concatenate, hits.values()) if len(scores)]
     found, rows = [one.mean(axis=0, keepdims=True) for one in objects], []
     for promise in (Promise(RECALL, recall) for recall in config.recalls):
         judged = [one[None] for one in promise.losses(results, groups, class_id)]
@@ -70,54 +66,39 @@ def main() -> int:
         for words, (units, flights) in kinds.items():
             rows += [draw(units, flights, promise, number, config.draws, words) for number in config.flights]
     print(format_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows]))
-    if config.json:
-        write_results(config.json, config, groups=len(set(groups)), rows=rows)
+    write_results(results_file(config), config, groups=len(hits), rows=rows)
     return 0
 
 
-def record(config: GuaranteeConfig) -> tuple[list[ImageResult], list[str], int]:
-    """Return what evaluate_model.py --guarantee finds in each photograph, its group, and the number of the class."""
-    device, judged = (
-        choose_device("auto", 0),
-        EvaluationConfig(config.model, data=config.data, mask_resolution="native"),
-    )
-    model, spec = open_model(config.model, device), load_dataset_yaml(config.data)
-    if config.class_name not in spec.names:
-        raise UsageError(f"--class-name {config.class_name}: not one of {', '.join(spec.names)}")
-    photos = read_photos(spec, config.split)
-    size_of = sizes_on_disk(photos)
-    classes = thin_classes_for(judged, model, photos, size_of, spec.names)
-    thin = ThinRule(classes, TOLERANCE_PX, MIN_SCORE, True)
-    candidate = get_candidate(config.model, model, photos, judged, device, thin)
-    loader = get_loader(candidate, judged, read_rank_environment(), 0)
-    pixels = PhotoPixels(size_of, True, None, thin, candidate.find)
-    results = evaluate(candidate.model, loader, spec.names, candidate.criterion, device, photo=pixels).results
-    groups = groups_of(spec, photos)[0]
-    groups = groups if len(set(groups)) >= LEAST_GROUPS else [photo.file.name for photo in photos]
-    return results, [groups[result.image_id] for result in results], spec.names.index(config.class_name)
+def record(config: GuaranteeConfig) -> tuple[list[ImageResult], list[str]]:
+    """Evaluate with a guarantee; return what it is found from: each photograph's result and its group."""
+    kept: list[Any] = []
+
+    class Keeper(Guarantor):
+        def finish(self, results: Sequence[ImageResult], predictor: Predictor) -> dict[str, Any]:
+            groups = self.groups if len(set(self.groups)) >= LEAST_GROUPS else [*map(str, range(len(results)))]
+            kept.extend((results, [groups[one.image_id] for one in results]))
+            return super().finish(results, predictor)
+
+    how: Any = {"guarantee": ("recall=0.9",), "mask_resolution": "native", "output": config.output}
+    with patch.object(evaluation, "Guarantor", Keeper):
+        evaluation.run(evaluation.EvaluationConfig(config.model, data=config.data, **how))
+    return kept[0], kept[1]
 
 
-def scores_of(results: list[ImageResult], class_id: int) -> np.ndarray:
-    """Return the confidences of a class's detections that hit an object."""
-    return np.concatenate([one.scores[(one.class_ids == class_id) & one.mask_hits[:, 0]] for one in results])
-
-
-def draw(
-    units: list[np.ndarray], flights: list[np.ndarray], promise: Promise, number: int, draws: int, words: str
-) -> dict[str, Any]:
-    """Return one row: how often the guarantee and the naive threshold fail. units: of each flight, losses (units, levels)."""
+def draw(units: list[Any], flights: list[Any], promise: Promise, number: int, draws: int, words: str) -> dict[str, Any]:
+    """Return a row: in how many percent of draws the guarantee and the naive threshold fail. units: of each flight (n, levels)."""
     rng, truth = np.random.default_rng(number), np.concatenate(flights).mean(axis=0)
-    given, naive, lower = [], [], []
+    found: list[tuple[int, ...]] = []  # the highest level, -1 if none: with a guarantee, and naive
     for _ in range(draws):
         losses = np.concatenate([units[place] for place in rng.integers(0, len(units), number)])
-        kept = np.flatnonzero(losses.mean(axis=0) <= promise.limit)
-        naive += [kept[-1]] if len(kept) else []
-        if (holds := np.flatnonzero(Assessed.of(promise, losses, ERROR).holds)).size:
-            given.append(holds[-1])
-            lower.append(LEVELS[kept[-1]] - LEVELS[holds[-1]])
+        kept = (Assessed.of(promise, losses, ERROR).holds, losses.mean(axis=0) <= promise.limit)
+        found.append(tuple(int(np.flatnonzero(one).max(initial=-1)) for one in kept))
+    given = np.array([one for one in found if one[0] >= 0]).reshape(-1, 2)
+    fails = 100 * ((np.append(truth, 0)[np.array(found)]) > promise.limit).mean(axis=0)  # none fails at level -1
     row = {"losses": words, "recall": promise.value, "flights": number, "given": round(100 * len(given) / draws, 1)}
-    fails = [round(100 * float(np.sum(truth[levels] > promise.limit)) / draws, 1) for levels in (given, naive)]
-    return row | {"fails": fails[0], "naive fails": fails[1], "lower by": f"{np.median(lower or [np.nan]):.2f}"}
+    lower = f"{np.median(LEVELS[given[:, 1]] - LEVELS[given[:, 0]]):.2f}" if len(given) else "nan"
+    return row | {"fails": round(fails[0], 1), "naive fails": round(fails[1], 1), "lower by": lower}
 
 
 if __name__ == "__main__":

@@ -82,12 +82,7 @@ def test_the_bound_fails_for_coins_in_at_most_its_share_and_is_lower_for_losses_
     assert (bounds >= coins.mean(axis=0)).all()
     even = np.full((100, 1), 0.05)
     assert upper_bound(even, 0.1, 0.05)[0] < 0.08, "Hoeffding's and Bentkus' bounds are 0.13"
-    for number, limit in (
-        (29, 0.1),
-        (59, 0.05),
-        (14, 0.2),
-        (5, 0.5),
-    ):  # no method needs fewer: 0.95 = 1 - (1 - limit)^n
+    for number, limit in ((29, 0.1), (59, 0.05), (14, 0.2), (5, 0.5)):  # no method needs fewer
         assert [upper_bound(np.zeros((n, 1)), limit, 0.05)[0] <= limit for n in (number, number - 1)] == [True, False]
 
 

@@ -105,6 +105,7 @@ class Assessed:
     """A promise for one class: its losses (groups, levels), their means, and the limits of the risk that are certain."""
 
     promise: Promise
+    num_groups: int
     losses: np.ndarray
     means: np.ndarray
     bounds: np.ndarray
@@ -114,12 +115,7 @@ class Assessed:
     def of(cls, promise: Promise, losses: np.ndarray, error: float) -> Assessed:
         """Judge losses (groups, levels); the guarantee may fail with a probability of at most `error`."""
         means = losses.mean(axis=0) if len(losses) else np.ones(len(LEVELS))
-        return cls(promise, losses, means, upper_bound(losses, promise.limit, error), error)
-
-    @property
-    def num_groups(self) -> int:
-        """How many groups were judged."""
-        return len(self.losses)
+        return cls(promise, len(losses), losses, means, upper_bound(losses, promise.limit, error), error)
 
     @property
     def holds(self) -> np.ndarray:

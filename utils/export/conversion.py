@@ -43,11 +43,6 @@ class Variant:
     kind: str
     precision: str
 
-    @property
-    def keeps_confidences(self) -> bool:
-        """Whether it computes like torch in fp32; TensorRT multiplies with the bits of fp16."""
-        return self.precision == "fp32" and self.kind != "engine"
-
     def file_name(self, stem: str) -> str:
         """Return the name of the file or folder; Ultralytics also recognises the format by its end."""
         stem += "" if self.precision == "fp32" else f"_{self.precision}"

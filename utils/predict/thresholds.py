@@ -81,6 +81,14 @@ class Thresholds:
             raise UserError(f"--thresholds {path}: made for another model file than {model}; evaluate this one")
         return cls(path, content, calibration)
 
+    @classmethod
+    def text_of(cls, source: str, model: str, size_px: int) -> str:
+        """Return the text that an export of the model carries. Raises UserError if it is of another model or input size."""
+        judged_px = cls.read(source, model).content["settings"]["img_size"]
+        if judged_px != size_px:
+            raise UserError(f"--thresholds {source}: judged with --img-size {judged_px}, the export's is {size_px}")
+        return read_text(Path(source))
+
     @property
     def statement(self) -> dict[str, Any]:
         """What predictions.json says of the guarantee."""
@@ -91,12 +99,9 @@ class Thresholds:
     @property
     def line(self) -> str:
         """One line that says what holds for which class."""
-        levels = (
-            f"{row['class']} {'none' if (level := row['threshold']) is None else level}"
-            for row in self.content["classes"]
-        )
-        promises = ", ".join(self.content["promises"])
-        return f"Thresholds of {self.path.name} ({promises}; {100 * self.content['certainty']:g} % certain): {', '.join(levels)}"
+        levels = ", ".join(f"{row['class']} {row['threshold'] or 'none'}" for row in self.content["classes"])
+        promises = f"{', '.join(self.content['promises'])}; {100 * self.content['certainty']:g} % certain"
+        return f"Thresholds of {self.path.name} ({promises}): {levels}"
 
     def apply(self, predictor: Predictor, names: Sequence[str]) -> Predictor:
         """Return the predictor with these thresholds; its own confidence holds for classes that have none.
