@@ -190,7 +190,7 @@ def make_exports(
             proof = judge.prove(open_model(str(made), judge.device), facts, config.ap_tolerance)
             for failure in proof.failures:
                 print(f"✗ {made.name}: {failure}; not written", flush=True)
-            rows.append({**row_of(variant, made, proof), "thresholds": bool(carried)})
+            rows.append(row_of(variant, made, proof, has_thresholds=bool(carried)))
             if not proof.failures:
                 publish(made, output / made.name)
                 if carried != thresholds:

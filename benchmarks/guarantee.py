@@ -76,8 +76,8 @@ def record(config: GuaranteeConfig) -> tuple[list[ImageResult], list[str]]:
 
     class Keeper(Guarantor):
         def finish(self, results: Sequence[ImageResult], predictor: Predictor) -> dict[str, Any]:
-            groups = self.groups if len(set(self.groups)) >= LEAST_GROUPS else [*map(str, range(len(results)))]
-            kept.extend((results, [groups[one.image_id] for one in results]))
+            few = len(set(self.groups)) < LEAST_GROUPS
+            kept.extend((results, [f"{one.image_id:09}" if few else self.groups[one.image_id] for one in results]))
             return super().finish(results, predictor)
 
     how: Any = {"guarantee": ("recall=0.9",), "mask_resolution": "native", "output": config.output}
