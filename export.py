@@ -45,6 +45,7 @@ from utils.export.proof import Judge
 from utils.export.report import add_speed, how_to_use, instead_of_ap, row_of, table
 from utils.predict.exported import ExportFacts, most_images, open_model
 from utils.predict.options import overlap_option
+from utils.predict.thresholds import Thresholds
 from utils.predict.tiles import check_tiles, choose_tiling
 from utils.yolo.model import YoloModel, class_names, load_for_prediction, load_weights, require_classes
 from utils.yolo.trained import (
@@ -91,6 +92,12 @@ class ExportConfig(Options):
         at_least=0,
         at_most=1,
     )
+    thresholds: str | None = option(
+        None,
+        "thresholds.yaml of this model (evaluate_model.py --guarantee), which exports in fp32 shall carry (docs/guarantee.md)",
+        metavar="FILE",
+        needs=("fp32", "not ap_tolerance"),
+    )
     speed: bool = option(True, "measure images per second and peak memory of each format")
     output: str | None = option(None, f"folder for the exports and {REPORT}; unset: the model's", metavar="DIR")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
@@ -129,6 +136,7 @@ def export(config: ExportConfig, output: Path) -> int:
     size_px = config.img_size or trained_size_px(model)
     if config.batch_size > most_images(size_px):
         raise UsageError(f"--batch-size {config.batch_size}: at most {most_images(size_px)} images of {size_px} px")
+    thresholds = Thresholds.text_of(config.thresholds, config.model, size_px) if config.thresholds else ""
     tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
     photos = evenly_spaced(read_photos(spec, "val", print), config.max_images)
     judge = Judge(photos, spec.names, size_px, device, tiling, workers)
@@ -137,7 +145,7 @@ def export(config: ExportConfig, output: Path) -> int:
     judge.learn(load_for_prediction(config.model, device))
     training = read_photos(spec, "train") if config.int8 else []
     files = [photo.file for photo in evenly_spaced(training, config.calibration_images)]
-    rows = make_exports(config, model, judge, CalibrationImages(files, size_px, tiling), output)
+    rows = make_exports(config, model, judge, CalibrationImages(files, size_px, tiling), output, thresholds)
     if config.speed:
         rows = add_speed(rows, config.model, output, judge.inputs[: config.batch_size], device)
     report = {
@@ -154,13 +162,13 @@ def export(config: ExportConfig, output: Path) -> int:
     print(
         f"Results in {output}: {REPORT}" + (f"; {len(failures)} failures, the first: {failures[0]}" if failures else "")
     )
-    if use := how_to_use(rows, output):
+    if use := how_to_use([row for row in rows if not thresholds or row.get("thresholds")], output):
         print(use)
     return 1 if failures else 0
 
 
 def make_exports(
-    config: ExportConfig, model: YoloModel, judge: Judge, calibration: CalibrationImages, output: Path
+    config: ExportConfig, model: YoloModel, judge: Judge, calibration: CalibrationImages, output: Path, thresholds: str
 ) -> list[dict[str, Any]]:
     """Convert and prove each variant; move those that pass to `output`. Return the report's rows."""
     rows = []
@@ -173,6 +181,8 @@ def make_exports(
             how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)
             thin, labels = [*trained_thin_classes(model)], trained_wire_labels(model)
             labels["label_lengths"] = trained_label_lengths(model)
+            is_exact = variant.precision == "fp32" and variant.kind != "engine"  # which computes with the bits of fp16
+            labels["thresholds"] = carried = thresholds if is_exact else ""
             facts = ExportFacts(class_names(model), *how, trained_windows(model), digest, thin, **labels)
             folder = Path(tempfile.mkdtemp(dir=scratch))
             print(f"{variant.kind} {variant.precision}: converting and comparing", flush=True)
@@ -180,9 +190,13 @@ def make_exports(
             proof = judge.prove(open_model(str(made), judge.device), facts, config.ap_tolerance)
             for failure in proof.failures:
                 print(f"✗ {made.name}: {failure}; not written", flush=True)
-            rows.append(row_of(variant, made, proof))
+            rows.append(row_of(variant, made, proof, has_thresholds=bool(carried)))
             if not proof.failures:
                 publish(made, output / made.name)
+                if carried != thresholds:
+                    print(
+                        f"{made.name} has other confidences, so no thresholds: judge it, evaluate_model.py --guarantee"
+                    )
     return rows
 
 

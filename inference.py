@@ -130,7 +130,7 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     counts = np.zeros(len(names) + 1, np.int64)  # of each class's detections, and of photographs
     num_without_mask = 0
     tools = tool_files(config, names, files)
-    promise = None if config.thresholds is None else Thresholds.read(config.thresholds, config.model)
+    promise = Thresholds.chosen(config.thresholds, config.model, predictor.model)
     traits: list[np.ndarray] = []
     spent_s = np.zeros(1)  # on predictions
     with (
@@ -151,19 +151,21 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     *found, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
     num_without_mask = int(sum(part["without_mask"].sum() for part in parts))
     distributed.run_on_main(lambda: merge_parts(output, ranks.world_size))
+    traits = [part["traits"] for part in parts]
+    is_alike = [promise.line, promise.compare(traits, files)] if promise and num_read else []
+    made_with = [config.model, *is_alike]
     of_map = distributed.run_on_main(
-        lambda: write_maps(output, sources, site, names, before, config.model) if site else []
+        lambda: write_maps(output, sources, site, names, before, made_with) if site else []
     )
     distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))
     if ranks.is_main:
         summary = ", ".join(f"{count} {name}" for name, count in zip(names, found, strict=True) if count) or "nothing"
         print(f"{counted(num_read, 'photograph')}, {len(files) - num_read} skipped; found {summary}")
         print(", ".join([f"Results in {config.output}: pictures, labels/, predictions.json", *tools.written]))
-        is_alike = promise.compare([part["traits"] for part in parts], files) if promise and num_read else ""
         if num_read:
             each_ms = 1000 * float(sum(part["spent_s"].sum() for part in parts)) / num_read
             print(f"{each_ms:,.0f} ms per photograph to predict, without reading and writing")
-        for line in filter(None, [without_mask_line(num_without_mask), *(of_map or []), is_alike]):
+        for line in filter(None, [without_mask_line(num_without_mask), *(of_map or []), *is_alike]):
             print(line)
     cleanup_ddp()
     return 0 if num_read else 1
@@ -179,7 +181,7 @@ def predict_orthophoto(config: InferenceConfig, ranks: distributed.RankInfo) -> 
     if config.tiles == "off":
         raise UsageError(f"--tiles off: --source {config.source} is an orthophoto, which is always cut into tiles")
     raster = open_orthophoto(Path(config.source))
-    predictor, names = open_predictor(config, ranks)
+    predictor, names = open_predictor(replace(config, thresholds="off"), ranks)
     predictor = replace(predictor, tiling=predictor.tiling or Tiling(predictor.size_px, config.overlap))
     os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)
     setup_ddp(predictor.device, ranks)
@@ -217,13 +219,13 @@ def write_results(
 
 
 def write_maps(
-    output: Path, sources: list[Source], site: Site, names: tuple[str, ...], before: Before | None, model: str
+    output: Path, sources: list[Source], site: Site, names: tuple[str, ...], before: Before | None, made_with: list[str]
 ) -> list[str]:
     """Write the files of detections and assets; return lines that sum them up."""
     keys = [(source.file, source.key) for source in sources]
     tables = write_asset_files(output, keys, site, names, before)
     lines = write_map_files(output, keys, site, tables.of_detection)
-    write_text_atomic(output / "assets.html", build_page(tables, names, model, len(sources)))
+    write_text_atomic(output / "assets.html", build_page(tables, names, made_with, len(sources)))
     return lines + tables.lines
 
 

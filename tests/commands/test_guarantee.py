@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 import evaluate_model
+import export
 import inference
+from benchmarks import guarantee as benchmark
 from tests.conftest import run_main
 from tests.pages.report.elements import check_figures
 from tests.predict.exports import NAMES, smooth_data, tiny_weights
@@ -71,6 +73,23 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
     assert counts == Counter(names), "as many as were judged"
     assert found[0]["guarantee"]["classes"] == words
     assert "Like the folders it was checked on" in capsys.readouterr().out
+    monkeypatch.setattr(export.signal, "signal", lambda *_: None)
+    of_proof = ("--format", "torchscript", "--no-speed", "--max-images", "2", "--data", "data.yaml")
+    carried = ("--model", weights, *of_proof, "--thresholds", "out/thresholds.yaml")
+    run_main(export, monkeypatch, *carried)
+    of_export = ("--model", "last.torchscript", "--source", "flight0/images", "--output", "exported")
+    run_main(inference, monkeypatch, *of_export)
+    theirs, said = json.loads(Path("exported/predictions.json").read_text()), capsys.readouterr().out
+    ours, its = ([one["class"] for one in entry["detections"]] for entry in (found[0], theirs[0]))
+    assert (ours, theirs[0]["file"]) == (its, found[0]["file"])
+    assert theirs[0]["guarantee"]["model_sha256"] == found[0]["guarantee"]["model_sha256"], "of the .pt file"
+    assert theirs[0]["guarantee"]["proof"].endswith("judged with the .pt file, whose outputs the export has")
+    assert all(line in said for line in (f"wire {levels['wire']}", "Like the folders it was checked on"))
+    for flags, cure in ((("--iou", "0.5"), "judged with --iou"), (options[2:4], "made for another model file")):
+        with pytest.raises(UserError, match=cure):
+            run_main(inference, monkeypatch, *of_export, *flags)
+    run_main(inference, monkeypatch, *of_export, "--thresholds", "off")
+    assert "guarantee" not in json.loads(Path("exported/predictions.json").read_text())[0]
     cv2.imwrite("dark.png", read_image(Path("flight0/images/0.png")) // 4)
     run_main(inference, monkeypatch, *options, "dark.png")
     assert "NOT like the folders it was checked on" in (said := capsys.readouterr().out)
@@ -82,6 +101,13 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
     other = tiny_weights(tmp_path / "other.pt", prototype_scale=2)
     with pytest.raises(UserError, match=r"made for another model file than .*other\.pt; evaluate this one"):
         run_main(inference, monkeypatch, *options, "dark.png", "--model", other)
+    for changed, cure in ((("--model", other), "for another model file"), (("--img-size", "96"), "the export's is 96")):
+        with pytest.raises(UserError, match=cure):
+            run_main(export, monkeypatch, *carried, *changed)
+    drawn = ("--recalls", "0.05", "--flights", "80", "--draws", "9", "--json", "d.json", "--data", "data.yaml")
+    Path("data.yaml").write_text(yaml.safe_dump({"train": folders, "val": folders[:3], "names": [*NAMES]}))
+    run_main(benchmark, monkeypatch, "--model", weights, "--class-name", "wire", *drawn)
+    assert [(row["given"], row["fails"]) for row in json.loads(Path("d.json").read_text())["rows"]] == [(100, 0)] * 3
 
 
 def test_groups_are_those_of_the_split(tmp_path: Path) -> None:
@@ -113,17 +139,17 @@ def test_a_model_is_not_judged_on_what_it_was_trained_on(tmp_path: Path) -> None
 def test_one_flight_in_twenty_of_the_same_kind_is_called_unlike() -> None:
     rng, alarms = np.random.default_rng(0), []
     for _ in range(400):
-        traits = rng.standard_t(2, (41, 36))  # heavy tails
+        traits = rng.standard_t(2, (41, 37))  # heavy tails
         traits[rng.random(traits.shape) < 0.1] = np.nan
         flights = Thresholds(Path("t.yaml"), {"unit": "flights"}, traits[:-1])
         alarms.append(flights.compare([np.append(0, traits[-1])[None]], [Path("a.jpg")]).startswith("NOT"))
     assert 0 < sum(alarms) <= 0.08 * 400, "5 %, and what 400 draws may add"
     few = Thresholds(Path("t.yaml"), {"unit": "flights"}, traits[: FEWEST_GROUPS - 1])
     assert few.compare([], []).endswith("18 were judged")
-    assert np.isfinite(deviations(np.full((30, 36), np.nan))).all()
+    assert np.isfinite(deviations(np.full((30, 37), np.nan))).all()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "version: 2\nclasses: []", "version: 1\nclasses: [{threshold: 7}]", "{"])
+@pytest.mark.parametrize("text", ["", "[]", "version: 1\nclasses: []", "version: 2\nclasses: [{threshold: 7}]", "{"])
 def test_a_damaged_file_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(text)
     with pytest.raises(UserError, match="--guarantee writes it"):

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from benchmarks.guarantee import draw
 from tests.evaluation.made_up import one_image
 from utils.common.errors import UsageError
-from utils.evaluation.guarantee import Assessed, Promise, p_value, report_class, upper_bound
+from utils.evaluation.guarantee import Assessed, Promise, report_class, upper_bound
 from utils.evaluation.metrics.matching import LEVELS
 
-DRAWS, FLIGHTS, OBJECTS = 400, 300, 20
+DRAWS, FLIGHTS, OBJECTS = 400, 300, 8
 MOST_FAILURES = int(binom.ppf(0.999, DRAWS, 0.05))  # of a guarantee with 95 % certainty
 NINE_OF_TEN = Promise("recall", 0.9)
 
@@ -33,14 +34,11 @@ def test_the_guarantee_fails_in_at_most_its_share_of_draws_and_objects_as_units_
     of_objects = promise.losses(results, [f"{place:06}" for place in range(len(results))], 0)
     truth = losses.mean(axis=0)
     assert of_objects.mean(axis=0) == pytest.approx(truth)
-    failures = []
-    for units in (losses[:, None], of_objects.reshape(FLIGHTS, OBJECTS, -1)):
-        drawn = (units[rng.integers(0, FLIGHTS, 50)].reshape(-1, len(LEVELS)) for _ in range(DRAWS))
-        levels = [level for each in drawn if (level := threshold_of(promise, each)) is not None]
-        assert len(levels) > 0.9 * DRAWS
-        failures.append(int(np.sum(truth[np.searchsorted(LEVELS, np.array(levels, np.float32))] > promise.limit)))
-    assert failures[0] <= MOST_FAILURES
-    assert failures[1] > 2 * MOST_FAILURES, "a unit that is not independent must be noticed"
+    flights, objects = list(losses[:, None]), list(of_objects.reshape(FLIGHTS, OBJECTS, -1))
+    right, wrong = (draw(units, flights, promise, 50, DRAWS, "") for units in (flights, objects))
+    assert min(right["given"], wrong["given"]) > 90
+    assert right["fails"] <= MOST_FAILURES / DRAWS * 100 < right["naive fails"]
+    assert wrong["fails"] > 2 * MOST_FAILURES / DRAWS * 100, "a unit that is not independent must be noticed"
 
 
 def test_false_alarms_are_promised_from_the_high_end_and_both_promises_meet() -> None:
@@ -77,14 +75,15 @@ def test_too_few_flights_get_no_threshold_but_the_number_that_is_missing() -> No
     assert words_of(missed[:0]) == "pole: no threshold: none of the flights has an object"
 
 
-def test_p_values_are_those_of_the_two_inequalities_and_are_valid_for_coins() -> None:
-    assert p_value(np.array(0.0), 29, 0.1) == pytest.approx(0.9**29), "no loss at all: the chance of that"
-    for number in (10, 50):  # the chance of a p-value of at most 0.05, if the risk is the limit
-        counts = np.arange(number + 1)
-        is_low = p_value(counts / number, number, 0.3) <= 0.05
-        assert 0 < binom.pmf(counts, number, 0.3)[is_low].sum() <= 0.05
-    means = np.array([0.0, 0.05])
-    assert p_value(means, 60, upper_bound(means, 60, 0.05)) == pytest.approx(0.05, abs=1e-6)
+def test_the_bound_fails_for_coins_in_at_most_its_share_and_is_lower_for_losses_that_vary_less() -> None:
+    coins = (np.random.default_rng(0).random((100, 4000)) < 0.1).astype(float)
+    bounds = upper_bound(coins, 0.1, 0.05)
+    assert 0.02 * 4000 < (bounds < 0.1).sum() <= binom.ppf(0.999, 4000, 0.05)
+    assert (bounds >= coins.mean(axis=0)).all()
+    even = np.full((100, 1), 0.05)
+    assert upper_bound(even, 0.1, 0.05)[0] < 0.08, "Hoeffding's and Bentkus' bounds are 0.13"
+    for number, limit in ((29, 0.1), (59, 0.05), (14, 0.2), (5, 0.5)):  # no method needs fewer
+        assert [upper_bound(np.zeros((n, 1)), limit, 0.05)[0] <= limit for n in (number, number - 1)] == [True, False]
 
 
 @pytest.mark.parametrize("word", ["recall", "recall=1", "recall=x", "precision=0.9", "false_alarms=0", "recall=nan"])

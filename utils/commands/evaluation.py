@@ -168,7 +168,8 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
                 say(without_mask_line(number))
     if guarantor:
         first = candidates[0]
-        whole = Predictor(first.model, first.dataset.size_px, device, config.batch_size, None, AP_LIMITS)
+        how = {"autocast_dtype": first.precision.dtype}
+        whole = Predictor(first.model, first.dataset.size_px, device, config.batch_size, None, AP_LIMITS, **how)
         predictor = first.find.predictor if first.find else whole
         evaluations[0].metrics["guarantee"] = guarantor.finish(evaluations[0].results, predictor)
     predictions, ground_truth = collector.gather(spec.names)

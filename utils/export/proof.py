@@ -85,7 +85,7 @@ def compare_facts(expected: ExportFacts, export: ExportedModel) -> list[str]:
             f"class {number} is called {(*found.names, 'missing')[number]}, torch's {(*expected.names, 'missing')[number]}"
         )
     on_input, trained = ("size_px", "batch_size", "is_dynamic", "precision"), ("windows", "thin_classes", *LABEL_FACTS)
-    for name in (*on_input, *trained, "source_sha256"):
+    for name in (*on_input, *trained, "source_sha256", "thresholds"):
         wanted, given = getattr(expected, name), getattr(found, name)
         if wanted != given:
             failures.append(f"its {name} is {given}, expected {wanted}")

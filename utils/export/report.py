@@ -18,7 +18,7 @@ from utils.predict.exported import open_model
 Row = dict[str, Any]
 
 
-def row_of(variant: Variant, made: Path, proof: Proof) -> Row:
+def row_of(variant: Variant, made: Path, proof: Proof, *, has_thresholds: bool = False) -> Row:
     """Return an export's row. `compute` is the value of --amp that its speed is measured with."""
     files = made.rglob("*") if made.is_dir() else [made]
     return {
@@ -31,6 +31,7 @@ def row_of(variant: Variant, made: Path, proof: Proof) -> Row:
         "largest_difference": proof.largest,
         "per_class": proof.per_class,
         "mask_iou": proof.mask_iou,
+        "thresholds": has_thresholds,
     }
 
 

@@ -29,8 +29,8 @@ CHANGE_TEXT = {"new": "new", GONE: "gone", "moved": "moved", "class": "other cla
 Row = dict[str, Any]
 
 
-def build_page(tables: AssetTables, names: Sequence[str], model: str, num_photos: int) -> str:
-    """Return the page. Its pictures are the files beside it. model: its file."""
+def build_page(tables: AssetTables, names: Sequence[str], made_with: Sequence[str], num_photos: int) -> str:
+    """Return the page. Its pictures are the files beside it. made_with: the model file, then lines about it."""
     rows, changes = tables.assets, tables.changes
     number_of = Counter(row["class"] for row in rows)
     values = {**number_of, "seen often enough to be sure": sum(row["sure"] for row in rows)}
@@ -40,7 +40,8 @@ def build_page(tables: AssetTables, names: Sequence[str], model: str, num_photos
     notes = [element("p", *words, class_="note") for words in (keys, [MAP_WORDS + CHANGE_WORDS * bool(changes)])]
     days = sorted({view.time[:10] for flight in tables.flights for view in flight} - {""})
     taken = f" · taken {' to '.join(dict.fromkeys([days[0], days[-1]]))}" if days else ""
-    facts = (element("b", model), f" · {counted(num_photos, 'photograph')}", taken)
+    about = "".join(f" · {line}" for line in made_with[1:])
+    facts = (element("b", made_with[0]), f" · {counted(num_photos, 'photograph')}", taken, about)
     parts = {
         "map": ("Map", [*notes, _map(tables, colors)]),
         **({} if changes is None else {"changes": ("Changes", _changes(changes))}),

@@ -43,7 +43,8 @@ class ExportFacts:
     """What an export must know about its model.
 
     size_px, batch_size: of the input; if `is_dynamic` an export takes others, too. source_sha256: of the .pt file. windows,
-    thin_classes and what follows: what the .pt file says of its training. Exports of earlier versions lack some of it.
+    thin_classes and what follows: what the .pt file says of its training. thresholds: the text of a thresholds.yaml that was judged
+    with the .pt file; empty: none. Exports of earlier versions lack some of it.
     """
 
     names: tuple[str, ...]
@@ -59,6 +60,7 @@ class ExportFacts:
     wires_parallel: list[float] = field(default_factory=list)
     wires_bent: list[int] = field(default_factory=list)
     label_lengths: list[float] = field(default_factory=list)
+    thresholds: str = ""
 
     def to_json(self) -> str:
         """Return the text that is stored in the export."""

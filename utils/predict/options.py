@@ -62,8 +62,9 @@ class PredictOptions(ModelOptions):
     conf: float = option(0.25, "minimum confidence of a detection", **FRACTION)
     thresholds: str | None = option(
         None,
-        "thresholds.yaml of evaluate_model.py --guarantee: each class has its own minimum; --conf is that of the others",
-        metavar="FILE",
+        "thresholds.yaml of evaluate_model.py --guarantee: each class has its own minimum; --conf is that of the others; unset: "
+        "those that an export carries; off: none",
+        metavar="FILE|off",
     )
     iou: float = option(
         0.7,
@@ -100,9 +101,8 @@ def open_predictor(
     thin = trained_thin_classes(model) if asked == ("auto",) else named_classes(asked, names)
     most = config.max_detections
     predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, most, dtype, thin)
-    if config.thresholds is not None:
-        predictor = Thresholds.read(config.thresholds, config.model).apply(predictor, names)
-    return predictor, names
+    thresholds = Thresholds.chosen(config.thresholds, config.model, model)
+    return (thresholds.apply(predictor, names) if thresholds else predictor), names
 
 
 def cores_of(ranks: distributed.RankInfo) -> int:

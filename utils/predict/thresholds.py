@@ -1,6 +1,7 @@
 """thresholds.yaml: confidences with a guarantee, for which model and settings, and what the judged photographs were like.
 
-`evaluate_model.py --guarantee` writes it, `inference.py --thresholds` obeys it: docs/guarantee.md.
+`evaluate_model.py --guarantee` writes it, `export.py --thresholds` puts it into exports, `inference.py` obeys it:
+docs/guarantee.md.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 
 from utils.common.errors import UserError, one_line
 from utils.common.files import read_text
 from utils.predict.tiles import Predictor
 from utils.predict.traits import COUNTED, TRAITS, deviations, mean_traits
+from utils.yolo.model import YoloModel
 
-VERSION = 1
+VERSION = 2
+AMP = {None: "off", torch.bfloat16: "bf16", torch.float16: "fp16"}
 MOST_FALSE_ALARMS = 0.05
 FEWEST_GROUPS = 19  # with fewer, no group can be further off than 19 of 20
 FAR = 3.0  # standard deviations beyond which a trait is named
@@ -37,23 +41,39 @@ def digest_of_model(source: str | Path) -> str:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The content of thresholds.yaml. calibration: what the judged groups are like, (groups, 4 + 32)."""
+    """The content of thresholds.yaml, or of an export. calibration: what the judged groups are like, (groups, 5 + 32)."""
 
     path: Path
     content: dict[str, Any]
     calibration: np.ndarray
 
     @classmethod
-    def read(cls, source: str | Path, model: str | Path) -> Thresholds:
-        """Read the file. Raises UserError if it is damaged or was made for another model file."""
+    def chosen(cls, asked: str | None, source: str | Path, model: YoloModel) -> Thresholds | None:
+        """Return those that `--thresholds` asks for; if it is unset those that the model, opened from `source`, carries.
+
+        Only an export carries some: those of the .pt file that it was made from, whose outputs it was proved to have.
+        """
+        facts = getattr(model, "facts", None)
+        if asked is not None or facts is None or not facts.thresholds:
+            return None if asked in (None, "off") else cls.read(asked, source)
+        mine = cls.read(source, source, facts.thresholds, facts.source_sha256)
+        mine.content["proof"] = f"{mine.content.get('proof')}; judged with the .pt file, whose outputs the export has"
+        return mine
+
+    @classmethod
+    def read(cls, source: str | Path, model: str | Path, text: str = "", digest: str = "") -> Thresholds:
+        """Read a file, or the text from an export of the model with this digest.
+
+        Raises UserError if it is damaged or was made for another model file.
+        """
         path = Path(source)
         try:
-            content = yaml.safe_load(read_text(path))
+            content = yaml.safe_load(text or read_text(path))
             levels = [row["threshold"] for row in content["classes"]]
             if content["version"] != VERSION or not all(level is None or 0 < level <= 1 for level in levels):
                 raise ValueError("impossible values, or of another version")
             calibration = np.array(content["calibration"], np.float64).reshape(len(content["calibration"]), -1)
-            is_same = content["model_sha256"] == digest_of_model(model)
+            is_same = content["model_sha256"] == (digest or digest_of_model(model))
         except (OSError, yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             cure = "evaluate_model.py --guarantee writes it"
             raise UserError(f"--thresholds {path}: {one_line(error)}; {cure}") from error
@@ -61,12 +81,27 @@ class Thresholds:
             raise UserError(f"--thresholds {path}: made for another model file than {model}; evaluate this one")
         return cls(path, content, calibration)
 
+    @classmethod
+    def text_of(cls, source: str, model: str, size_px: int) -> str:
+        """Return the text that an export of the model carries. Raises UserError if it is of another model or input size."""
+        judged_px = cls.read(source, model).content["settings"]["img_size"]
+        if judged_px != size_px:
+            raise UserError(f"--thresholds {source}: judged with --img-size {judged_px}, the export's is {size_px}")
+        return read_text(Path(source))
+
     @property
     def statement(self) -> dict[str, Any]:
         """What predictions.json says of the guarantee."""
         named = ("model_sha256", "data_fingerprint", "promises", "certainty", "unit", "proof")
         classes = [str(row.get("words")) for row in self.content["classes"]]
         return {"file": self.path.name, **{name: self.content.get(name) for name in named}, "classes": classes}
+
+    @property
+    def line(self) -> str:
+        """One line that says what holds for which class."""
+        levels = ", ".join(f"{row['class']} {row['threshold'] or 'none'}" for row in self.content["classes"])
+        promises = f"{', '.join(self.content['promises'])}; {100 * self.content['certainty']:g} % certain"
+        return f"Thresholds of {self.path.name} ({promises}): {levels}"
 
     def apply(self, predictor: Predictor, names: Sequence[str]) -> Predictor:
         """Return the predictor with these thresholds; its own confidence holds for classes that have none.
@@ -77,7 +112,9 @@ class Thresholds:
         for name, value in settings_of(predictor, names).items():
             if judged.get(name) != value:
                 flag = f"--{name.replace('_', '-')}"
-                raise UserError(f"--thresholds {self.path}: judged with {flag} {judged.get(name)}, here it is {value}")
+                raise UserError(
+                    f"--thresholds {self.path}: judged with {flag} {judged.get(name)}, here it is {value} (--thresholds off: without)"
+                )
         levels = {row.get("class"): row["threshold"] for row in rows}
         rest = predictor.limits["confidence"]
         keep = np.array([rest if levels.get(name) is None else levels[name] for name in names], np.float32)
@@ -90,7 +127,7 @@ class Thresholds:
     def compare(self, parts: Sequence[np.ndarray], files: Sequence[Path]) -> str:
         """Return in words whether new photographs are one more group like those that were judged.
 
-        parts: of each rank, (n, 1 + 4 + 32): each photograph's position in `files`, and its traits. A conformal test (Vovk, Gammerman and Shafer 2005, section 2.2): the new group's largest deviation is ranked among all
+        parts: of each rank, (n, 1 + 5 + 32): each photograph's position in `files`, and its traits. A conformal test (Vovk, Gammerman and Shafer 2005, section 2.2): the new group's largest deviation is ranked among all
         groups'. A group like those is called unlike with a probability of at most MOST_FALSE_ALARMS.
         """
         groups, unit = self.calibration, self.content.get("unit")
@@ -117,6 +154,7 @@ def settings_of(predictor: Predictor, names: Sequence[str]) -> dict[str, Any]:
     tiling = predictor.tiling
     return {
         "img_size": predictor.size_px,
+        "amp": AMP[predictor.autocast_dtype],
         "tiles": tiling.size_px if tiling else "off",
         "overlap": tiling.overlap if tiling else 0.0,
         "iou": predictor.limits["iou"],

@@ -9,27 +9,30 @@ from utils.predict.detections import Detections, PhotoPrediction
 from utils.predict.photo_masks import Placement
 
 COUNTED = 0.25  # confidence from which detections count for what a photograph is like
-# Of a photograph: logarithm of the number of detections, their mean confidence, logarithm of their mean side, brightness.
+# Of a photograph: logarithm of the number of detections, their mean confidence, logarithm of their mean side, brightness, contrast.
 TRAITS = (
     ("fewer objects", "more objects"),
     ("less certain objects", "more certain objects"),
     ("smaller objects", "larger objects"),
     ("darker", "brighter"),
+    ("hazier", "clearer"),
 )
 
 
 def look_of(prototypes: torch.Tensor, canvas: np.ndarray, placement: Placement) -> np.ndarray:
-    """Return a photograph's brightness in the network's input (S, S, 3), and its mean prototypes: float64 (1 + 32,).
+    """Return a photograph's brightness and contrast in the network's input (S, S, 3), and its mean prototypes: float64 (2 + 32,).
 
-    The brightness is the logarithm of the 95th percentile, which haze changes little.
+    They are logarithms of the 95th percentile, which haze changes little, and of how far the 5th is below it.
     """
     (left, top), (width, height) = placement.pad, placement.inner_size
-    brightness = np.log1p(np.percentile(canvas[top : top + height, left : left + width], 95))
-    return np.array([brightness, *prototypes.float().mean(dim=(1, 2)).tolist()], np.float64)
+    dark, bright = np.percentile(canvas[top : top + height, left : left + width], (5, 95))
+    return np.array(
+        [np.log1p(bright), np.log1p(bright - dark), *prototypes.float().mean(dim=(1, 2)).tolist()], np.float64
+    )
 
 
 def photo_traits(found: Detections, look: np.ndarray, size_px: int) -> np.ndarray:
-    """Return what a photograph is like, float64 (4 + 32,): TRAITS, and the means of the network's prototypes.
+    """Return what a photograph is like, float64 (5 + 32,): TRAITS, and the means of the network's prototypes.
 
     found: with boxes in pixels of the input, whose side is `size_px`. look: see `look_of`. What needs a detection is NaN without.
     """
@@ -52,16 +55,16 @@ def above(least: np.ndarray, prediction: PhotoPrediction, look: np.ndarray, size
 
 
 def mean_traits(traits: np.ndarray) -> np.ndarray:
-    """Return a group's traits (4 + 32,): the means of its photographs', (n, 4 + 32), without what is not known."""
+    """Return a group's traits (5 + 32,): the means of its photographs', (n, 5 + 32), without what is not known."""
     known = np.isfinite(traits)
     sums = np.where(known, traits, 0).sum(axis=0)
     return np.divide(sums, known.sum(axis=0), out=np.full(traits.shape[1], np.nan), where=known.any(axis=0))
 
 
 def deviations(traits: np.ndarray) -> np.ndarray:
-    """Return how far each row of traits (n, 4 + 32) is from the mean of the others in each, in their standard deviations.
+    """Return how far each row of traits (n, 5 + 32) is from the mean of the others in each, in their standard deviations.
 
-    The prototypes' 32 become one, their root mean square: (n, 5). What is not known does not deviate. All rows are treated alike,
+    The prototypes' 32 become one, their root mean square: (n, 6). What is not known does not deviate. All rows are treated alike,
     so the deviations of exchangeable rows are exchangeable.
     """
     known, others = np.isfinite(traits), len(traits) - 1
