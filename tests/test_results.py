@@ -6,13 +6,16 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from benchmarks.pictures import CHART, draw
 from tests.conftest import PROJECT
 
 RECORDS = "docs/results/records.jsonl"
 PAGES = ("README.md", *(path.relative_to(PROJECT).as_posix() for path in sorted((PROJECT / "docs").rglob("*.md"))))
 LINK = re.compile(r"records\.jsonl(?:#([\w-]+))?|results/README\.md")
+IMAGE = re.compile(r'(?:!\[[^\]]+\]\(|<img src=")([^)"]+\.(?:svg|png|jpg))(?:\)|" alt="[^"])')  # each has an alt text
 # Code, the target of a link, a date, a version, and a word that holds digits are no numbers.
 NUMBER = re.compile(r"`[^`]*`|\]\([^)]*\)|\d{4}-\d\d-\d\d|\d+\.\d+\.\d+|[^\W\d]\w*|(\d[\d,]*(?:\.\d+)?(?:e-\d+)?)")
 
@@ -57,3 +60,12 @@ def test_each_quoted_figure_has_a_record_and_each_record_is_quoted() -> None:
         links = {link[1] for link in LINK.finditer((PROJECT / page).read_text(encoding="utf-8")) if link[1]}
         assert links <= measurements.keys(), f"{page} links to measurements that {RECORDS} does not name"
     assert not unseen, f"no line of {unseen[0]['in']} that belongs to the results shows this record: {unseen[0]}"
+
+
+def test_the_chart_is_drawn_from_the_records_and_all_pictures_are_small() -> None:
+    expected = draw((PROJECT / RECORDS).read_text(encoding="utf-8"))
+    assert CHART.read_text(encoding="utf-8") == expected, "run: python benchmarks/pictures.py"
+    pictures = {path.name: path.stat().st_size for path in CHART.parent.iterdir() if path.suffix != ".md"}
+    assert sum(pictures.values()) <= 3e6, pictures
+    shown = {Path(name).name for page in PAGES for name in IMAGE.findall((PROJECT / page).read_text(encoding="utf-8"))}
+    assert shown == pictures.keys()
