@@ -8,8 +8,6 @@ Start it plainly, without torchrun: it starts the processes itself. Without --da
 again.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -8,8 +8,6 @@ torchrun, the ranks share the photographs. A model that was trained on windows p
 (docs/windows.md). `--geo` puts the detections on a map (docs/map.md). The model may be an export (docs/export.md).
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import time

@@ -1,7 +1,5 @@
 """Shared by all tests: Ultralytics offline and quiet, the marker for GPU tests, and one small trained run."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal

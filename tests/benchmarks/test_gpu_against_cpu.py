@@ -1,7 +1,5 @@
 """`make gpu` compares the GPU with the CPU: what differs by rounding passes, what is wrong does not."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """One training step: how often its host waits for the device, and what benchmarks/train_step.py says of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

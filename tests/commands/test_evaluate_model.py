@@ -1,7 +1,5 @@
 """evaluate_model.py on the sample: one process, and two ranks with tiles."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """export.py from its command line; inference.py and evaluate_model.py with what it wrote."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

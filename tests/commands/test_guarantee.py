@@ -1,7 +1,5 @@
 """evaluate_model.py --guarantee, and inference.py --thresholds with what it wrote."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

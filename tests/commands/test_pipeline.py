@@ -1,7 +1,5 @@
 """The commands of the quick start, end to end, on the built-in sample and two real processes."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

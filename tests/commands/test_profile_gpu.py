@@ -1,7 +1,5 @@
 """profile_gpu.py and benchmark_ddp.py, from their flags to their files."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

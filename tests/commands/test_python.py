@@ -1,7 +1,5 @@
 """docs/python.md: its blocks run as they stand; predictions are those of inference.py; errors are raised, not printed."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

@@ -1,7 +1,5 @@
 """The whole step on one rank and on two: same images, same steps, same weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Synchronised BatchNorm: two ranks with 3 and 5 images are one rank with 8."""
 
-from __future__ import annotations
-
 import copy
 import os
 from typing import Any

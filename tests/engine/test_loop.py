@@ -1,7 +1,5 @@
 """The training loop: what is best, when it stops early, what it reports and averages, whom it calls."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

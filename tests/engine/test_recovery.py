@@ -1,7 +1,5 @@
 """No work is lost: checkpoints within an epoch, a full disk, the stacks of a stall, another number of ranks."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 from functools import partial

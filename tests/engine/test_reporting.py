@@ -1,7 +1,5 @@
 """What a training says: lines and records of batches, and the stacks of a stalled rank."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

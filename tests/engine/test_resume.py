@@ -1,7 +1,5 @@
 """Training on one rank and on two: stopped and resumed equal to the bit, two equal to one, and when ranks agree to stop."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Ultralytics' own validation of a trained file measures what this project measures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Evaluation of drawn photographs: on one rank and on several, in batches of any size, beside faster-coco-eval."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Evaluation on tiles: wires that a shrunk photograph loses, judged in the photograph's pixels, on one rank or several."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The proof of an export notices each planted fault and names it; without a fault it passes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

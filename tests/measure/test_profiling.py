@@ -1,7 +1,5 @@
 """profile_gpu.py: the sweep over batch sizes and the best of them, operators, and the GPU's readings."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Synthetic batches, the phases of a training step, and its collectives."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

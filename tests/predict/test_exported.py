@@ -1,7 +1,5 @@
 """Exports behind the torch model's interface: the same outputs, sizes, batches and names; clear errors."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json

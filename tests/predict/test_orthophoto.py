@@ -1,7 +1,5 @@
 """Orthophotos: blocks, what is joined over them, map layers, killed runs and ranks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

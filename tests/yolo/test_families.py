@@ -1,7 +1,5 @@
 """The model families: YOLO26's loss against Ultralytics', without suppression, resumed, and the newer families on two ranks."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The segmentation loss: Ultralytics' numbers on one rank, one rank's gradients on two and three; boxes and their anchors."""
 
-from __future__ import annotations
-
 import os
 import types
 from functools import partial

@@ -1,7 +1,5 @@
 """The mask loss in blocks: plain PyTorch's loss and gradients, half precision, bounded memory."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

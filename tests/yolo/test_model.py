@@ -1,7 +1,5 @@
 """Building, loading, transferring and deploying models of all families."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Parameter groups and the scaled learning rate."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

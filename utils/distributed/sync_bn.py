@@ -4,8 +4,6 @@ torch.nn.SyncBatchNorm works on CUDA only, and the host waits for the GPU three 
 have samples with a boolean mask.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

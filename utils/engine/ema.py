@@ -1,7 +1,5 @@
 """Exponential moving average of a model's weights."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Measure speed and memory of training at several batch sizes on one device, choose the best one, and report both."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

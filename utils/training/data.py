@@ -1,7 +1,5 @@
 """Opens the photographs that a run trains on and evaluates: labels, caches or windows, and the regime that they make."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How a run trains on its photographs: what the options leave open is decided here once, from the labels."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The report's pictures: which images are the worst, and what they show."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

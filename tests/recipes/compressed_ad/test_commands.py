@@ -1,7 +1,5 @@
 """The guide's commands: one real launch, then the other commands in this process."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

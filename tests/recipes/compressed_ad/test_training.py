@@ -1,7 +1,5 @@
 """The network, and its training on two ranks: the gradients of one rank, and a kill that costs nothing."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from functools import partial

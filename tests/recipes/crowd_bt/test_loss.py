@@ -1,7 +1,5 @@
 """The loss and the model, against values computed by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Training on two ranks: the gradient and the metrics of one, resumable to the bit after a kill, with the guide's files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

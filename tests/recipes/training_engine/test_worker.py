@@ -1,7 +1,5 @@
 """The recipe's worker on two ranks: equal to one rank, resumable after a kill, with the guide's history and files."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """The network, its losses, and the metrics."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

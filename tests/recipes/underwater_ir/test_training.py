@@ -1,7 +1,5 @@
 """The training command on two ranks: equal to one rank, resumable after a kill, launched as the guide says."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Writes the assets that photographs show, and what changed since an earlier flight: GeoJSON (RFC 7946) and CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Writes the sample in EPRI's raw layout: a folder per circuit and one CSV, with the irregularities of EPRI's files."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import hashlib
