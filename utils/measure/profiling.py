@@ -65,11 +65,6 @@ class BatchProfile:
         """Images trained per second."""
         return self.batch_size / self.step_ms * 1000
 
-    @property
-    def held_bytes(self) -> int:
-        """Memory that another process cannot use."""
-        return self.reserved_bytes if self.reserved_bytes is not None else self.allocated_bytes
-
 
 @dataclass(frozen=True)
 class TooLarge:
@@ -218,7 +213,8 @@ def best_profile(profiles: Sequence[BatchProfile], capacity_bytes: int | None = 
 
 def leaves_headroom(profile: BatchProfile, capacity_bytes: int | None) -> bool:
     """Return whether at least 10 % of the device's memory stays free."""
-    return capacity_bytes is None or profile.held_bytes <= (1 - HEADROOM) * capacity_bytes
+    held_bytes = profile.allocated_bytes if profile.reserved_bytes is None else profile.reserved_bytes
+    return capacity_bytes is None or held_bytes <= (1 - HEADROOM) * capacity_bytes
 
 
 def verdict_lines(

@@ -192,11 +192,8 @@ def _is_kept(line: bytes, step: int, epochs: float) -> bool:
     record = parse_record(line)
     if record is None:
         return False
-    return _is_before(record, step, epochs if record.get("kind") == "epoch" else math.inf)
-
-
-def _is_before(record: Mapping[str, Any], step: int, epochs: float) -> bool:
-    return _count_of(record.get("global_step")) <= step and _count_of(record.get("epoch")) <= epochs
+    most = epochs if record.get("kind") == "epoch" else math.inf
+    return _count_of(record.get("global_step")) <= step and _count_of(record.get("epoch")) <= most
 
 
 def _count_of(value: Any) -> float:

@@ -29,11 +29,6 @@ class Regime:
     augment: Augmentation
     lines: tuple[str, ...]
 
-    @property
-    def line_classes(self) -> tuple[int, ...]:
-        """The classes whose objects predictions follow as lines: the thin ones of a training on windows."""
-        return self.augment.wire_classes if self.windows else ()
-
 
 def regime_of(
     windows: WindowConfig | None, reach: str, options: AugmentOptions, facts: LabelShapes, names: tuple[str, ...]
