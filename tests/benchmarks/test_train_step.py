@@ -34,9 +34,6 @@ MOST_COMPUTING = 375  # of these, those that are not views
 MOST_SYNCS = 2  # per optimizer step, outside the steps that are logged
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 # --- the counter ---------------------------------------------------------------------------------------------------
 
 VALUES = torch.tensor([3, 1, 2])

@@ -119,7 +119,7 @@ Leave = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def leave(one_thread: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Leave:
+def leave(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Leave:
     """Run a command in this process until it exits; return its code and what it wrote to stderr."""
 
     def run(*command: str | Path) -> tuple[int, str]:

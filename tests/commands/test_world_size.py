@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch.utils.data import DataLoader
 
@@ -20,7 +19,6 @@ from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import build_model
 from utils.yolo.optimizer import OptimizerPlan, build_optimizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE_PX = 64
 GLOBAL_BATCH = 4
 STEPS = 6

@@ -107,9 +107,6 @@ def answers() -> list[dict[str, Any]]:
     return [{**first, **second} for first, second in zip(on_cpus, on_gpus, strict=True)]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def difference(answers: list[dict[str, Any]], kind: str, expected: list[dict[str, np.ndarray]]) -> dict[str, float]:
     """Return the largest relative difference by name; the ranks' rows are joined, their weight gradients added."""
     worst: dict[str, float] = {}

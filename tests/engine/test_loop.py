@@ -13,9 +13,6 @@ from tests.engine.small import CPU, Record, ScriptedTask, classifier, engine_of,
 from utils.common.errors import UserError
 from utils.engine import Epoch, Task, TrainingEngine
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 # --- best, last, early stop ----------------------------------------------------------------------------------------
 
 

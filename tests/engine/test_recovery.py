@@ -30,8 +30,6 @@ from utils.yolo.optimizer import MuSGD
 BATCHES = 12  # per epoch
 MOMENTUM_SGD = partial(torch.optim.SGD, momentum=0.9)
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Killed(BaseException):
     """Stands for the end of the process."""

@@ -23,8 +23,6 @@ from utils.engine.state import Progress
 from utils.engine.stopping import StallWatch
 from utils.run.log import RunLog
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def train_with_a_slow_rank(folder: Path) -> tuple[str, int]:
     """Train one epoch of 31 batches while rank 1 takes 30 ms longer to prepare each.

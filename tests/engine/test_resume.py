@@ -33,7 +33,6 @@ from utils.run.checkpoint import CheckpointFiles, load_latest
 from utils.run.log import RunLog
 
 Answers = tuple[list[Record], Path]  # of both ranks, in this folder
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,6 @@ COLOURS = ((200, 40, 40), (40, 200, 40), (40, 40, 200))
 SIZE_PX, NUM_PHOTOS, STEPS = 160, 6, 45
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def draw_set(folder: Path) -> Path:
     """Draw photographs that have the network's size already, so that neither side resizes; return the YAML file."""

@@ -25,8 +25,6 @@ from utils.predict.tiles import Predictor, Tiling
 CPU = torch.device("cpu")
 SIZE = (800, 600)
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def wire_photos(folder: Path) -> list[Photo]:
     """Return three photographs with two long wires and a short one, and one as small as a tile, with two."""

@@ -26,8 +26,6 @@ from utils.yolo.model import load_for_prediction
 CPU = torch.device("cpu")
 Run = Callable[[torch.Tensor], list[torch.Tensor]]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -119,8 +119,6 @@ def test_the_table_shows_reserved_memory_only_where_there_is_any() -> None:
 
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_what_a_batch_does_not_change_is_weights_average_and_optimizer() -> None:
     training = build_training(build_model("yolov8n-seg.yaml", ("a", "b")), CPU, choose_precision("off", CPU), "adamw")

@@ -65,8 +65,6 @@ def test_a_batch_for_a_gpu_has_colour_gains_and_nothing_else_changes() -> None:
 
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_a_phase_lasts_until_the_next_mark_and_a_step_without_all_phases_is_refused(
     monkeypatch: pytest.MonkeyPatch,

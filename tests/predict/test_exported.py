@@ -28,8 +28,6 @@ from utils.yolo.trained import trained_size_px, trained_windows
 CPU = torch.device("cpu")
 KINDS = ("onnx", "openvino", "torchscript")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:

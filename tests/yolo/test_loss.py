@@ -26,7 +26,6 @@ from utils.yolo.loss26 import loss_for
 from utils.yolo.model import build_model
 
 BATCH_SIZE_PER_RANK = 2
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def share_of(targets: Targets, images: slice) -> Targets:

@@ -14,8 +14,6 @@ from utils.yolo.mask_loss import find_positives, mask_loss, mask_loss_by_autogra
 SIDE = 32  # of the prototypes, in pixels
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def boxes_of(name: str) -> torch.Tensor:
     """Return target boxes (2, 3, 4), xyxy in prototype pixels."""

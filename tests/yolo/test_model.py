@@ -30,8 +30,6 @@ from utils.yolo.trained import (
 
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_saved_model_opens_again_with_equal_outputs(saved: dict[str, Path], family: str) -> None:

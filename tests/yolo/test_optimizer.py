@@ -18,8 +18,6 @@ from utils.yolo.orthogonal import Orthogonaliser
 
 NAMES = ("conductor", "other_wire", "pole")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.parametrize(("rule", "expected"), [("none", 0.01), ("linear", 0.04), ("sqrt", 0.02)])
 def test_the_rate_scales_with_the_global_batch(rule: str, expected: float) -> None:

@@ -17,8 +17,6 @@ from utils.yolo.loss import SegmentationLoss
 
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Viewer, list[Any]]:

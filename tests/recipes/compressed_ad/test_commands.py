@@ -25,7 +25,6 @@ from tests.recipes.harness import assert_refused, run_command
 from utils.common.config import read_config, to_dict
 from utils.common.errors import UsageError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 FOLDER = RECIPES / "compressed_ad"
 
 

@@ -26,8 +26,6 @@ from utils.run.checkpoint import CheckpointFiles
 
 # --- The network: what sees what, and that rollouts compute what the training computes -------------------------------
 
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = ModelSize(
     grid_size=3, width=16, heads=2, feedforward=16, encoder_layers=2, decoder_layers=2, latents=3, dropout=0
 )

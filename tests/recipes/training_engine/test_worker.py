@@ -26,7 +26,6 @@ from tests.support.ranks import RankFailed, run_ranks
 from utils.engine import EngineOptions, stopping
 from utils.engine import TrainingEngine as PlainEngine
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 KILL_AT = 13  # the third batch of the third epoch
 
 

@@ -18,9 +18,6 @@ from tests.recipes.underwater_ir.small import NO_VGG, SIZE_PX, batch, photograph
 # --- The network and its losses --------------------------------------------------------------------------------------
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def test_the_wavelet_is_orthonormal_and_invertible() -> None:
     features = torch.rand(2, 3, 8, 12)
     bands = haar(features)
