@@ -8,10 +8,6 @@ Start it plainly, without torchrun: it starts the processes itself. Without --da
 again.
 """
 
-from __future__ import annotations
-
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +22,7 @@ from utils.common.devices import PRECISION_CHOICES, choose_precision
 from utils.common.environment import environment_report, visible_gpu_count
 from utils.common.errors import UserError, run_script
 from utils.common.files import output_folder, write_text_atomic
+from utils.common.text import csv_text
 from utils.measure.plots import plot_scaling
 from utils.measure.scaling import (
     MAX_CPU_PROCESSES,
@@ -112,7 +109,9 @@ def main() -> int:
     record: dict[str, Any] = {"config": to_dict(config), "environment": environment_report()}
     record |= {"summary": rows, "allreduce": points, "runs": runs}
     write_text_atomic(folder / "benchmark_results.json", json.dumps(record, indent=2) + "\n")
-    write_text_atomic(folder / "benchmark_results.csv", to_csv(runs))
+    columns = [name for name, value in runs[0].items() if not isinstance(value, list | dict)]
+    table = csv_text(columns, ([run.get(name) for name in columns] for run in runs), "\n")
+    write_text_atomic(folder / "benchmark_results.csv", table)
     plot_scaling(rows, points, heading, folder / "multi_gpu_benchmark.png")
     names = ("multi_gpu_benchmark.png", "benchmark_results.csv", "benchmark_results.json")
     print(f"Written: {', '.join(str(folder / name) for name in names)}")
@@ -175,16 +174,6 @@ def announce(run: Run) -> None:
     """Print the speed of a run."""
     where = f"round {run['repeat']}, {run['scaling']} scaling, {run['processes']} process(es)"
     print(f"  {where}: {run['images_per_s']:.1f} images/s", flush=True)
-
-
-def to_csv(runs: list[Run]) -> str:
-    """Return a CSV with one line per run and its scalar values."""
-    columns = [name for name, value in runs[0].items() if not isinstance(value, list | dict)]
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(runs)
-    return buffer.getvalue()
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ python check_data.py --data dataset.yaml --model run/best.pt
 python check_data.py --data dataset.yaml --tolerate   # errors are no failure
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -10,8 +10,6 @@
 Run the same command again after any interruption. The photographs are EPRI's, licence CC BY-SA 4.0.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ python evaluate_model.py --model run/best.onnx   # an export (docs/export.md)
 torchrun --nproc_per_node=4 evaluate_model.py --model run/best.pt
 """
 
-from __future__ import annotations
-
 import os
 
 from utils.commands.evaluation import EvaluationConfig, result_lines, run

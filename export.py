@@ -9,8 +9,6 @@ line is a command with the fastest one.
 `inference.py` and `evaluate_model.py` open the exports (docs/export.md).
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -8,8 +8,6 @@ torchrun, the ranks share the photographs. A model that was trained on windows p
 (docs/windows.md). `--geo` puts the detections on a map (docs/map.md). The model may be an export (docs/export.md).
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import time
@@ -120,7 +118,8 @@ def main() -> int:
 def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.RankInfo) -> int:
     """Predict on photographs, which the ranks share; return the exit code: 1 if none could be read."""
     files = list_photos(config.source)
-    site = read_site(config) if config.geo else None
+    assets = read_assets(Path(config.assets)) if config.geo and config.assets is not None else None
+    site = Site(config.ground_height, config.ground_sigma, assets, config.asset_range) if config.geo else None
     before = read_before(Path(config.before)) if config.geo and config.before is not None else None
     predictor, names = open_predictor(config, ranks)
     os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
@@ -227,12 +226,6 @@ def write_maps(
     lines = write_map_files(output, keys, site, tables.of_detection)
     write_text_atomic(output / "assets.html", build_page(tables, names, made_with, len(sources)))
     return lines + tables.lines
-
-
-def read_site(config: InferenceConfig) -> Site:
-    """Return what the user says about the ground and the assets. Raises UserError for a bad asset file."""
-    assets = read_assets(Path(config.assets)) if config.assets is not None else None
-    return Site(config.ground_height, config.ground_sigma, assets, config.asset_range)
 
 
 def read_photos(sources: list[Source], config: InferenceConfig, cores: int) -> Iterator[tuple[Source, np.ndarray]]:

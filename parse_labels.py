@@ -3,8 +3,6 @@
 python parse_labels.py --input data/raw --output data/processed
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ The steps are real training steps on synthetic images, so data loading is not me
 profiled. The most expensive operators at the best batch size are listed.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from functools import partial

@@ -8,8 +8,6 @@ The same command again continues an interrupted run. `--help` lists every option
 utils/commands/training.py has the steps in their order.
 """
 
-from __future__ import annotations
-
 import sys
 
 from utils.commands.training import run

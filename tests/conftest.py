@@ -1,7 +1,5 @@
 """Shared by all tests: Ultralytics offline and quiet, the marker for GPU tests, and one small trained run."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal
@@ -102,9 +100,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(f"{files.total()} skipped: {reason}: {places}")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Let a module's own computations use one thread, as its ranks do."""
+    """Let each test's own computations use one thread, as its ranks do; two wait for each other beside other tests."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

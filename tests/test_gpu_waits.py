@@ -3,8 +3,6 @@
 All cases run in one process of their own, which has a pretended GPU and returns what the tests look at.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the five guides promise (the frozen list tests/support/guides.yaml), and what the project says of itself."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import shlex

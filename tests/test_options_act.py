@@ -1,7 +1,5 @@
 """Every option of every script acts, or says that it cannot, whatever the other options are."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

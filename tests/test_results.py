@@ -1,7 +1,5 @@
 """docs/results/records.jsonl holds each figure that a page quotes beside a link to the results, and nothing else."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

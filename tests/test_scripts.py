@@ -1,7 +1,5 @@
 """The scripts in the root are peers: what two of them need is in `utils/`."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

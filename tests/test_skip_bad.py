@@ -1,7 +1,5 @@
 """`--skip-bad`: unreadable photographs are left out by every kind of cache, on all ranks alike, and stay out on resume."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 python collect.py [configs/darkroom.yaml]
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The training: the task for the engine, and the batches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Darkroom: find a hidden goal cell on a square grid. Many copies are stepped at once, with NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 
 MOVES = np.array([[1, 0], [-1, 0], [0, 1], [0, -1], [0, 0]])  # row and column of each action; the last one stays

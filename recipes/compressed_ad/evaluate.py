@@ -5,8 +5,6 @@
 It writes eval_result.npy, float64 (goals, episodes), and eval_returns.png into the run's folder.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 import time

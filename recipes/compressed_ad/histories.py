@@ -4,8 +4,6 @@ Each group holds `states` and `next_states` int32 (steps, streams, 2), `actions`
 `dones` bool (steps, streams).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

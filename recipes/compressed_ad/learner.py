@@ -5,8 +5,6 @@ step it plans: a few sweeps of value iteration over the cells that it has visite
 8.2 and 2.6). Actions are greedy, and random with a probability that falls over the history.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

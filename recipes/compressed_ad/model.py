@@ -3,8 +3,6 @@
 Shapes: B histories, L steps, D channels, K latents. A step is int (…, 4): `sizes.STEP_FIELDS`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Training samples: records that index learning histories, batched by compression depth and divided among the ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

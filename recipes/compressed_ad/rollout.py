@@ -1,7 +1,5 @@
 """Rollouts in context: the model acts in unknown rooms and learns from its own steps, without training."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """The options of collect.py, train.py and evaluate.py, from a YAML file."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

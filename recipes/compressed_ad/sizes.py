@@ -1,7 +1,5 @@
 """The network's sizes and the ranges of the training records. Imports no PyTorch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Annotators' logs: their answers, their reliability on gold pairs, and which answers can be used."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

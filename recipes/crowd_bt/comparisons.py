@@ -1,7 +1,5 @@
 """Comparisons of image pairs: the local lists, the prepared format, and the split into training and validation."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import defaultdict

@@ -3,8 +3,6 @@
 python evaluate.py --checkpoint results/best_model.pt --data-dir data --image-dir data/images
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Images of comparisons as tensors: read, resized, for training varied at random."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ python infer.py --image-dir photos --output ranking.json
 python infer.py --compare first.jpg second.jpg
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ qualities with probability η and against them otherwise. η is 1 for a perfect 
 one who always says the opposite. The share of right answers on gold pairs measures it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

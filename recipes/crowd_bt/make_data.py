@@ -12,8 +12,6 @@ Writes below --output:
     unseen/                       lists, images and order of photographs that no other folder shows
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ The scorer has fixed features (the mean magnitude of each coefficient of the 8 x
 a training takes seconds, and random starts do not hide the difference. All else is as in train.py.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Agreement of qualities with answers, and with a known order. NumPy and SciPy only."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any

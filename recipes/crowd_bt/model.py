@@ -1,7 +1,5 @@
 """The networks: an image's quality, and the comparison of two images with the crowd's reliability."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The options of train.py, and the reconciliation of its launch flags with its launcher's environment."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

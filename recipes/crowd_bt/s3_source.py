@@ -3,8 +3,6 @@
 Credentials come from the normal AWS chain (environment, ~/.aws, instance role) and are never printed or written.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

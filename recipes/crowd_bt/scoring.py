@@ -1,7 +1,5 @@
 """Scores images: each image on one of the ranks; then all ranks know all scores."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

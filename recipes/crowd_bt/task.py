@@ -1,7 +1,5 @@
 """The scorer as a task of the training engine: batches, loss, validation and files."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

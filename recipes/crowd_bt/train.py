@@ -7,8 +7,6 @@
 The same command again continues an interrupted run. `--help` lists every option with its default.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys

@@ -1,7 +1,5 @@
 """Starts a training function in several processes of this machine, which form a process group."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

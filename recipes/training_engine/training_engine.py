@@ -3,8 +3,6 @@
 from training_engine import TrainingEngine, launch_distributed_training, distributed_train_worker
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """benchmarks/evaluation.py: the same judgement on any number of processes, and how fast it comes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

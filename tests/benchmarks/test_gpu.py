@@ -1,7 +1,5 @@
 """`make gpu`: which parts run when, what is kept, the table, the folder of results, what parts check."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

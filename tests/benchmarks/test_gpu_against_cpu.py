@@ -1,7 +1,5 @@
 """`make gpu` compares the GPU with the CPU: what differs by rounding passes, what is wrong does not."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math
@@ -21,7 +19,7 @@ from utils.yolo.model import YoloModel, build_model
 
 
 @pytest.fixture(scope="module")
-def compared(one_thread: None) -> tuple[YoloModel, Batch, StepResult, Json]:
+def compared() -> tuple[YoloModel, Batch, StepResult, Json]:
     """A network, its batch, what float64 gives, and the CPU's errors."""
     torch.manual_seed(0)
     model = build_model("yolov8n-seg.yaml", against_cpu.CLASSES).train()

@@ -1,7 +1,5 @@
 """Jobs of the benchmarks, the comparison of two runs to the bit, and what the benchmarks refuse."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path

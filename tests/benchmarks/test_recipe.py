@@ -1,7 +1,5 @@
 """The bench of recipes: its data sets, how recipes are named and judged."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One training step: how often its host waits for the device, and what benchmarks/train_step.py says of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -34,9 +32,6 @@ NAMES = ("pole", "wire", "insulator")
 MOST_OPERATORS = 515  # of one batch and its optimizer step with AdamW in bf16, outside the network
 MOST_COMPUTING = 375  # of these, those that are not views
 MOST_SYNCS = 2  # per optimizer step, outside the steps that are logged
-
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # --- the counter ---------------------------------------------------------------------------------------------------

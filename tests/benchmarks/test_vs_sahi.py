@@ -1,7 +1,5 @@
 """benchmarks/vs_sahi.py: its refusal, masks, judge, and the whole command with a made-up SAHI that finds the labels."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The comparison with Ultralytics: its statistics, its records, what it keeps, and where both sides start."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

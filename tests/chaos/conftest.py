@@ -4,8 +4,6 @@ An attack is a test marked `chaos(full, quick)`, its numbers of trials. Without 
 run, with the quick number.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import random

@@ -3,8 +3,6 @@
 Also what scenarios on several machines look at: the small training's files, and who ends in time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The trainer with a pretended number of cores, so that it starts as many loader processes as asked for."""
 
-from __future__ import annotations
-
 import train_yolo_ddp
 from utils.common import cores
 from utils.common.errors import run_script

@@ -7,8 +7,6 @@ small. The run folder also gets `starts.jsonl`, one line per start; `samples-<ra
 end `result.json` with a hash of weights, averaged weights and optimizer.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Losses that are NaN, damaged photographs, odd numbers of samples and ranks, and two trainings in one folder."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

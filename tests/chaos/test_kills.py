@@ -1,7 +1,5 @@
 """Ranks and launchers that are killed or hang, and a long training: the result is that of an undisturbed one."""
 
-from __future__ import annotations
-
 import random
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Two machines made of network namespaces: nothing of one's run is in the other's reach; a lost one is replaced."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -3,8 +3,6 @@
 Needs root and `apt-get install -y --no-install-recommends slurm-wlm munge slurm-client`.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Trainings that are stopped by signals, and checkpoints that are killed, damaged or find no room."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The attacked trainings, YOLOv8n-seg on a small sample and a small network, and what they left."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The variables that Kubeflow's PyTorchJob sets in each machine's environment."""
 
-from __future__ import annotations
-
 KUBEFLOW = {
     "PET_NNODES": "2",
     "PET_NPROC_PER_NODE": "3",

@@ -1,7 +1,5 @@
 """download_data.py: its flags, its messages, and a stop by the keyboard."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections import deque

@@ -1,7 +1,5 @@
 """evaluate_model.py on the sample: one process, and two ranks with tiles."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -46,7 +44,7 @@ def test_joined_detections_a_second_model_and_the_second_judge_on_two_ranks(
 
 
 def test_a_model_of_other_classes_is_not_compared(
-    trained: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+    trained: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other.yaml"
     text = trained.data.read_text().replace("train: ", f"train: {trained.processed}/")

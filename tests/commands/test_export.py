@@ -1,7 +1,5 @@
 """export.py from its command line; inference.py and evaluate_model.py with what it wrote."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -28,7 +26,7 @@ from utils.predict.tiles import Tiling
 
 
 @pytest.fixture(scope="module", autouse=True)
-def commands_keep_one_thread(one_thread: None) -> Iterator[None]:
+def commands_keep_one_thread() -> Iterator[None]:
     """Two threads wait for each other beside other tests. The handler that export.py sets goes again."""
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as monkeypatch:

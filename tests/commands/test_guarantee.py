@@ -1,7 +1,5 @@
 """evaluate_model.py --guarantee, and inference.py --thresholds with what it wrote."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter
@@ -44,7 +42,7 @@ def write_flights(folder: Path) -> None:
 
 
 def test_thresholds_go_from_the_evaluation_to_the_predictions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], one_thread: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The labels are what the model finds, so that it finds many of them."""
     monkeypatch.chdir(tmp_path)

@@ -1,7 +1,5 @@
 """inference.py on the photographs of the sample."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from urllib.parse import quote

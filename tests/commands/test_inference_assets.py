@@ -1,7 +1,5 @@
 """inference.py --geo on two flights along poles, with a stand-in for the network: one row for each asset, and what changed."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """inference.py --geo on photographs with a drone's metadata, with a stand-in for the network."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

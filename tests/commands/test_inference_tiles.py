@@ -1,7 +1,5 @@
 """inference.py on tiles, alone and shared by ranks, with a stand-in for the network."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

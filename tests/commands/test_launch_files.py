@@ -1,7 +1,5 @@
 """Launch files for Slurm and Kubernetes, and a machine with exactly one GPU."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

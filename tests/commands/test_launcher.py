@@ -1,7 +1,5 @@
 """Tests of train_ddp.sh and utils/training/launch.py, with a stand-in trainer and mostly without launching."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

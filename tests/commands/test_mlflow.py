@@ -1,7 +1,5 @@
 """Trainings of two ranks beside a real MLflow server, which has its own process and an SQLite database."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """utils.run.monitor as a command: into a pipe, into a terminal, and without a run."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select

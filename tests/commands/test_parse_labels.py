@@ -1,7 +1,5 @@
 """parse_labels.py, run as a command: killed, refused, strict."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """The commands of the quick start, end to end, on the built-in sample and two real processes."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re
@@ -121,7 +119,7 @@ Leave = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def leave(one_thread: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Leave:
+def leave(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Leave:
     """Run a command in this process until it exits; return its code and what it wrote to stderr."""
 
     def run(*command: str | Path) -> tuple[int, str]:

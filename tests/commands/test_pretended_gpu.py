@@ -1,7 +1,5 @@
 """Every command runs its CUDA branches, on pretended GPUs (tests/support/pretended), and trains the bits of a CPU."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import os

@@ -1,7 +1,5 @@
 """profile_gpu.py and benchmark_ddp.py, from their flags to their files."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
@@ -24,12 +22,11 @@ from utils.measure.profiling import BatchProfile
 WEIGHTS_BYTES = 4 * 3_260_000  # YOLOv8n-seg's
 
 
-@pytest.fixture
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def plans_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile_gpu, "choose_threads_and_workers", lambda *_, **__: (1, 0))
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_profile_gpu_writes_chart_report_and_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,7 +64,6 @@ def test_profile_gpu_writes_chart_report_and_numbers(
         assert picture.size[0] > 1000
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_device_too_small_for_the_smallest_batch_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_memory(*_: Any, **__: Any) -> BatchProfile:
         raise torch.OutOfMemoryError("CUDA out of memory")

@@ -1,7 +1,5 @@
 """docs/python.md: its blocks run as they stand; predictions are those of inference.py; errors are raised, not printed."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy
@@ -33,7 +31,7 @@ PAGE = (PROJECT / "docs" / "python.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Iterator[None]:
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give each test a folder with a data set and a photograph; keep one thread."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # two wait for each other beside other tests

@@ -1,7 +1,5 @@
 """Frozen layers, class weights, and the options of the recipe."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,11 +1,8 @@
 """The whole step on one rank and on two: same images, same steps, same weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch.utils.data import DataLoader
 
@@ -22,7 +19,6 @@ from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import build_model
 from utils.yolo.optimizer import OptimizerPlan, build_optimizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE_PX = 64
 GLOBAL_BATCH = 4
 STEPS = 6

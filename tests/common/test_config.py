@@ -1,7 +1,5 @@
 """Configuration: default < YAML file < command line, and what is wrong is named in one line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """This machine: the choice of device and precision, seeds, memory, and how many cores this process may use."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

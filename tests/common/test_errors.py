@@ -1,7 +1,5 @@
 """Errors for the user, files that are written whole, and what is said of the environment."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """NVML's readings, with a driver that is made up: means, what a GPU lacks, and failures that delay and end nothing."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

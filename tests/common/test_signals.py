@@ -1,7 +1,5 @@
 """Signals of the launcher, and the threads of processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Text for the console: sizes, tables, numbers, colours and progress."""
 
-from __future__ import annotations
-
 import math
 import sys
 

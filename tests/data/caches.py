@@ -1,7 +1,5 @@
 """The packed cache and the block store behind the same calls, for the tests of what they share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

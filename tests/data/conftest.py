@@ -1,7 +1,5 @@
 """A small data set on disk, shared by the tests of the data set and its loader."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

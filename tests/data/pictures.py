@@ -1,7 +1,5 @@
 """Drawn pictures whose colours tell the classes, for the tests of the optional parts of the recipe."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import cv2

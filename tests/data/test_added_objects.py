@@ -1,7 +1,5 @@
 """Objects pasted and wires drawn into a picture: labels lie on their pixels, also those of what is behind them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

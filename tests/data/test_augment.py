@@ -1,7 +1,5 @@
 """Augmentation: pixels and outlines go through the same map, and everything follows from (seed, epoch, index)."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

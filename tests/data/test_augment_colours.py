@@ -1,7 +1,5 @@
 """Colour by the loader and by the device: equal gains, nearly equal pixels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cv2

@@ -1,7 +1,5 @@
 """The block store: windows show the photograph's pixels in their place, from no more blocks than they touch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

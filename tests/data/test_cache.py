@@ -1,7 +1,5 @@
 """Both caches: the pixels a fresh read gives, built once, mended or built again whenever they could be wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Samples, batches and masks to learn from: boxes, outlines, masks and pixels agree; masks are those that will judge."""
 
-from __future__ import annotations
-
 import math
 
 import cv2

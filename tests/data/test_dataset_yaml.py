@@ -1,7 +1,5 @@
 """Data-set YAML files and label files, as users write them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Decoding, orientation, shrinking and writing of photographs."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """What a data set's labels say of the lengths of its objects."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Batches and loaders: every image once, the same pixels for any number of ranks and workers, bounded shared memory."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

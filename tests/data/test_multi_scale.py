@@ -1,7 +1,5 @@
 """Batches of several sizes: all ranks take the same size, and labels fit it."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Odd text, names and links, as users bring them, in the commands that read them: the answer, or one line with the remedy."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The optional augmentation: labels stay on their pixels, what is off changes nothing, all ranks agree."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

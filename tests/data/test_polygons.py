@@ -1,7 +1,5 @@
 """Outlines that are clipped, and the pieces of them that a window shows."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Orthophotos: which pixels are read, and which files are refused."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

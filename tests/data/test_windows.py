@@ -1,7 +1,5 @@
 """Training on windows: which ones, in what shares, and that labels lie on their pixels; the same for all ranks and workers."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter

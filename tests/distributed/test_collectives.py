@@ -1,7 +1,5 @@
 """Collectives: on two and three real processes, and alone."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

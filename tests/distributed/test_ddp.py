@@ -1,7 +1,5 @@
 """DDP: bucket sizes, compressed gradients, static graphs, and compiled modules."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

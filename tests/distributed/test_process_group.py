@@ -1,7 +1,5 @@
 """Process groups, the launchers' variables, and ranks that the project starts itself."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

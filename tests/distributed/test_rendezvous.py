@@ -1,7 +1,5 @@
 """Meeting without ghosts: dead ranks' keys, ranks that never come, and real restarts under torchrun."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Synchronised BatchNorm: two ranks with 3 and 5 images are one rank with 8."""
 
-from __future__ import annotations
-
 import copy
 import os
 from typing import Any
@@ -107,9 +105,6 @@ def run_shares() -> dict[str, Any]:
 def answers() -> list[dict[str, Any]]:
     on_cpus, on_gpus = run_ranks(run_shares, 2), run_ranks(run_on_gpus, 2, join=False)
     return [{**first, **second} for first, second in zip(on_cpus, on_gpus, strict=True)]
-
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def difference(answers: list[dict[str, Any]], kind: str, expected: list[dict[str, np.ndarray]]) -> dict[str, float]:

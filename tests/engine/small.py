@@ -1,7 +1,5 @@
 """A small classifier, its data and its engine, for the tests of the training loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CUDA graphs of a network, on pretended graphs: the same bits, and no graph where it would be wrong."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

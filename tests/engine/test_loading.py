@@ -22,8 +22,6 @@ from utils.engine import Task
 from utils.engine.loading import Upload, batches_from, each_sample_once, tensors_in
 from utils.yolo.inputs import Targets
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Noisy(Dataset[Any]):
     """Points with noise from PyTorch's and NumPy's generators, as random augmentation draws it."""

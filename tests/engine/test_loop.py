@@ -1,7 +1,5 @@
 """The training loop: what is best, when it stops early, what it reports and averages, whom it calls."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,6 @@ from torch.utils.data import DataLoader
 from tests.engine.small import CPU, Record, ScriptedTask, classifier, engine_of, fit, loader_of, points
 from utils.common.errors import UserError
 from utils.engine import Epoch, Task, TrainingEngine
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 # --- best, last, early stop ----------------------------------------------------------------------------------------
 

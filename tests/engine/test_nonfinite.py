@@ -1,7 +1,5 @@
 """Non-finite losses: all ranks leave the same steps out, undo what several of them did, and save nothing spoilt."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """No work is lost: checkpoints within an epoch, a full disk, the stacks of a stall, another number of ranks."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 from functools import partial
@@ -31,8 +29,6 @@ from utils.yolo.optimizer import MuSGD
 
 BATCHES = 12  # per epoch
 MOMENTUM_SGD = partial(torch.optim.SGD, momentum=0.9)
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Killed(BaseException):

@@ -1,7 +1,5 @@
 """What a training says: lines and records of batches, and the stacks of a stalled rank."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -24,8 +22,6 @@ from utils.engine.reporting import BatchLog
 from utils.engine.state import Progress
 from utils.engine.stopping import StallWatch
 from utils.run.log import RunLog
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def train_with_a_slow_rank(folder: Path) -> tuple[str, int]:

@@ -1,7 +1,5 @@
 """Training on one rank and on two: stopped and resumed equal to the bit, two equal to one, and when ranks agree to stop."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +33,6 @@ from utils.run.checkpoint import CheckpointFiles, load_latest
 from utils.run.log import RunLog
 
 Answers = tuple[list[Record], Path]  # of both ranks, in this folder
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

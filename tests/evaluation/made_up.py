@@ -1,7 +1,5 @@
 """Made-up results of an evaluation, shared by the tests of metrics and of the report."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

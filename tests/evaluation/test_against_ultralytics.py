@@ -1,7 +1,5 @@
 """Ultralytics' own validation of a trained file measures what this project measures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,6 @@ NAMES = ("disc", "bar", "box")
 COLOURS = ((200, 40, 40), (40, 200, 40), (40, 40, 200))
 SIZE_PX, NUM_PHOTOS, STEPS = 160, 6, 45
 CPU = torch.device("cpu")
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def draw_set(folder: Path) -> Path:

@@ -1,7 +1,5 @@
 """Labels against the predictions of a stand-in that finds red wires and green poles."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Evaluation of drawn photographs: on one rank and on several, in batches of any size, beside faster-coco-eval."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from pathlib import Path
@@ -39,8 +37,6 @@ NATIVE = (
     *("centreline_recall", "centreline_precision", "pieces_per_object", "length_px", "missed_px", "invented_px"),
 )
 CPU = torch.device("cpu")
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

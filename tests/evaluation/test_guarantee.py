@@ -1,7 +1,5 @@
 """Guaranteed confidences hold over draws of flights, and only there where flights are the unit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import binom

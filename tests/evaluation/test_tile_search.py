@@ -1,7 +1,5 @@
 """Evaluation on tiles: wires that a shrunk photograph loses, judged in the photograph's pixels, on one rank or several."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,6 @@ from utils.predict.tiles import Predictor, Tiling
 
 CPU = torch.device("cpu")
 SIZE = (800, 600)
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def wire_photos(folder: Path) -> list[Photo]:

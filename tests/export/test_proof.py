@@ -1,7 +1,5 @@
 """The proof of an export notices each planted fault and names it; without a fault it passes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +25,6 @@ from utils.yolo.model import load_for_prediction
 
 CPU = torch.device("cpu")
 Run = Callable[[torch.Tensor], list[torch.Tensor]]
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """The smallest job that ranks can train."""
 
-from __future__ import annotations
-
 from utils.measure.scaling_rank import RankJob
 
 JOB = RankJob(

@@ -1,7 +1,5 @@
 """Tests of test_ddp.py and the checks behind it."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Callable

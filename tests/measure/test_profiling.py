@@ -1,7 +1,5 @@
 """profile_gpu.py: the sweep over batch sizes and the best of them, operators, and the GPU's readings."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -120,8 +118,6 @@ def test_the_table_shows_reserved_memory_only_where_there_is_any() -> None:
 # --- what is known of a step beside its duration ---------------------------------------------------------------------
 
 CPU = torch.device("cpu")
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_what_a_batch_does_not_change_is_weights_average_and_optimizer() -> None:

@@ -1,7 +1,5 @@
 """Scaling from one process to several: what runs, what is concluded, and how the benchmark's ranks end."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Synthetic batches, the phases of a training step, and its collectives."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 
@@ -66,8 +64,6 @@ def test_a_batch_for_a_gpu_has_colour_gains_and_nothing_else_changes() -> None:
 # --- The phases of a training step -----------------------------------------------------------------------------------
 
 CPU = torch.device("cpu")
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_a_phase_lasts_until_the_next_mark_and_a_step_without_all_phases_is_refused(

@@ -1,7 +1,5 @@
 """What the tests of figures share: class names, colours, and how to look at a picture."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

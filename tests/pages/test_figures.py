@@ -1,7 +1,5 @@
 """Training curves, precision-recall curves, and confusion matrices."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

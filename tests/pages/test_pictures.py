@@ -1,7 +1,5 @@
 """Instances drawn on photographs, grids, and image files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A tiny network with random weights whose outputs are not trivial, and its exports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Predictions for CVAT and Label Studio, and the way there and back."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

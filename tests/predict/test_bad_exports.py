@@ -1,7 +1,5 @@
 """Exports whose metadata, outputs or files are missing, stale, damaged or hostile: one clear line each."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

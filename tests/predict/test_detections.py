@@ -1,7 +1,5 @@
 """From raw outputs to detections: suppression per class, the way back to the photograph, masks in the right place."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

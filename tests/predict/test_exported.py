@@ -1,7 +1,5 @@
 """Exports behind the torch model's interface: the same outputs, sizes, batches and names; clear errors."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json
@@ -29,8 +27,6 @@ from utils.yolo.trained import trained_size_px, trained_windows
 
 CPU = torch.device("cpu")
 KINDS = ("onnx", "openvino", "torchscript")
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

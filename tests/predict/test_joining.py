@@ -1,7 +1,5 @@
 """Made-up detections in tiles become the objects that they are parts of."""
 
-from __future__ import annotations
-
 import cProfile
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Memory and time of joining 300 instances on a photograph of 20 megapixels."""
 
-from __future__ import annotations
-
 import json
 import resource
 import time

@@ -1,7 +1,5 @@
 """Orthophotos: blocks, what is joined over them, map layers, killed runs and ranks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +31,6 @@ from utils.predict.tiles import Predictor, Tiling, cut_tiles
 from utils.sources.mask_rings import outline_of
 
 pyogrio = pytest.importorskip("pyogrio")
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZE = (1500, 900)
 SMALL_BLOCK_PX = 720  # eight blocks

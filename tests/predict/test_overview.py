@@ -1,7 +1,5 @@
 """The coarse masks of the whole photograph beside the objects from tiles."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import cv2

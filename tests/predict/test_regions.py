@@ -1,7 +1,5 @@
 """Masks as regions and as runs: what they draw, count and share is what whole bitmaps do, with OpenCV."""
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 import pytest

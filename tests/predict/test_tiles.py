@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 from typing import Any
 from unittest.mock import Mock
@@ -46,8 +44,6 @@ def test_a_photograph_no_larger_than_a_tile_has_none_and_small_tiles_overlap_by_
 
 
 # --- prediction ----------------------------------------------------------------------------------------------------
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZE = (1280, 896)
 SCENE = wires_and_pole(SIZE)  # across 24 tiles

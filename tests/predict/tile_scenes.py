@@ -1,7 +1,5 @@
 """Made-up scenes: true masks, and what a detector would find of them in each tile."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import cv2

@@ -1,7 +1,5 @@
 """What the recipes' tests share: a rank that dies in its training, tensors that must be equal, and refusals."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The files of a made-up run, for the tests that read or show them."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """A run is resumed on the data with which it began: photographs, labels and classes are compared by content."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

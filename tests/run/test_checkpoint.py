@@ -1,7 +1,5 @@
 """Resumable checkpoints: what was saved comes back, damage is seen, and no kill leaves a run without one."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil

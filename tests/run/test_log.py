@@ -1,7 +1,5 @@
 """A run's log: metrics.jsonl, results.csv, TensorBoard and the console."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

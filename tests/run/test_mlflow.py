@@ -1,7 +1,5 @@
 """The mirror of a run's folder on an MLflow server: complete, without duplicates, and harmless when the server is not."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """One owner to a run folder, whatever becomes of the owner; a status file for launchers."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

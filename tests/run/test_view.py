@@ -1,7 +1,5 @@
 """Records of a run, the view of a running training, and the rank that is slower than the others."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Hostile label cells, file names and pictures: nothing runs, nothing outside is opened, little memory, a line for each."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

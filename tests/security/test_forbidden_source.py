@@ -1,7 +1,5 @@
 """What no source file may contain and no rule of ruff names; `pyproject.toml` holds the others (S, TID251, E722)."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

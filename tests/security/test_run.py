@@ -1,7 +1,5 @@
 """A whole run with damaged data and with secrets around: what is wrong is listed, and no secret is written anywhere."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Hostile .pt and model YAML files: nothing in them runs, and each is refused with one line, in every place that opens one."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import time

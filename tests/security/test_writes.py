@@ -1,7 +1,5 @@
 """Archives that want to write elsewhere, and what is written inside a stranger's folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

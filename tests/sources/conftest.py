@@ -1,7 +1,5 @@
 """A raw folder for the tests of parsing, and for those of the download a server like Azure with two circuits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Outlines of bitmaps enclose exactly their pixels."""
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """The built-in sample, also at the size of a drone's photographs: deterministic, and as awkward as EPRI's own files."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import hashlib

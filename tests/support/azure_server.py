@@ -1,7 +1,5 @@
 """A local HTTP server with the manners of Azure Blob storage, and with faults on demand."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """A headless Chromium for tests, spoken to through two pipes in the DevTools protocol: nothing to install beside it."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -1,7 +1,5 @@
 """Hostile files for the security tests: pickles that would leave a mark, as .pt files of every shape."""
 
-from __future__ import annotations
-
 import builtins
 import functools
 import io

@@ -3,8 +3,6 @@
 Called as `python -m tests.support.hostile_jobs JOB FOLDER`; prints one JSON object.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

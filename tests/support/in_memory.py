@@ -1,7 +1,5 @@
 """Photographs in memory, in the place of the packed cache."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

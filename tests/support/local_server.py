@@ -1,7 +1,5 @@
 """A local HTTP server for tests, in a thread of its own while it is a context manager."""
 
-from __future__ import annotations
-
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType

@@ -1,7 +1,5 @@
 """A local HTTP server with the part of MLflow's REST API that the project uses, and faults on demand."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

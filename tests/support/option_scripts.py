@@ -1,7 +1,5 @@
 """The commands whose options are walked: how each is run on paper (tests/support/option_walk.py)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Walks a script's options: in every mode, each one has to change the notes of a run on paper, or to be refused or named."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

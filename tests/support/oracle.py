@@ -4,8 +4,6 @@ Its answer to a photograph never depends on the others of the batch, so that a t
 ranks and batches, and nothing else.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Looks at processes from outside, waits for what they do, and keeps commands from other machines."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Real gloo ranks of a test, and commands in processes forked from a server that has imported PyTorch."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import runpy

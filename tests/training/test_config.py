@@ -1,7 +1,5 @@
 """The trainer's options, and what follows from them and from the labels: rates, batch size, workers, cache, augmentation."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace

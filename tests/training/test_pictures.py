@@ -1,7 +1,5 @@
 """The pictures of a training: drawn often enough and no more, of the right photographs, and never at its expense."""
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A stand-in for a network: it finds red and green things in its input, and is exact at the photograph's scale."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the tests share: networks, the loss without terms that somebody adds, random targets and network outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

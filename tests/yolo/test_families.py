@@ -1,7 +1,5 @@
 """The model families: YOLO26's loss against Ultralytics', without suppression, resumed, and the newer families on two ranks."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +22,6 @@ from utils.yolo.model import build_model, freeze_layers, load_for_prediction, lo
 
 ON_RANKS = ("yolo12n", "yolo26n")
 EPOCHS = 11  # of the schedule that is compared
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_without_suppression_yolo26_finds_what_ultralytics_finds(saved: dict[str, Path]) -> None:

@@ -1,7 +1,5 @@
 """The segmentation loss: Ultralytics' numbers on one rank, one rank's gradients on two and three; boxes and their anchors."""
 
-from __future__ import annotations
-
 import os
 import types
 from functools import partial
@@ -28,7 +26,6 @@ from utils.yolo.loss26 import loss_for
 from utils.yolo.model import build_model
 
 BATCH_SIZE_PER_RANK = 2
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def share_of(targets: Targets, images: slice) -> Targets:

@@ -1,7 +1,5 @@
 """The mask loss in blocks: plain PyTorch's loss and gradients, half precision, bounded memory."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -15,8 +13,6 @@ from utils.yolo.mask_loss import find_positives, mask_loss, mask_loss_by_autogra
 
 SIDE = 32  # of the prototypes, in pixels
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def boxes_of(name: str) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """Building, loading, transferring and deploying models of all families."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,8 +29,6 @@ from utils.yolo.trained import (
 )
 
 CPU = torch.device("cpu")
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

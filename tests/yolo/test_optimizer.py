@@ -1,7 +1,5 @@
 """Parameter groups and the scaled learning rate."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,6 @@ from utils.yolo.optimizer import MUON_GAIN, MuSGD, OptimizerPlan, build_optimize
 from utils.yolo.orthogonal import Orthogonaliser
 
 NAMES = ("conductor", "other_wire", "pole")
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("none", 0.01), ("linear", 0.04), ("sqrt", 0.02)])

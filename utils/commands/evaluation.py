@@ -1,7 +1,5 @@
 """An evaluation of a model on a split of a data set, from its options to `report.html`, `metrics.json` and COCO files."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Sequence

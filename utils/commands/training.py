@@ -1,7 +1,5 @@
 """A training, from the options of `train_yolo_ddp.py` to its exit code: the steps in their order."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

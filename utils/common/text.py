@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import os
 import re
@@ -34,6 +36,13 @@ def coloured(text: str, color: str, stream: TextIO | None = None) -> str:
 def next_command(*words: object) -> str:
     """Return the line that tells which command to type next."""
     return coloured("Next:", "green") + " " + shlex.join(str(word) for word in words)
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]], end: str = "\r\n") -> str:
+    """Return a table as CSV. Its first line has the names of the columns; each line ends with `end`."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator=end).writerows([columns, *rows])
+    return text.getvalue()
 
 
 def format_duration(duration_s: float) -> str:

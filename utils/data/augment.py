@@ -1,7 +1,5 @@
 """Augmentation: mosaic, random view (zoom, shift, flips), mixup, copy-paste, pasted objects and colours."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ lengths of all blocks (uint32), level by level, row by row, and their CRC-32 (ui
 read checks the blocks that it decodes. docs/research/performance.md has the measurements behind size, quality and chroma.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@
 `cache_file.py` has the names and what it shares with the block store.
 """
 
-from __future__ import annotations
-
 import functools
 import zlib
 from collections.abc import Callable, Sequence

@@ -9,8 +9,6 @@
 a memory map. The data set may come from elsewhere: a link is never followed, and each file has checksums.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Photographs and labels as training samples. A sample depends only on (seed, epoch, index)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial

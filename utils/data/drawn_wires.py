@@ -5,8 +5,6 @@ alone or in a group of nearly parallel ones. Poles, crossarms and shadows have s
 the network that these are not wires. docs/research/wires.md says what both bring.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Images in memory are RGB uint8 (height, width, 3).
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import os

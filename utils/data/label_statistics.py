@@ -1,7 +1,5 @@
 """Statistics of a data set's labels: how long and how curved the objects of a class are, and in which direction they lie."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import cv2

@@ -1,7 +1,5 @@
 """YOLO segmentation label files: one object a line, `class x1 y1 x2 y2 ...`, coordinates in 0..1 of the image."""
 
-from __future__ import annotations
-
 import functools
 import stat
 from collections.abc import Callable, Iterable, Iterator

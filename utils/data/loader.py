@@ -3,8 +3,6 @@
 Batches depend only on (seed, epoch): a loader that starts in the middle of an epoch gives the same remaining batches.
 """
 
-from __future__ import annotations
-
 import atexit
 import math
 import weakref

@@ -4,8 +4,6 @@ A cut can split an object, for example a wire that leaves the window and comes b
 because the window does not show that they belong together.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

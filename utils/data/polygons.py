@@ -3,8 +3,6 @@
 "Joined outlines" are the vertices (V, 2) of several outlines in one array, with the row (N,) where each begins.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import cv2

@@ -6,8 +6,6 @@ asked for fewer pixels than there are. So only the GTiff driver reads it, withou
 Pixel coordinates are x to the right and y down; the raster covers 0..width and 0..height.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Iterable, Iterator

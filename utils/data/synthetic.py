@@ -1,7 +1,5 @@
 """Synthetic training batches for measuring speed: no files, no decoding, targets shaped like those of a power line."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

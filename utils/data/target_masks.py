@@ -4,8 +4,6 @@ As Ultralytics' validator does: round outlines down to whole pixels, fill them w
 of several objects belongs to the one with the fewest pixels. Other rules gave worse results: docs/research/design.md.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import cv2

@@ -6,8 +6,6 @@ the share of windows without an object. The walks go through their cells in a ra
 so that a cell is never left out for long. docs/research/windows.md gives the reasons.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

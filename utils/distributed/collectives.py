@@ -3,8 +3,6 @@
 They send plain numbers and JSON only, never pickled objects: unpickling can run code.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """DistributedDataParallel and its options."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

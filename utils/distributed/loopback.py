@@ -6,8 +6,6 @@ PyTorch's key-value store listens on every interface, without a password: anybod
 that the ranks connect to. This rendezvous opens the same store on the loopback interface alone.
 """
 
-from __future__ import annotations
-
 import socket
 import sys
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """This process's rank, also from the variables of Slurm's `srun` and Open MPI's `mpirun`; the process group; printing on rank 0."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -6,8 +6,6 @@ number of a counter and waits for the answer to this token, which only a living 
 random name of this start, and the process group uses only keys below that name.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import socket

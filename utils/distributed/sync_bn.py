@@ -4,8 +4,6 @@ torch.nn.SyncBatchNorm works on CUDA only, and the host waits for the GPU three 
 have samples with a boolean mask.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -113,7 +111,7 @@ class _SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         tracks = self.track_running_stats and self.running_mean is not None and self.running_var is not None
         if tracks and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        if not has_kernels(input):
+        if not input.is_cuda:
             output, mean, variance = self._from_sums(input)
         elif tracks and self.momentum is not None:
             buffers = (self.running_mean, self.running_var, self.momentum)
@@ -154,11 +152,6 @@ class _SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         share = self.momentum if self.momentum is not None else 1 / self.get_buffer("num_batches_tracked")
         self.get_buffer("running_mean").lerp_(mean, share)
         self.get_buffer("running_var").lerp_(variance, share)
-
-
-def has_kernels(input: torch.Tensor) -> bool:
-    """Return whether the kernels of `_CudaBatchNorm` take this tensor."""
-    return input.is_cuda
 
 
 class SyncBatchNorm1d(_SyncBatchNorm, nn.BatchNorm1d):

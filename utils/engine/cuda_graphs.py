@@ -4,8 +4,6 @@ A GPU can compute the kernels of a small batch faster than the host launches the
 at once. The kernels are those that run without it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

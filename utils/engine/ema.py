@@ -1,7 +1,5 @@
 """Exponential moving average of a model's weights."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterator
@@ -27,15 +25,12 @@ class ModelEMA:
         self._source: nn.Module | None = None
         self._places: list[tuple[dict[str, Any], dict[str, Any], str]] = []
 
-    def decay_at(self, updates: int) -> float:
-        """Return the decay used by update number `updates` (counted from 1)."""
-        return self.decay * (1 - math.exp(-updates / self.ramp_updates)) if self.ramp_updates > 0 else self.decay
-
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Move the average towards `model` (the raw module, not its DDP wrapper)."""
         self.updates += 1
-        weight = 1 - self.decay_at(self.updates)
+        share = 1 - math.exp(-self.updates / self.ramp_updates) if self.ramp_updates > 0 else 1.0
+        weight = 1 - self.decay * share
         if model is not self._source:
             self._source, self._places = model, self._pair_up(model)
         averaged: list[torch.Tensor] = []

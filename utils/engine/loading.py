@@ -4,8 +4,6 @@ On a GPU the next batch is copied on a second CUDA stream while the previous ste
 is ahead of the GPU, and during the backward pass the copy comes from page-locked memory. On a CPU nothing overlaps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

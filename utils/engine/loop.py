@@ -6,8 +6,6 @@
 Every rank calls every method. `utils.engine.task.Task` says how batches, loss, evaluation and files look.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time

@@ -1,7 +1,5 @@
 """What the loop measures: one epoch's means and speed, and each rank's own time and machine."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

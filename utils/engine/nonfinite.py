@@ -3,8 +3,6 @@
 After the all-reduce every rank holds the same gradient, so all ranks skip the same steps without communication.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

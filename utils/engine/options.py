@@ -1,7 +1,5 @@
 """Options of the training engine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """How no work is lost: checkpoints that all ranks agree on, resuming, and rolling back steps with non-finite gradients."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What the loop prints and records: a line every ten batches, with facts of every rank, and the end of each epoch."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

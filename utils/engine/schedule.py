@@ -1,7 +1,5 @@
 """Learning rate and momentum as pure functions of the optimizer step: a checkpoint need not hold them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

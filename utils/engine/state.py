@@ -1,7 +1,5 @@
 """The state of a training run: all that a checkpoint holds."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Any
 

@@ -4,8 +4,6 @@ On a GPU the times are CUDA events on the compute stream, so timing does not syn
 `perf_counter`.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Iterator

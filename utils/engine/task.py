@@ -1,7 +1,5 @@
 """What is trained: how batches, loss, evaluation and files look. The engine calls a Task; its defaults serve a classifier."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """COCO files of a split (ground_truth.json, predictions.json), and their AP by faster-coco-eval."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

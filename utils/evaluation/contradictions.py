@@ -3,8 +3,6 @@
 All masks are compared on a grid of at most 1024 pixels, so photographs of any size take the same memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -4,8 +4,6 @@ Each rank evaluates its share of the images. The partial results are gathered an
 counts exactly once and every rank returns the same numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Masks at the resolution of the prototypes, a quarter of the input's: their IoU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the labels of a split say about its objects: which are thin, curved, small or turned, and how wires are labelled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial

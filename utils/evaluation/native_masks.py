@@ -3,8 +3,6 @@
 An object's mask is its whole outline, even where another object covers it. All masks are regions, cut to their boxes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The text tables that `evaluate_model.py` prints."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

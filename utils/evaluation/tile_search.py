@@ -1,7 +1,5 @@
 """Detections on tiles in the place of those on whole photographs, for `utils/evaluation/evaluate.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

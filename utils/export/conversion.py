@@ -1,7 +1,5 @@
 """Converts a model with Ultralytics' exporter: offline, quiet, with this project's facts and calibration images."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import io

@@ -1,7 +1,5 @@
 """Proves that an export predicts what the torch model predicts: facts, raw outputs, AP of each class."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The rows of `export.py`'s report: proof, file size, speed and memory of each export beside torch's."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Measures the speed of exports, alternating in one process, and the peak memory of each in a process of its own."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Mapping

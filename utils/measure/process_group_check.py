@@ -1,7 +1,5 @@
 """Let a few processes train one step together, and compare it with the step of a single process."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

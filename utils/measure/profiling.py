@@ -1,7 +1,5 @@
 """Measure speed and memory of training at several batch sizes on one device, choose the best one, and report both."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -66,11 +64,6 @@ class BatchProfile:
     def images_per_s(self) -> float:
         """Images trained per second."""
         return self.batch_size / self.step_ms * 1000
-
-    @property
-    def held_bytes(self) -> int:
-        """Memory that another process cannot use."""
-        return self.reserved_bytes if self.reserved_bytes is not None else self.allocated_bytes
 
 
 @dataclass(frozen=True)
@@ -220,7 +213,8 @@ def best_profile(profiles: Sequence[BatchProfile], capacity_bytes: int | None = 
 
 def leaves_headroom(profile: BatchProfile, capacity_bytes: int | None) -> bool:
     """Return whether at least 10 % of the device's memory stays free."""
-    return capacity_bytes is None or profile.held_bytes <= (1 - HEADROOM) * capacity_bytes
+    held_bytes = profile.allocated_bytes if profile.reserved_bytes is None else profile.reserved_bytes
+    return capacity_bytes is None or held_bytes <= (1 - HEADROOM) * capacity_bytes
 
 
 def verdict_lines(

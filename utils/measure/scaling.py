@@ -1,7 +1,5 @@
 """The scaling benchmark: run several numbers of processes, summarise the runs, and show them as tables."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """One rank of the scaling benchmark; `utils.measure.scaling.run_job` starts it."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 Also the loaders for such measurements: the trainer's own over photographs, and one that marks each request for a batch.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Builds assets.html: a map of the assets that loads nothing from the network, the changes, and each asset's best view."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

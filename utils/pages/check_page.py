@@ -3,8 +3,6 @@
 Its pictures are parts of photographs with their outlines, as JPEG.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

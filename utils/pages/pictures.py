@@ -1,7 +1,5 @@
 """Draws instances on photographs, arranges pictures in a grid and writes them, with OpenCV."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """How well masks from two tiles agree: pairs of masks are compared run by run, in compiled loops."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from utils.common.compiled import compiled

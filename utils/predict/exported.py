@@ -4,8 +4,6 @@ An export takes float32 (B, 3, S, S) in 0..1 and returns boxes that it has decod
 suppression, masks and tiles are the code that the torch model uses.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

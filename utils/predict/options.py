@@ -1,7 +1,5 @@
 """Options that the commands which predict share, and the opening of a model by them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -7,8 +7,6 @@ the rules for tiles (utils/predict/joining.py), with blocks instead of tiles. Th
 Each finished block is written to a file, so that a killed run can continue. The ranks share the blocks.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import shutil

@@ -5,8 +5,6 @@ product with one matrix for the rows and one for the columns. So a compiled loop
 only where its edge may be: between prototype pixels of one sign every pixel has that sign.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

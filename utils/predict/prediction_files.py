@@ -1,7 +1,5 @@
 """Predictions on disk: predictions.json with outlines, YOLO label files, cut-outs of the detections."""
 
-from __future__ import annotations
-
 import heapq
 import json
 import os

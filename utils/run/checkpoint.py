@@ -8,8 +8,6 @@ CheckpointFiles:
 ckpt-420.pt                             torch.save of plain containers and tensors
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -6,8 +6,6 @@ Every rank has a RunLog; only rank 0's prints and writes.
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
 import math
 import os
@@ -19,7 +17,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import cv2
 from tqdm import tqdm
 
-from utils.common.files import warn_on_write_error, write_bytes_atomic
+from utils.common.files import warn_on_write_error, write_bytes_atomic, write_text_atomic
+from utils.common.text import csv_text
 from utils.run.records import METRICS_FILE, parse_record, read_epochs
 
 if TYPE_CHECKING:
@@ -146,11 +145,9 @@ class RunLog:
             rows.append({self._columns.get(name, name): _four_digits(value) for name, value in values.items()})
         found = list(dict.fromkeys(name for row in rows for name in row))
         first = [name for name in self._columns.values() if name in found]
-        buffer = io.StringIO()
-        writer = csv.DictWriter(buffer, list(dict.fromkeys([*first, *found])), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_bytes_atomic(self.run_dir / RESULTS_FILE, buffer.getvalue().encode())
+        columns = list(dict.fromkeys([*first, *found]))
+        text = csv_text(columns, ([row.get(name) for name in columns] for row in rows), "\n")
+        write_text_atomic(self.run_dir / RESULTS_FILE, text)
 
     def _open_writer(self, line: str = "") -> Any:
         """Return TensorBoard's writer of a line in its charts, or None without TensorBoard."""
@@ -195,11 +192,8 @@ def _is_kept(line: bytes, step: int, epochs: float) -> bool:
     record = parse_record(line)
     if record is None:
         return False
-    return _is_before(record, step, epochs if record.get("kind") == "epoch" else math.inf)
-
-
-def _is_before(record: Mapping[str, Any], step: int, epochs: float) -> bool:
-    return _count_of(record.get("global_step")) <= step and _count_of(record.get("epoch")) <= epochs
+    most = epochs if record.get("kind") == "epoch" else math.inf
+    return _count_of(record.get("global_step")) <= step and _count_of(record.get("epoch")) <= most
 
 
 def _count_of(value: Any) -> float:

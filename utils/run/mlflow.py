@@ -4,8 +4,6 @@ A thread of rank 0 reads metrics.jsonl and sends what the server lacks. The trai
 its end. An epoch is sent once a checkpoint holds it, because a resumed run repeats the epochs that no checkpoint holds.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

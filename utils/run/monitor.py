@@ -4,8 +4,6 @@ It reads the run's files and changes none. In a terminal it refreshes the view u
 `--once`, it prints the view once.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 import time

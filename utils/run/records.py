@@ -1,7 +1,5 @@
 """Reads a run's files, also while the run writes them, and finds the rank that the others wait for. Changes and locks nothing."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

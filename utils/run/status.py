@@ -3,8 +3,6 @@
 The lock is the kernel's (flock): it disappears with its process, however that ends.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Formats a run's state as lines of text for a terminal."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

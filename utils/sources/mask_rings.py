@@ -1,7 +1,5 @@
 """Turns masks into outlines: rings around the masks' pixels and around their holes."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 

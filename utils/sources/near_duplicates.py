@@ -5,8 +5,6 @@ are aligned (mirrored, rotated or cropped, if needed), and their fine detail is 
 parts is compared too, because different photographs of a fixed camera have the same background.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Builds the parts of a YOLO segmentation training from the trainer's options and plan: task, engine, loaders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

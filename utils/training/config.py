@@ -1,7 +1,5 @@
 """The options of train_yolo_ddp.py: the sections of the rooms in which they act, and what is the trainer's own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Opens the photographs that a run trains on and evaluates: labels, caches or windows, and the regime that they make."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -55,7 +53,7 @@ class Data:
         if regime.windows is None or self.train.windowed is None:
             return {}
         facts: dict[str, Any] = {"windows": asdict(regime.windows)}
-        if thin := regime.line_classes:
+        if thin := regime.augment.wire_classes:  # predictions follow their objects as lines
             facts |= {"thin_classes": [*thin], **wire_facts(photos, thin)}
         lengths = label_lengths_of(photos, self.train.windowed.store.index.sizes)
         return facts | ({"label_lengths": lengths} if lengths else {})

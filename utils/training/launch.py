@@ -7,8 +7,6 @@ The second form is for other launchers: it only prints `PROCESSES THREADS DEVICE
 PyTorch is imported only where there is a GPU driver.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

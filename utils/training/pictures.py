@@ -3,8 +3,6 @@
 An error while a picture is drawn is printed in one line; the training continues.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

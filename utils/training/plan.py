@@ -1,7 +1,5 @@
 """What follows from the trainer's options on this machine, decided once: device, threads, batch, optimizer, what a resumed run keeps."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """How a run trains on its photographs: what the options leave open is decided here once, from the labels."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +28,6 @@ class Regime:
     within_reach: bool
     augment: Augmentation
     lines: tuple[str, ...]
-
-    @property
-    def line_classes(self) -> tuple[int, ...]:
-        """The classes whose objects predictions follow as lines: the thin ones of a training on windows."""
-        return self.augment.wire_classes if self.windows else ()
 
 
 def regime_of(

@@ -1,7 +1,5 @@
 """What one step of a YOLO training needs, and an engine for steps alone: to measure them, and for `--batch-size auto`."""
 
-from __future__ import annotations
-
 import torch
 
 from utils.common.devices import Precision

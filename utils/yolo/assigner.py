@@ -4,8 +4,6 @@ Overlap is measured by the complete IoU of the boxes (arXiv 1911.08287, eq. 8-11
 the masks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

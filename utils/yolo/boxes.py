@@ -5,8 +5,6 @@ opposite sides are widths and heights, and the smaller of two sides bounds the s
 own, which keeps the number of operators, and of kernels on a GPU, small.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Turns a batch of the loader into the network's input and the loss's targets, on the device."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

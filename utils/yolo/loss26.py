@@ -7,8 +7,6 @@ distances with an L1 error, and anchors are chosen by the overlap of boxes and m
 each pixel. Constants are those of Ultralytics 8.4.190.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -15,8 +15,6 @@ Letters: B images, M targets per image (padded), A anchors, P positive anchors, 
 once, S side of the prototypes, N = B * S^2 pixels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """YOLO segmentation models: built from a YAML or a .pt file, partly frozen, saved for deployment."""
 
-from __future__ import annotations
-
 import copy
 import datetime
 import logging

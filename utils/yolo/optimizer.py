@@ -1,7 +1,5 @@
 """The optimizer for YOLO: its settings, its parameter groups, the learning rate for another batch size."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import operator

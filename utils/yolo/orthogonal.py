@@ -1,7 +1,5 @@
 """Muon's update of all matrices in few operators: a GPU computes a small product faster than it is told to."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

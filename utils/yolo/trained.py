@@ -1,7 +1,5 @@
 """What a model file says of its training: input size, windows, and how objects were labelled. Files are from strangers."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Picture quality: PSNR and SSIM against a reference; UIQM and UCIQE, made for underwater pictures, without one."""
 
-from __future__ import annotations
-
 import math
 
 import cv2

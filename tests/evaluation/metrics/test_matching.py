@@ -1,7 +1,5 @@
 """Results of photographs, their matching with the truth, and the confidence that is best."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The numbers of a whole set: Ultralytics' to 1e-6, and some known by hand."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

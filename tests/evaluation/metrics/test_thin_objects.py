@@ -1,7 +1,5 @@
 """Centreline recall, precision and pieces per object on wires whose answers are known by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import cv2

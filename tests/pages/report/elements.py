@@ -1,7 +1,5 @@
 """Reads the figures of a report page back, for every test that looks at one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """A made-up evaluation to write a report of."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The report and its photographs at full size in a real browser: no complaint, no request, and every control works."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The report's pictures: which images are the worst, and what they show."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -18,8 +16,6 @@ from utils.pages.report.gallery import CONFUSED, FALSE, KINDS_OF_ERROR, MISSED, 
 from utils.yolo.loss import SegmentationLoss
 
 CPU = torch.device("cpu")
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

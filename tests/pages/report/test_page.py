@@ -1,7 +1,5 @@
 """The report page: every figure is that of metrics.json, and nothing in it can run or load."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

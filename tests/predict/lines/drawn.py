@@ -1,7 +1,5 @@
 """Wires that are drawn into masks, and lines."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.predict.tile_scenes import stroke

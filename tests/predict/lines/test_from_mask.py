@@ -1,7 +1,5 @@
 """Ragged masks become lines with a width and gaps."""
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 import pytest

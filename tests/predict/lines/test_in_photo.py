@@ -1,7 +1,5 @@
 """What a photograph shows of a wire."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What labels say of wires."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

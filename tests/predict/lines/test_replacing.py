@@ -1,7 +1,5 @@
 """Detections of thin classes become lines, which end where labelled wires end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Lines that continue each other are one wire."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

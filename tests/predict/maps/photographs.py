@@ -1,7 +1,5 @@
 """Photographs with the metadata of a drone, made by Pillow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

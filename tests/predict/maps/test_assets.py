@@ -1,7 +1,5 @@
 """Assets out of simulated flights with known truth: each once, honest ellipses, changes; and bad files of an earlier flight."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Positions on the map: the ellipsoid and the camera's ray."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import cv2

@@ -1,7 +1,5 @@
 """The three files: valid, complete, and safe with text from strangers."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

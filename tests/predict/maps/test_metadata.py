@@ -1,7 +1,5 @@
 """What a photograph's EXIF and XMP say of where it was taken."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

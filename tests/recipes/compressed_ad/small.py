@@ -1,7 +1,5 @@
 """Small rooms, histories and options for the tests of the recipe."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The guide's commands: one real launch, then the other commands in this process."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -27,7 +25,6 @@ from tests.recipes.harness import assert_refused, run_command
 from utils.common.config import read_config, to_dict
 from utils.common.errors import UsageError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 FOLDER = RECIPES / "compressed_ad"
 
 

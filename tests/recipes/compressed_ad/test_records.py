@@ -1,7 +1,5 @@
 """The room, the source learner, its histories, and the records that a training draws from them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

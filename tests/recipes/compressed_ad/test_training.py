@@ -1,7 +1,5 @@
 """The network, and its training on two ranks: the gradients of one rank, and a kill that costs nothing."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from functools import partial
@@ -28,8 +26,6 @@ from utils.run.checkpoint import CheckpointFiles
 
 # --- The network: what sees what, and that rollouts compute what the training computes -------------------------------
 
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = ModelSize(
     grid_size=3, width=16, heads=2, feedforward=16, encoder_layers=2, decoder_layers=2, latents=3, dropout=0
 )

@@ -1,7 +1,5 @@
 """Small data of known order and a small scorer, without timm."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The commands as users type them: the shell script once, then what reads its model; flags and environment."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lists, annotators' logs, the prepared format, pictures, metrics; and what is said about bad input."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The loss and the model, against values computed by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -20,7 +18,6 @@ from torch import nn
 from tests.recipes.crowd_bt.small import small_model
 from utils.engine import Task
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_ITEMS = 12
 ROWS = [Comparison("a", "b", 1, "x", 1.0, "ann", 0.9), Comparison("b", "a", 1, "x", 1.0, "bob", 0.6)]
 

@@ -1,7 +1,5 @@
 """S3 as it is and as it fails: moto's server behind a proxy that delays and cuts off answers."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

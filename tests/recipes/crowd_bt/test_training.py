@@ -1,7 +1,5 @@
 """Training on two ranks: the gradient and the metrics of one, resumable to the bit after a kill, with the guide's files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
@@ -26,7 +24,6 @@ from utils.engine import EngineOptions, TrainingEngine, stopping
 from utils.run.folder import OwnedRun
 from utils.run.records import read_epochs
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 KILL_AT = 10  # the fourth batch of the second epoch
 WITHOUT_EFFECT = ("scorer.head.6.bias", "scorer.backbone.0.bias")  # a difference, or BatchNorm, cancels them
 NUM_PAIRS = 71  # the last step of an epoch has 11 pairs: 6 for one rank, 5 for the other

@@ -1,7 +1,5 @@
 """A small problem for the recipe's worker."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The example: its network and data, its launch, its end."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

@@ -1,7 +1,5 @@
 """The code of the recipe's README runs as printed, on two processes with a pretended GPU each, and is the guide's."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The recipe's worker on two ranks: equal to one rank, resumable after a kill, with the guide's history and files."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from dataclasses import fields, replace
@@ -28,7 +26,6 @@ from tests.support.ranks import RankFailed, run_ranks
 from utils.engine import EngineOptions, stopping
 from utils.engine import TrainingEngine as PlainEngine
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 KILL_AT = 13  # the third batch of the third epoch
 
 

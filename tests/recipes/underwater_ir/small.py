@@ -1,7 +1,5 @@
 """A small data set and a small network for the recipe's tests."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

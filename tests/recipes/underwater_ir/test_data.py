@@ -1,7 +1,5 @@
 """The default data, pseudo-labels, pairs of files, and the samples of a data set."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path

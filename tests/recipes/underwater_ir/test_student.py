@@ -1,7 +1,5 @@
 """The network, its losses, and the metrics."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -18,9 +16,6 @@ from tests.recipes.harness import assert_refused
 from tests.recipes.underwater_ir.small import NO_VGG, SIZE_PX, batch, photograph, student
 
 # --- The network and its losses --------------------------------------------------------------------------------------
-
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_the_wavelet_is_orthonormal_and_invertible() -> None:

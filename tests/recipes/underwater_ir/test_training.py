@@ -1,7 +1,5 @@
 """The training command on two ranks: equal to one rank, resumable after a kill, launched as the guide says."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -39,7 +37,6 @@ from utils.distributed.ddp import wrap_for_ranks
 from utils.engine import stopping
 from utils.run.records import RunState, read_epochs
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SCRIPT = RECIPES / "underwater_ir" / "train_ddp.sh"
 KILL_AT = 4  # the second batch of the second epoch
 SET, UNPAIRED = "simulated", "simulated-unpaired"

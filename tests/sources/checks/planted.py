@@ -1,7 +1,5 @@
 """A small data set on disk without a fault, and faults to plant in it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cv2

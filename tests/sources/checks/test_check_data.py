@@ -1,7 +1,5 @@
 """check_data.py on a data set without a fault, and on one with a planted fault of every kind."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """Photographs that show the same picture, through changes of their bytes, and those that do not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cv2

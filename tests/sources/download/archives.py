@@ -1,7 +1,5 @@
 """Made-up circuits, and how the tests of the download fetch them."""
 
-from __future__ import annotations
-
 import io
 import random
 import zipfile

@@ -1,7 +1,5 @@
 """What a download leaves in the raw folder, and what is taken from an archive. Hostile archives: tests/security/test_writes.py."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Addresses; transfers that break off, wait, or change on the way, and servers that refuse."""
 
-from __future__ import annotations
-
 import sys
 from collections import deque
 from pathlib import Path

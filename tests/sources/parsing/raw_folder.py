@@ -1,7 +1,5 @@
 """A small folder of raw photographs and labels, and how the tests of parsing build it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import zipfile

@@ -1,7 +1,5 @@
 """A data set built, built again, and built from data with errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """COCO files, as CVAT writes them, become the data set that EPRI's CSV becomes."""
 
-from __future__ import annotations
-
 import copy
 import json
 import tracemalloc

@@ -1,7 +1,5 @@
 """Copies of a picture, and the photographs of a series, stay on one side."""
 
-from __future__ import annotations
-
 import io
 from datetime import datetime, timedelta
 from pathlib import Path

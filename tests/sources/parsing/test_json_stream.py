@@ -1,7 +1,5 @@
 """A JSON file of any size, read piece by piece."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

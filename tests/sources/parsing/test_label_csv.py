@@ -1,7 +1,5 @@
 """EPRI's label CSV, its Label field, and the spellings of classes."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

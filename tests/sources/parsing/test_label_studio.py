@@ -1,7 +1,5 @@
 """Label Studio's export as JSON becomes the data set that EPRI's CSV becomes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LabelMe's files, one for each photograph, become the data set that EPRI's CSV becomes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

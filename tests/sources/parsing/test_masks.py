@@ -1,7 +1,5 @@
 """Masks as PNG, GIF, TIFF or BMP become outlines with their holes and parts, within bounds."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

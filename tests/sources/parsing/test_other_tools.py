@@ -1,7 +1,5 @@
 """CVAT's XML, VIA's JSON, YOLO's folders and mask PNGs become the same data set, and what is foreign is named."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable, Mapping

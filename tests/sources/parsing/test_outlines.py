@@ -1,7 +1,5 @@
 """Outlines: lines become strips, polygons are clipped to the photograph."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import cv2

@@ -1,7 +1,5 @@
 """Labels of a map: GeoJSON and GeoPackage become photographs with YOLO's labels."""
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3

@@ -1,7 +1,5 @@
 """Run lengths of COCO and Label Studio: what others encode is decoded, what is hostile is refused at once."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Photographs in folders and zips, their outlines and frames, and their split into train and val."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import zipfile

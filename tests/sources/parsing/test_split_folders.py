@@ -1,7 +1,5 @@
 """The folders and subsets of a labelled set are its split, and an object stays in its own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A folder of photographs with the files of annotation tools beside them, and masks that are hard to keep."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

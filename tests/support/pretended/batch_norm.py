@@ -3,8 +3,6 @@
 Backward passes call them, too, where the mode that marks tensors is off.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

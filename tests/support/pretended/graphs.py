@@ -4,8 +4,6 @@ As with a real graph, capturing changes no tensor that was there before, and a r
 captured. Capture in eager mode only sees tensors: values that the program reads on the host are frozen, as on a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Matching within one image: which predictions hit which targets, and in which size class they count."""
 
-from __future__ import annotations
-
 import numpy as np
 
 IOU_THRESHOLDS = (np.arange(50, 100, 5) / 100).astype(np.float32)  # 0.50, 0.55, ... 0.95

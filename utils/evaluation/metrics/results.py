@@ -1,7 +1,5 @@
 """The partial result of one image; packing for the exchange between ranks, merging by image id."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 

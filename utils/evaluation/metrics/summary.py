@@ -3,8 +3,6 @@
 Also the calibration of the detections' confidence, and the best confidence threshold of each class.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ found, and whether as one object. Lengths are in pixels of the photograph: those
 length that its direction gives each of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 CSS classes (report.css) set the colours that depend on the colour scheme. report.js shows the values under the pointer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 The worst images are drawn at the end, each twice; a small picture of every photograph while it is evaluated.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

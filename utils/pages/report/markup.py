@@ -1,7 +1,5 @@
 """Builds HTML safely: all text that is not `Markup` is escaped."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

@@ -1,7 +1,5 @@
 """Builds report.html: a single file that loads nothing else and runs only its own script (content security policy)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 The page and its folder of pictures, `photographs/`, lie beside report.html. It loads nothing else and runs only its own script.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

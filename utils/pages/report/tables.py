@@ -3,8 +3,6 @@
 An element that shows a metric has its key in `data-key` and its unrounded value in `data-value`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any

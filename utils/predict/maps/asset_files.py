@@ -1,9 +1,5 @@
 """Writes the assets that photographs show, and what changed since an earlier flight: GeoJSON (RFC 7946) and CSV."""
 
-from __future__ import annotations
-
-import csv
-import io
 import itertools
 import json
 from collections import Counter
@@ -15,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from utils.common.files import write_bytes_atomic, write_text_atomic
+from utils.common.text import csv_text
 from utils.predict.maps.assets import ASSET_SIGMA_M
 from utils.predict.maps.changes import GONE, Before, Change, ellipse_of, find_changes
 from utils.predict.maps.findings import AT_ASSET, Site
@@ -191,9 +188,6 @@ def _write(path: Path, rows: list[Row]) -> None:
         features.append({"type": "Feature", "id": row["asset"], "geometry": geometry, "properties": properties})
     lines = ",\n".join(json.dumps(feature, ensure_ascii=False, allow_nan=False) for feature in features)
     write_text_atomic(path.with_suffix(".geojson"), f'{{"type": "FeatureCollection", "features": [\n{lines}\n]}}\n')
-    table = io.StringIO(newline="")
-    writer = csv.writer(table)
     columns = [name for name in (rows[0] if rows else {"asset": ""}) if name != "views"]
-    writer.writerow(columns)
-    writer.writerows([cell(row[name]) for name in columns] for row in rows)
-    write_bytes_atomic(path.with_suffix(".csv"), table.getvalue().encode("utf-8-sig"))
+    table = csv_text(columns, ([cell(row[name]) for name in columns] for row in rows))
+    write_bytes_atomic(path.with_suffix(".csv"), table.encode("utf-8-sig"))

@@ -1,7 +1,5 @@
 """The assets of a GeoJSON file, such as poles."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

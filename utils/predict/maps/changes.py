@@ -1,7 +1,5 @@
 """Finds changes since an earlier flight: assets that are new, gone, moved or of another class, with the chance of an error."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

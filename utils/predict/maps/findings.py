@@ -1,7 +1,5 @@
 """Locates each detection of a photograph: the properties of its feature on the map."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

@@ -4,8 +4,6 @@ Text from photographs' names, models and asset files is not trusted: characters 
 that a spreadsheet would compute get an apostrophe, markup is escaped.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -3,8 +3,6 @@
 A field that is missing, not a number or out of range is None. Only JPEG files are read: drones write these.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import re

@@ -1,7 +1,5 @@
 """Small pictures of single detections, for the work list and the map."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cv2

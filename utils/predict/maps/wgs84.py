@@ -5,8 +5,6 @@ assumed to be 0: at 2,000 m the error of a distance of 100 m is 3 cm.
 Source of the formulas: IOGP Publication 373-7-2 (EPSG Guidance Note 7-2), methods 9602 and 9837.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 SEMI_MAJOR_M = 6_378_137.0  # WGS84: EPSG ellipsoid 7030

@@ -1,7 +1,5 @@
 """Reads DJI's fields from a photograph's XMP packet, which may be hostile."""
 
-from __future__ import annotations
-
 from typing import Any, NoReturn
 from xml.etree import ElementTree
 

@@ -1,7 +1,5 @@
 """Counts photographs, objects and sizes of each class and split, and compares the splits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

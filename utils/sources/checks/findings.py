@@ -1,7 +1,5 @@
 """The findings that the checks report: their kinds, which of these are errors, and how to correct each."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Checks the lines of a label file: unreadable, outside, crossing themselves, repeated, boxes, tiny, cut by the edge."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Measures photographs and finds those that look wrong (size, shape, exposure, content, blur, EXIF) or show the same picture."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

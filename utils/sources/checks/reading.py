@@ -1,7 +1,5 @@
 """Reads the photographs and labels of all splits on threads. Errors become findings and do not stop it."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Sequence

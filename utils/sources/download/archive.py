@@ -4,8 +4,6 @@ Writes only regular members with an image suffix, by file name without folders, 
 written atomically. Photographs that an earlier run extracted, with the right CRC-32, are kept.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Prints a download's progress and speed."""
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import IO, Any

@@ -1,7 +1,5 @@
 """Fills a raw-data folder: the label file and one folder of photographs per circuit."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

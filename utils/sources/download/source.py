@@ -3,8 +3,6 @@
 A source holds the label file and one zip per circuit. The other source, `web.HttpSource`, has the same methods.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

@@ -5,8 +5,6 @@ give both ends (Microsoft, "Specifying the range header for Blob service operati
 An address may have a secret in its query (a SAS token) or before the @: messages and files never contain it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Builds `{train,val}/{images,labels}` from raw photographs and labels: parallel, resumable, reproducible."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """Finds and reads the list of class names near a label file that holds only numbers or colours."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Reads COCO instance files, as CVAT, Label Studio and COCO write them. Its memory does not grow with the masks."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Reads the XML of CVAT for images 1.1: polygons, polylines, boxes, ellipses and masks of each photograph."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Describes a folder in which no labels of a known format were found, and what is missing."""
 
-from __future__ import annotations
-
 import zipfile
 from collections import Counter
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The label formats that can be read. The format of a folder is found by the content of its files."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from pathlib import Path

@@ -4,8 +4,6 @@ The library `ijson` does not tell places in the file, and it stops at NaN, at a 
 UTF-8.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

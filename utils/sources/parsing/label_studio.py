@@ -1,7 +1,5 @@
 """Reads Label Studio's JSON export: polygons, boxes and brush masks of each task's best annotation."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

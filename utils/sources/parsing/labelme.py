@@ -1,7 +1,5 @@
 """Reads LabelMe's JSON, one file for each photograph: polygons, rectangles, circles, and lines as strips."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable

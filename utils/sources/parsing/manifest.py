@@ -1,7 +1,5 @@
 """The processed data set's manifest.json and dataset.yaml, and the report that parse_labels.py prints."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ Outside of Pascal VOC's folders a file is a mask if its name and folder fit a ph
 equal. docs/labels.md lists the names.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import re

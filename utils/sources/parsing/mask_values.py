@@ -1,7 +1,5 @@
 """Turns the values of a mask's pixels into objects: numbered ones, or the connected parts of each class."""
 
-from __future__ import annotations
-
 import io
 import zlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Finds the photograph that a name in a label file means. Names are only compared with photographs, never opened."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

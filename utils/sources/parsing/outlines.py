@@ -3,8 +3,6 @@
 Coordinates are pixels of the photograph, x to the right and y down; the photograph covers 0..width and 0..height.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

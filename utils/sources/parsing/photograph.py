@@ -1,7 +1,5 @@
 """Converts one photograph to a small upright JPEG, and its label rows to YOLO-seg text."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field

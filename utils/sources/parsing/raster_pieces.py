@@ -1,7 +1,5 @@
 """Cuts an orthophoto and its labels into photographs with YOLO labels, which parse_labels.py then reads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 A name in a label file is only compared with the photographs that are there, never opened.
 """
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence

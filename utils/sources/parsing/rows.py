@@ -3,8 +3,6 @@
 The reader of a format is a subclass of `LabelFile`. `formats.py` lists them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import struct

@@ -1,7 +1,5 @@
 """Reads RSML, the root system markup language: each root of a plant is a line (https://rootsystemml.github.io)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from xml.parsers import expat
 

@@ -1,7 +1,5 @@
 """Decodes run-length masks of COCO, of Label Studio and of CVAT. Sizes are checked before memory is taken: the input is not trusted."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Finds the label CSV and the photographs, in folders and zips, and reads photographs."""
 
-from __future__ import annotations
-
 import os
 import re
 import threading

@@ -1,7 +1,5 @@
 """Assigns photographs to train or val and gives their files names."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import Counter

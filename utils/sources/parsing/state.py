@@ -1,7 +1,5 @@
 """The journal of finished photographs, from which a killed run resumes, and the output folder's lock."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Reads labels on a map, polygons and lines with a class, from GeoJSON and GeoPackage files, without GDAL."""
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3

@@ -1,7 +1,5 @@
 """Reads the JSON of the VGG Image Annotator (VIA) 1 and 2: a saved project, or exported annotations."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads YOLO's label texts, one for each photograph, in the folders of Roboflow, Ultralytics, LabelImg and CVAT."""
 
-from __future__ import annotations
-
 import os
 import re
 from functools import partial

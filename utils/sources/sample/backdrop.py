@@ -1,7 +1,5 @@
 """Paints the surroundings of the line (sky, ground, trees, buildings) and the light, haze and grain of a camera."""
 
-from __future__ import annotations
-
 import functools
 
 import cv2

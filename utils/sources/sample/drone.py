@@ -1,7 +1,5 @@
 """What a drone writes beside its pixels, EXIF and DJI's fields in XMP: for the sample, those of one flight along a line."""
 
-from __future__ import annotations
-
 import cmath
 import math
 from datetime import datetime, timedelta

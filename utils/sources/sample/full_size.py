@@ -3,8 +3,6 @@
 The pixels of a part do not depend on the photograph's size: a smaller photograph shows less of the same scene.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -4,8 +4,6 @@ Parts are drawn in a `Frame` with a unit of one pixel at scale 1. Their sizes fi
 few metres from the pole top.
 """
 
-from __future__ import annotations
-
 import math
 
 import cv2

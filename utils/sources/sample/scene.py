@@ -1,7 +1,5 @@
 """Draws one photograph, a pole top with hardware and wires in front of a backdrop, and its annotations."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -3,8 +3,6 @@
 Fences, cracks, road markings, twigs and shadows of wires are thin lines but no wires; they are not labelled.
 """
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 

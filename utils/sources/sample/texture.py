@@ -3,8 +3,6 @@
 Tiles are RGB uint8 (TILE_PX, TILE_PX, 3). Pixels are computed in integers, so that they are equal on every processor.
 """
 
-from __future__ import annotations
-
 import functools
 
 import cv2

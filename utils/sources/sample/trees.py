@@ -1,7 +1,5 @@
 """Trees of a photograph of full size: crowns with leaves, woods seen from above, and thin twigs in the foreground."""
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 

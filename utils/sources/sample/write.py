@@ -1,8 +1,5 @@
 """Writes the sample in EPRI's raw layout: a folder per circuit and one CSV, with the irregularities of EPRI's files."""
 
-from __future__ import annotations
-
-import csv
 import functools
 import hashlib
 import io
@@ -17,6 +14,7 @@ from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError
 from utils.common.files import make_plain_folder, write_bytes_atomic
 from utils.common.progress import Progress
+from utils.common.text import csv_text
 from utils.common.threads import ordered_map
 from utils.data.images import encode_jpeg, one_opencv_thread
 from utils.sources.parsing.label_csv import LABEL_CSV
@@ -81,7 +79,7 @@ def write_sample(
     with one_opencv_thread():
         rows = ordered_map(write, range(len(paths)), min(usable_cpu_count(), MAX_THREADS))
         every = [row for of_photo in Progress("photographs drawn", len(paths))(rows) for row in of_photo]
-    _write_labels(labels_file, every)
+    write_bytes_atomic(labels_file, csv_text(_COLUMNS, every).encode("utf-8-sig"))
 
 
 def _write_one(path: Path, seed: int, draw: Callable[[int], Scene], index: int) -> list[Row]:
@@ -185,11 +183,3 @@ def _label_objects(annotations: list[Annotation], scene: Scene, seed: int, index
 
 def _identifier(key: str) -> str:
     return "ck" + hashlib.sha256(key.encode()).hexdigest()[:23]
-
-
-def _write_labels(path: Path, rows: list[Row]) -> None:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(_COLUMNS)
-    writer.writerows(rows)
-    write_bytes_atomic(path, text.getvalue().encode("utf-8-sig"))

@@ -3,8 +3,6 @@
 python evaluate.py --model experiments/daclip_student_ddp.pt --img-size 256
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,8 +7,6 @@ The guide's teacher, DA-CLIP, is not part of this recipe. Without a file of its 
 of the pictures.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass

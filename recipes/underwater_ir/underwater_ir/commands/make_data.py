@@ -4,8 +4,6 @@ python make_data.py                       # the pictures that scikit-image and s
 python make_data.py --images ~/photographs --num-train 2000 --size 256
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import util

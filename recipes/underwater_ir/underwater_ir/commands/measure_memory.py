@@ -6,8 +6,6 @@ Weights, gradients and Adam's averages, and all tensors that autograd keeps for 
 temporary tensors and the CUDA context (about 0.5 GB) come on top.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product

@@ -6,8 +6,6 @@ Without --pseudo-root the labels are computed from the pictures' colours, as exp
 longer side exceeds --tile is restored in overlapping tiles.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Train: `<root>/input/**` and `<root>/target/**`, paired by equal relative paths.
 without targets also `<root>/<set>/*`. A benchmark set is named by its folder.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

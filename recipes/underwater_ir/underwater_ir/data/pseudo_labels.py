@@ -5,8 +5,6 @@ A file `<picture's name>.pt` holds a dictionary: `masks` (K, h, w) in [0, 1] of 
 perhaps `text_embeddings` (K, D) and `source`, what the scores are. Instead there may be `<name>_features.npy` (z_d), `_masks.npy` and `_probs.npy`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

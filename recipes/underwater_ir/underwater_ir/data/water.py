@@ -10,8 +10,6 @@ The veiling light is scattering over attenuation, b / c_c with c_c = -ln N_c (Ak
 image formation model", CVPR 2018, equation 12); b is taken as equal for all channels, so the veil has the water's colour.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The student's losses. Each is a mean over the pictures, so that N ranks compute what one rank would."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """The student as a task of the engine: its batches, loss, evaluation, files and log lines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

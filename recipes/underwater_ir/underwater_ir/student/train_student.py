@@ -6,8 +6,6 @@
 The same command again continues an interrupted training. `--help` lists every option with its default.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import dataclass, replace
