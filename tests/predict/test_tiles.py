@@ -84,8 +84,7 @@ def test_wires_across_24_tiles_are_found_whole_whatever_the_batch_size(
         assert prediction.class_ids[position] == class_id
         rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
         expected = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
-        # The mean with the box of the whole photograph, a quarter as large in the network's input.
-        np.testing.assert_allclose(prediction.boxes[position], expected, atol=2)
+        np.testing.assert_array_equal(prediction.boxes[position], expected)
     assert (np.diff(prediction.found.scores.numpy()) <= 0).all()
     placement = Placement(320, (320, 224), (0, 48), SIZE)
     np.testing.assert_allclose(placement.boxes_to_photo(prediction.found.boxes), prediction.boxes, atol=1e-3)
@@ -140,7 +139,7 @@ def test_what_is_shorter_than_the_labels_of_its_class_is_less_sure(
 def test_the_whole_photograph_changes_boxes_and_confidences_of_what_it_shows() -> None:
     """Rows: in tiles and in the whole photograph; in tiles alone; small; of a class of lines; in the whole photograph alone."""
     boxes = np.array([[0, 0, 100, 200], [300, 0, 400, 200], [500, 0, 560, 60], [0, 300, 400, 310]], np.float32)
-    whole_boxes = [[10, 0, 110, 220], [600, 400, 700, 500], [500, 0, 560, 60], [0, 300, 400, 310]]
+    whole_boxes = [[10, 0, 110, 260], [600, 400, 700, 500], [500, 0, 560, 60], [0, 300, 400, 310]]
     found = Detections(
         torch.zeros(4, 4), torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([0, 0, 0, 1]), torch.zeros(4, 0)
     )
@@ -152,10 +151,10 @@ def test_the_whole_photograph_changes_boxes_and_confidences_of_what_it_shows() -
         JoinedObject((TilePiece(-1, class_id, 0.5, np.array(box, np.float32), runs),))
         for class_id, box in zip((0, 0, 0, 1), whole_boxes, strict=True)
     ]
-    placement = Placement(320, (320, 224), (0, 48), SIZE)  # 64 pixels are 16 of the input
+    placement = Placement(320, (320, 224), (0, 48), SIZE)  # 64 pixels are 16 of the input, 32 are 8
     result = average_with_whole(tiles, whole, placement, lines=(1,), least=0.3, most=300)
     np.testing.assert_allclose(result.found.scores, [0.7, 0.7, 0.6, 0.4])  # half of 0.5 is under the least confidence
-    np.testing.assert_array_equal(result.boxes, [[5, 0, 105, 210], *boxes[[2, 3, 1]]])
+    np.testing.assert_array_equal(result.boxes, [[0, 0, 100, 230], *boxes[[2, 3, 1]]])
     np.testing.assert_allclose(placement.boxes_to_photo(result.found.boxes), result.boxes, atol=1e-3)
     assert [region.left for region in result.masks] == [0, 2, 3, 1]
     assert [one is line for one in result.lines] == [False, False, True, False]

@@ -19,6 +19,7 @@ from utils.predict.overview import box_overlap
 from utils.predict.regions import LazyRegions, fill_outline
 
 SHOWN_PX = 16  # longer side of a box in the network's input from which the whole photograph decides, too (rule 8)
+EXACT_PX = 8  # of the input, by which boxes of the whole photograph may be wrong: a cell of the finest grid
 
 
 def with_lines(
@@ -71,16 +72,16 @@ def average_with_whole(
     """Average a prediction with what the pass over the whole photograph finds (docs/research/tiles.md, rule 8).
 
     Return at most `most` detections, best first. Two detections are one object if their boxes have an IoU of MIN_AGREEMENT. It has
-    the mean box and the mean confidence, and the mask of `found`. What one of both misses has half of its confidence, and is
-    dropped under `least`. Detections stay as they are if the longer side of their box is under SHOWN_PX, or if they are of the
-    classes `lines`.
+    the mean confidence, and the mask and the box of `found`; sides of both boxes that differ by more than EXACT_PX are averaged.
+    What one of both misses has half of its confidence, and is dropped under `least`. Detections stay as they are if the longer
+    side of their box is under SHOWN_PX, or if they are of the classes `lines`.
     """
     first = len(found.boxes)
     boxes = np.concatenate([found.boxes, np.array([thing.box for thing in whole], np.float32).reshape(-1, 4)])
     scores = np.concatenate([found.found.scores.numpy(), np.array([thing.score for thing in whole], np.float32)])
     classes = np.concatenate([found.class_ids, np.array([thing.class_id for thing in whole], int)])
-    least_px = SHOWN_PX * max(placement.photo_size) / placement.size_px
-    is_kept = ((boxes[:, 2:] - boxes[:, :2]).max(axis=1) >= least_px) & ~np.isin(classes, list(lines))
+    px = max(placement.photo_size) / placement.size_px  # of the input, in pixels of the photograph
+    is_kept = ((boxes[:, 2:] - boxes[:, :2]).max(axis=1) >= SHOWN_PX * px) & ~np.isin(classes, list(lines))
     is_alone = is_kept.copy()
     is_kept[:first] = True
     for number in (first + np.argsort(-scores[first:], kind="stable")).tolist():
@@ -88,7 +89,8 @@ def average_with_whole(
         iou = np.where(same, box_overlap(boxes[number], boxes[:first])[0], 0)
         if iou.max(initial=0) >= MIN_AGREEMENT:
             best = int(iou.argmax())
-            boxes[best] = (boxes[best] + boxes[number]) / 2
+            mean = (boxes[best] + boxes[number]) / 2
+            boxes[best] = np.where(np.abs(mean - boxes[best]) > EXACT_PX * px / 2, mean, boxes[best])
             scores[best] = (scores[best] + scores[number]) / 2
             is_alone[[best, number]] = is_kept[number] = False
     scores[is_alone] /= 2

@@ -39,7 +39,7 @@ class LineNumbers:
     # Confidence and ends (`confidence.py`, `replacing.py`, `routes.py`).
     min_score: float = 0.05  # of a detection that becomes a line; less changes AP50 by 0.002
     sure: float = 0.5  # of an object at which wires end, and of lines whose width counts; not measured alone
-    end_votes: float = 0.2  # of a line's median vote, where it ends: AP50 +0.02 and +0.03 beside 0.37 ("One learned judge")
+    end_votes: float = 0.2  # of a line's median vote, where it ends: "One learned judge"
     wider: float = 1.5  # times the median width: precision +0.018 and +0.007, AP50 +0.010 and +0.011 ("Wires as lines")
     parallel: float = 0.2  # sine of the angle at which a line counts 1 / e for another: "Wires that run alike"
     counted: float = 0.2  # confidence from which a line says where wires run: "Wires that run alike"
