@@ -62,14 +62,20 @@ def mean_traits(traits: np.ndarray) -> np.ndarray:
 
 
 def deviations(traits: np.ndarray) -> np.ndarray:
-    """Return how far each row of traits (n, 5 + 32) is from the mean of the others in each, in their standard deviations.
+    """Return how far each row of traits (n, 5 + 32) is from the others in TRAITS, and in all together: (n, 6).
 
-    The prototypes' 32 become one, their root mean square: (n, 6). What is not known does not deviate. All rows are treated alike,
-    so the deviations of exchangeable rows are exchangeable.
+    What all are together is their root mean square, which counts only where it is larger than that of the others. All rows are
+    treated alike, so the deviations of exchangeable rows are exchangeable.
     """
-    known, others = np.isfinite(traits), len(traits) - 1
-    apart = np.where(known, traits - mean_traits(traits), 0)
+    apart = _standardised(traits)
+    together = _standardised(np.sqrt((apart**2).mean(axis=1, keepdims=True))).clip(min=0)
+    return np.hstack([apart[:, : len(TRAITS)], together])
+
+
+def _standardised(rows: np.ndarray) -> np.ndarray:
+    """Return how far each row (n, k) is from the mean of the others, in their standard deviations; 0 for what is not known."""
+    known, others = np.isfinite(rows), len(rows) - 1
+    apart = np.where(known, rows - mean_traits(rows), 0)
     means = (apart.sum(axis=0) - apart) / others
     variances = ((apart**2).sum(axis=0) - apart**2) / others - means**2
-    apart = np.where(known, (apart - means) / np.sqrt(variances.clip(min=1e-12)), 0)
-    return np.column_stack([apart[:, : len(TRAITS)], np.sqrt((apart[:, len(TRAITS) :] ** 2).mean(axis=1))])
+    return np.where(known, (apart - means) / np.sqrt(variances.clip(min=1e-12)), 0)
