@@ -4,7 +4,7 @@ Masks decide, not boxes: two parallel wires that cross many tiles have nearly th
 in neighbouring tiles have boxes that hardly overlap.
 
 docs/research/tiles.md lists the rules: duplicates in a tile, links between tiles, objects, fragments (1 to 4). utils/predict/overview.py
-compares the result with what larger tiles and the whole photograph show (5 and 6).
+compares the result with what larger tiles and the whole photograph show (5 and 6), and utils/predict/finishing.py the boxes (8).
 
 All decisions follow from sorted lists, so the order of tiles and the batch size do not matter.
 """

@@ -120,7 +120,7 @@ class Predictor:
     """A model and how it is applied to a stream of photographs, `batch_size` tiles or photographs at a time.
 
     limits: the further keyword arguments of `detect`. max_detections: for each tile, and for each photograph. thin: the classes
-    whose detections become lines. keep: the least confidence of each class that is returned, float32 (classes,), of what the
+    whose detections become lines, or keep their masks if they are curved. keep: the least confidence of each class that is returned, float32 (classes,), of what the
     limits let through (utils/predict/thresholds.py).
     """
 
