@@ -28,7 +28,7 @@ step "8/9 Training on windows of photographs of 20 megapixels"
 "$PYTHON" parse_labels.py --input data/demo/large-raw --output data/demo/large --line-width 7 --long-side native \
     --val-fraction 0.3
 bash train_ddp.sh -- --batch-size 4 --epochs 16 --img-size 320 --model models/demo/best.pt --windows 16 --window-scale 1 1 \
-    --lr 0.01 --data data/demo/large/dataset.yaml --save-dir models/demo-windows   # 288 steps; fine-tuning's rate finds no wire in so few
+    --data data/demo/large/dataset.yaml --save-dir models/demo-windows
 step "9/9 Evaluating on tiles, wires by their centrelines too"
 "$PYTHON" evaluate_model.py --model models/demo-windows/last.pt --data data/demo/large/dataset.yaml \
     --mask-resolution native --amp auto --output outputs/demo/large

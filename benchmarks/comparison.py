@@ -25,8 +25,6 @@ from utils.common.errors import UserError
 from utils.common.files import write_text_atomic
 from utils.data.dataset_yaml import DatasetSpec, label_file_for, load_dataset_yaml
 from utils.run.records import read_epochs
-from utils.yolo.model import DESCRIPTIONS
-from utils.yolo.optimizer import SGD_LR
 
 JOB_SCRIPT = PROJECT_FOLDER / "benchmarks" / "ultralytics_job.py"
 SCORES = ("mask_map50_95", "mask_map50", "box_map50_95", "box_map50")
@@ -189,8 +187,6 @@ def _train_project(setting: Setting, data: Data, seed: int, start: Path, home: P
     folder = (home / "run").resolve()
     options: Json = {"model": start, "data": data.yaml_file, "save_dir": folder}
     options |= {name: getattr(setting, name) for name in ("epochs", "img_size", "batch_size", "optimizer")}
-    if setting.model.endswith(DESCRIPTIONS) and "adamw" not in " ".join((setting.optimizer, *setting.extra)):
-        options["lr"] = SGD_LR  # the default rate for a .pt file is too low for the random weights in `start`
     options |= {"seed": seed, "device": setting.device, "best_metric": "mean_map", "tensorboard": False}
     command = ["train_yolo_ddp.py", *words_of({**options, "close_mosaic": setting.close_mosaic}), *setting.extra]
     wall_s, usage = run_script(command, home / "train.log", home / "usage.json")

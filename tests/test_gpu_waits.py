@@ -128,7 +128,7 @@ def engine_of(model: YoloModel, case: Case, folder: Path) -> TrainingEngine:
         quiet=True,
     )
     engine = TrainingEngine(model, GPU, options, task=SegmentationStep(), run=folder)
-    optimizer = build_optimizer(model, OptimizerPlan(case.optimizer, 0.01, 5e-4, 0.937, 0.1, 64, ()))
+    optimizer = build_optimizer(model, OptimizerPlan(case.optimizer, 0.01, 5e-4, 0.937, 64, ()))
     engine.begin(optimizer, SegmentationLoss(model, class_weights=torch.ones(len(NAMES))))
     return engine
 

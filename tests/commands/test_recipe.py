@@ -18,7 +18,6 @@ from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
 from utils.evaluation.label_shapes import LabelShapes
 from utils.run.folder import differences
 from utils.training.config import TrainConfig
-from utils.training.plan import plan_optimizer
 from utils.training.regime import regime_of
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss, inverse_frequency_weights
@@ -148,11 +147,3 @@ def test_another_recipe_is_another_run_also_beside_a_run_from_before_the_option(
     before = {key: kept for key, kept in earlier.items() if key != name}
     assert differences(TrainConfig(), before) == []
     assert len(differences(changed, before)) == 1
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [({"optimizer": "sgd"}, 0.1), ({"optimizer": "adamw"}, 0.0), ({"optimizer": "musgd"}, 0.1), ({"lr": 0.01}, 0.1)],
-)
-def test_all_but_adamw_warm_their_biases_up_from_a_high_rate(flags: dict[str, Any], expected: float) -> None:
-    assert plan_optimizer(TrainConfig(**flags), 1, 1000, 8).warmup_bias_lr == expected

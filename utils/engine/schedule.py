@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 import torch
 
+LEAST_WARMUP_STEPS = 200  # ours: after fewer, trained weights know less (docs/research/recipe.md); Ultralytics: 100
+
 
 @dataclass(frozen=True)
 class ScheduleSpec:
     """Linear warm-up, then one half cosine down to `final_lr_fraction` of the peak, over `total_steps` optimizer steps.
 
-    During warm-up the bias group starts at `warmup_bias_lr` and momentum at `warmup_momentum` (YOLOv5's recipe, which
-    YOLOv8 kept). For SGD and MuSGD `warmup_bias_lr` is `SGD_WARMUP_BIAS_LR`.
+    During warm-up momentum starts at `warmup_momentum` (YOLOv5's recipe, which YOLOv8 kept).
     """
 
     lr: float
@@ -20,20 +21,12 @@ class ScheduleSpec:
     final_lr_fraction: float = 0.01
     momentum: float = 0.937
     warmup_momentum: float = 0.8
-    warmup_bias_lr: float = 0.0
 
-    def lr_at(self, step: int, is_bias: bool = False) -> float:
+    def lr_at(self, step: int) -> float:
         """Return the learning rate used by optimizer step `step` (counted from 0)."""
-        if step < self.warmup_steps:
-            start = self.warmup_bias_lr if is_bias else 0.0
-            return start + (self.cosine_at(step) - start) * (step + 1) / self.warmup_steps
-        return self.cosine_at(step)
-
-    def cosine_at(self, step: int) -> float:
-        """Return the learning rate without warm-up."""
         progress = min(max(step / max(self.total_steps, 1), 0.0), 1.0)
         fraction = self.final_lr_fraction + (1 - self.final_lr_fraction) * (1 + math.cos(math.pi * progress)) / 2
-        return self.lr * fraction
+        return self.lr * fraction * min((step + 1) / max(self.warmup_steps, 1), 1.0)
 
     def momentum_at(self, step: int) -> float:
         """Return SGD's momentum (Adam's beta1) for optimizer step `step`."""
@@ -45,7 +38,7 @@ class ScheduleSpec:
 class StepSchedule:
     """Sets an optimizer's learning rate and momentum from a `ScheduleSpec` before each step.
 
-    A group may carry `lr_multiplier`; a group named `bias` follows the bias warm-up.
+    A group may carry `lr_multiplier`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, spec: ScheduleSpec) -> None:
@@ -54,8 +47,8 @@ class StepSchedule:
 
     def step_update(self, num_updates: int) -> None:
         """Prepare the optimizer for its step number `num_updates` (counted from 0)."""
+        lr = self.spec.lr_at(num_updates)
         for group in self.optimizer.param_groups:
-            lr = self.spec.lr_at(num_updates, is_bias=group.get("name") == "bias")
             group["lr"] = lr * group.get("lr_multiplier", 1.0)
             if "momentum" in group:
                 group["momentum"] = self.spec.momentum_at(num_updates)
@@ -66,6 +59,9 @@ class StepSchedule:
 def warmup_steps(warmup_epochs: float, steps_per_epoch: int, num_epochs: int) -> int:
     """Return the length of the warm-up in optimizer steps: `warmup_epochs`, but at most a tenth of the run.
 
-    YOLOv8 warms up for 3 of 300 epochs; without the bound a 10-epoch run would spend a third of its steps on it.
+    YOLOv8 warms up for 3 of 300 epochs; without the bound a 10-epoch run would spend a third of its steps on it. A warm-up has
+    at least LEAST_WARMUP_STEPS, or a quarter of a shorter run.
     """
-    return min(round(warmup_epochs * steps_per_epoch), max(steps_per_epoch * num_epochs // 10, 1))
+    total = steps_per_epoch * num_epochs
+    steps = min(round(warmup_epochs * steps_per_epoch), max(total // 10, 1))
+    return max(steps, min(LEAST_WARMUP_STEPS, total // 4)) if steps else 0

@@ -145,7 +145,5 @@ def build_schedule(plan: TrainPlan, optimizer: torch.optim.Optimizer, batches_pe
     config, chosen = plan.config, plan.optimizer
     steps = -(-batches_per_epoch // config.accumulate)
     warmup = warmup_steps(config.warmup_epochs, steps, config.epochs)
-    spec = ScheduleSpec(
-        chosen.lr, steps * config.epochs, warmup, momentum=chosen.momentum, warmup_bias_lr=chosen.warmup_bias_lr
-    )
+    spec = ScheduleSpec(chosen.lr, steps * config.epochs, warmup, momentum=chosen.momentum)
     return StepSchedule(optimizer, spec)

@@ -35,17 +35,8 @@ from utils.training.data import Data
 from utils.training.step import build_training
 from utils.yolo.inputs import varies_colours_on
 from utils.yolo.loss import inverse_frequency_weights
-from utils.yolo.model import DESCRIPTIONS, YoloModel
-from utils.yolo.optimizer import (
-    FINE_TUNING_LR,
-    FINE_TUNING_STEPS,
-    NOMINAL_BATCH_SIZE,
-    OPTIMIZER_NAMES,
-    SGD_LR,
-    SGD_WARMUP_BIAS_LR,
-    OptimizerPlan,
-    scaled_lr,
-)
+from utils.yolo.model import YoloModel
+from utils.yolo.optimizer import NOMINAL_BATCH_SIZE, OPTIMIZER_NAMES, SGD_LR, OptimizerPlan, scaled_lr
 
 GLOBAL_BATCH_SIZE = "global_batch_size"  # one of a run's choices: images per optimizer step
 THREADS, CORES = "threads", "cores"  # two more: compute threads per process, and the cores that it could use
@@ -226,17 +217,13 @@ def plan_workers(batch_size: int, data: DataOptions, workers: int, local_world_s
 def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_classes: int) -> OptimizerPlan:
     """Choose the optimizer and derive the effective batch, learning rate and weight decay, with lines that explain them.
 
-    AdamW's rate is Ultralytics' rule for fine-tuning; docs/research/recipe.md says why the others have two. Weight decay grows with
-    the batch as in YOLOv5. Biases warm up from a high rate with SGD and MuSGD, as in YOLOv8; not with AdamW, whose step is
-    as long as the rate itself.
+    AdamW's rate is Ultralytics' rule for fine-tuning. Weight decay grows with the batch as in YOLOv5.
     """
     global_batch = config.batch_size * world_size * config.accumulate
     steps = -(-num_images // global_batch)
     name = "musgd" if config.optimizer == "auto" else config.optimizer
     is_adamw = name == "adamw"
-    is_fine_tuning = not config.model.endswith(DESCRIPTIONS) and steps * config.epochs < FINE_TUNING_STEPS
-    default_lr = round(0.01 / (4 + num_classes), 6) if is_adamw else FINE_TUNING_LR if is_fine_tuning else SGD_LR
-    base_lr = config.lr or default_lr
+    base_lr = config.lr or (round(0.01 / (4 + num_classes), 6) if is_adamw else SGD_LR)
     lr = scaled_lr(base_lr, config.lr_scale, global_batch)
     weight_decay = config.weight_decay * global_batch / NOMINAL_BATCH_SIZE
     arithmetic = (
@@ -246,8 +233,7 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_cl
         f"Steps: {num_images} images / {global_batch} = {steps} per epoch, {steps * config.epochs} in all",
     )
     momentum = 0.9 if is_adamw else 0.937
-    warmup_bias_lr = 0.0 if is_adamw else SGD_WARMUP_BIAS_LR
-    return OptimizerPlan(name, lr, weight_decay, momentum, warmup_bias_lr, global_batch, arithmetic, base_lr)
+    return OptimizerPlan(name, lr, weight_decay, momentum, global_batch, arithmetic, base_lr)
 
 
 # --- what a resumed run keeps ----------------------------------------------------------------------------------------
@@ -273,7 +259,7 @@ def keep_choices(config: TrainConfig, choices: dict[str, Any], device: torch.dev
     lines = []
     if config.optimizer == "auto" and choices.get("optimizer") in OPTIMIZER_NAMES:
         config = replace(config, optimizer=choices["optimizer"])
-    if config.lr is None and choices.get("optimizer") == config.optimizer != "adamw":  # whose rate has no two values
+    if config.lr is None and choices.get("optimizer") == config.optimizer != "adamw":  # earlier versions had two rates
         config = replace(config, lr=choices.get("lr", SGD_LR))
     began = choices.get("amp")
     if config.amp == "auto" and began in PRECISION_CHOICES[1:]:

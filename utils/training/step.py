@@ -31,6 +31,6 @@ def build_training(
     model = model.to(device, memory_format=torch.channels_last)
     options = EngineOptions(precision=precision.name, clip_norm=GRADIENT_CLIP_NORM, static_graph=True, quiet=True)
     engine = TrainingEngine(model, device, options, task=SegmentationStep())
-    plan = OptimizerPlan(optimizer, LEARNING_RATE, WEIGHT_DECAY, MOMENTUM, 0.0, NOMINAL_BATCH_SIZE, ())
+    plan = OptimizerPlan(optimizer, LEARNING_RATE, WEIGHT_DECAY, MOMENTUM, NOMINAL_BATCH_SIZE, ())
     engine.begin(build_optimizer(model, plan), loss_for(model))
     return engine

@@ -15,10 +15,7 @@ from utils.yolo.orthogonal import Orthogonaliser
 
 NOMINAL_BATCH_SIZE = 64  # the batch YOLOv8's learning rate, weight decay and gradient clip were tuned for
 SGD_LR = 0.01  # of SGD and MuSGD, for the nominal batch
-FINE_TUNING_LR = 0.002  # of the same in trainings that start from a .pt file and have fewer than FINE_TUNING_STEPS
-FINE_TUNING_STEPS = 10_000  # where Ultralytics changes from AdamW with a low rate to MuSGD with a high one
 MUON_GAIN = 1.6  # factor of Muon's update, which MuSGD adds to SGD's; 0.2 in Ultralytics (docs/research/recipe.md)
-SGD_WARMUP_BIAS_LR = 0.1  # YOLOv8's warmup_bias_lr; with `optimizer=auto` Ultralytics sets it to 0
 OPTIMIZER_NAMES = {"sgd": "SGD", "musgd": "MuSGD", "adamw": "AdamW"}
 GRADIENT_CLIP_NORM = 10.0  # YOLOv8's limit for the gradient of the nominal batch
 
@@ -31,14 +28,13 @@ class OptimizerOptions(Options):
 
     optimizer: str = option("auto", "auto is MuSGD", choices=("auto", "sgd", "musgd", "adamw"))
     lr: float | None = option(
-        None,
-        f"peak learning rate at batch {NOMINAL_BATCH_SIZE}; unset: {SGD_LR}, or {FINE_TUNING_LR} for fewer than {FINE_TUNING_STEPS:,} "
-        "steps from a .pt file; AdamW: 0.01 / (4 + classes)",
-        above=0,
+        None, f"peak learning rate at batch {NOMINAL_BATCH_SIZE}; unset: {SGD_LR}; AdamW: 0.01 / (4 + classes)", above=0
     )
     lr_scale: str = option("none", "by the global batch / 64", choices=("none", "linear", "sqrt"))
     weight_decay: float = option(5e-4, f"weight decay at batch {NOMINAL_BATCH_SIZE}", at_least=0)
-    warmup_epochs: float = option(3.0, "linear warm-up, at most a tenth of the run", at_least=0)
+    warmup_epochs: float = option(
+        3.0, "linear warm-up, at most a tenth of the run; or 200 steps, at most a quarter", at_least=0
+    )
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,6 @@ class OptimizerPlan:
     lr: float
     weight_decay: float
     momentum: float
-    warmup_bias_lr: float
     global_batch_size: int
     arithmetic: tuple[str, ...]
     base_lr: float = SGD_LR  # before it was scaled
