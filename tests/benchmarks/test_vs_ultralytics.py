@@ -16,7 +16,6 @@ from benchmarks.ultralytics_job import machine_share, optimizer_arguments, requi
 from benchmarks.vs_ultralytics import class_means, class_means_table, ratio, ratio_line, summarise, table
 from tests.conftest import PROJECT, run_script
 from tests.predict.exports import NAMES, smooth_data
-from utils.common.config import parse_config
 from utils.common.errors import UserError
 from utils.training.config import TrainConfig
 from utils.training.plan import plan_optimizer
@@ -142,22 +141,6 @@ def test_a_finished_training_is_kept_and_other_options_are_another_training(
     for best in (tmp_path / "out").glob("project-*/best.pt"):
         best.unlink()
     assert compare(SETTING, data, 0, "project", tmp_path / "out")[1] is False
-
-
-def test_random_weights_are_not_taught_at_the_rate_of_fine_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
-    commands: list[list[str]] = []
-
-    def started(command: list[str], *_: Any) -> tuple[float, dict[str, Any]]:
-        commands.append(command)
-        return 1.0, {}
-
-    monkeypatch.setattr(comparison, "run_script", started)
-    monkeypatch.setattr(comparison, "read_epochs", lambda _: [{"epoch_time_s": 1.0, "total_epoch_time_s": 1.0}])
-    data, here = SimpleNamespace(yaml_file="d.yaml"), Path("here")
-    for model, extra, lr in (("a.yaml", (), 0.01), ("a.yaml", ("--lr", "1"), 1), ("a.pt", (), None)):
-        setting = Setting(**{**vars(SETTING), "model": model, "extra": extra})
-        comparison._train_project(setting, data, 0, here / "init.pt", here)  # type: ignore[arg-type]
-        assert parse_config(TrainConfig, "", commands[-1][1:]).lr == lr
 
 
 def test_both_sides_start_from_the_seeds_weights_and_a_difference_is_refused(data_yaml: Path, tmp_path: Path) -> None:
