@@ -61,7 +61,7 @@ def test_without_a_warm_up_the_first_step_is_the_peak() -> None:
         (3, 1, 2, 1),
     ],
 )
-def test_a_warm_up_takes_at_most_a_tenth_of_the_run_or_200_steps_at_most_a_quarter(
+def test_a_warm_up_takes_at_most_a_tenth_of_the_run_but_200_steps_or_a_quarter(
     warmup_epochs: float, steps_per_epoch: int, num_epochs: int, expected: int
 ) -> None:
     assert warmup_steps(warmup_epochs, steps_per_epoch, num_epochs) == expected

@@ -33,7 +33,9 @@ class OptimizerOptions(Options):
     lr_scale: str = option("none", "by the global batch / 64", choices=("none", "linear", "sqrt"))
     weight_decay: float = option(5e-4, f"weight decay at batch {NOMINAL_BATCH_SIZE}", at_least=0)
     warmup_epochs: float = option(
-        3.0, "linear warm-up, at most a tenth of the run; or 200 steps, at most a quarter", at_least=0
+        3.0,
+        "linear warm-up, at most a tenth of the run; at least 200 steps, or a quarter of a shorter run; 0: none",
+        at_least=0,
     )
 
 
