@@ -49,7 +49,7 @@ def with_lines(
             corners = np.concatenate([row.line.outline.min(axis=0), row.line.outline.max(axis=0)])
             boxes[position] = corners.clip(0, size * 2)
             in_input[position] = boxes_to_input(torch.from_numpy(boxes[position]), placement)
-        elif row.class_id in labels.curved and row.score >= NUMBERS.counted:
+        elif row.class_id in labels.curved and row.score >= NUMBERS.min_score:
             lines[position] = band_line(masks[row.number])
     scores = torch.tensor([row.score for row in rows], dtype=torch.float32)
     return PhotoPrediction(

@@ -21,7 +21,7 @@ from utils.predict.regions import Region, fill_outline
     [
         (((0, 100), (300, 110)), ((360, 112), (600, 120)), True),  # behind a pole
         (((300, 110), (0, 100)), ((600, 120), (360, 112)), True),  # whichever way they run
-        (((0, 100), (300, 110)), ((360, 132), (600, 140)), False),  # a wire beside it
+        (((0, 100), (300, 110)), ((360, 138), (600, 146)), False),  # a wire beside it
         (((0, 100), (300, 110)), ((360, 112), (400, 200)), False),  # another direction
         (((0, 100), (300, 100)), ((360, 102), (600, 136)), True),  # 8 degrees
         (((0, 100), (300, 100)), ((304, 101), (600, 207)), False),  # 20 degrees, close by

@@ -50,9 +50,8 @@ def lower_crossing(rows: list[Row], parallel: Mapping[int, float], side_px: floa
     for class_id, usual in parallel.items():
         own = {n: row.line for n, row in enumerate(rows) if row.line and row.class_id == class_id}
         scores = np.array([rows[n].score for n in own])
-        weights = scores * (scores >= NUMBERS.counted)
-        shares = parallel_shares([*own.values()], weights, usual, NUMBERS.assumed * side_px)
-        factors[[*own]] = ((shares + NUMBERS.least_share) / (usual + NUMBERS.least_share)).clip(max=1)
+        shares = parallel_shares([*own.values()], scores, usual, NUMBERS.assumed * side_px)
+        factors[[*own]] = (shares / usual).clip(max=1)
     return [replace(row, score=row.score * factor) for row, factor in zip(rows, factors.tolist(), strict=True)]
 
 
@@ -73,16 +72,16 @@ def parallel_shares(
     return (alike @ weights + assumed_px * assumed) / total.clip(min=1e-9)
 
 
-def raise_continuing(rows: list[Row], side_px: float) -> list[Row]:
+def raise_continuing(rows: list[Row]) -> list[Row]:
     """Return rows; lines that continue a more confident one (`continued_ends`) have more confidence.
 
-    Wires go on behind poles and where the network hardly sees them. side_px: the photograph's longer side.
+    Wires go on behind poles and where the network hardly sees them.
     """
     own = {number: row.line for number, row in enumerate(rows) if row.line}
     numbers, scores = [*own], np.array([row.score for row in rows])
     raised = scores.copy()
     classes = np.array([rows[number].class_id for number in numbers])
-    for first, second in continued_ends([*own.values()], classes, NUMBERS.longest_gap * side_px):
+    for first, second in continued_ends([*own.values()], classes):
         low, high = sorted((numbers[first // 2], numbers[second // 2]), key=scores.__getitem__)
         mixed = scores[low] ** (1 - NUMBERS.continued) * scores[high] ** NUMBERS.continued
         raised[low] = max(raised[low], mixed)

@@ -72,8 +72,7 @@ class Curve:
         x, y = ((offsets @ axis[..., None])[..., 0] / length[:, None] for axis in (along, across))
         row = np.arange(len(x))
         share = x[row, middle]
-        bend = np.where((share > 0.2) & (share < 0.8), y[row, middle] / (share * (1 - share)).clip(0.1), 0)
-        bend = np.where(np.abs(bend) <= 4 * NUMBERS.max_guess_sag, bend, 0)[:, None]  # the sag is a quarter of it
+        bend = np.where((share > 0.2) & (share < 0.8), y[row, middle] / (share * (1 - share)).clip(0.1), 0)[:, None]
         near = np.abs(y - bend * x * (1 - x)) * length[:, None] <= max(width / 2, 2.0)
         best = int(near.sum(axis=1).argmax())
         scale, value = length[best], bend[best, 0]
@@ -234,7 +233,7 @@ def find_lines(region: Region) -> list[Line]:
         if part is None:
             break
         share = part.explained * len(points) / total
-        if not lines and share < NUMBERS.explained_share and (bent := medial_line(region, width)):
+        if not lines and share < NUMBERS.band_share and (bent := medial_line(region, width)):
             return [bent]
         is_short = np.ptp(part.ends) < 2 * NUMBERS.min_length_widths * width
         if lines and (share < NUMBERS.further_share or is_short):

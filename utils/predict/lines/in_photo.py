@@ -21,7 +21,8 @@ def profiles(line: Line, photo: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     The colour with the highest contrast counts, and the ground changes evenly from one side to the other.
     """
     points, across, _ = line.samples(ALONG_PX)
-    reach = max(NUMBERS.reach_widths * line.width_px, NUMBERS.min_reach_px)
+    width = max(line.width_px, NUMBERS.min_width_px)
+    reach = NUMBERS.reach_widths * width
     offsets = np.arange(-reach, reach + ACROSS_PX / 2, ACROSS_PX)
     at = (points[:, None] + offsets[:, None] * across[:, None] - 0.5).astype(np.float32)
     parts = [at[start : start + SAMPLES_AT_ONCE] for start in range(0, len(at), SAMPLES_AT_ONCE)]
@@ -30,7 +31,7 @@ def profiles(line: Line, photo: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     starts = np.arange(0, max(len(points) - block // 2, 1), block)
     lengths = np.diff(starts, append=len(points))
     profile = np.add.reduceat(seen, starts, axis=0) / lengths[:, None, None]
-    outer = max(int(NUMBERS.ground_share * len(offsets)), 1)
+    outer = np.count_nonzero(offsets < -width)
     left, right = profile[:, :outer].mean(axis=1), profile[:, -outer:].mean(axis=1)
     ground = left[:, None] + (right - left)[:, None] * np.linspace(0, 1, len(offsets))[:, None]
     contrast = np.abs(profile - ground).max(axis=2)
@@ -39,8 +40,7 @@ def profiles(line: Line, photo: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     is_low = contrast <= highest[:, None] / 2
     first = np.where(is_low & (number < peak[:, None]), number, 0).max(axis=1)
     last = np.where(is_low & (number > peak[:, None]), number, len(offsets) - 1).min(axis=1)
-    uneven = np.concatenate([contrast[:, :outer], contrast[:, -outer:]], axis=1).mean(axis=1)
-    is_wire = (highest >= NUMBERS.min_contrast) & (highest >= NUMBERS.min_contrast_ratio * uneven)
+    is_wire = highest > NUMBERS.noise
     places = (starts + lengths / 2) * (line.length_px / max(len(points) - 1, 1))
     widths, beside = (last - first - 1) * ACROSS_PX, (offsets[first] + offsets[last]) / 2
     return places[is_wire], beside[is_wire], widths[is_wire]
@@ -64,12 +64,12 @@ def fit_to_photo(line: Line, photo: np.ndarray, gain: float, margin_px: float) -
     places, beside, widths = profiles(line, photo)
     if not len(places):
         return line
-    points, across, masks = line.samples(ALONG_PX)
+    points, across, _ = line.samples(ALONG_PX)
     along = np.linspace(0, line.length_px, len(points))
     limit = max(line.width_px / 2, 3.0)
     shift = _smooth(places, beside, limit, along).clip(-limit, limit)
-    wide = (gain * np.median(widths) + margin_px).clip(NUMBERS.narrowest * masks, NUMBERS.widest * masks)
-    return Line(points + shift[:, None] * across, wide, line.gaps)
+    wide = max(gain * float(np.median(widths)) + margin_px, 1.0)
+    return Line(points + shift[:, None] * across, np.full(len(points), wide), line.gaps)
 
 
 def _smooth(places: np.ndarray, values: np.ndarray, limit: float, wanted: np.ndarray) -> np.ndarray:
@@ -101,7 +101,7 @@ def likeness(line: Line, grey: np.ndarray) -> float:
     offsets = np.linspace(-NUMBERS.reach_widths, NUMBERS.reach_widths, NUM_ACROSS)
     seen = points[:, None] + (offsets * max(line.width_px, NUMBERS.min_width_px))[:, None] * across[:, None]
     column, row = (seen[..., axis].astype(int).clip(0, grey.shape[1 - axis] - 1) for axis in (0, 1))
-    starts = np.arange(0, len(points), round(NUMBERS.likeness_block_px / NUMBERS.step_px))
+    starts = np.arange(0, len(points), round(NUMBERS.block_px / NUMBERS.step_px))
     sums = np.add.reduceat(grey[row, column].astype(np.float64), starts, axis=0)
     profiles = sums / np.diff(starts, append=len(points))[:, None]
     left, right = (profiles[:, side].mean(axis=1) for side in (offsets < -1, offsets > 1))

@@ -137,5 +137,5 @@ def label_width(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> tuple
                     labelled.append(line.width_px)
     if len(visible) < NUMBERS.min_labels or np.ptp(visible) == 0:
         return ()
-    gain = float(np.clip(theilslopes(labelled, visible).slope, 0, NUMBERS.max_gain))
+    gain = max(float(theilslopes(labelled, visible).slope), 0.0)
     return round(gain, 3), round(float(np.median(np.array(labelled) - gain * np.array(visible))), 2)

@@ -43,7 +43,7 @@ def replace_masks(
     rows, masks: of all detections, as the network found them; photo: RGB uint8 (H, W, 3). votes: for each class those of
     `votes_of`, so that lines also end where the tiles hardly see them; or empty.
     """
-    size, side_px = (photo.shape[1], photo.shape[0]), max(photo.shape[:2])
+    size = (photo.shape[1], photo.shape[0])
     grey = cv2.cvtColor(photo, cv2.COLOR_RGB2GRAY)
     poles = (row.number for row in rows if row.class_id in labels.end_at and row.score >= NUMBERS.sure)
     ends = canvas_of((masks[number] for number in poles), size)
@@ -66,8 +66,8 @@ def replace_masks(
             length = float(np.hypot(height, width))
             width = float(np.count_nonzero(region.mask)) / max(length, 1.0)
             found.append(replace(row, score=row.score * length_factor(length, grey), width_px=width))
-    found = lower_crossing(lower_wide(found), labels.parallel, side_px)
-    found = [row for row in raise_continuing(found, side_px) if row.score >= min_score]
+    found = lower_crossing(lower_wide(found), labels.parallel, max(size))
+    found = [row for row in raise_continuing(found) if row.score >= min_score]
     found = _without_copies(found, size)
     return found if labels.end_at else _joined(found)
 
@@ -100,7 +100,7 @@ def _joined(rows: list[Row]) -> list[Row]:
 
     The confidence is the mean of the parts' confidences, weighted by length.
     """
-    lines = [row.line if row.score >= NUMBERS.counted else None for row in rows]
+    lines = [row.line if row.score >= NUMBERS.min_score else None for row in rows]
     joined = []
     for route in find_routes(lines, np.array([row.class_id for row in rows], int)):
         members = [rows[number] for number in route.members]

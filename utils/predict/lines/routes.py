@@ -62,11 +62,11 @@ def find_routes(lines: Sequence[Line | None], class_ids: np.ndarray) -> list[Rou
     return routes
 
 
-def continued_ends(lines: Sequence[Line], class_ids: np.ndarray, reach_px: float = 0.0) -> list[tuple[int, int]]:
+def continued_ends(lines: Sequence[Line], class_ids: np.ndarray) -> list[tuple[int, int]]:
     """Return the pairs of ends of lines of one class that may be one wire, the nearest first; an end is 2 * position + side.
 
     Each end must lie where the other line goes on: ahead of it, hardly beside it, and with hardly a change of direction. The
-    gap is at most as long as the shorter line, as wide as the wider one, or `reach_px`.
+    gap is at most as long as the shorter line, or as the wider one is wide.
     """
     if len(lines) < 2:
         return []
@@ -77,9 +77,9 @@ def continued_ends(lines: Sequence[Line], class_ids: np.ndarray, reach_px: float
     ahead = (offset * outward[:, None]).sum(axis=-1)
     beside = np.abs(offset[..., 0] * outward[:, None, 1] - offset[..., 1] * outward[:, None, 0])
     gap, wide = np.hypot(*np.moveaxis(offset, -1, 0)), np.maximum(width[:, None], width)
-    goes_on = (ahead >= -wide) & (beside <= wide + NUMBERS.beside * gap)
-    fits = goes_on & goes_on.T & (outward @ outward.T <= -np.cos(np.deg2rad(NUMBERS.max_kink_deg)))
-    fits &= gap <= np.maximum(np.minimum(length[:, None], length), wide.clip(min=reach_px))
+    goes_on = (ahead >= -wide) & (beside <= wide + NUMBERS.parallel * gap)
+    fits = goes_on & goes_on.T & (outward @ outward.T <= -np.sqrt(1 - NUMBERS.parallel**2))
+    fits &= gap <= np.maximum(np.minimum(length[:, None], length), wide)
     line_of, of_class = np.arange(len(at)) // 2, np.repeat(class_ids, 2)
     fits &= (line_of[:, None] < line_of) & (of_class[:, None] == of_class)
     pairs = np.argwhere(fits)
