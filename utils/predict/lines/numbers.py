@@ -33,7 +33,7 @@ class LineNumbers:
     sure: float = 0.5  # of an object at which wires end ("One learned judge"), and of lines whose width counts
     end_votes: float = 0.2  # of a line's median vote, where it ends: "One learned judge"
     wider: float = 1.5  # times the median width: a wider line is less sure
-    parallel: float = 0.2  # sine of the angle at which a line counts 1 / e for another, and to which lines continue each other
+    parallel: float = 0.2  # sine of the angle at which a line counts 1 / e for another, and up to which it continues it
     assumed: float = 0.2  # of the photograph's longer side, assumed to run as labels do: "Wires that run alike"
     continued: float = 0.4  # exponent of the more confident line: "Lines that continue each other"
     # Facts of labels (`label_facts.py`).
