@@ -58,8 +58,8 @@ def _sampled(photo: np.ndarray, at: np.ndarray) -> np.ndarray:
 def fit_to_photo(line: Line, photo: np.ndarray, gain: float, margin_px: float) -> Line:
     """Move a line onto the wire in a photograph, RGB uint8 (H, W, 3), and make it `gain` times as wide, plus `margin_px`.
 
-    The line moves by at most half its width; its width changes at most to `narrowest` and `widest` of what it was. A line near
-    which the photograph shows no wire stays as it is.
+    The line moves by at most half its width. It has one width from end to end, of at least a pixel. A line near which the
+    photograph shows no wire stays as it is.
     """
     places, beside, widths = profiles(line, photo)
     if not len(places):

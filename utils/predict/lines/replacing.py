@@ -96,7 +96,7 @@ def _without_copies(rows: list[Row], size: tuple[int, int]) -> list[Row]:
 
 
 def _joined(rows: list[Row]) -> list[Row]:
-    """Join confident lines that continue each other (`find_routes`) to one row each; return all rows, best first.
+    """Join lines from `min_score` on that continue each other (`find_routes`) to one row each; return all rows, best first.
 
     The confidence is the mean of the parts' confidences, weighted by length.
     """
