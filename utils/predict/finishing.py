@@ -18,7 +18,7 @@ from utils.predict.lines.replacing import replace_masks
 from utils.predict.overview import box_overlap
 from utils.predict.regions import LazyRegions, fill_outline
 
-SHOWN_PX = 16  # longer side of a box in the network's input from which the whole photograph decides, too (rule 8)
+SHOWN_PX = 24  # longer side of a box in the network's input from which the whole photograph decides, too (rule 8)
 EXACT_PX = 8  # of the input, by which boxes of the whole photograph may be wrong: a cell of the finest grid
 
 

@@ -12,10 +12,10 @@ ACROSS, ALONG = np.mgrid[:600, :900]
 @pytest.mark.parametrize(
     ("photo", "low", "high"),
     [
-        (np.where(abs(ACROSS - 300) < 4, 90, 60), 0.85, 1.0),
+        (np.where(abs(ACROSS - 300) < 4, 90, 60), 0.8, 1.0),
         (np.where(abs(ACROSS - 300) < 4, 90, 60 + ALONG // 8), 0.6, 0.95),  # from dark ground to light ground
         (np.where(ACROSS < 300, 60, 180), 0.2, 0.5),  # an edge
-        (np.where(abs(ACROSS - 300) < 4, 90, np.where((ALONG > 400) & (ALONG < 500), 200, 60)), 0.85, 1.0),  # a pole
+        (np.where(abs(ACROSS - 300) < 4, 90, np.where((ALONG > 400) & (ALONG < 500), 200, 60)), 0.8, 1.0),  # a pole
         (np.full((600, 900), 60), 0.0, 0.0),
     ],
     ids=["wire", "ground", "edge", "pole", "nothing"],

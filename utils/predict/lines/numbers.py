@@ -26,7 +26,7 @@ class LineNumbers:
     block_px: float = 40.0  # of the line, averaged for one profile across it
     min_width_px: float = 4.0  # with which profiles across a thinner line are made
     # How much a line looks like a wire (`likeness`): nine forms differ by less than 0.03 in AP50 ("Wires as lines").
-    noise: float = 3.0  # a contrast that says nothing; area under the curve 0.89, that of the confidence 0.84
+    noise: float = 6.0  # a contrast that says nothing: "Another place"
     short: float = 0.1  # of the photograph's longer side: a line as long as this has 63 % of its confidence; nine forms
     # Confidence and ends (`confidence.py`, `replacing.py`, `routes.py`).
     min_score: float = 0.05  # of a detection that becomes a line: limits the time
