@@ -54,8 +54,8 @@ def test_a_run_is_the_same_whatever_only_changes_how_it_is_run() -> None:
 
 def test_mosaic_ends_before_the_run_does() -> None:
     assert config_of().mosaic_epochs(100) == 90
-    assert config_of().mosaic_epochs(6) == 3
-    assert config_of().mosaic_epochs(1) == 1
+    assert config_of().mosaic_epochs(16) == 6
+    assert config_of().mosaic_epochs(8) == 1
 
 
 def test_windows_need_a_low_and_a_high_scale() -> None:
@@ -107,6 +107,22 @@ def test_the_optimizer_brings_its_own_rate_unless_one_is_given() -> None:
     assert adamw.name == "adamw"
     assert adamw.lr == pytest.approx(0.002 * 5 / 12, abs=1e-6)
     assert plan_optimizer(config_of("--optimizer", "adamw", "--lr", "0.02"), 1, 1000, 8).lr == 0.02
+
+
+@pytest.mark.parametrize(
+    ("epochs", "is_trained", "name", "line"),
+    [
+        (15, True, "adamw", "Optimizer: AdamW, because the weights are trained and there are 945 steps"),
+        (16, True, "musgd", "Optimizer: MuSGD, because the weights are trained and there are 1008 steps"),
+        (1, False, "musgd", "Optimizer: MuSGD, because the weights are random and there are 63 steps"),
+    ],
+)
+def test_short_trainings_of_trained_weights_take_adamw(epochs: int, is_trained: bool, name: str, line: str) -> None:
+    chosen = plan_optimizer(config_of("--epochs", str(epochs)), 1, 1000, 8, is_trained=is_trained)
+    assert chosen.name == name
+    assert chosen.arithmetic[1].startswith(line)
+    given = plan_optimizer(config_of("--optimizer", "sgd"), 1, 1000, 8, is_trained=is_trained)
+    assert not any("because" in line for line in given.arithmetic)
 
 
 def test_rate_and_decay_follow_the_effective_batch() -> None:

@@ -15,6 +15,7 @@ from utils.yolo.model import (
     build_model,
     class_names,
     copy_for_prediction,
+    is_trained,
     load_for_prediction,
     load_weights,
     save_deployable,
@@ -61,6 +62,15 @@ def test_a_saved_model_opens_again_with_equal_outputs(saved: dict[str, Path], fa
     assert len(changed) == (14 if family == "yolo26n" else 6)  # the last layers that know classes
     if family == "yolov8n":
         tuned.train()(images.repeat(2, 1, 1, 1))["scores"].sum().backward()
+
+
+def test_statistics_follow_the_weights_and_tell_trained_ones_from_random_ones() -> None:
+    model = build_model("yolov8n-seg.yaml", NAMES).train()
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    assert {layer.momentum for layer in layers} == {0.1}  # Ultralytics builds them with 0.03
+    assert not is_trained(model)
+    model(torch.rand(2, 3, SIZE_PX, SIZE_PX))
+    assert is_trained(model)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -22,7 +22,7 @@ from utils.training.assembly import train
 from utils.training.config import MachineOptions, TrainConfig
 from utils.training.data import open_data
 from utils.training.plan import agree_batch_size, find_batch_size, largest_side_px, plan_training, take_share
-from utils.yolo.model import build_model, freeze_layers
+from utils.yolo.model import build_model, freeze_layers, is_trained
 
 
 def run(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
@@ -54,7 +54,7 @@ def run(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
     fingerprint = distributed.run_on_main(lambda: data.fingerprint(read_fingerprint(Path(config.save_dir))))
     with explain_out_of_memory(too_large), OwnedRun(config, data=fingerprint) as owned:
         print_banner(ranks.world_size, ranks.rank)
-        plan = plan_training(config, share, owned, data)
+        plan = plan_training(config, share, owned, data, is_trained=is_trained(model))
         say("\n".join(plan.lines))
         with mirror(owned.folder, config.mlflow):
             engine = train(plan, share.device, model, owned, data)

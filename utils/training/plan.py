@@ -36,7 +36,7 @@ from utils.training.step import build_training
 from utils.yolo.inputs import varies_colours_on
 from utils.yolo.loss import inverse_frequency_weights
 from utils.yolo.model import YoloModel
-from utils.yolo.optimizer import NOMINAL_BATCH_SIZE, OPTIMIZER_NAMES, SGD_LR, OptimizerPlan, scaled_lr
+from utils.yolo.optimizer import FEW_STEPS, NOMINAL_BATCH_SIZE, OPTIMIZER_NAMES, SGD_LR, OptimizerPlan, scaled_lr
 
 GLOBAL_BATCH_SIZE = "global_batch_size"  # one of a run's choices: images per optimizer step
 THREADS, CORES = "threads", "cores"  # two more: compute threads per process, and the cores that it could use
@@ -153,8 +153,11 @@ class TrainPlan:
     lines: list[str]
 
 
-def plan_training(config: TrainConfig, share: Share, run: OwnedRun, data: Data) -> TrainPlan:
-    """Decide how the run trains, and set the number of compute threads. Every rank must reach this."""
+def plan_training(config: TrainConfig, share: Share, run: OwnedRun, data: Data, *, is_trained: bool) -> TrainPlan:
+    """Decide how the run trains, and set the number of compute threads. Every rank must reach this.
+
+    `is_trained`: the model begins with trained weights.
+    """
     ranks, device = share.ranks, share.device
     threads = config.threads or keep_threads(share.threads, share.most_threads, ranks.world_size, run.choices)
     torch.set_num_threads(threads)
@@ -174,7 +177,7 @@ def plan_training(config: TrainConfig, share: Share, run: OwnedRun, data: Data) 
         images = run.choices[GLOBAL_BATCH_SIZE]
         lines.append(f"{accumulate} batches per step, so that the run keeps its {images} images per step")
         config = replace(config, accumulate=accumulate)
-    optimizer = plan_optimizer(config, ranks.world_size, len(data.train), len(data.names))
+    optimizer = plan_optimizer(config, ranks.world_size, len(data.train), len(data.names), is_trained=is_trained)
     weights = None
     if config.class_weights != "none":  # every rank reads all labels, so all agree
         weights = inverse_frequency_weights(count_classes(data.train.photos, len(data.names)))
@@ -214,20 +217,30 @@ def plan_workers(batch_size: int, data: DataOptions, workers: int, local_world_s
     return plan_loader(workers, data.prefetch, largest_bytes, local_world_size)
 
 
-def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_classes: int) -> OptimizerPlan:
+def plan_optimizer(
+    config: TrainConfig, world_size: int, num_images: int, num_classes: int, *, is_trained: bool = False
+) -> OptimizerPlan:
     """Choose the optimizer and derive the effective batch, learning rate and weight decay, with lines that explain them.
 
     AdamW's rate is Ultralytics' rule for fine-tuning. Weight decay grows with the batch as in YOLOv5.
     """
     global_batch = config.batch_size * world_size * config.accumulate
     steps = -(-num_images // global_batch)
-    name = "musgd" if config.optimizer == "auto" else config.optimizer
+    name, choice = config.optimizer, []
+    if name == "auto":
+        name, other = ("adamw", "musgd") if is_trained and steps * config.epochs < FEW_STEPS else ("musgd", "adamw")
+        weights = "trained" if is_trained else "random"
+        reason = (
+            f"the weights are {weights} and there are {steps * config.epochs} steps; --optimizer {other}: the other"
+        )
+        choice = [f"Optimizer: {OPTIMIZER_NAMES[name]}, because {reason}"]
     is_adamw = name == "adamw"
     base_lr = config.lr or (round(0.01 / (4 + num_classes), 6) if is_adamw else SGD_LR)
     lr = scaled_lr(base_lr, config.lr_scale, global_batch)
     weight_decay = config.weight_decay * global_batch / NOMINAL_BATCH_SIZE
     arithmetic = (
         f"Effective batch: {config.batch_size} images x {world_size} processes x {config.accumulate} batches per step = {global_batch}",
+        *choice,
         f"Learning rate: {base_lr:g} x {lr / base_lr:g} ({config.lr_scale} scaling) = {lr:g} ({OPTIMIZER_NAMES[name]})",
         f"Weight decay: {config.weight_decay:g} x {global_batch}/{NOMINAL_BATCH_SIZE} = {weight_decay:g}",
         f"Steps: {num_images} images / {global_batch} = {steps} per epoch, {steps * config.epochs} in all",

@@ -28,6 +28,9 @@ UNPUBLISHED_WEIGHTS = tuple(f"yolo12{size}-seg.pt" for size in "nsmlx")
 MAX_INPUT_PX = 16_384
 RESIZE = "area-v1"  # how photographs are shrunk in front of the network: by area, never enlarged
 DESCRIPTIONS = (".yaml", ".yml")  # endings of --model that begin with random weights
+# PyTorch's value. With YOLOv8's 0.03 the running statistics are some 33 steps old, and in a short training the weights have
+# moved on since: the network of the evaluation is worse than the one that was trained (docs/research/recipe.md).
+BATCH_NORM_MOMENTUM = 0.1
 LAYER_MODULES = ("torch.nn.modules.", "ultralytics.nn.modules.")
 
 
@@ -71,6 +74,9 @@ def build_model(source: str, names: tuple[str, ...]) -> YoloModel:
         model.load(pretrained, verbose=False)
     model.nc = len(names)
     model.task = "segment"
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = BATCH_NORM_MOMENTUM
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     for parameter in model.model[-1].dfl.parameters():  # none in YOLO26
@@ -240,6 +246,13 @@ def _require_supported(model: YoloModel, source: str) -> None:
             f"{source}: its last layer, {kind} with these settings, is not supported; the models yolov8*-seg, yolo11*-seg, "
             "yolo12*-seg and yolo26*-seg are"
         )
+
+
+def is_trained(model: YoloModel) -> bool:
+    """Return whether a model has seen photographs: BatchNorm's running means of random weights are 0."""
+    return any(
+        bool(module.running_mean.any()) for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)
+    )
 
 
 def is_yolo26(model: YoloModel) -> bool:

@@ -16,6 +16,7 @@ from utils.yolo.orthogonal import Orthogonaliser
 NOMINAL_BATCH_SIZE = 64  # the batch YOLOv8's learning rate, weight decay and gradient clip were tuned for
 SGD_LR = 0.01  # of SGD and MuSGD, for the nominal batch
 MUON_GAIN = 1.6  # factor of Muon's update, which MuSGD adds to SGD's; 0.2 in Ultralytics (docs/research/recipe.md)
+FEW_STEPS = 1000  # below, `auto` teaches trained weights with AdamW (docs/research/recipe.md#fine-tuning)
 OPTIMIZER_NAMES = {"sgd": "SGD", "musgd": "MuSGD", "adamw": "AdamW"}
 GRADIENT_CLIP_NORM = 10.0  # YOLOv8's limit for the gradient of the nominal batch
 
@@ -26,7 +27,11 @@ class OptimizerOptions(Options):
 
     group: ClassVar[str] = "advanced"
 
-    optimizer: str = option("auto", "auto is MuSGD", choices=("auto", "sgd", "musgd", "adamw"))
+    optimizer: str = option(
+        "auto",
+        f"auto: AdamW for trained weights and fewer than {FEW_STEPS:,} steps, else MuSGD",
+        choices=("auto", "sgd", "musgd", "adamw"),
+    )
     lr: float | None = option(
         None, f"peak learning rate at batch {NOMINAL_BATCH_SIZE}; unset: {SGD_LR}; AdamW: 0.01 / (4 + classes)", above=0
     )
