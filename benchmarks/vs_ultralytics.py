@@ -55,11 +55,7 @@ class ComparisonConfig(Options):
     optimizer: str = option(
         "auto", "auto: as each side chooses; sgd, adamw: the same for both", choices=("auto", "sgd", "adamw")
     )
-    close_mosaic: int | None = option(
-        None,
-        "last epochs without mosaic, on both sides; unset: theirs 10, ours 10 but at most half of the run",
-        at_least=0,
-    )
+    close_mosaic: int | None = option(None, "last epochs without mosaic, on both sides; unset: 10", at_least=0)
     nominal_batch: int = option(
         64,
         "images per optimizer step of Ultralytics, which accumulates; equal to --batch-size: as many steps as ours",
@@ -73,8 +69,8 @@ class ComparisonConfig(Options):
         super().__post_init__()
         if len(set(self.seeds)) < len(self.seeds):
             raise UsageError(f"--seeds {' '.join(map(str, self.seeds))}: must be different numbers")
-        if self.close_mosaic is not None and self.close_mosaic > self.epochs // 2:
-            raise UsageError(f"--close-mosaic {self.close_mosaic}: must be at most half of --epochs {self.epochs}")
+        if self.close_mosaic is not None and self.close_mosaic >= self.epochs:
+            raise UsageError(f"--close-mosaic {self.close_mosaic}: must be less than --epochs {self.epochs}")
 
 
 def main() -> int:

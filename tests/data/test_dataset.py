@@ -4,13 +4,11 @@ import math
 
 import cv2
 import numpy as np
-import pytest
 import torch
 
 from tests.data.conftest import BARS, COLOURS, SHAPES, SIZE_PX
-from utils.data.dataset import Sample, SegmentationDataset, collate
-from utils.data.polygons import polygon_boxes
-from utils.data.target_masks import MASK_STRIDE, boxes_for_training, draw_masks, draw_truth
+from utils.data.dataset import SegmentationDataset, collate
+from utils.data.target_masks import MASK_STRIDE, draw_masks, draw_truth
 
 INPUT_PX = 640  # of the outlines without a data set
 
@@ -125,46 +123,3 @@ def test_an_outline_that_leaves_the_picture_is_cut_at_its_border() -> None:
     assert (masks[5:11] == 1).all()
     assert np.count_nonzero(masks) == 6 * 24
     assert draw_masks([np.array([[-30.0, -30], [-10, -30], [-10, -10]])], 96).max() == 0
-
-
-@pytest.mark.parametrize(
-    ("edge", "taught"),
-    [(8.0, 7.5), (8.9, 7.5), (7.6, 7.5), (7.5, 7.5), (9.1, 9.1), (10.5, 10.5), (7.4, 7.4), (0.0, -0.5)],
-)
-def test_a_box_begins_before_the_corner_of_a_mask_pixel_that_is_near(edge: float, taught: float) -> None:
-    boxes = np.array([[edge, 21.7, 40.2, 44.0], [21.7, edge, 40.2, 44.0]], np.float32)
-    expected = [[taught, 21.7, 40.2, 44.0], [21.7, taught, 40.2, 44.0]]
-    np.testing.assert_allclose(boxes_for_training(boxes), expected, rtol=1e-6)
-    assert boxes[0, 0] == np.float32(edge)  # the true box stays
-
-
-def test_the_box_of_a_level_or_upright_wire_stays() -> None:
-    boxes = np.array([[9.6, 8.9, 200.0, 10.9], [8.9, 9.6, 12.1, 200.0]], np.float32)
-    np.testing.assert_array_equal(boxes_for_training(boxes), boxes)
-
-
-def test_masks_lose_less_at_the_edge_of_a_taught_box() -> None:
-    kept = []
-    for seed in range(20):
-        outlines = blobs(12, seed)
-        true = polygon_boxes(outlines).astype(np.float32)
-        for number, both in enumerate(zip(true, boxes_for_training(true), strict=True)):
-            rows, columns = draw_truth([outlines[number]], INPUT_PX).nonzero()
-            inside = [
-                (columns >= box[0]) & (columns < box[2]) & (rows >= box[1]) & (rows < box[3])
-                for box in np.stack(both) / MASK_STRIDE
-            ]
-            kept.append([part.mean() for part in inside])
-    lost = 1 - np.mean(kept, axis=0)
-    assert lost[1] < 0.75 * lost[0]
-
-
-def test_a_batch_teaches_these_boxes_and_its_samples_keep_the_true_ones() -> None:
-    true = np.array([[8.5, 16.2, 40, 44]], np.float32)
-    nothing = np.zeros((0,), np.uint8)
-    sample = Sample(0, nothing, np.zeros(1, np.int64), true, nothing, [])
-    batch = collate([sample])
-    assert batch.boxes.tolist() == [[7.5, 15.5, 40, 44]]
-    assert batch.samples[0].boxes is true
-    of_windows = collate([sample], is_judged_on_grid=False)
-    assert torch.equal(of_windows.boxes, torch.from_numpy(true))

@@ -281,11 +281,3 @@ def test_windows_are_off_by_default_and_announced_and_validation_has_its_own(pho
     shown = [[part.windows.window(0, index) for index in range(21)] for part in vals if part]
     assert len(shown) == 2
     assert shown[0] == shown[1], "the same validation in runs with other seeds"
-
-
-def test_windows_teach_true_boxes_and_whole_photographs_those_for_the_grid(windowed: WindowedPhotos) -> None:
-    for windows, teaches_true in ((windowed, True), (None, False)):
-        data = SegmentationDataset(list(windowed.windows.photos), WINDOWED_PX, windowed=windows)
-        samples = [data[0, index] for index in range(len(data))]
-        true = np.concatenate([sample.boxes for sample in samples])
-        assert np.array_equal(data.collate(samples).boxes.numpy(), true) == teaches_true

@@ -37,7 +37,7 @@ class AugmentOptions(Options):
     mosaic: float = option(1.0, "probability of a mosaic of four photographs", **FRACTION)
     close_mosaic: int = option(
         10,
-        "last epochs without mosaic, --mixup and the options below it; at most half of the run",
+        "last epochs without mosaic, --mixup and the options below it; the first epoch always has them",
         at_least=0,
         needs="mosaic or mixup or copy_paste or paste or draw_wires",
     )
@@ -75,8 +75,8 @@ class AugmentOptions(Options):
     )
 
     def mosaic_epochs(self, epochs: int) -> int:
-        """Return how many of a run's epochs use mosaic: all but the last `close_mosaic`, but at least half of the run."""
-        return epochs - min(self.close_mosaic, epochs // 2)
+        """Return how many of a run's epochs use mosaic: all but the last `close_mosaic`, but at least the first."""
+        return max(epochs - self.close_mosaic, 1)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from utils.data.target_masks import boxes_for_training
-
 NO_GAINS = (1.0, 1.0, 1.0)
 
 
@@ -41,7 +39,7 @@ class Batch:
     images: torch.Tensor
     batch_index: torch.Tensor  # int64 (N,), ascending: the target's image
     class_ids: torch.Tensor  # int64 (N,)
-    boxes: torch.Tensor  # float32 (N, 4) xyxy pixels, see `collate`
+    boxes: torch.Tensor  # float32 (N, 4) xyxy pixels
     masks: torch.Tensor  # int32 (B, S/4, S/4): k + 1 is the image's k-th target row
     colour_gains: torch.Tensor | None  # float32 (B, 3), if colours are to be changed on the device
     samples: list[Sample]
@@ -73,17 +71,16 @@ class Batch:
         self.samples = [replace(sample, image=image, masks=masks) for sample, image, masks in pixels]
 
 
-def collate(samples: list[Sample], *, is_judged_on_grid: bool = True) -> Batch:
-    """Stack samples into a Batch; boxes for masks that are judged on the network's grid are `boxes_for_training`."""
+def collate(samples: list[Sample]) -> Batch:
+    """Stack samples into a Batch."""
     counts = torch.tensor([len(sample.class_ids) for sample in samples])
     gains = [sample.colour_gains for sample in samples]
-    boxes = np.concatenate([sample.boxes for sample in samples])
     return Batch(
         # In a loader worker `default_collate` writes directly into shared memory.
         images=default_collate([torch.from_numpy(sample.image) for sample in samples]),
         batch_index=torch.repeat_interleave(torch.arange(len(samples)), counts),
         class_ids=torch.from_numpy(np.concatenate([sample.class_ids for sample in samples])),
-        boxes=torch.from_numpy(boxes_for_training(boxes) if is_judged_on_grid else boxes),
+        boxes=torch.from_numpy(np.concatenate([sample.boxes for sample in samples])),
         masks=default_collate([torch.from_numpy(sample.masks) for sample in samples]),
         colour_gains=None if all((row == NO_GAINS) for row in gains) else torch.tensor(gains, dtype=torch.float32),
         samples=samples,

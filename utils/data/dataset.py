@@ -105,10 +105,7 @@ class SegmentationDataset(Dataset[Sample]):
     colours_on_device: bool = False
     skipped: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def collate(self) -> Callable[[list[Sample]], Batch]:
-        """Make a batch of samples. Windows are judged in the photograph's pixels, so their boxes stay the true ones."""
-        return partial(collate, is_judged_on_grid=self.windowed is None)
+    collate = staticmethod(collate)  # for the loader
 
     def __len__(self) -> int:
         return len(self.photos) if self.windowed is None else len(self.windowed.windows)

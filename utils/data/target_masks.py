@@ -16,9 +16,6 @@ FULL = 255
 HALF = 128
 STEPS_PER_PX = 4  # points per pixel on an outline's edges before rounding to whole pixels
 MAX_STEPS = 4096  # points per edge
-# Ours, chosen on trained models (docs/research/recipe.md): how far before a mask pixel's corner a box is taught to begin, and how
-# far it may be moved for that.
-MARGIN_PX, REACH_PX, REACH_SHARE = 0.5, 1.5, 0.2
 OUTLINE_POINTS = 1000  # of an outline in the ground truth; Ultralytics' value, which matters: points are cut to pixels
 
 
@@ -38,21 +35,6 @@ def draw_truth(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
     That moves edges by up to half an input pixel: enough to matter for thin wires.
     """
     return _draw(*_spread(polygons), size_px, keep_tiny=False) if polygons else _draw_nothing(size_px)
-
-
-def boxes_for_training(boxes: np.ndarray) -> np.ndarray:
-    """Return the boxes that the network is taught: float32 (N, 4) xyxy in input pixels, from the true ones.
-
-    Evaluators cut a mask to its box, and a mask pixel counts only if its top left corner lies in the box: a box that
-    begins just past the corner loses a whole column or row. So a left or top edge that lies at most REACH_PX past the
-    point MARGIN_PX before a corner moves to that point. No side moves by more than REACH_PX or REACH_SHARE of the box's
-    extent, so that boxes of level and upright wires stay; most sides stay.
-    """
-    taught = boxes.copy()
-    past = (boxes[:, :2] + MARGIN_PX) % MASK_STRIDE
-    reach = np.minimum(REACH_PX, REACH_SHARE * (boxes[:, 2:] - boxes[:, :2]))
-    taught[:, :2] -= np.where(past <= reach, past, 0)
-    return taught
 
 
 def _draw_nothing(size_px: int) -> np.ndarray:
