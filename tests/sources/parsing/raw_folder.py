@@ -97,7 +97,7 @@ def objects_in(file: Path) -> int:
                 found += len(ast.literal_eval(row["Label"])["objects"])
         return found
     if file.suffix != ".json":
-        shapes = r"<(polygon|polyline|box|ellipse|mask|points|skeleton|root) "
+        shapes = r"(?i)<(polygon|polyline|box|ellipse|mask|points|skeleton|root) "
         pattern = r"(?m)^\s*\d+( +[-.\w]+){2,}\s*$" if file.suffix == ".txt" else shapes
         return len(re.findall(pattern, text))
     with suppress(ValueError):
@@ -106,10 +106,9 @@ def objects_in(file: Path) -> int:
             annotations = [one for task in content for one in task.get("annotations", task.get("completions", []))]
             return sum(str(one.get("type")).endswith("labels") for each in annotations for one in each["result"])
         lists = [content.get(key) for key in ("annotations", "shapes")]
-        lists += [
-            list(one["regions"]) for one in content.get("_via_img_metadata", content).values() if "regions" in one
-        ]
-        return sum(len(one) for one in lists if isinstance(one, list))
+        photographs = content.get("_via_img_metadata", content).values()
+        lists += [one["regions"] for one in photographs if isinstance(one, dict) and "regions" in one]
+        return sum(len(one) for one in lists if isinstance(one, list | dict))
     return 0
 
 

@@ -52,7 +52,7 @@ def make_account(
     for entry in entries:
         for label, kind, number in entry.found:
             of(label)["source"][kind] += number
-            of(label)["from"] = labels.origins.get(label, "value")  # EPRI's key
+            of(label)["from"] = labels.origins.get(label, "value" if label else "-")  # EPRI's key
         for name, number in entry.objects.items():
             of(name)["written"] += number
             of(name)["photographs"] += 1
@@ -117,8 +117,9 @@ def _odd(manifest: Mapping[str, Any]) -> dict[str, tuple[list[str], str]]:
     ways = {photograph["source"]: photograph["split"] for photograph in manifest["photographs"]}
     other = {source: split_of_folder(source) for source, split in ways.items()}
     few = "label more photographs with it, else it is either learned or judged"
+    others = f"--classes {shlex.join(used)}" if len(used) <= MAX_NAMES else "--classes with the names of the others"
     found = {
-        "no object": ([name for name in classes if name not in used], f"leave it out: --classes {shlex.join(used)}"),
+        "no object": ([name for name in classes if name not in used], f"leave it out: {others}"),
         "in 1 photograph": ([name for name in used if account[name]["photographs"] == 1 < len(ways)], few),
         "a number as a name": (
             [name for name in account if _NUMBER.fullmatch(name)],
@@ -130,7 +131,7 @@ def _odd(manifest: Mapping[str, Any]) -> dict[str, tuple[list[str], str]]:
         ),
         "boxes": (
             [name for name, facts in account.items() if BOX in facts["source"]],
-            f"{num_boxes:,} of the objects have no outline, and the model learns rectangles from them: draw outlines",
+            f"{counted(num_boxes, 'object')} ha{'s' if num_boxes == 1 else 've'} no outline, so the model learns rectangles",
         ),
         "folder not used as a split": (
             sorted({split for source, split in other.items() if split not in ("", ways[source])}),
