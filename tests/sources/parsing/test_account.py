@@ -105,10 +105,16 @@ def test_the_table_has_twelve_lines_at_most_and_names_what_is_odd_with_its_remed
     assert said[4].startswith("7 classes.txt: 2 3 3 ")
     assert said[4].endswith("box ! a number as a name ! boxes")
     assert said[11] == "… and 25 more classes: 3 objects in the source, 0 written; all in manifest.json"
+    assert said[5] == "kind 0 classes.txt: 3 0 0 0 0 - ! no object ! differs only by a number"
     assert said[12] == "in the source and not written: 3 objects: unusable object 3"
     odd = {line.split(":")[0]: line for line in said[13:]}
     assert odd["! no object"].endswith("leave it out: --classes wire 7")
-    assert {"! a number as a name", "! boxes", "! folder not used as a split"} <= odd.keys()
+    assert {
+        "! a number as a name",
+        "! boxes",
+        "! folder not used as a split",
+        "! differs only by a number",
+    } <= odd.keys()
 
 
 def test_a_class_in_one_photograph_is_marked_and_the_picture_shows_every_class(tmp_path: Path) -> None:

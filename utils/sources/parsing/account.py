@@ -23,7 +23,8 @@ UNREAD, MERGED = "photograph or row that cannot be read", "part or copy of anoth
 MAX_LINES, MAX_CHARACTERS = 12, 24  # of the table, and of a name in it
 MAX_NAMES = 8  # that a line about something odd lists
 SIZE_PX = 640  # longer side of the network's input: the trainer's default
-_NUMBER = re.compile(r"\d+|class_\d+|colour_[0-9a-f]{6}")
+MIN_NUMBERED = 3  # classes that differ only by a number at their end
+_NUMBER, _END = re.compile(r"\d+|class_\d+|colour_[0-9a-f]{6}"), re.compile(r"(?<=[^\d_ ])[-_ ]?\d+$")
 
 
 def make_account(
@@ -82,10 +83,9 @@ def account_lines(manifest: Mapping[str, Any], sizes: Mapping[str, str], line_wi
     rows = []
     for name, facts in account.items():
         marks = "".join(f"  ! {mark}" for mark, (names, _) in odd.items() if name in names)
-        kinds = [
-            f"{number:,} {_shown(kind, line_width_px)}".removeprefix(f"{sum(facts['source'].values()):,} ")
-            for kind, number in facts["source"].items()
-        ]
+        strip = {POLYLINE: f"{POLYLINE} as a strip of {line_width_px:g} px"}
+        kinds = [f"{number:,} {strip.get(kind, kind)}" for kind, number in facts["source"].items()]
+        kinds = kinds if len(kinds) > 1 else [kind.partition(" ")[2] for kind in kinds]  # the number is in `source`
         held_out = [written_in[name][split] if name in written_in else 0 for split in splits]
         numbers = [sum(facts["source"].values()), facts["written"], *held_out, facts["photographs"]]
         words = [(name or "(no class)")[:MAX_CHARACTERS], facts["from"][:MAX_CHARACTERS]]
@@ -116,6 +116,7 @@ def _odd(manifest: Mapping[str, Any]) -> dict[str, tuple[list[str], str]]:
     num_boxes = sum(facts["source"].get(BOX, 0) for facts in account.values())
     ways = {photograph["source"]: photograph["split"] for photograph in manifest["photographs"]}
     other = {source: split_of_folder(source) for source, split in ways.items()}
+    stems = Counter(_END.sub("", name) for name in account)
     few = "label more photographs with it, else it is either learned or judged"
     others = f"--classes {shlex.join(used)}" if len(used) <= MAX_NAMES else "--classes with the names of the others"
     found = {
@@ -124,6 +125,10 @@ def _odd(manifest: Mapping[str, Any]) -> dict[str, tuple[list[str], str]]:
         "a number as a name": (
             [name for name in account if _NUMBER.fullmatch(name)],
             "name the class in your tool; for masks in classes.txt, one name a line from value 0 on",
+        ),
+        "differs only by a number": (
+            [name for name in account if stems[_END.sub("", name)] >= MIN_NUMBERED and _END.search(name)],
+            "if the number counts objects and names no class, leave it out of the labels in your tool",
         ),
         "none of the classes": (
             [name for name in account if name and name not in classes],
@@ -139,7 +144,3 @@ def _odd(manifest: Mapping[str, Any]) -> dict[str, tuple[list[str], str]]:
         ),
     }
     return {mark: (names, remedy) for mark, (names, remedy) in found.items() if names}
-
-
-def _shown(kind: str, line_width_px: float) -> str:
-    return f"{kind} as a strip of {line_width_px:g} px" if kind == POLYLINE else kind

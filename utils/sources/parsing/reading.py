@@ -87,7 +87,9 @@ def _read_tool(
         found = f"{tool.title} of {counted(len(by_key), 'photograph')}"
         raise UserError(f"{folder}: {found}, but without any object; draw outlines and export them again")
     classes = tuple(sorted(names) if tool.sorts_names else names)
-    origins = {name: labels.origin_of(name) for labels in reversed(read) for name in labels.names}
+    origins: dict[str, str] = {}
+    for labels in read:
+        origins |= {name: labels.origin_of(name) for name in labels.names if name not in origins}
     return Labelled(tool.title, photographs, by_key, classes, sum((labels.lost for labels in read), lost), origins)
 
 
