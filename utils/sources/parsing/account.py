@@ -127,7 +127,7 @@ def _odd(manifest: Mapping[str, Any]) -> dict[str, tuple[list[str], str]]:
             "name the class in your tool; for masks in classes.txt, one name a line from value 0 on",
         ),
         "differs only by a number": (
-            [name for name in account if stems[_END.sub("", name)] >= MIN_NUMBERED and _END.search(name)],
+            [name for name in account if stems[_END.sub("", name)] >= MIN_NUMBERED and not _NUMBER.fullmatch(name)],
             "if the number counts objects and names no class, leave it out of the labels in your tool",
         ),
         "none of the classes": (
