@@ -16,7 +16,7 @@ from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load
 from utils.data.images import NATIVE_LONG_SIDE_PX
 from utils.data.labels import read_photos
 from utils.data.raster import is_orthophoto, open_orthophoto
-from utils.evaluation.label_shapes import median_sizes, small_labels_hint
+from utils.evaluation.label_shapes import class_sizes, small_labels_hint
 from utils.pages.label_picture import save_label_picture
 from utils.sources.parsing.account import SIZE_PX, account_lines
 from utils.sources.parsing.build import BuildOptions, build_dataset
@@ -175,9 +175,7 @@ def build(config: ParseConfig) -> int:
     picture = Path(config.output) / PICTURE_FILE
     photos = {split: read_photos(spec, split) for split, number in manifest["counts"]["photographs"].items() if number}
     every = [photo for own in photos.values() for photo in own]
-    size_of = {record["file"]: (record["output_width"], record["output_height"]) for record in manifest["photographs"]}
-    medians = median_sizes(every, [size_of[photo.file.name] for photo in every], SIZE_PX)
-    sizes = {spec.names[class_id]: f"{long:.0f} x {width:.1f}" for class_id, (width, long) in medians.items()}
+    sizes = class_sizes(every, spec.names, manifest["photographs"], SIZE_PX)
     print("\n".join(account_lines(manifest, sizes, config.line_width)))
     save_label_picture(picture, every, spec.names)
     print(f"{config.output}: ready after {time.monotonic() - start_s:.1f} s")

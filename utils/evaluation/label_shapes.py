@@ -115,6 +115,18 @@ def median_sizes(photos: list[Photo], sizes: list[tuple[int, int]], size_px: int
     return {class_id: tuple(np.median(np.array(values), axis=0).tolist()) for class_id, values in found.items()}
 
 
+def class_sizes(
+    photos: list[Photo], names: tuple[str, ...], records: list[dict[str, Any]], size_px: int
+) -> dict[str, str]:
+    """Return the median length and width of each class's labels as text, by `median_sizes`.
+
+    records: the photographs of manifest.json, which has their sizes.
+    """
+    size_of = {record["file"]: (record["output_width"], record["output_height"]) for record in records}
+    medians = median_sizes(photos, [size_of[photo.file.name] for photo in photos], size_px)
+    return {names[class_id]: f"{long:.0f} x {width:.1f}" for class_id, (width, long) in medians.items()}
+
+
 def _with_objects(photos: list[Photo]) -> list[int]:
     """Return the positions of some photographs with objects, spread over the split."""
     return spread_out([index for index, photo in enumerate(photos) if len(photo.polygons)])
