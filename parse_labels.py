@@ -16,7 +16,9 @@ from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load
 from utils.data.images import NATIVE_LONG_SIDE_PX
 from utils.data.labels import read_photos
 from utils.data.raster import is_orthophoto, open_orthophoto
-from utils.evaluation.label_shapes import small_labels_hint
+from utils.evaluation.label_shapes import class_sizes, small_labels_hint
+from utils.pages.label_picture import save_label_picture
+from utils.sources.parsing.account import SIZE_PX, account_lines
 from utils.sources.parsing.build import BuildOptions, build_dataset
 from utils.sources.parsing.formats import AUTO, EPRI, FORMAT_CHOICES, YOLO
 from utils.sources.parsing.manifest import UNREADABLE_KINDS, report_lines
@@ -27,7 +29,7 @@ from utils.sources.parsing.split import CIRCUIT, FOLDERS, SPLIT_BY_CHOICES, TIME
 from utils.sources.parsing.state import DATASET_FILE
 from utils.sources.parsing.vector_labels import read_map_labels
 
-TRAINED_PX = 640  # the trainer's default
+PICTURE_FILE = "labels.jpg"
 
 
 @dataclass(frozen=True)
@@ -169,13 +171,19 @@ def build(config: ParseConfig) -> int:
     )
     has_circuits = config.format == EPRI or config.split_by == CIRCUIT
     print("\n".join(report_lines(manifest, has_circuits=has_circuits)))
-    print(f"{config.output}: ready after {time.monotonic() - start_s:.1f} s")
     spec = load_dataset_yaml(Path(config.output) / DATASET_FILE, trust_links=config.trust_links)
-    has_train = manifest["counts"]["photographs"][TRAIN] > 0
-    if hint := small_labels_hint(read_photos(spec, TRAIN), spec.names, TRAINED_PX) if has_train else "":
+    picture = Path(config.output) / PICTURE_FILE
+    photos = {split: read_photos(spec, split) for split, number in manifest["counts"]["photographs"].items() if number}
+    every = [photo for own in photos.values() for photo in own]
+    sizes = class_sizes(every, spec.names, manifest["photographs"], SIZE_PX)
+    print("\n".join(account_lines(manifest, sizes, config.line_width)))
+    save_label_picture(picture, every, spec.names)
+    print(f"{config.output}: ready after {time.monotonic() - start_s:.1f} s")
+    if hint := small_labels_hint(photos.get(TRAIN, []), spec.names, SIZE_PX):
         native = "" if config.long_side == NATIVE_LONG_SIDE_PX else ", parsed with --long-side native"
         print(hint + native)
-    print(next_command("python", "check_data.py", "--data", Path(config.output) / DATASET_FILE))
+    command = next_command("python", "check_data.py", "--data", Path(config.output) / DATASET_FILE)
+    print(f"{command}  # and look at {picture}")
     num_unreadable = sum(manifest["skipped"].get(kind, 0) for kind in UNREADABLE_KINDS)
     if config.strict and num_unreadable:
         raise UserError(f"--strict: {num_unreadable} rows, photographs or zips in {config.input} could not be read")

@@ -14,7 +14,7 @@ from benchmarks.jobs import Job
 from tests.conftest import run_main
 from tests.sources.parsing.raw_folder import BOX, WIRE, photo, tree, write_csv, write_raw_folder, write_zip
 from utils.common.errors import UserError
-from utils.data.images import upright_size
+from utils.data.images import read_image, upright_size
 from utils.sources.parsing.sources import LABEL_CSV
 from utils.sources.parsing.state import LOCK_FILE
 
@@ -51,7 +51,9 @@ def test_the_report_begins_with_the_format_and_ends_with_the_next_command(
     run()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "EPRI's labels, 6 photographs"
-    assert lines[-1] == f"Next: python check_data.py --data {tmp_path}/processed/dataset.yaml"
+    picture = tmp_path / "processed" / "labels.jpg"
+    assert lines[-1] == f"Next: python check_data.py --data {picture.parent}/dataset.yaml  # and look at {picture}"
+    assert max(read_image(picture).shape) > 1000
     assert any("circuits: Circuit" in line for line in lines)
     (tmp_path / "yolo").mkdir()
     for number in range(5):

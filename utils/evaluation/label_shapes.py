@@ -82,19 +82,11 @@ def choose_thin_classes(
 def small_labels_hint(photos: list[Photo], names: tuple[str, ...], size_px: int) -> str:
     """Return a line about the class whose labels are the smallest at a network input of size_px; empty if they are large enough.
 
-    It is about photographs that are larger than the input, of which windows show more. A label's width is twice its area over its
-    perimeter. Some photographs are looked at, spread over the split.
+    It is about photographs that are larger than the input, of which windows show more. Some photographs are looked at, spread over the split.
     """
-    size_of, found = sizes_on_disk(photos), dict[int, list[tuple[float, float]]]()
-    for index in _with_objects(photos):
-        size = size_of(index)
-        scale = size_px / max(size)
-        for class_id, polygon in zip(photos[index].class_ids.tolist(), photos[index].polygons, strict=True):
-            outline = (polygon * size * scale).astype(np.float32)
-            width = 2 * cv2.contourArea(outline) / max(cv2.arcLength(outline, True), 1e-6)
-            if scale < LARGER:
-                found.setdefault(class_id, []).append((width, float(np.ptp(outline, axis=0).max())))
-    medians = {class_id: np.median(np.array(values), axis=0) for class_id, values in found.items()}
+    size_of = sizes_on_disk(photos)
+    large = [index for index in _with_objects(photos) if size_px / max(size_of(index)) < LARGER]
+    medians = median_sizes([photos[index] for index in large], [size_of(index) for index in large], size_px)
     small = [
         (width / THIN_PX, f"half of the labels of {names[class_id]} are at most {width:.1f} px wide")
         for class_id, (width, _) in medians.items()
@@ -106,6 +98,33 @@ def small_labels_hint(photos: list[Photo], names: tuple[str, ...], size_px: int)
     ]
     hint = coloured("Hint:", "yellow")
     return f"{hint} {min(small)[1]} at an input of {size_px} px; {WINDOWS_ADVICE}" if small else ""
+
+
+def median_sizes(photos: list[Photo], sizes: list[tuple[int, int]], size_px: int) -> dict[int, tuple[float, float]]:
+    """Return the median width and length of each class's labels in pixels of a network input of size_px.
+
+    sizes: widths and heights of the photographs. A label's width is twice its area over its perimeter.
+    """
+    found: dict[int, list[tuple[float, float]]] = {}
+    for photo, size in zip(photos, sizes, strict=True):
+        scale = min(1.0, size_px / max(size))
+        for class_id, polygon in zip(photo.class_ids.tolist(), photo.polygons, strict=True):
+            outline = (polygon * size * scale).astype(np.float32)
+            width = 2 * cv2.contourArea(outline) / max(cv2.arcLength(outline, True), 1e-6)
+            found.setdefault(class_id, []).append((width, float(np.ptp(outline, axis=0).max())))
+    return {class_id: tuple(np.median(np.array(values), axis=0).tolist()) for class_id, values in found.items()}
+
+
+def class_sizes(
+    photos: list[Photo], names: tuple[str, ...], records: list[dict[str, Any]], size_px: int
+) -> dict[str, str]:
+    """Return the median length and width of each class's labels as text, by `median_sizes`.
+
+    records: the photographs of manifest.json, which has their sizes.
+    """
+    size_of = {record["file"]: (record["output_width"], record["output_height"]) for record in records}
+    medians = median_sizes(photos, [size_of[photo.file.name] for photo in photos], size_px)
+    return {names[class_id]: f"{long:.0f} x {width:.1f}" for class_id, (width, long) in medians.items()}
 
 
 def _with_objects(photos: list[Photo]) -> list[int]:

@@ -1,9 +1,13 @@
 """A small folder of raw photographs and labels, and how the tests of parsing build it."""
 
+import ast
 import csv
 import io
+import json
+import re
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,9 @@ from PIL import Image
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.data.images import encode_jpeg
 from utils.sources.parsing.build import BuildOptions, build_dataset
+from utils.sources.parsing.formats import FORMATS, MASKS, candidates
 from utils.sources.parsing.photograph import PhotographOptions
+from utils.sources.parsing.reading import choose_format
 from utils.sources.parsing.sources import LABEL_CSV
 from utils.sources.parsing.state import LOCK_FILE
 
@@ -63,7 +69,47 @@ def options(**changes: Any) -> BuildOptions:
 
 
 def build(raw: Path, **changes: Any) -> dict[str, Any]:
-    return build_dataset(raw, raw.parent / "processed", options(**changes), num_workers=2)
+    return balanced(raw, build_dataset(raw, raw.parent / "processed", options(**changes), num_workers=2))
+
+
+def balanced(raw: Path, manifest: dict[str, Any], label_format: str = "auto") -> dict[str, Any]:
+    """Return the manifest. In its account source = written + left out for each class, and the source has what is in the files."""
+    account = manifest["account"]
+    for name, facts in account.items():
+        in_source, left_out = sum(facts["source"].values()), sum(facts["left_out"].values())
+        assert in_source == facts["written"] + left_out, f"{name}: {facts}"
+        assert facts["written"] == sum(manifest["counts"]["objects"].get(name, {"": 0}).values())
+    chosen = choose_format(raw) if label_format == "auto" else label_format
+    if chosen != MASKS:  # whose objects only the reader tells apart
+        patterns = FORMATS[chosen].patterns if chosen in FORMATS else ("*.csv",)
+        files = [file for file in candidates(raw, patterns) if not file.is_symlink()]
+        assert sum(sum(facts["source"].values()) for facts in account.values()) == sum(map(objects_in, files))
+    return manifest
+
+
+def objects_in(file: Path) -> int:
+    """Count the objects in a label file without its reader; 0 in a file that is none."""
+    text = file.read_text(encoding="utf-8-sig", errors="replace")
+    if file.suffix == ".csv":
+        found = 0
+        for row in csv.DictReader(io.StringIO(text)):
+            with suppress(SyntaxError, ValueError):
+                found += len(ast.literal_eval(row["Label"])["objects"])
+        return found
+    if file.suffix != ".json":
+        shapes = r"(?i)<(polygon|polyline|box|ellipse|mask|points|skeleton|root) "
+        pattern = r"(?m)^\s*\d+( +[-.\w]+){2,}\s*$" if file.suffix == ".txt" else shapes
+        return len(re.findall(pattern, text))
+    with suppress(ValueError):
+        content = json.loads(text)
+        if isinstance(content, list):
+            annotations = [one for task in content for one in task.get("annotations", task.get("completions", []))]
+            return sum(str(one.get("type")).endswith("labels") for each in annotations for one in each["result"])
+        lists = [content.get(key) for key in ("annotations", "shapes")]
+        photographs = content.get("_via_img_metadata", content).values()
+        lists += [one["regions"] for one in photographs if isinstance(one, dict) and "regions" in one]
+        return sum(len(one) for one in lists if isinstance(one, list | dict))
+    return 0
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -8,7 +8,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from tests.sources.parsing.raw_folder import options, photo
+from tests.sources.parsing.raw_folder import balanced, options, photo
 from utils.data.labels import read_yolo_label
 from utils.evaluation.native_masks import fill_outline
 from utils.predict.regions import Region, column_runs
@@ -108,7 +108,8 @@ def write_folder(folder: Path, content: Any, photographs: Sequence[str] = ("imag
 def build(folder: Path, announce: Callable[[str], None] = lambda _: None, **changes: Any) -> dict[str, Any]:
     values = {"class_names": ("conductor", "insulator"), "long_side_px": 1280, "val_fraction": 0.5} | changes
     chosen = options(**{"label_format": "auto", "use_file_classes": True} | values)
-    return build_dataset(folder, folder.parent / "processed", chosen, num_workers=1, announce=announce)
+    manifest = build_dataset(folder, folder.parent / "processed", chosen, num_workers=1, announce=announce)
+    return balanced(folder, manifest, chosen.label_format)
 
 
 def labels_of(processed: Path, stem: str = "a", num_classes: int = 2) -> list[tuple[int, np.ndarray]]:

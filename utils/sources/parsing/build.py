@@ -24,6 +24,7 @@ from utils.data.dataset_yaml import not_read
 from utils.data.images import ImageError, one_opencv_thread, read_image
 from utils.data.labels import LabelError
 from utils.sources.near_duplicates import MEASURED_PX, same_pictures, small_grey, thumbnail
+from utils.sources.parsing.account import make_account
 from utils.sources.parsing.formats import EPRI
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem
 from utils.sources.parsing.manifest import UNUSABLE_PHOTOGRAPH, by_severity, dataset_yaml_text, make_manifest
@@ -119,8 +120,7 @@ def build_dataset(
         raise UserError(f"--output {output_folder} lies inside --input {input_folder}; name a folder beside it")
     problems: list[Problem] = []
     labels = read_labels(input_folder, options.label_format, options.keep_unlabelled, problems, trust_links)
-    for line in labels.summary():
-        announce(line)
+    announce(labels.summary())
     known = {row.file for own in labels.rows.values() for row in own if isinstance(row, AnnotationRow)}
     if others := not_read(set(all_files(input_folder)) - known):
         announce(f"{input_folder}: {others}")
@@ -137,6 +137,9 @@ def build_dataset(
         if not entries:
             worst = by_severity(problems)[0]  # a job yields an entry or a problem
             raise UserError(f"{input_folder}: none of {len(jobs)} photographs is usable; {worst.place}: {worst.text}")
+        account = make_account(
+            entries, labels, shared.class_names, "dataset.yaml" if options.use_file_classes else "--classes"
+        )
         problems += [_complaint(rows[entry.key], item) for entry in entries for item in entry.complaints]
         try:
             entries = _with_objects(entries, labels, options, problems)
@@ -152,7 +155,9 @@ def build_dataset(
         entries = [_move(output_folder, entry, final_splits[entry.key]) for entry in entries]
         remove_unexpected(output_folder, entries)
         state.rewrite(entries)
-        manifest = make_manifest(entries, chosen, problems, options.to_dict(), shared.class_names, copies, series)
+        manifest = make_manifest(
+            entries, chosen, problems, options.to_dict(), shared.class_names, copies, series, account
+        )
         write_text_atomic(output_folder / DATASET_FILE, dataset_yaml_text(manifest))
         write_text_atomic(output_folder / MANIFEST_FILE, json.dumps(manifest, indent=1) + "\n")
     return manifest
@@ -200,12 +205,15 @@ def _with_objects(
 ) -> list[Entry]:
     """Leave out the photographs of which no object can be used. Raises UserError if too many objects are lost."""
     found = sum((Counter(entry.objects) for entry in entries), Counter())
-    lost = sum((Counter(entry.lost) for entry in entries), Counter({"": labels.num_lost}))
+    unread_objects = sum(
+        number for (*_, why), number in labels.lost.items() if why in (UNREADABLE_ROW, UNUSABLE_OBJECT)
+    )
+    lost = sum((Counter(entry.lost) for entry in entries), Counter({"": unread_objects}))
     if options.use_file_classes:  # else objects of other classes are left out at the user's wish
         lost += sum((Counter(entry.unknown_values) for entry in entries), Counter())
     built = {entry.key for entry in entries}
     unread = [row for key in labels.rows.keys() - built for row in labels.rows[key]]
-    lost[""] += sum(row.num_objects for row in unread if isinstance(row, AnnotationRow))
+    lost[""] += sum(row.found.total() for row in unread if isinstance(row, AnnotationRow))
     gone = sorted(name for name in lost if name and name not in found)
     num_lost, total = lost.total(), lost.total() + found.total()
     reasons = [item for item in problems if item.kind in (UNUSABLE_OBJECT, UNKNOWN_CLASS, UNREADABLE_ROW)]
@@ -268,6 +276,8 @@ def _build_one(
         objects=dict(label.objects),
         unknown_values=dict(label.unknown_values),
         lost=dict(label.lost),
+        found=[(*key, number) for key, number in label.found.items()],
+        merged=dict(label.merged),
         complaints=label.complaints,
     )
 

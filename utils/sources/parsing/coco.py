@@ -10,10 +10,10 @@ from typing import Any
 
 from utils.common.errors import UserError, printable
 from utils.sources.parsing.json_stream import Item, JsonStream
-from utils.sources.parsing.label_csv import Problem
+from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size
 from utils.sources.parsing.photograph import UNUSABLE_OBJECT
-from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, LabelFile
+from utils.sources.parsing.rows import BOX, MASK, MAX_NAME_CHARACTERS, POLYGON, SPAN, AnnotationRow, Found, LabelFile
 from utils.sources.parsing.run_lengths import decode_coco
 
 DUPLICATE_ID = "duplicate id"
@@ -40,7 +40,7 @@ class CocoFile(LabelFile):
         self.categories: dict[int | str, str] = {}
         self._images: dict[Any, tuple[str, Size] | None] = {}  # by id; None: the id stands for two images
         self._spans: dict[Any, bytearray] = {}  # of the annotations, by their image's id
-        self._boxes: Counter[Any] = Counter()  # annotations without an outline, by their image's id
+        self._found: dict[Any, Counter[tuple[Any, str]]] = {}  # categories and kinds of shapes, by their image's id
         readers = {"categories": self._add_category, "images": self._add_image, "annotations": self._add_annotation}
         missing = set(readers)
         with JsonStream(path) as stream:
@@ -63,25 +63,46 @@ class CocoFile(LabelFile):
         context, subset = json.dumps([*self.categories.items()]), self.path.stem.removeprefix("instances_")
         for image_id, image in self._images.items():
             if image is None:
-                self.num_lost += len(self._spans.get(image_id, b"")) // SPAN.size
+                self.lose(self._named(self._found.get(image_id, Counter())), UNREADABLE_ROW)
                 continue
             name, size = image
             spans = self._spans.get(image_id, bytearray())
-            # Exact copies are dropped: equal digests.
-            kept = {digest: (start, end, digest) for start, end, digest in SPAN.iter_unpack(spans)}
-            if num_copies := len(spans) // SPAN.size - len(kept):
-                text = f"{printable(name)}: {num_copies} annotations are exact copies of others; ignored"
+            found, copies = self._found.get(image_id, Counter()), list[tuple[int, int]]()
+            kept: dict[bytes, tuple[int, int, bytes]] = {}
+            for start, end, digest in SPAN.iter_unpack(spans):
+                if kept.setdefault(digest, (start, end, digest)) != (start, end, digest):
+                    copies.append((start, end))
+            if copies:
+                text = f"{printable(name)}: {len(copies)} annotations are exact copies of others; ignored"
                 self.complain(text, DUPLICATE_ID)
+                of_copies = Counter(map(_category_and_kind, self._read(copies)))
+                self.lose(self._named(of_copies), DUPLICATE_ID)
+                found = found - of_copies
             packed = b"".join(SPAN.pack(*span) for span in kept.values())
             read_objects = partial(_objects, self.categories, size)
-            num_boxes = self._boxes[image_id]
             context_of = f"{size} {context}"
-            yield AnnotationRow((name,), self.path, packed, context_of, read_objects, len(kept), num_boxes, subset)
+            yield AnnotationRow((name,), self.path, packed, context_of, read_objects, self._named(found), subset)
         for image_id in self._spans.keys() - self._images.keys():
             num_annotations = len(self._spans[image_id]) // SPAN.size
-            self.num_lost += num_annotations
+            self.lose(self._named(self._found[image_id]), UNUSABLE_OBJECT)
             text = f"no image has the id {printable(str(image_id))}; its {num_annotations} annotations are skipped"
             self.complain(text, UNUSABLE_OBJECT)
+
+    def _read(self, places: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+        with self.path.open("rb") as file:
+            for start, end in places:
+                file.seek(start)
+                yield json.loads(file.read(end - start))
+
+    def _named(self, found: Counter[tuple[Any, str]]) -> Found:
+        """Return the objects by the names of their categories; of no category: an empty name."""
+        named: Found = Counter()
+        for (category, kind), number in found.items():
+            named[self.categories.get(category, ""), kind] += number
+        return named
+
+    def origin_of(self, name: str) -> str:
+        return "category " + ", ".join(str(number) for number, one in self.categories.items() if one == name)
 
     def _add_category(self, item: Item) -> None:
         category = _dictionary(item)
@@ -122,11 +143,17 @@ class CocoFile(LabelFile):
                 raise ValueError("is not a dictionary")
             image_id = _image_id(annotation.get("image_id"))
             self._spans.setdefault(image_id, bytearray()).extend(item.span)
-            self._boxes[image_id] += not annotation.get("segmentation")
+            self._found.setdefault(image_id, Counter())[_category_and_kind(annotation)] += 1
         except ValueError as error:
             shown = "?" if annotation is None else printable(str(annotation.get("id")))
-            self.num_lost += 1
+            self.lose(Counter({("", "other"): 1}), UNUSABLE_OBJECT)
             self.complain(f"annotation {shown} at byte {item.start:,}: {error}; skipped", UNUSABLE_OBJECT)
+
+
+def _category_and_kind(annotation: dict[str, Any]) -> tuple[int | str | None, str]:
+    segmentation = annotation.get("segmentation")
+    kind = BOX if not segmentation else MASK if isinstance(segmentation, dict) else POLYGON
+    return _by_value(annotation.get("category_id")), kind
 
 
 def _image_id(image_id: Any) -> int | str:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,9 +13,9 @@ import numpy as np
 
 from utils.common.errors import UserError, one_line, printable
 from utils.sources.parsing.json_stream import CHUNK_BYTES, MAX_ITEM_BYTES
-from utils.sources.parsing.label_csv import Problem
+from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_points, read_size, turned
-from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, LabelFile, digest_of
+from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, Found, LabelFile, digest_of
 from utils.sources.parsing.run_lengths import decode_rows
 
 IMAGE, LABEL_NAME = ["annotations", "image"], ["labels", "label", "name"]
@@ -35,10 +36,10 @@ class CvatFile(LabelFile):
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
         self.names: dict[str, None] = {}  # those of the task, in its order; then others that shapes use
-        self._images: list[tuple[int, int, Attributes, int, int]] = []  # first byte, last, attributes, shapes, boxes
+        self._images: list[tuple[int, int, Attributes, Found]] = []  # first byte, last, attributes, shapes
         self._tags: list[str] = []
         self._open: tuple[int, Attributes] = (0, {})
-        self._shapes = self._boxes = 0
+        self._found: Found = Counter()
         self._text = ""
         self._parser = bounded_parser(self._start, self._end, self._add_text)
         try:
@@ -58,20 +59,20 @@ class CvatFile(LabelFile):
 
     def _rows(self) -> Iterator[AnnotationRow]:
         with self.path.open("rb") as file:
-            for start, end, attributes, num_shapes, num_boxes in self._images:
+            for start, end, attributes, found in self._images:
                 name = attributes.get("name", "")
                 try:
                     if not 0 < len(name) <= MAX_NAME_CHARACTERS or end - start > MAX_ITEM_BYTES:
                         raise ValueError("has no usable `name`, or more than 32 MB of shapes")
                     size = read_size(*(_number(attributes[side]) for side in ("width", "height") if side in attributes))
                 except (ValueError, TypeError, OverflowError) as error:
-                    self.num_lost += num_shapes
+                    self.lose(found, UNREADABLE_ROW)
                     self.complain(f"image {printable(attributes.get('id', '?'))}: {error}; skipped")
                     continue
                 file.seek(start)
-                span = SPAN.pack(start, end, digest_of(file.read(end - start))) if num_shapes else b""
+                span = SPAN.pack(start, end, digest_of(file.read(end - start))) if found else b""
                 objects, subset = partial(_objects, size), attributes.get("subset", "")
-                yield AnnotationRow((name,), self.path, span, f"{size}", objects, num_shapes, num_boxes, subset)
+                yield AnnotationRow((name,), self.path, span, f"{size}", objects, found, subset)
 
     def _start(self, tag: str, attributes: Attributes) -> None:
         self._tags.append(tag)
@@ -83,18 +84,17 @@ class CvatFile(LabelFile):
             raise ValueError("it holds tracks of a video")
         self._text = ""
         if self._tags == IMAGE:
-            self._open, self._shapes, self._boxes = (self._parser.CurrentByteIndex, attributes), 0, 0
+            self._open = (self._parser.CurrentByteIndex, attributes)
+            self._found = Counter()
         elif self._tags[:-1] == IMAGE and tag.lower() not in NO_SHAPES:
-            self._shapes += 1
-            self._boxes += tag.lower() == "box"
-            if label := _label(attributes):
+            label = _label(attributes)
+            self._found[label, tag.lower()] += 1
+            if label:
                 self.names.setdefault(label)
 
     def _end(self, tag: str) -> None:
         if self._tags == IMAGE:
-            self._images.append(
-                (self._open[0], self._parser.CurrentByteIndex, self._open[1], self._shapes, self._boxes)
-            )
+            self._images.append((self._open[0], self._parser.CurrentByteIndex, self._open[1], self._found))
         elif self._tags[-3:] == LABEL_NAME and self._text.strip():
             self.names.setdefault(printable(self._text.strip()))
         self._tags.pop()

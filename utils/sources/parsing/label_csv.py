@@ -9,7 +9,8 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +30,7 @@ MAX_FIELD_CHARACTERS = 25_000_000  # a longer CSV field is the rest of the file 
 LABEL_CSV = "Overhead-Distribution-Labels.csv"
 UNREADABLE_ROW = "unreadable row"
 LABEL_COLUMN, NAME_COLUMN = "Label", "External ID"
+_SHAPE_KEY, _KINDS = re.compile(r"""["'](polygon|line)["']\s*:\s*\["""), {"polygon": "polygon", "line": "polyline"}
 
 # Spellings that differ from the class name by more than case, spaces, hyphens, underscores and a plural s.
 CLASS_ALIASES = {"guy wire": "other_wire", "fuse cutout": "cutouts", "utility pole": "pole", "power pole": "pole"}
@@ -67,6 +69,11 @@ class LabelRow:
         """Return the result of `parse_label_text`."""
         return parse_label_text(self.text)
 
+    @property
+    def found(self) -> Counter[tuple[str, str]]:
+        """The objects by kind, for rows that no photograph has: parsing takes 3 ms for 3 kB, and most rows may be such rows."""
+        return Counter(("", _KINDS[kind]) for kind in _SHAPE_KEY.findall(self.text))
+
 
 @dataclass(frozen=True)
 class LabelObject:
@@ -75,6 +82,12 @@ class LabelObject:
     value: str
     kind: Literal["polygon", "line"]
     points: np.ndarray
+
+
+def count_objects(objects: Iterable[Any], complaints: Sequence[str]) -> Counter[tuple[str, str]]:
+    """Return how many objects a row has by class and kind; those of the complaints have no class."""
+    found = Counter((item.value, _KINDS[item.kind]) for item in objects)
+    return found + Counter({("", "other"): len(complaints)})
 
 
 class ClassTable:

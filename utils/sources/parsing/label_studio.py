@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import is_photograph
 from utils.sources.parsing.json_stream import Item, JsonStream
-from utils.sources.parsing.label_csv import Problem
+from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.outlines import (
     ShapeObject,
     box_corners,
@@ -23,10 +24,11 @@ from utils.sources.parsing.outlines import (
     several_labels,
     turned,
 )
-from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, AnnotationRow, LabelFile
+from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, POLYGON, AnnotationRow, Found, LabelFile
 from utils.sources.parsing.run_lengths import decode_label_studio
 
 PERCENT = (100.0, 100.0)
+OTHER_ANNOTATION = "another annotation of the task"
 LOCAL_FILES = "/data/local-files/"
 # Of a result's `type`, with or without `labels` at the end. `labels` belongs to the tag <Labels> beside <Polygon>.
 READ_TYPES = ("polygon", "brush", "rectangle", "")
@@ -58,6 +60,9 @@ class LabelStudioFile(LabelFile):
         if "data" not in task and "annotations" not in task and "completions" not in task:
             raise UserError(f"{self.path}: its tasks have no `data`; export as JSON, not as JSON-MIN or CSV")
         chosen, num_others = _best_annotation(task)
+        for other in _annotations(task):
+            if other is not chosen:
+                self.lose(_found(_regions(other)), OTHER_ANNOTATION)
         if chosen is None:
             return
         if num_others:
@@ -65,28 +70,29 @@ class LabelStudioFile(LabelFile):
         try:
             pictures = _by_picture(task, _regions(chosen))
         except ValueError as error:
-            self.num_lost += len(_regions(chosen))
+            self.lose(_found(_regions(chosen)), UNREADABLE_ROW)
             self.complain(f"{_task_name(task)}: {error}; skipped")
             return
         for number, (names, regions) in enumerate(pictures):
-            labels = [found[0] for region in regions if (found := _labels(region))]
-            self._labels |= {*labels}
-            num_boxes = sum(str(region.get("type")).startswith("rectangle") for region in regions if _labels(region))
+            found = _found(regions)
+            self._labels |= {label for label, _ in found if label}
             read_objects = partial(_objects, number)
-            self.rows.append(
-                AnnotationRow(names, self.path, item.span, f"{number or ''}", read_objects, len(labels), num_boxes)
-            )
+            self.rows.append(AnnotationRow(names, self.path, item.span, f"{number or ''}", read_objects, found))
 
 
 def _task_name(task: dict[str, Any]) -> str:
     return f"task {printable(str(task.get('id')))}"
 
 
-def _best_annotation(task: dict[str, Any]) -> tuple[dict[str, Any] | None, int]:
-    """Return the ground truth, else the latest annotation that was not skipped, and how many others there are."""
+def _annotations(task: dict[str, Any]) -> list[dict[str, Any]]:
     found = task.get("annotations", task.get("completions"))
     usable = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-    usable = [one for one in usable if not one.get("was_cancelled") and isinstance(one.get("result"), list)]
+    return [one for one in usable if isinstance(one.get("result"), list)]
+
+
+def _best_annotation(task: dict[str, Any]) -> tuple[dict[str, Any] | None, int]:
+    """Return the ground truth, else the latest annotation that was not skipped, and how many others there are."""
+    usable = [one for one in _annotations(task) if not one.get("was_cancelled")]
     best = max(
         usable,
         key=lambda one: (bool(one.get("ground_truth")), str(one.get("updated_at") or one.get("created_at") or "")),
@@ -181,6 +187,21 @@ def _labels(result: dict[str, Any]) -> list[str]:
         if key.lower().endswith("labels") and isinstance(labels, list):
             return [text for label in labels if isinstance(label, str) and (text := printable(label.strip()))]
     return []
+
+
+def _found(regions: Regions) -> Found:
+    """Count regions by their first label and what they are. One without a label counts unless another of its id has one."""
+    labelled = {str(region.get("id")) for region in regions if _labels(region)}
+    found: Found = Counter()
+    for region in regions:
+        value, labels = region.get("value"), _labels(region)
+        if labels or str(region.get("id")) not in labelled:
+            keys = value.keys() if isinstance(value, dict) else ()
+            kind = (
+                "brush" if "rle" in keys else POLYGON if "points" in keys else BOX if "width" in keys else _kind(region)
+            )
+            found[labels[0] if labels else "", kind] += 1
+    return found
 
 
 def _objects(number: int, data: bytes) -> tuple[list[ShapeObject], list[str]]:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,13 +13,14 @@ import numpy as np
 from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.sources.parsing.json_stream import Item, JsonStream
-from utils.sources.parsing.label_csv import Problem
+from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.mask_values import read_mask
 from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_points, read_size
-from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, LabelFile
+from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, POLYLINE, AnnotationRow, Found, LabelFile
 
 AREAS, LINES, MASK = ("polygon", "rectangle", "circle"), ("linestrip", "line"), "mask"
 NO_OBJECTS = ("__ignore__", "_background_")  # labels that LabelMe's own converters leave out
+NO_OBJECT = "label of the background"
 Size = tuple[int, int] | None
 
 
@@ -33,7 +35,8 @@ class LabelMeFile(LabelFile):
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
         self._labels: set[str] = set()  # in use: the files do not say which others the project has
-        self._spans, self._num_boxes = bytearray(), 0
+        self._spans = bytearray()
+        self._found: Found = Counter()
         self._facts: dict[str, Any] = {}  # imagePath, imageWidth and imageHeight
         try:
             with JsonStream(path) as stream:
@@ -44,12 +47,12 @@ class LabelMeFile(LabelFile):
             size = read_size(self._facts.get("imageWidth"), self._facts.get("imageHeight"))
         except (UserError, ValueError, OverflowError) as error:
             self.complain(f"{error}; skipped")
+            self.lose(self._found, UNREADABLE_ROW)
             return
         self.names = sorted(self._labels)
         beside = [path.stem + suffix for suffix in IMAGE_SUFFIXES]  # if it was renamed together with this file
         names, objects = (name.replace("\\", "/"), *beside), partial(_objects, size)
-        num_objects = len(self._spans) // SPAN.size
-        self.rows = [AnnotationRow(names, path, bytes(self._spans), f"{size}", objects, num_objects, self._num_boxes)]
+        self.rows = [AnnotationRow(names, path, bytes(self._spans), f"{size}", objects, self._found)]
 
     def _read(self, stream: JsonStream) -> bool:
         """Read the file's keys; return whether it has shapes. The picture in `imageData` is passed over."""
@@ -67,13 +70,21 @@ class LabelMeFile(LabelFile):
 
     def _add_shape(self, item: Item) -> None:
         shape = item.value()
-        label = shape.get("label") if isinstance(shape, dict) else None
+        shape = shape if isinstance(shape, dict) else {}
+        label = shape.get("label")
+        label = printable(label.strip()) if isinstance(label, str) else ""
+        kind = _kind(shape)
+        kind = {"rectangle": BOX, **dict.fromkeys(LINES, POLYLINE)}.get(kind, kind)
         if label in NO_OBJECTS:
+            self.lose(Counter({(label, kind): 1}), NO_OBJECT)
             return
         self._spans += item.span
-        if isinstance(label, str) and label.strip():
-            self._labels.add(printable(label.strip()))
-            self._num_boxes += str(shape.get("shape_type")).lower() == "rectangle"
+        self._found[label, kind] += 1
+        self._labels |= {label} - {""}
+
+
+def _kind(shape: dict[str, Any]) -> str:
+    return printable(str(shape.get("shape_type") or AREAS[0]).lower(), 40)
 
 
 def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
@@ -82,12 +93,13 @@ def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
     label = shape.get("label") if isinstance(shape, dict) else None
     if not isinstance(label, str) or not label.strip():
         return [], ["a shape has no label"]
-    label, kind = printable(label.strip()), str(shape.get("shape_type") or AREAS[0]).lower()
+    label = printable(label.strip())
+    kind = _kind(shape)
     try:
         if kind == MASK:
             return [ShapeObject(label, "shape", size, size, draw=_mask(shape))], []
         if kind not in AREAS and kind not in LINES:
-            raise ValueError(f"{printable(str(kind), 40)} is not read; draw a polygon or a linestrip")
+            raise ValueError(f"{kind} is not read; draw a polygon or a linestrip")
         points = _outline(kind, read_points(shape.get("points"), "polygon" if kind == AREAS[0] else "line"))
     except (ValueError, OverflowError) as error:
         return [ShapeObject(label, "shape", None, None, error=str(error))], []

@@ -30,10 +30,11 @@ def make_manifest(
     class_names: Sequence[str],
     copies: Sequence[Sequence[str]],
     series: Sequence[Sequence[str]] | None,
+    account: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the manifest as plain values, in an order that depends only on the data.
 
-    copies, series: keys of the photographs that show the same, and that were taken in one series, or None.
+    copies, series: keys of the photographs that show the same, and that were taken in one series, or None. account: see account.py.
     """
     files = {entry.key: f"{entry.stem}.jpg" for entry in entries}
     records = [_record(entry, photographs[entry.key]) for entry in entries]
@@ -44,6 +45,7 @@ def make_manifest(
         "classes": list(class_names),
         "options": options,
         "counts": _counts(entries, photographs, class_names),
+        "account": account,
         "skipped": dict(sorted(Counter(problem.kind for problem in listed).items())),
         "unknown_values": dict(sorted(sum((Counter(entry.unknown_values) for entry in entries), Counter()).items())),
         "copies": [[files[key] for key in group] for group in copies],
@@ -68,16 +70,19 @@ def dataset_yaml_text(manifest: dict[str, Any]) -> str:
 
 
 def report_lines(manifest: dict[str, Any], num_problems: int = 20, *, has_circuits: bool = True) -> list[str]:
-    """Return the report of a run: photographs and objects per class and split, and what was skipped."""
+    """Return the report of a run: what was skipped, and how the photographs were split."""
     counts = manifest["counts"]
-    splits = list(counts["photographs"])
-    rows = [("photographs", counts["photographs"]), ("  without objects", counts["without_objects"])]
-    rows += [(name, counts["objects"][name]) for name in manifest["classes"]]
-    width = max(len(name) for name, _ in rows)
-    lines = [f"{'':{width}} " + " ".join(f"{title:>9}" for title in [*splits, "all"])]
-    for name, by_split in rows:
-        numbers = [*(by_split[split] for split in splits), sum(by_split.values())]
-        lines.append(f"{name:{width}} " + " ".join(f"{number:>9,}" for number in numbers))
+    lines = []
+    problems = by_severity(Problem(**item) for item in manifest["problems"])
+    if problems:
+        lines.append(f"left out or mended: {_listed(manifest['skipped'])}")
+        lines += [f"  {item.place}: {item.text}" for item in problems[:num_problems]]
+    if len(problems) > num_problems:
+        lines.append(f"  … and {len(problems) - num_problems:,} more, all in manifest.json")
+    if counts["turned_photographs"]:
+        lines.append(
+            f"EXIF-turned photographs, by the frame of their outlines: {_listed(counts['turned_photographs'])}"
+        )
     if has_circuits:
         lines += [f"{split} circuits: {_listed(circuits)}" for split, circuits in counts["circuits"].items()]
     lines += _group_lines(manifest)
@@ -85,19 +90,8 @@ def report_lines(manifest: dict[str, Any], num_problems: int = 20, *, has_circui
     if few:
         shown = ", ".join(f"{name} {by_split[VAL]} of {sum(by_split.values()):,}" for name, by_split in few)
         lines.append(f"classes with fewer than {MIN_VAL_OBJECTS} objects in val: {shown}")
-    if counts["turned_photographs"]:
-        lines.append(
-            f"EXIF-turned photographs, by the frame of their outlines: {_listed(counts['turned_photographs'])}"
-        )
-    if manifest["unknown_values"]:
-        lines.append(f"objects of unknown classes: {_listed(manifest['unknown_values'])}")
-    problems = by_severity(Problem(**item) for item in manifest["problems"])
-    if problems:
-        lines.append(f"left out or mended: {_listed(manifest['skipped'])}")
-        lines += [f"  {item.place}: {item.text}" for item in problems[:num_problems]]
-    if len(problems) > num_problems:
-        lines.append(f"  … and {len(problems) - num_problems:,} more, all in manifest.json")
-    return lines
+    empty = sum(counts["without_objects"].values())
+    return [*lines, f"photographs: {_listed(counts['photographs'])}; without objects {empty:,}"]
 
 
 def _group_lines(manifest: dict[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ equal. docs/labels.md lists the names.
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -17,10 +18,10 @@ import numpy as np
 from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.data.images import ImageError, read_image
-from utils.sources.parsing.class_lists import MASK_LISTS, find_list, read_values
+from utils.sources.parsing.class_lists import COLOUR, MASK_LISTS, find_list, read_values
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.mask_values import ONLY_CLASS, Meaning, mask_objects, read_mask
-from utils.sources.parsing.rows import SPAN, AnnotationRow, LabelFile, digest_of
+from utils.sources.parsing.rows import MASK, SPAN, AnnotationRow, LabelFile, digest_of
 
 VOC_CLASSES, VOC_OBJECTS = "SegmentationClass", "SegmentationObject"
 PHOTOGRAPH_FOLDERS = ("images", "JPEGImages", "image", "imgs", "img", "photos")
@@ -49,7 +50,7 @@ class MaskFile(LabelFile):
             source, photographs, meaning = found
             meaning = _with_list(meaning, path, folder)
             data = source.read_bytes()
-            objects, _ = mask_objects(meaning, data)  # the complaints come again when the photograph is built
+            objects, complaints = mask_objects(meaning, data)  # they come again when the photograph is built
         except (ValueError, UserError, OSError) as error:
             self.complain(f"{error}; skipped")
             self.is_damaged = True
@@ -57,7 +58,17 @@ class MaskFile(LabelFile):
         used = {item.value for item in objects}
         self.names = meaning.listed if used & {*meaning.listed} else sorted(used)
         span, context = SPAN.pack(0, len(data), digest_of(data)), repr(replace(meaning, classes=None))
-        self.rows = [AnnotationRow(photographs, source, span, context, partial(mask_objects, meaning), len(objects))]
+        masks = Counter([(item.value, MASK) for item in objects] + [("", MASK)] * len(complaints))
+        self.rows = [AnnotationRow(photographs, source, span, context, partial(mask_objects, meaning), masks)]
+        class_list = find_list(path, MASK_LISTS, folder) if meaning.names else None
+        self._list, self._values = class_list, {one: value for value, one in meaning.names}
+        self.named_by = "name of file or folder" if meaning.label else "value of the pixels"
+
+    def origin_of(self, name: str) -> str:
+        if self._list is None or name not in self._values:
+            return self.named_by
+        value = self._values[name]
+        return f"{self._list.name}: {value}" if value < COLOUR else self._list.name
 
 
 def is_mask(path: Path) -> bool:

@@ -59,6 +59,7 @@ class ShapeObject:
     group: object = None  # polygons of one label and one group of a photograph are parts of one object
     error: str = ""  # why it cannot be used
     note: str = ""  # what is said about an object that is used
+    members: int = 1  # objects of the file that were joined to this one
 
     def frame(self, upright: tuple[int, int], orientation: int, exif_frame: str) -> str:
         """Return whether the coordinates refer to `upright` or `stored` pixels of a photograph. `ambiguous` is treated as upright.

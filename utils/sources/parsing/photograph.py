@@ -19,9 +19,9 @@ from utils.data.images import (
 )
 from utils.data.labels import format_yolo_label
 from utils.sources.near_duplicates import MEASURED_PX, UNIFORM_CONTRAST, signature, small_grey, thumbnail
-from utils.sources.parsing.label_csv import ClassTable, LabelObject
+from utils.sources.parsing.label_csv import ClassTable, LabelObject, LabelRow, count_objects
 from utils.sources.parsing.outlines import OutlineError, ShapeObject, object_ring
-from utils.sources.parsing.rows import Row, digest_of
+from utils.sources.parsing.rows import Found, Row, digest_of
 
 JPEG_QUALITY = 95
 SIMPLIFY_OUTPUT_PX = 0.25  # less than a mask can show
@@ -71,13 +71,16 @@ class ImageFacts:
 class LabelResult:
     """A photograph's label text, counts of its objects, and (row index, kind, text) of everything skipped.
 
-    lost: the number of unusable objects of each class; the class is empty if the file does not tell it.
+    lost: the number of unusable objects of each class; the class is empty if the file does not tell it. found: see `AnnotationRow`.
+    merged: objects that became a part of another one, or repeat one, by their class in the file.
     """
 
     text: str = ""
     objects: Counter[str] = field(default_factory=Counter)
     unknown_values: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
+    found: Found = field(default_factory=Counter)
+    merged: Counter[str] = field(default_factory=Counter)
     exif_frame: str = ""
     complaints: list[tuple[int, str, str]] = field(default_factory=list)
 
@@ -115,11 +118,16 @@ def build_label(rows: Sequence[Row], facts: ImageFacts, options: PhotographOptio
     objects: list[tuple[int, AnyObject]] = []
     for row, source in enumerate(rows):
         parsed, complaints = source.parse()
+        result.found += count_objects(parsed, complaints) if isinstance(source, LabelRow) else source.found
         objects += [(row, item) for item in parsed]
         result.complaints += [(row, UNUSABLE_OBJECT, complaint) for complaint in complaints]
         result.lost[""] += len(complaints)
+    result.merged = Counter(item.value for _, item in objects)
     if len(rows) > 1:
         objects = _without_copies(objects)
+    result.merged -= Counter(item.value for _, item in objects)
+    for _, item in objects:
+        result.merged[item.value] += item.members - 1 if isinstance(item, ShapeObject) else 0
     result.exif_frame = choose_exif_frame([item for _, item in objects], facts, options.exif_frame)
     instances = []
     for row, item in objects:
@@ -141,6 +149,7 @@ def build_label(rows: Sequence[Row], facts: ImageFacts, options: PhotographOptio
         row = next(row for row, item in objects if item.value == value)
         result.complaints.append((row, UNKNOWN_CLASS, f"`{value}` ({count} objects) is none of the classes"))
     result.text, result.lost = format_yolo_label(instances), +result.lost
+    result.merged = +result.merged
     return result
 
 

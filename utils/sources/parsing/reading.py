@@ -4,7 +4,7 @@ A name in a label file is only compared with the photographs that are there, nev
 """
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,7 +18,7 @@ from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem,
 from utils.sources.parsing.manifest import NO_PHOTOGRAPH, NO_ROW
 from utils.sources.parsing.mask_images import is_mask
 from utils.sources.parsing.matching import Match, match_name, match_names
-from utils.sources.parsing.rows import AnnotationRow, LabelFile, Row, place_of
+from utils.sources.parsing.rows import AnnotationRow, LabelFile, Lost, Row, lost_for, place_of
 from utils.sources.parsing.sources import Photograph, find_label_csv, find_photographs, leaves
 from utils.sources.parsing.split import SPLIT_OF_FOLDER, SPLITS
 
@@ -35,22 +35,18 @@ class Labelled:
     photographs: dict[str, Photograph]
     rows: RowsByKey
     class_names: tuple[str, ...] | None
-    num_lost: int = 0  # objects that no row has
+    lost: Lost  # objects that no photograph has
+    origins: Mapping[str, str]  # where the name of each class stands
 
-    def summary(self) -> list[str]:
-        """Return lines about what was found: the format, photographs, regions and classes."""
+    def summary(self) -> str:
+        """Return a line about what was found: the format, photographs, regions and classes."""
         rows = [row for own in self.rows.values() for row in own if isinstance(row, AnnotationRow)]
-        num_regions, num_boxes = sum(row.num_objects for row in rows), sum(row.num_boxes for row in rows)
+        num_regions = sum(row.found.total() for row in rows)
         line = f"{self.title}, {counted(len(self.rows), 'photograph')}"
         if self.class_names is None:
-            return [line]
+            return line
         classes = f"{len(self.class_names):,} class{'es' * (len(self.class_names) != 1)}"
-        lines = [f"{line}, {counted(num_regions, 'region')} of {classes}"]
-        if num_boxes:
-            lines.append(
-                f"{num_boxes:,} of the regions are boxes without an outline: the model learns rectangles from them"
-            )
-        return lines
+        return f"{line}, {counted(num_regions, 'region')} of {classes}"
 
 
 def read_labels(
@@ -63,9 +59,9 @@ def read_labels(
     (file,) = _inside([find_label_csv(folder)], folder, problems, trust_links)
     photographs = find_photographs(folder, problems, trust_links)
     rows = list(read_label_csv(file, problems))
-    by_key = _rows_by_key(rows, [match_name(row.image_name, photographs) for row in rows], problems)
+    by_key, lost = _rows_by_key(rows, [match_name(row.image_name, photographs) for row in rows], problems)
     by_key = _complete(by_key, photographs, file, photographs.keys() if keep_unlabelled else (), problems)
-    return Labelled(EPRI_TITLE, photographs, by_key, None)
+    return Labelled(EPRI_TITLE, photographs, by_key, None, lost, {})
 
 
 def _read_tool(
@@ -82,7 +78,7 @@ def _read_tool(
         for key, item in photographs.items()
         if (item.member or item.file not in masks) and not PurePosixPath(key).parent.name.endswith(DRAWINGS)
     }
-    by_key = _rows_by_key(rows, _matches(rows, folder, tool, photographs), problems, tool.has_rows_per_file)
+    by_key, lost = _rows_by_key(rows, _matches(rows, folder, tool, photographs), problems, tool.has_rows_per_file)
     is_kept = keep_unlabelled or tool.missing_is_empty
     kept = _empty(by_key, photographs, keep_unlabelled) if is_kept else set()
     by_key = _complete(by_key, photographs, folder if tool.by_file else files[0], kept, problems)
@@ -90,8 +86,11 @@ def _read_tool(
     if not names:
         found = f"{tool.title} of {counted(len(by_key), 'photograph')}"
         raise UserError(f"{folder}: {found}, but without any object; draw outlines and export them again")
-    classes, num_lost = tuple(sorted(names) if tool.sorts_names else names), sum(labels.num_lost for labels in read)
-    return Labelled(tool.title, photographs, by_key, classes, num_lost)
+    classes = tuple(sorted(names) if tool.sorts_names else names)
+    origins: dict[str, str] = {}
+    for labels in read:
+        origins |= {name: labels.origin_of(name) for name in labels.names if name not in origins}
+    return Labelled(tool.title, photographs, by_key, classes, sum((labels.lost for labels in read), lost), origins)
 
 
 def choose_format(folder: Path) -> str:
@@ -198,9 +197,10 @@ def _subset(name: str) -> str:
 
 def _rows_by_key(
     rows: Sequence[Row], matches: Sequence[Match], problems: list[Problem], may_have_several: bool = False
-) -> RowsByKey:
-    """Return the rows of each photograph. Rows without a photograph are problems, and further rows of one photograph."""
+) -> tuple[RowsByKey, Lost]:
+    """Return the rows of each photograph, and the objects of other rows. Rows without a photograph and repeated ones are problems."""
     by_key: RowsByKey = {}
+    lost: Lost = Counter()
     for row, match in zip(rows, matches, strict=True):
         if match.key in by_key and row.file_name.lower().endswith(".gif") and row.digest != by_key[match.key][0].digest:
             others = ", ".join(other.file_name for other in by_key[match.key])
@@ -217,10 +217,12 @@ def _rows_by_key(
             problems.append(Problem(place_of([row]), _repeat_text(row, earlier[0], is_same), DUPLICATE_ROW))
         if match.key is not None and not is_same:
             by_key[match.key] = (*earlier, row)
+        else:
+            lost += lost_for(row.found, NO_PHOTOGRAPH if match.key is None else DUPLICATE_ROW)
     if notes := [match.note for match in matches if match.note]:
         text = f"{len(notes)} photographs have another extension than in the labels, such as {notes[0]}"
         problems.append(Problem(rows[0].file_name, text, "other extension"))
-    return by_key
+    return by_key, lost
 
 
 def _repeat_text(row: Row, first: Row, is_same: bool) -> str:

@@ -6,8 +6,9 @@ The reader of a format is a subclass of `LabelFile`. `formats.py` lists them.
 import dataclasses
 import hashlib
 import struct
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from utils.common.errors import printable
@@ -18,6 +19,14 @@ from utils.sources.parsing.outlines import ShapeObject
 DIGEST_BYTES = 16
 MAX_NAME_CHARACTERS = 4096  # of a photograph's name or path in a label file
 SPAN = struct.Struct(f"<qq{DIGEST_BYTES}s")  # first byte in the file, the one after the last, digest of those between
+POLYGON, POLYLINE, BOX, MASK = (
+    "polygon",
+    "polyline",
+    "box",
+    "mask",
+)  # kinds of shapes; others have the names that files give them
+Found = Counter[tuple[str, str]]  # objects by class, empty without one, and kind of shape, before any rule acts
+Lost = Counter[tuple[str, str, str]]  # the same with the reason why no photograph has them
 # Turns the bytes of a span into objects, and messages about those that were left out.
 ReadObjects = Callable[[bytes], tuple[list[ShapeObject], list[str]]]
 
@@ -27,8 +36,8 @@ class AnnotationRow:
     """The annotations of one photograph in a file. Memory holds only their places in the file: `spans`, packed with SPAN.
 
     `names`: paths at which the photograph may lie, the likeliest first. `context`: text of all else that the objects depend
-    on, such as the names of the categories. `num_objects`, and `num_boxes` of them without an outline, are for the report;
-    they are counted when the file is read first. `subset`: the name of a folder above the photograph.
+    on, such as the names of the categories. `found` is for the account: the reader counts all objects when it reads the file first.
+    `subset`: the name of a folder above the photograph.
     """
 
     names: tuple[str, ...]
@@ -36,8 +45,7 @@ class AnnotationRow:
     spans: bytes
     context: str
     read_objects: ReadObjects
-    num_objects: int = 0
-    num_boxes: int = 0
+    found: Found = field(default_factory=Counter)
     subset: str = ""
     line: None = None
 
@@ -85,7 +93,10 @@ def _join_groups(objects: list[ShapeObject]) -> list[ShapeObject]:
         is_part = shape.group is not None and shape.parts and not shape.is_line
         key = (shape.value, shape.group) if is_part else number
         first = joined.get(key)
-        joined[key] = shape if first is None else dataclasses.replace(first, parts=first.parts + shape.parts)
+        if first is not None:
+            members, parts = first.members + 1, first.parts + shape.parts
+            shape = dataclasses.replace(first, parts=parts, members=members)
+        joined[key] = shape
     return list(joined.values())
 
 
@@ -103,7 +114,7 @@ class LabelFile:
     sorts_names: the files list only the classes in use. names_subsets: the file itself says the `subset` of a row; else the
     name of the file does, which is less reliable. has_rows_per_file: a photograph may have several files. missing_is_empty: a
     photograph without a label file has no objects, if other photographs of its folder have label files. takes_folder: the
-    reader needs the input folder, to look there for a list of the classes. is_damaged: nothing of this file can be used; it is
+    reader needs the input folder, to look there for a list of the classes. named_by: where the names of the classes stand. is_damaged: nothing of this file can be used; it is
     not taken for a photograph either.
     """
 
@@ -111,17 +122,31 @@ class LabelFile:
     patterns: tuple[str, ...]
     how_to_export: str
     several = True
-    num_lost = 0  # objects that no row has, because they name no image of the file
+    named_by = "label"
     by_file = sorts_names = names_subsets = has_rows_per_file = missing_is_empty = takes_folder = is_damaged = False
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         self.path, self.problems = path, problems
         self.names: Collection[str] = ()
         self.rows: list[AnnotationRow] = []
+        self.lost: Lost = Counter()  # objects that no row has
+
+    def origin_of(self, name: str) -> str:
+        """Return where the name of a class stands."""
+        return self.named_by
+
+    def lose(self, found: Found, reason: str) -> None:
+        """Count objects that no row has."""
+        self.lost += lost_for(found, reason)
 
     def complain(self, text: str, kind: str = UNREADABLE_ROW) -> None:
         """Add something that cannot be used to the problems."""
         self.problems.append(Problem(printable(self.path.name, 400), text, kind))
+
+
+def lost_for(found: Found, reason: str) -> Lost:
+    """Return objects with the reason why they are lost."""
+    return Counter({(*key, reason): number for key, number in found.items()})
 
 
 def digest_of(data: bytes) -> bytes:

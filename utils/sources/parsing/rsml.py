@@ -1,5 +1,6 @@
 """Reads RSML, the root system markup language: each root of a plant is a line (https://rootsystemml.github.io)."""
 
+from collections import Counter
 from pathlib import Path
 from xml.parsers import expat
 
@@ -9,7 +10,7 @@ from utils.sources.parsing.cvat import MAX_DEPTH, Attributes, bounded_parser
 from utils.sources.parsing.json_stream import MAX_ITEM_BYTES
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.outlines import ShapeObject, read_points
-from utils.sources.parsing.rows import SPAN, AnnotationRow, LabelFile, digest_of
+from utils.sources.parsing.rows import POLYLINE, SPAN, AnnotationRow, LabelFile, digest_of
 
 ORDERS = ("primary", "lateral")  # classes of a root, and of roots that grow from another, if `label` is no kind of root
 KINDS = (*ORDERS, "secondary", "tertiary", "seminal", "nodal", "crown", "basal", "adventitious")
@@ -22,6 +23,7 @@ class RsmlFile(LabelFile):
     patterns = ("**/*.rsml",)
     how_to_export = "save each photograph's roots as NAME.rsml"
     sorts_names = True
+    named_by = "label or order"
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
@@ -37,7 +39,8 @@ class RsmlFile(LabelFile):
         self.names = {shape.value: None for shape in objects}
         photographs = tuple(f"{path.stem}{suffix}" for suffix in IMAGE_SUFFIXES)
         span = SPAN.pack(0, len(data), digest_of(data))
-        self.rows = [AnnotationRow(photographs, path, span, "", read_roots, len(objects))]
+        found = Counter((shape.value, POLYLINE) for shape in objects)
+        self.rows = [AnnotationRow(photographs, path, span, "", read_roots, found)]
 
 
 def read_roots(data: bytes) -> tuple[list[ShapeObject], list[str]]:

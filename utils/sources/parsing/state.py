@@ -41,6 +41,8 @@ class Entry:
     objects: dict[str, int]
     unknown_values: dict[str, int]
     lost: dict[str, int]
+    found: list[tuple[str, str, int]]
+    merged: dict[str, int]
     complaints: list[tuple[int, str, str]]
 
 
@@ -152,6 +154,7 @@ def _from_line(line: str) -> Entry | None:
         if facts.taken:
             datetime.fromisoformat(facts.taken)
         values["complaints"] = [(int(row), str(kind), str(text)) for row, kind, text in values["complaints"]]
+        values["found"] = [(str(label), str(kind), int(number)) for label, kind, number in values["found"]]
         return Entry(**values)
     except (ValueError, TypeError, KeyError):
         return None

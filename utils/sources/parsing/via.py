@@ -1,6 +1,7 @@
 """Reads the JSON of the VGG Image Annotator (VIA) 1 and 2: a saved project, or exported annotations."""
 
 import json
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from utils.sources.parsing.outlines import (
     read_points,
     several_labels,
 )
-from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, AnnotationRow, LabelFile
+from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, AnnotationRow, Found, LabelFile
 
 IMAGES = "_via_img_metadata"
 CLASS_ATTRIBUTES = ("class", "label", "name", "category", "type", "object")  # the first of them, if there are several
@@ -38,7 +39,9 @@ class ViaFile(LabelFile):
         super().__init__(path, problems)
         self._values: dict[str, set[str]] = {}  # in use, by the name of the attribute
         self._prefix = ""  # of all file names
-        self._photographs: list[tuple[str, bytes, int, int]] = []  # name, span, number of regions and of boxes
+        self._photographs: list[
+            tuple[str, bytes, Counter[tuple[frozenset[tuple[str, str]], str]]]
+        ] = []  # name, span, regions
         with JsonStream(path) as stream:
             for key in stream.keys():  # noqa: SIM118 - not a dictionary
                 if key == IMAGES and stream.peek() == "{":
@@ -58,11 +61,13 @@ class ViaFile(LabelFile):
             self.complain("no photographs of VIA 2: no `filename` with `regions`; export annotations as JSON")
         attribute = self._class_attribute()
         self.names = sorted(self._values[attribute]) if attribute else [ONLY_CLASS] * bool(self._photographs)
+        self.named_by = f"attribute {printable(attribute, 40)}" if attribute else "no attribute"
         objects = partial(_objects, attribute)
-        self.rows = [
-            AnnotationRow(self._names(name), path, span, attribute, objects, num_regions, num_boxes)
-            for name, span, num_regions, num_boxes in self._photographs
-        ]
+        for name, span, regions in self._photographs:
+            found: Found = Counter()
+            for (texts, kind), number in regions.items():
+                found[dict(texts).get(attribute, "") if attribute else ONLY_CLASS * bool(kind), kind] += number
+            self.rows.append(AnnotationRow(self._names(name), path, span, attribute, objects, found))
 
     def _add(self, item: Item) -> None:
         photograph = item.value()
@@ -70,12 +75,15 @@ class ViaFile(LabelFile):
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or "regions" not in photograph:
             self.complain(f"the item at byte {item.start:,} is no photograph: no `filename` or `regions`; skipped")
             return
-        regions = [region for region in _regions(photograph) or () if isinstance(region, dict)]
-        for attribute, value in (pair for region in regions for pair in _attributes(region, "region").items()):
-            if texts := _texts(value):
-                self._values.setdefault(attribute, set()).add(texts[0])
-        num_boxes = sum(_attributes(region, "shape").get("name") == "rect" for region in regions)
-        self._photographs.append((name.replace("\\", "/"), item.span, len(regions), num_boxes))
+        regions: Counter[tuple[frozenset[tuple[str, str]], str]] = Counter()
+        for region in _regions(photograph) or ():
+            attributes = _attributes(region, "region")
+            texts = {name: found[0] for name, value in attributes.items() if (found := _texts(value))}
+            for attribute, text in texts.items():
+                self._values.setdefault(attribute, set()).add(text)
+            kind = str(_attributes(region, "shape").get("name") or "other").lower() if isinstance(region, dict) else ""
+            regions[frozenset(texts.items()), BOX if kind == "rect" else kind] += 1
+        self._photographs.append((name.replace("\\", "/"), item.span, regions))
 
     def _names(self, name: str) -> tuple[str, ...]:
         """Return the possible paths of a photograph. A name without a folder gets the prefix; if that has `..`, also without it."""
@@ -102,9 +110,9 @@ def _regions(photograph: dict[str, Any]) -> list[Any] | None:
     return regions if isinstance(regions, list) else None
 
 
-def _attributes(region: dict[str, Any], of: str) -> dict[str, Any]:
+def _attributes(region: Any, of: str) -> dict[str, Any]:
     """Return a region's attributes: `of` is "region" (with its class) or "shape"."""
-    attributes = region.get(f"{of}_attributes")
+    attributes = region.get(f"{of}_attributes") if isinstance(region, dict) else None
     return attributes if isinstance(attributes, dict) else {}
 
 

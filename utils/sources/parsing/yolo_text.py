@@ -2,6 +2,8 @@
 
 import os
 import re
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -15,7 +17,7 @@ from utils.data.labels import MAX_LABEL_FILE_BYTES, LabelError, parse_yolo_row
 from utils.sources.parsing.class_lists import YOLO_LISTS, find_list, read_names
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.outlines import ShapeObject
-from utils.sources.parsing.rows import SPAN, AnnotationRow, LabelFile, digest_of
+from utils.sources.parsing.rows import BOX, POLYGON, SPAN, AnnotationRow, LabelFile, digest_of
 
 SHARES = (1.0, 1.0)  # coordinates are shares of the photograph's sides
 BOX_FIELDS = 5  # the class, the centre, the width and the height
@@ -55,10 +57,21 @@ class YoloFile(LabelFile):
                 "write classes.txt with one name a line"
             )
         self.names = read_names(class_list)
-        sizes = [len(fields) for fields in lines if fields]
+        self.named_by = class_list.name
+        rows = [
+            (_class_of(fields, self.names), BOX if len(fields) == BOX_FIELDS else POLYGON) for fields in lines if fields
+        ]
         span, objects = SPAN.pack(0, len(data), digest_of(data)), partial(_objects, tuple(self.names))
-        context, num_boxes = "\n".join(self.names), sizes.count(BOX_FIELDS)
-        self.rows = [AnnotationRow(photographs, path, span, context, objects, len(sizes), num_boxes)]
+        self.rows = [AnnotationRow(photographs, path, span, "\n".join(self.names), objects, Counter(rows))]
+
+    def origin_of(self, name: str) -> str:
+        return f"{self.named_by}: {[*self.names].index(name)}"
+
+
+def _class_of(fields: Sequence[str], names: Sequence[str]) -> str:
+    """Return the class of a line; empty if its number is none."""
+    number = fields[0].partition(".")[0]
+    return names[int(number)] if number.isdecimal() and int(number) < len(names) else ""
 
 
 def _refuse(reason: str, _: bytes) -> NoReturn:
@@ -98,5 +111,8 @@ def _objects(names: tuple[str, ...], data: bytes) -> tuple[list[ShapeObject], li
                 points = (polygon.astype(np.float64),)
                 objects.append(ShapeObject(names[class_id], f"line {number}", SHARES, None, points))
             except ValueError as error:
-                complaints.append(f"line {number}: {error}")
+                if label := _class_of(fields, names):
+                    objects.append(ShapeObject(label, f"line {number}", SHARES, None, error=str(error)))
+                else:
+                    complaints.append(f"line {number}: {error}")
     return objects, complaints
