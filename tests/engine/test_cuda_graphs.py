@@ -34,6 +34,7 @@ def train(network: Network, call: Any, precision: Precision, sizes: tuple[int, .
     for number, size in enumerate(sizes):
         images = torch.rand(size, 3, 12, 12, generator=torch.Generator().manual_seed(number)).to(device)
         with precision.autocast(device):
+            network.body[0](images)  # autocast keeps its converted weights, which no graph may read
             outputs = call(images)
             assert outputs["stride"] == 8
             loss = outputs["maps"].float().square().mean()

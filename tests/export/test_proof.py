@@ -244,10 +244,16 @@ def test_tensorrt_in_fp32_gets_the_bounds_of_fp16_for_outputs_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "distance_px", "is_near"), [("fp16", 1.6, True), ("fp16", 1.8, False), ("fp32", 0.2, False)]
+    ("name", "precision", "distance", "is_near"),
+    [
+        *(("boxes", "fp16", 1.6, True), ("boxes", "fp16", 1.8, False), ("boxes", "fp32", 0.2, False)),
+        *((name, "fp16", far, far < 0.05) for name in export_proof.OUTPUTS[1:] for far in (0.04, 0.06)),
+    ],
 )
-def test_boxes_in_fp16_may_move_by_a_hundredth_of_the_input(precision: str, distance_px: float, is_near: bool) -> None:
+def test_boxes_in_fp16_and_nothing_else_may_move_by_a_hundredth_of_the_input(
+    name: str, precision: str, distance: float, is_near: bool
+) -> None:
     ours = {name: torch.zeros(1, 2, 4) for name in ("boxes", "probabilities", "coefficients")}
     ours["prototypes"] = torch.zeros(1, 32, 40, 40)  # of an input of 160 px
-    moved = {**ours, "boxes": ours["boxes"] + distance_px}
+    moved = {**ours, name: ours[name] + distance}
     assert (compare_outputs(ours, moved, BOUNDS[precision])[1] == []) == is_near

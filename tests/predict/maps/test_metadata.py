@@ -13,6 +13,7 @@ from utils.data.images import decode_image, read_image
 from utils.predict.maps import metadata as module
 from utils.predict.maps.findings import Site, locate, stored_pixels
 from utils.predict.maps.metadata import (
+    ALTITUDE_REF,
     DIGITAL_ZOOM,
     GIMBAL_FIELDS,
     HEIGHT,
@@ -140,6 +141,8 @@ def test_an_unknown_height_of_the_object_grows_sigma_by_the_cotangent_of_the_dep
 def test_the_altitudes_zero_is_the_ellipsoid_only_with_rtk_and_older_firmware_misspells_the_longitude() -> None:
     assert metadata(GpsLongitude=None, GpsLongtitude="8.5417").position == HOME
     assert metadata().altitude_reference == "unknown"
+    altitudes = [PhotoMetadata(gps={**GPS, ALTITUDE_REF: of}).altitude_m for of in (b"\0", 0, b"\1", 1)]
+    assert altitudes == [80.5, 80.5, -80.5, -80.5], "above and below the sea"
     assert metadata(AltitudeType="RtkAlt").altitude_reference == "ellipsoid"
     assert metadata(AbsoluteAltitude=None).altitude_reference is None
 

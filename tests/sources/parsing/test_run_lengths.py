@@ -25,7 +25,7 @@ def test_both_of_cocos_encodings_are_decoded(name: str) -> None:
         assert all(edge.any() for edge in (bitmap[0], bitmap[-1], bitmap[:, 0], bitmap[:, -1]))
 
 
-@pytest.mark.parametrize("colour", [(0, 0, 0), (255, 255, 255), (10, 200, 30)])
+@pytest.mark.parametrize("colour", [(0, 0, 0), (255, 255, 255), (10, 200, 30), (0, 0, 255), (0, 255, 255)])
 @pytest.mark.parametrize("name", ["parts", "noise"])
 def test_label_studios_brush_is_decoded_by_its_alpha(name: str, colour: tuple[int, int, int]) -> None:
     bitmap, left, top = decode_label_studio(brush(MASKS[name], colour), (WIDTH, HEIGHT))
