@@ -86,10 +86,20 @@ def test_the_bound_fails_for_coins_in_at_most_its_share_and_is_lower_for_losses_
     one = np.array([[0.0, 0.2, 0.4]])  # the stake does not see the loss that it is put on
     win = (1 / 0.9 - 1) / np.sqrt(-2 * np.log(0.9) / 0.25)
     assert upper_bound(one, 0.5, 0.9) == pytest.approx(one[0] + win, abs=1e-5)
+    worse = np.repeat([0.0, 0.2], 50)[:, None]  # from flight to flight: the order is shuffled
+    assert upper_bound(worse, 0.1, 0.05)[0] > 0.12
     even = np.full((100, 1), 0.05)
     assert upper_bound(even, 0.1, 0.05)[0] < 0.08, "Hoeffding's and Bentkus' bounds are 0.13"
     for number, limit in ((29, 0.1), (59, 0.05), (14, 0.2), (5, 0.5)):  # no method needs fewer
         assert [upper_bound(np.zeros((n, 1)), limit, 0.05)[0] <= limit for n in (number, number - 1)] == [True, False]
+
+
+def test_of_a_thin_class_its_own_missed_length_counts() -> None:
+    lengths = [
+        [number, total, *np.where(LEVELS <= 0.5, found, 0)] for number, total, found in ((0, 90, 30), (1, 20, 5))
+    ]
+    result = replace(one_image([0.7], [True]), lengths=np.array(lengths))
+    assert (NINE_OF_TEN.losses([result], ["a"], 1) == np.where(LEVELS <= 0.5, 0.75, 1)).all()
 
 
 @pytest.mark.parametrize("word", ["recall", "recall=1", "recall=x", "precision=0.9", "false_alarms=0", "recall=nan"])
