@@ -103,6 +103,7 @@ def test_an_impossible_position_is_none(gps: dict[int, Any], tmp_path: Path) -> 
     photo = read_metadata(write_photo(tmp_path / "a.jpg", exif=exif_of(gps), xmp=None))
     assert photo.position is None
     assert located(photo)["reason"] == "no position in EXIF or XMP"
+    assert PhotoMetadata(gps={**GPS, 2: (0.0, 0.0, 0.0)}).position == (0.0, -70.5), "on the equator"
 
 
 def test_a_receiver_without_a_fix_has_no_position_but_the_bearing_stays() -> None:
@@ -112,7 +113,8 @@ def test_a_receiver_without_a_fix_has_no_position_but_the_bearing_stays() -> Non
 
 
 @pytest.mark.parametrize(
-    ("flag", "sigma_m"), [("50", 0.05), ("34", 0.5), ("48", 0.5), ("16", 2.0), ("0", 10.0), (None, 5.0), ("x", 5.0)]
+    ("flag", "sigma_m"),
+    [("50", 0.05), ("32", 0.5), ("49", 0.5), ("31", 10.0), ("16", 2.0), ("0", 10.0), (None, 5.0), ("x", 5.0)],
 )
 def test_the_rtk_flag_gives_the_positions_standard_deviation(flag: str | None, sigma_m: float) -> None:
     photo = metadata(RtkFlag=flag)
