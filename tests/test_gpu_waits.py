@@ -15,6 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from tests.support.pretended.gpu import switch_on
+from tests.support.pretended.graphs import PretendedGraph
 from tests.support.pretended.tensors import OPERATORS, WAITS, Watch, is_on_gpu, without_kernel
 from tests.support.ranks import run_ranks
 from utils.common.devices import choose_precision
@@ -137,6 +138,7 @@ def train(folder: Path, case: Case) -> Answers:
     """Train three optimizer steps, of which the first and the last are logged; look at the second."""
     model, batch = network_and_batch(folder, case.jitters)
     OPERATORS.clear()
+    PretendedGraph.replays = 0
     with Watch():
         batch.pin_memory()
         engine = engine_of(model, case, folder)
@@ -146,7 +148,7 @@ def train(folder: Path, case: Case) -> Answers:
         assert engine.state.ema is not None
         require_gpu(model.state_dict(), engine.state.optimizer.state_dict(), engine.state.ema.module.state_dict())
         waits = loader.waits[case.accumulate : 2 * case.accumulate]
-        return {"waits": waits, "without kernel": without_kernel()}
+        return {"waits": waits, "without kernel": without_kernel(), "graphs": PretendedGraph.replays > 0}
 
 
 def run_evaluation(folder: Path) -> Answers:
@@ -261,7 +263,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
 def test_a_training_step_waits_twice_per_batch_and_every_operator_has_a_cuda_kernel(
     answers: Answers, name: str
 ) -> None:
-    assert answers[name] == {"waits": [WAITS_PER_BATCH] * CASES[name].accumulate, "without kernel": []}
+    num_batches = CASES[name].accumulate
+    expected = {"waits": [WAITS_PER_BATCH] * num_batches, "without kernel": [], "graphs": num_batches == 1}
+    assert answers[name] == expected, "graphs do not accumulate gradients"
 
 
 def test_evaluation_and_inference_wait_no_more_often_than_they_must_and_every_operator_has_a_cuda_kernel(

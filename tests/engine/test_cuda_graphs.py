@@ -1,5 +1,6 @@
 """CUDA graphs of a network, on pretended graphs: the same bits, and no graph where it would be wrong."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,10 +9,12 @@ from torch import nn
 
 from tests.support.pretended.graphs import PretendedGraph, capture
 from utils.common.devices import Precision
-from utils.engine import cuda_graphs
+from utils.engine import EngineOptions, Task, TrainingEngine, cuda_graphs
 from utils.engine.cuda_graphs import GraphedNetwork
+from utils.training.step import SegmentationStep
 
 CPU = torch.device("cpu")
+OTHERS: dict[str, Any] = {"accumulate": 2, "compile": True, "cuda_graph": "off"}
 
 
 class Network(nn.Module):
@@ -29,11 +32,13 @@ class Network(nn.Module):
 
 def train(network: Network, call: Any, precision: Precision, sizes: tuple[int, ...]) -> list[torch.Tensor]:
     """Take a step with each batch size; return the losses."""
-    optimizer, losses = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9), []
+    optimizer, losses, batches = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9), [], []
     device = network.other.weight.device
     for number, size in enumerate(sizes):
         images = torch.rand(size, 3, 12, 12, generator=torch.Generator().manual_seed(number)).to(device)
+        batches.append((images, images.clone()))
         with precision.autocast(device):
+            network.body[0](images)  # autocast keeps its converted weights, which no graph may read
             outputs = call(images)
             assert outputs["stride"] == 8
             loss = outputs["maps"].float().square().mean()
@@ -41,6 +46,7 @@ def train(network: Network, call: Any, precision: Precision, sizes: tuple[int, .
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.detach())
+    assert all(torch.equal(*batch) for batch in batches), "a batch belongs to the caller"
     return losses
 
 
@@ -60,7 +66,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_a_training_has_the_bits_that_it_has_without_graphs(
     gpu: pytest.MonkeyPatch, name: str, dtype: torch.dtype | None
 ) -> None:
-    precision, sizes = Precision(name, dtype, use_scaler=False), (4, 3, 4, 3, 4, 2, 4)
+    precision, sizes = Precision(name, dtype, use_scaler=False), (4, 3, 4, 3, 4, 2, 4, 2)
     plain, graphed = Network(), Network()
     expected = train(plain, plain, precision, sizes)
     found = train(graphed, GraphedNetwork(graphed, CPU, precision), precision, sizes)
@@ -69,6 +75,30 @@ def test_a_training_has_the_bits_that_it_has_without_graphs(
         assert torch.equal(graphed.state_dict()[key], value), key
     # Each shape begins without a graph, and a third one goes on without.
     assert PretendedGraph.replays == 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "may"),
+    [
+        ({}, True),
+        *(({"options": EngineOptions(**{name: value})}, False) for name, value in OTHERS.items()),
+        *(({name: value}, False) for name, value in {"wrapped": True, "task": Task(), "device": CPU}.items()),
+    ],
+)
+def test_graphs_are_used_only_where_they_give_what_the_network_gives(change: dict[str, Any], may: bool) -> None:
+    facts = {"device": torch.device("cuda"), "wrapped": False, "options": EngineOptions(), "task": SegmentationStep()}
+    engine: Any = SimpleNamespace(**facts | change)
+    assert TrainingEngine._may_use_graphs(engine) is may
+
+
+def test_a_batch_in_another_layout_has_a_graph_of_its_own(gpu: pytest.MonkeyPatch) -> None:
+    images, network = torch.rand(4, 3, 12, 12), Network()
+    call = GraphedNetwork(network, CPU, Precision("off", None, use_scaler=False))
+    replays = []
+    for batch in (images, images, images.to(memory_format=torch.channels_last)):
+        call(batch)
+        replays.append(PretendedGraph.replays)
+    assert replays == [0, 1, 1]
 
 
 def test_a_step_that_takes_more_than_a_quarter_of_the_memory_has_no_graph(gpu: pytest.MonkeyPatch) -> None:

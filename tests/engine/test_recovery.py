@@ -20,7 +20,7 @@ from utils.engine.recovery import CannotSave
 from utils.engine.reporting import EpochEnd
 from utils.engine.state import Progress
 from utils.run import checkpoint
-from utils.run.checkpoint import latest_facts, load_latest, save_checkpoint
+from utils.run.checkpoint import latest_facts, load_latest, save_checkpoint, verify
 from utils.run.records import read_epochs
 from utils.training import plan as train_plan
 from utils.training.config import TrainConfig
@@ -176,20 +176,26 @@ def test_a_stop_that_cannot_be_saved_is_an_error(tmp_path: Path, monkeypatch: py
         train(tmp_path)
 
 
-def test_older_checkpoints_make_room_for_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_but_the_newest_undamaged_checkpoint_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "checkpoint"
-    for step in (1, 2):
-        save_checkpoint(folder, step, {"weights": torch.zeros(3)})
+    for step in (1, 2, 3):
+        save_checkpoint(folder, step, {"weights": torch.zeros(3)}, keep=3)
+    (folder / "step-00000003" / "state.pt").write_bytes(b"damaged")
 
     def save_where_there_is_room(*arguments: Any, **options: Any) -> Path:
-        if (folder / "step-00000001").exists():
+        if len(list(folder.iterdir())) > 1:
             raise OSError(errno.ENOSPC, "No space left on device")
-        assert (folder / "step-00000002").exists()
+        assert verify(folder / "step-00000002") is None
         return save_checkpoint(*arguments, **options)
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", save_where_there_is_room)
     train(tmp_path, epochs=1)
     assert latest_facts(folder)["step"] == BATCHES
+    kept = list(folder.iterdir())
+    for one in kept:
+        (one / "state.pt").unlink()
+    assert checkpoint.CheckpointFolders(folder).make_room() == 0
+    assert list(folder.iterdir()) == kept, "nothing is removed where no checkpoint can be read"
 
 
 def test_a_best_file_that_was_refused_is_written_by_the_next_good_epoch(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Guaranteed confidences hold over draws of flights, and only there where flights are the unit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import binom
@@ -49,6 +51,9 @@ def test_false_alarms_are_promised_from_the_high_end_and_both_promises_meet() ->
     promises = [NINE_OF_TEN, Promise("false_alarms", 0.5)]
     both = [Assessed.of(one, one.losses(results, names, 0), 0.025) for one in promises]
     assert [one.holds[[0, -1]].tolist() for one in both] == [[True, False], [False, True]]
+    for one, safest, uncertain in zip(both, (0, len(LEVELS) - 1), (1, len(LEVELS) - 2), strict=True):
+        bounds = (np.arange(len(LEVELS)) == uncertain).astype(float)
+        assert np.flatnonzero(replace(one, bounds=bounds).holds).tolist() == [safest], "not those beyond the uncertain"
     assert both[1].means[0] == 1, "four a photograph, of which 2.5 count: five times the limit"
     report = report_class("pole", both, 200, "flights")
     assert report["threshold"] == 0.9, "the highest that keeps both"
@@ -78,10 +83,23 @@ def test_the_bound_fails_for_coins_in_at_most_its_share_and_is_lower_for_losses_
     bounds = upper_bound(coins, 0.1, 0.05)
     assert 0.02 * 4000 < (bounds < 0.1).sum() <= binom.ppf(0.999, 4000, 0.05)
     assert (bounds >= coins.mean(axis=0)).all()
+    one = np.array([[0.0, 0.2, 0.4]])  # the stake does not see the loss that it is put on
+    win = (1 / 0.9 - 1) / np.sqrt(-2 * np.log(0.9) / 0.25)
+    assert upper_bound(one, 0.5, 0.9) == pytest.approx(one[0] + win, abs=1e-5)
+    worse = np.repeat([0.0, 0.2], 50)[:, None]  # from flight to flight: the order is shuffled
+    assert upper_bound(worse, 0.1, 0.05)[0] > 0.12
     even = np.full((100, 1), 0.05)
     assert upper_bound(even, 0.1, 0.05)[0] < 0.08, "Hoeffding's and Bentkus' bounds are 0.13"
     for number, limit in ((29, 0.1), (59, 0.05), (14, 0.2), (5, 0.5)):  # no method needs fewer
         assert [upper_bound(np.zeros((n, 1)), limit, 0.05)[0] <= limit for n in (number, number - 1)] == [True, False]
+
+
+def test_of_a_thin_class_its_own_missed_length_counts() -> None:
+    lengths = [
+        [number, total, *np.where(LEVELS <= 0.5, found, 0)] for number, total, found in ((0, 90, 30), (1, 20, 5))
+    ]
+    result = replace(one_image([0.7], [True]), lengths=np.array(lengths))
+    assert (NINE_OF_TEN.losses([result], ["a"], 1) == np.where(LEVELS <= 0.5, 0.75, 1)).all()
 
 
 @pytest.mark.parametrize("word", ["recall", "recall=1", "recall=x", "precision=0.9", "false_alarms=0", "recall=nan"])

@@ -16,11 +16,13 @@ from tests.support.oracle import NAMES as ORACLE_NAMES
 from tests.support.oracle import SIZE_PX as ORACLE_PX
 from tests.support.oracle import STRIDES, Oracle, draw_photos
 from utils.data.dataset import Photo
+from utils.data.images import letterbox, read_image
 from utils.export import proof as export_proof
 from utils.export.proof import AP_NAMES, BOUNDS, Judge, Proof, bounds_of, compare_ap, compare_outputs, decoded_outputs
 from utils.export.report import how_to_use, instead_of_ap, table
 from utils.predict.detections import decode
 from utils.predict.exported import ExportedModel, open_model
+from utils.yolo.inputs import prepare_images
 from utils.yolo.model import load_for_prediction
 
 CPU = torch.device("cpu")
@@ -70,6 +72,13 @@ def test_a_faithful_export_passes(weights: Path, judge: Judge) -> None:
     assert proof.failures == []
     assert [row["name"] for row in proof.per_class] == list(NAMES)
     assert proof.largest["boxes"] < 1e-3
+
+
+def test_the_inputs_are_each_photograph_and_its_lower_right_quarter(judge: Judge) -> None:
+    whole, quarter = judge.inputs[:2]
+    image = read_image(judge.photos[0].file)
+    for shown, part in ((whole, image), (quarter, image[45:, 80:])):
+        assert torch.equal(shown, prepare_images(torch.from_numpy(letterbox(part, SIZE_PX)[0][None]), CPU)[0])
 
 
 def another_resize(images: torch.Tensor) -> Any:
@@ -193,6 +202,12 @@ def test_the_bounds_of_ap(precision: str, found: float, num_failures: int) -> No
     assert compare_ap(ap(0.5), ap(found), bounds_of("onnx", precision, 0.2))[1] == []
 
 
+def test_the_largest_change_has_its_sign_and_one_class_that_is_found_is_enough() -> None:
+    rows = [*compare_ap(ap(0.5), ap(0.4), BOUNDS["fp32"])[0], *compare_ap(ap(0.0), ap(0.05), BOUNDS["fp32"])[0]]
+    assert export_proof.largest_change(rows) == (pytest.approx(-0.1), "box mAP50, wire")
+    assert [export_proof.finds_nothing(chosen) for chosen in (rows, rows[1:])] == [False, True]
+
+
 def export_row(
     ap_of_torch: float, precision: str = "fp32", failures: Sequence[str] = (), **more: Any
 ) -> dict[str, Any]:
@@ -244,10 +259,16 @@ def test_tensorrt_in_fp32_gets_the_bounds_of_fp16_for_outputs_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "distance_px", "is_near"), [("fp16", 1.6, True), ("fp16", 1.8, False), ("fp32", 0.2, False)]
+    ("name", "precision", "distance", "is_near"),
+    [
+        *(("boxes", "fp16", 1.6, True), ("boxes", "fp16", 1.8, False), ("boxes", "fp32", 0.2, False)),
+        *((name, "fp16", far, far < 0.07) for name in export_proof.OUTPUTS[1:] for far in (0.0695, 0.0705)),
+    ],
 )
-def test_boxes_in_fp16_may_move_by_a_hundredth_of_the_input(precision: str, distance_px: float, is_near: bool) -> None:
-    ours = {name: torch.zeros(1, 2, 4) for name in ("boxes", "probabilities", "coefficients")}
-    ours["prototypes"] = torch.zeros(1, 32, 40, 40)  # of an input of 160 px
-    moved = {**ours, "boxes": ours["boxes"] + distance_px}
+def test_boxes_in_fp16_and_nothing_else_may_move_by_a_hundredth_of_the_input(
+    name: str, precision: str, distance: float, is_near: bool
+) -> None:
+    ours = {name: torch.full((1, 2, 4), -1.0) for name in ("boxes", "probabilities", "coefficients")}
+    ours["prototypes"] = torch.full((1, 32, 40, 40), -1.0)  # of an input of 160 px
+    moved = {**ours, name: ours[name] + distance}
     assert (compare_outputs(ours, moved, BOUNDS[precision])[1] == []) == is_near

@@ -137,9 +137,12 @@ def test_what_is_shorter_than_the_labels_of_its_class_is_less_sure(
 
 
 def test_the_whole_photograph_changes_boxes_and_confidences_of_what_it_shows() -> None:
-    """Rows: in tiles and in the whole photograph; in tiles alone; small; of a class of lines; in the whole photograph alone."""
-    boxes = np.array([[0, 0, 100, 200], [300, 0, 400, 200], [500, 0, 592, 92], [0, 300, 400, 310]], np.float32)
-    whole_boxes = [[10, 0, 110, 260], [600, 400, 700, 500], [500, 0, 592, 92], [0, 300, 400, 310]]
+    """Rows: in tiles and in the whole photograph; in tiles alone; small; of a class of lines; in the whole photograph alone.
+
+    Of the whole photograph's last two, one is of another class than what tiles show there, the other less sure than the first.
+    """
+    boxes = np.array([[0, 40, 100, 200], [300, 0, 360, 200], [500, 0, 592, 92], [0, 300, 400, 310]], np.float32)
+    whole_boxes = [[10, 0, 110, 240], [600, 400, 700, 500], *boxes[2:].tolist(), [300, 0, 360, 200], [0, 40, 100, 200]]
     found = Detections(
         torch.zeros(4, 4), torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([0, 0, 0, 1]), torch.zeros(4, 0)
     )
@@ -148,20 +151,21 @@ def test_the_whole_photograph_changes_boxes_and_confidences_of_what_it_shows() -
     tiles = PhotoPrediction(found, [Region(number, 0, mask) for number in range(4)], boxes, [None, None, None, line])
     runs = Runs.of(mask, 50, 50)
     whole = [
-        JoinedObject((TilePiece(-1, class_id, 0.5, np.array(box, np.float32), runs),))
-        for class_id, box in zip((0, 0, 0, 1), whole_boxes, strict=True)
+        JoinedObject((TilePiece(-1, class_id, score, np.array(box, np.float32), runs),))
+        for class_id, score, box in zip((0, 0, 0, 1, 2, 0), (*[0.5] * 5, 0.3), whole_boxes, strict=True)
     ]
     placement = Placement(320, (320, 224), (0, 48), SIZE)  # 96 pixels are 24 of the input, 32 are 8
     result = average_with_whole(tiles, whole, placement, lines=(1,), least=0.3, most=300)
     np.testing.assert_allclose(result.found.scores, [0.7, 0.7, 0.6, 0.4])  # half of 0.5 is under the least confidence
-    np.testing.assert_array_equal(result.boxes, [[0, 0, 100, 230], *boxes[[2, 3, 1]]])
+    np.testing.assert_array_equal(result.boxes, [[0, 20, 100, 220], *boxes[[2, 3, 1]]])
     np.testing.assert_allclose(placement.boxes_to_photo(result.found.boxes), result.boxes, atol=1e-3)
     assert [region.left for region in result.masks] == [0, 2, 3, 1]
     assert [one is line for one in result.lines] == [False, False, True, False]
     alone = average_with_whole(tiles, whole, placement, lines=(1,), least=0.2, most=5)
     assert [region.left for region in alone.masks] == [0, 2, 3, 1, 50]
     assert alone.found.scores[-1] == 0.25
-    assert len(average_with_whole(tiles, whole, placement, lines=(1,), least=0.2, most=4).masks) == 4
+    best = average_with_whole(tiles, whole, placement, lines=(1,), least=0.2, most=3)
+    assert [region.left for region in best.masks] == [0, 2, 3], "not the first three rows"
 
 
 def test_larger_tiles_change_nothing_that_the_smallest_show_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from utils.run.records import read_config
 from utils.training.config import TrainConfig
 
 IMAGE = b"the bytes of a photograph" * 20
-LABELS = "0 0.1 0.1 0.3 0.1 0.3 0.3\n1 0.5 0.5 0.8 0.5 0.8 0.8\n"
+LABELS = "0 0.1 0.1 0.3 0.1 0.3 0.3\n1 0.5 0.5 0.8 0.5 0.8 0.8 0.6 0.8\n"
 
 
 @pytest.fixture
@@ -60,14 +60,22 @@ def in_place(file: Path) -> None:
     os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
 
+def to_train(folder: Path) -> None:
+    """Move the first photograph of val behind the last one of train, where the order of all photographs stays."""
+    for file in ("images/0.jpg", "labels/0.txt"):
+        (folder / "val" / file).rename(folder / "train" / file.replace("0", "9"))
+
+
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "numbers of classes": (lambda d: [swap(file) for file in d.glob("*/labels/*")], "6 photographs have other labels"),
     "one label of val": (lambda d: (d / "val/labels/2.txt").write_text(""), "1 photographs have other labels .*val/images/2"),
     "no label file": (lambda d: (d / "train/labels/0.txt").unlink(), "1 photographs have other labels"),
     "order of rows": (lambda d: (d / "train/labels/0.txt").write_text("\n".join(LABELS.split("\n")[::-1])), "other labels"),
+    "a corner of the other object": (lambda d: (d / "train/labels/0.txt").write_text(LABELS.replace("\n1 0.5 0.5", " 0.5 0.5\n1")), "other labels"),
     "a byte": (lambda d: in_place(d / "train/images/1.jpg"), "1 photographs have another content .*train/images/1"),
     "one more": (lambda d: shutil.copy(d / "val/images/0.jpg", d / "train/images/9.jpg"), "1 photographs were added"),
     "renamed": (lambda d: (d / "val/images/0.jpg").rename(d / "val/images/9.jpg"), "1 .* added .*; 1 photographs are gone"),
+    "another split": (to_train, "1 .* added .*train/images/9.*; 1 photographs are gone .*val/images/0"),
     "names swapped": (lambda d: (d / "data.yaml").write_text("train: train/images\nval: val/images\nnames: [pole, wire]\n"), "classes 0 wire, 1 pole, but --data has 0 pole, 1 wire"),
     "a third class": (lambda d: (d / "data.yaml").write_text("train: train/images\nval: val/images\nnames: [wire, pole, cap]\n"), "classes 0 wire, 1 pole, but --data has 0 wire, 1 pole, 2 cap"),
 }  # fmt: skip
@@ -78,7 +86,9 @@ def test_a_run_is_not_resumed_on_other_data_unless_its_owner_accepts(data: Path,
     change, said = CHANGES[name]
     run = tmp_path / "run"
     begin(run, data)
+    digest = taken(data).digest
     change(data)
+    assert taken(data).digest != digest
     for _ in range(2):  # a refusal changes nothing
         with pytest.raises(UserError, match=said):
             open_run_folder(run, TrainConfig(save_dir=str(run)), data=taken(data))
@@ -103,6 +113,7 @@ def test_another_place_other_times_and_another_way_to_write_a_number_are_no_chan
     begin(run, data)
     shutil.copytree(data, moved)
     (moved / "val/labels/0.txt").write_text(LABELS.replace("0.1", "0.100"))
+    assert taken(moved).digest == taken(data).digest
     assert open_run_folder(run, TrainConfig(save_dir=str(run)), data=taken(moved)) == (True, [])
     (run / DATA_FILE).unlink()  # a run of an older version
     resumes, lines = open_run_folder(run, TrainConfig(save_dir=str(run)), data=taken(moved))
@@ -116,6 +127,10 @@ def test_a_photograph_that_cannot_be_read_is_left_to_skip_bad(data: Path) -> Non
     without = take_fingerprint(before.names, photos, data.resolve(), ["train train/images/0.jpg"])
     of_train = {key: value for key, value in before.photographs.items() if key.startswith("train")}
     assert without.changes_since(Fingerprint(before.names, of_train)) == []
+    fewer = Fingerprint(before.names, {key: texts for key, texts in of_train.items() if not key.endswith("0.jpg")})
+    assert without.changes_since(fewer) == fewer.changes_since(without) == []
+    backwards = Fingerprint(before.names, dict(reversed(before.photographs.items())))
+    assert backwards.digest == before.digest
 
 
 def test_photographs_are_read_again_only_if_their_file_changed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,15 @@ import torch
 from utils.common.errors import UserError
 from utils.common.tensor_files import atomic_torch_save
 from utils.run import checkpoint
-from utils.run.checkpoint import CheckpointFiles, has_checkpoint, load_latest, load_state, save_checkpoint, verify
+from utils.run.checkpoint import (
+    CheckpointFiles,
+    has_checkpoint,
+    latest_facts,
+    load_latest,
+    load_state,
+    save_checkpoint,
+    verify,
+)
 
 
 def state_of(step: int, size: int = 1000) -> dict[str, Any]:
@@ -97,6 +105,8 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: Callable[[P
     damage(third)
     assert reason in str(verify(third))
     assert latest_step(tmp_path) == 2
+    (third / "manifest.json").write_text("[]")
+    assert latest_facts(tmp_path)["step"] == 2
     flip_a_byte(second / "state.pt")
     assert latest_step(tmp_path) == 1
     flip_a_byte(first / "state.pt")

@@ -90,6 +90,12 @@ def test_a_wire_ends_at_the_objects_at_which_labels_end(
     assert sorted(lefts) == pytest.approx(ends[::2], abs=6)
 
 
+def test_the_box_of_a_wire_that_leaves_the_photograph_ends_at_its_edge() -> None:
+    mask = drawn([(0.0, 0.0), (899.0, 599.0)], width_px=9)
+    (box,) = with_lines(predicted(mask), LabelFacts((1,)), PLACEMENT, pictured(mask)).boxes.tolist()
+    assert box == [0, 0, *SIZE]
+
+
 def test_a_band_wider_than_the_photographs_wires_is_less_sure() -> None:
     masks = [drawn([(40.0, y), (840.0, y)], width_px=width) for y, width in ((100.0, 9), (300.0, 9), (500.0, 27))]
     photo = pictured(np.any(masks, axis=0))

@@ -99,8 +99,8 @@ def beside(views: list[View], metres: float) -> list[View]:
     ]
 
 
-def later(views: list[View], hour: str = "T12") -> list[View]:
-    return [replace(view, file=f"b{view.file}", time=view.time.replace("T10", hour)) for view in views]
+def later(views: list[View], hour: str = "04T12:0") -> list[View]:
+    return [replace(view, file=f"b{view.file}", time=view.time.replace("04T10:0", hour)) for view in views]
 
 
 def other_class(views: list[View]) -> list[View]:
@@ -112,7 +112,8 @@ def other_class(views: list[View]) -> list[View]:
     [
         (lambda views: beside(views, 1.5), 0.03, 2, (0.8, 1.2)),  # two insulators 1.5 m apart stay two
         (lambda views: views + later(views), 1.5, 1, (0.65, 0.75)),  # another flight: independent errors
-        (lambda views: views + later(views, "T10"), 1.5, 1, (0.95, 1.0)),  # the same flight: a common error stays
+        (lambda views: views + later(views, "05T10:1"), 1.5, 1, (0.65, 0.75)),  # a day and ten minutes later
+        (lambda views: views + later(views, "04T10:0"), 1.5, 1, (0.95, 1.0)),  # the same flight: a common error stays
         (other_class, 0.03, 2, (1.1, 2.0)),  # an asset has one class
     ],
 )

@@ -112,6 +112,11 @@ def test_standard_deviations_are_those_of_drawn_errors(pitch: float, pixel: tupl
 
 
 def test_the_bearings_standard_deviation_is_the_gimbals_yaw_far_from_the_nadir_and_more_near_it() -> None:
-    camera = Camera(500, 5, 600, 400, rotation(359.99, -20, 0))
+    camera = Camera(500, 5, 600, 400, rotation(0, -20, 0))
     assert camera.bearing_sigmas(np.array([[300.0, 200.0]]))[0] == pytest.approx(HEADING_SIGMA_DEG, rel=0.1)
-    assert replace(camera, attitude=rotation(359.99, -85, 0)).bearing_sigmas(np.array([[300.0, 200.0]]))[0] > 10
+    near, straight_down = (
+        replace(camera, attitude=rotation(0, pitch, 0)).bearing_sigmas(np.array([[300.0, 200.0]]))[0]
+        for pitch in (-85, -90)
+    )
+    assert near > 10
+    assert straight_down == 180

@@ -13,6 +13,7 @@ from utils.data.images import decode_image, read_image
 from utils.predict.maps import metadata as module
 from utils.predict.maps.findings import Site, locate, stored_pixels
 from utils.predict.maps.metadata import (
+    ALTITUDE_REF,
     DIGITAL_ZOOM,
     GIMBAL_FIELDS,
     HEIGHT,
@@ -102,6 +103,7 @@ def test_an_impossible_position_is_none(gps: dict[int, Any], tmp_path: Path) -> 
     photo = read_metadata(write_photo(tmp_path / "a.jpg", exif=exif_of(gps), xmp=None))
     assert photo.position is None
     assert located(photo)["reason"] == "no position in EXIF or XMP"
+    assert PhotoMetadata(gps={**GPS, 2: (0.0, 0.0, 0.0)}).position == (0.0, -70.5), "on the equator"
 
 
 def test_a_receiver_without_a_fix_has_no_position_but_the_bearing_stays() -> None:
@@ -111,7 +113,8 @@ def test_a_receiver_without_a_fix_has_no_position_but_the_bearing_stays() -> Non
 
 
 @pytest.mark.parametrize(
-    ("flag", "sigma_m"), [("50", 0.05), ("34", 0.5), ("48", 0.5), ("16", 2.0), ("0", 10.0), (None, 5.0), ("x", 5.0)]
+    ("flag", "sigma_m"),
+    [("50", 0.05), ("32", 0.5), ("49", 0.5), ("31", 10.0), ("16", 2.0), ("0", 10.0), (None, 5.0), ("x", 5.0)],
 )
 def test_the_rtk_flag_gives_the_positions_standard_deviation(flag: str | None, sigma_m: float) -> None:
     photo = metadata(RtkFlag=flag)
@@ -140,6 +143,8 @@ def test_an_unknown_height_of_the_object_grows_sigma_by_the_cotangent_of_the_dep
 def test_the_altitudes_zero_is_the_ellipsoid_only_with_rtk_and_older_firmware_misspells_the_longitude() -> None:
     assert metadata(GpsLongitude=None, GpsLongtitude="8.5417").position == HOME
     assert metadata().altitude_reference == "unknown"
+    altitudes = [PhotoMetadata(gps={**GPS, ALTITUDE_REF: of}).altitude_m for of in (b"\0", 0, b"\1", 1)]
+    assert altitudes == [80.5, 80.5, -80.5, -80.5], "above and below the sea"
     assert metadata(AltitudeType="RtkAlt").altitude_reference == "ellipsoid"
     assert metadata(AbsoluteAltitude=None).altitude_reference is None
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.sources.checks.planted import picture
 from utils.data.images import encode_jpeg, fit_long_side
-from utils.sources.checks.pictures import Picture, measure, same_measured
+from utils.sources.checks.pictures import Picture, find_duplicates, measure, same_measured
 from utils.sources.near_duplicates import THUMB_PX
 
 
@@ -29,6 +29,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Picture]:
         "cropped all around": encode_jpeg(image[45:-45, 60:-60]),
         "mirrored": encode_jpeg(np.ascontiguousarray(image[:, ::-1])),
         "turned": encode_jpeg(np.rot90(image).copy()),
+        "halfway": encode_jpeg(scene[30:930, 35:1235]),
         "moved": encode_jpeg(scene[60:960, 70:1270]),  # the camera turned by a twentieth of the view
         "other": encode_jpeg(picture(2, (1200, 900))),
     }
@@ -50,6 +51,23 @@ def test_a_changed_copy_shows_the_same(measured: dict[str, Picture], change: str
 def test_the_same_place_seen_from_elsewhere_overlaps_and_is_no_copy(measured: dict[str, Picture]) -> None:
     groups, neighbours = same_measured([measured[name] for name in ("original", "moved", "other")])
     assert (groups.tolist(), neighbours) == ([0, 1, 2], [(0, 1)])
+
+
+@pytest.mark.parametrize(
+    ("splits", "names", "kinds"),
+    [
+        (("train", "val"), ("original", "moved"), ["overlap"]),
+        (("train", "train"), ("original", "moved"), []),
+        (("train", "val"), ("original", "small"), ["leak"]),
+        (("train", "train"), ("original", "small"), ["repeated"]),
+        (("train", "val", "val"), ("original", "halfway", "moved"), ["leak", "leak", "repeated"]),  # of one group
+    ],
+)
+def test_overlaps_count_between_splits_and_only_once(
+    measured: dict[str, Picture], splits: tuple[str, ...], names: tuple[str, ...], kinds: list[str]
+) -> None:
+    found = find_duplicates([(split, Path(name), measured[name]) for split, name in zip(splits, names, strict=True)])
+    assert [one.kind for one in found] == kinds
 
 
 def test_round_pictures_of_one_kind_are_no_copies_for_their_rim(tmp_path: Path) -> None:

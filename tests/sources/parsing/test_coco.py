@@ -153,15 +153,24 @@ def test_a_photograph_of_another_shape_than_the_file_says_is_refused(tmp_path: P
     assert manifest["skipped"] == {"unreadable row": 1}
 
 
-def test_labels_of_a_smaller_copy_are_scaled_and_a_turned_photograph_is_turned(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("orientation", "box"),  # of the square (30, 20, 60, 50) of the stored pixels
+    [
+        *((5, (20, 30, 50, 60)), (6, (HEIGHT - 50, 30, HEIGHT - 20, 60))),
+        *((7, (HEIGHT - 50, WIDTH - 60, HEIGHT - 20, WIDTH - 30)), (8, (20, WIDTH - 60, 50, WIDTH - 30))),
+    ],
+)
+def test_labels_of_a_smaller_copy_are_scaled_and_a_turned_photograph_is_turned(
+    tmp_path: Path, orientation: int, box: tuple[int, int, int, int]
+) -> None:
     files = ["large.jpg", "turned.jpg", "stored.jpg"]
     content = coco([annotation(n, n, SQUARE) for n in (1, 2, 3)], files)
     content["images"][1] |= {"width": HEIGHT, "height": WIDTH}
     folder = write_folder(tmp_path / "raw", content, ())
     for name, data in (
         ("large.jpg", photo(2 * WIDTH, 2 * HEIGHT)),
-        ("turned.jpg", photo(WIDTH, HEIGHT, orientation=6)),
-        ("stored.jpg", photo(WIDTH, HEIGHT, orientation=6)),
+        ("turned.jpg", photo(WIDTH, HEIGHT, orientation=orientation)),
+        ("stored.jpg", photo(WIDTH, HEIGHT, orientation=orientation)),
     ):
         (folder / name).write_bytes(data)
     manifest = build(folder)
@@ -170,7 +179,7 @@ def test_labels_of_a_smaller_copy_are_scaled_and_a_turned_photograph_is_turned(t
     ((_, large),), ((_, turned),), ((_, stored),) = (labels_of(tmp_path / "processed", name[:-4]) for name in files)
     assert box_of(large, 2 * WIDTH, 2 * HEIGHT) == (60, 40, 120, 100)
     assert box_of(turned, HEIGHT, WIDTH) == (30, 20, 60, 50)
-    assert box_of(stored, HEIGHT, WIDTH) == (HEIGHT - 50, 30, HEIGHT - 20, 60)  # the stored pixels turn clockwise
+    assert box_of(stored, HEIGHT, WIDTH) == box
     assert "annotation 3: drawn on an image of 150x90 pixels, but the photograph has 90x150" in texts_of(
         build(folder, exif_frame="upright")
     )
@@ -201,6 +210,7 @@ def test_a_changed_annotation_rebuilds_one_label_and_the_order_of_the_lists_does
     touched = {file.name for file, then in before.items() if file.stat().st_mtime_ns != then}
     assert touched == {"b.txt"}
     backwards = dict(reversed(content.items()))  # annotations before images before categories
+    backwards["categories"] = content["categories"][::-1]
     write_folder(folder, backwards, ())
     build(folder)
     assert tree(processed) == whole_set

@@ -106,7 +106,10 @@ def test_the_shapes_of_cvat_via_and_labelme(tmp_path: Path) -> None:
         via_region("pole", name="ellipse", cx=75, cy=45, rx=30, ry=20, theta=np.pi / 2),
         via_region("pole", name="circle", cx=75, cy=45, r=20),
     ]
-    grouped = [shape("polygon", "pole", points=f"{x},20;{x + 30},20;{x + 30},50;{x},50", group_id=7) for x in (30, 70)]
+    grouped, apart = (
+        [shape("polygon", "pole", points=f"{x},20;{x + 30},20;{x + 30},50;{x},50", group_id=n) for x in (30, 70)]
+        for n in (7, 0)  # 0: none
+    )
     octagon = {"label": "pole", "shape_type": "mask", "points": [[30, 20], [59, 49]]}
     octagon["mask"] = base64.b64encode(png(np.full((30, 30), 255, np.uint8))).decode()
     rectangle = {"label": "pole", "shape_type": "rectangle", "points": [[60, 50], [30, 20]]}
@@ -119,6 +122,7 @@ def test_the_shapes_of_cvat_via_and_labelme(tmp_path: Path) -> None:
             [BOX, (35, 15, 45, 55), (55, 15, 95, 75), (55, 25, 95, 65)],
         ),
         (lambda raw: files(raw, {"a.xml": cvat(*grouped), "a.jpg": PHOTO}), [(30, 20, 100, 50)]),
+        (lambda raw: files(raw, {"a.xml": cvat(*apart), "a.jpg": PHOTO}), [BOX, (70, 20, 100, 50)]),
         (lambda raw: write_labelme(raw, "a.json", [octagon, rectangle, circle, ignored]), [BOX, BOX, (30, 20, 70, 60)]),
     ]
     for number, (write, boxes) in enumerate(cases):
@@ -145,7 +149,9 @@ def test_slanted_shapes_turn_clockwise(tmp_path: Path) -> None:
 
 BAD_SHAPES = [
     (shape("mask", "pole", rle="1, 2", left=0, top=0, width=9, height=9), "do not add up"),
+    (shape("mask", "pole", rle="-1, 82", left=0, top=0, width=9, height=9), "do not add up"),
     (shape("mask", "pole", rle="0, 81", left=149, top=0, width=9, height=9), "that the image does not hold"),
+    (shape("mask", "pole", rle="0, 81", left=0, top=89, width=9, height=9), "that the image does not hold"),
     (shape("mask", "pole", rle="0, x", left=0, top=0, width=9, height=9), "`rle` is not a list of whole numbers"),
     (shape("polygon", "pole", points="1,2;nan,4;5,6"), "nan is not a finite number"),
     (shape("box", "pole", xtl=1), "no attribute 'ytl'"),

@@ -9,13 +9,13 @@ from faster_coco_eval.core import mask as coco_mask
 
 from tests.sources.parsing.tool_folder import HEIGHT, WIDTH, brush, hard_masks, run_lengths, whole
 from utils.predict.regions import Region
-from utils.sources.parsing.run_lengths import RunLengthError, decode_coco, decode_label_studio
+from utils.sources.parsing.run_lengths import RunLengthError, decode_coco, decode_label_studio, decode_rows
 
 MASKS = hard_masks()
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_both_of_cocos_encodings_are_decoded(name: str) -> None:
+def test_both_of_cocos_encodings_and_cvats_rows_are_decoded(name: str) -> None:
     mask = MASKS[name]
     compressed = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
     text = {"size": [HEIGHT, WIDTH], "counts": compressed["counts"].decode("ascii")}
@@ -23,9 +23,13 @@ def test_both_of_cocos_encodings_are_decoded(name: str) -> None:
         bitmap, left, top = decode_coco(segmentation, (WIDTH, HEIGHT))
         assert (whole(Region(left, top, bitmap)) == mask).all()
         assert all(edge.any() for edge in (bitmap[0], bitmap[-1], bitmap[:, 0], bitmap[:, -1]))
+    changes = np.flatnonzero(np.diff(mask.ravel(), prepend=False))
+    rows = ", ".join(map(str, np.diff([0, *changes, mask.size])))
+    bitmap, left, top = decode_rows(rows, (5, 3, WIDTH, HEIGHT))
+    assert (whole(Region(left - 5, top - 3, bitmap)) == mask).all()
 
 
-@pytest.mark.parametrize("colour", [(0, 0, 0), (255, 255, 255), (10, 200, 30)])
+@pytest.mark.parametrize("colour", [(0, 0, 0), (255, 255, 255), (10, 200, 30), (0, 0, 255), (0, 255, 255)])
 @pytest.mark.parametrize("name", ["parts", "noise"])
 def test_label_studios_brush_is_decoded_by_its_alpha(name: str, colour: tuple[int, int, int]) -> None:
     bitmap, left, top = decode_label_studio(brush(MASKS[name], colour), (WIDTH, HEIGHT))

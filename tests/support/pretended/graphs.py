@@ -34,6 +34,8 @@ class capture(TorchDispatchMode):  # stands in for torch.cuda.graph
     """Stands in for `torch.cuda.graph`."""
 
     def __init__(self, graph: PretendedGraph, pool: Any = None, stream: Any = None, capture_error_mode: str = "global"):
+        assert capture_error_mode == "thread_local", "the loader's thread pins memory meanwhile (pretended GPU)"
+        assert pool is not None, "each of a step's graphs would keep its own memory (pretended GPU)"
         super().__init__()
         self.graph = graph
         self._made: set[int] = set()  # addresses of memory that the capture allocated
