@@ -19,6 +19,8 @@ from typing import Any, Protocol
 
 from utils.common import tensor_files
 from utils.common.errors import UserError
+from utils.common.files import open_regular
+from utils.common.read_back import read_back
 from utils.run.records import read_mapping
 
 STATE_FILE = "state.pt"
@@ -165,11 +167,11 @@ def verify(checkpoint: Path) -> str | None:
     """Return what is wrong with a checkpoint's files, or None when size and checksum are correct."""
     state_file, manifest_file = checkpoint / STATE_FILE, checkpoint / MANIFEST_FILE
     try:
-        manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
-        if state_file.stat().st_size != manifest["size_bytes"]:
+        size_bytes, sha256 = read_back(manifest_file, lambda content: (content["size_bytes"], content["sha256"]), "")
+        if state_file.stat().st_size != size_bytes:
             return "state.pt and its manifest differ in size"
-        return None if _sha256(state_file) == manifest["sha256"] else "state.pt does not match its checksum"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return None if _sha256(state_file) == sha256 else "state.pt does not match its checksum"
+    except (OSError, UserError) as error:
         return f"unreadable ({error})"
 
 
@@ -192,5 +194,5 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
