@@ -92,13 +92,11 @@ class Options:
         for field in dataclasses.fields(self):
             value, declared = getattr(self, field.name), field.metadata.get("bounds")
             for number in value if isinstance(value, tuple | list) else [value]:
-                is_number = isinstance(number, int | float) and not isinstance(number, bool)
-                if number is None or declared is None or not (declared or is_number):
-                    continue
+                is_number = isinstance(number, int | float) and not isinstance(number, bool) and declared is not None
                 if is_number and not abs(number) < MOST:
                     raise UsageError(f"{_flag(field.name)} {number}: must be a finite number below {MOST:.0e}")
-                bounds = declared or {"at_least": 0}
-                if not is_number or not all(_BOUNDS[kind][1](number, bound) for kind, bound in bounds.items()):
+                bounds = declared or ({"at_least": 0} if is_number else {})
+                if number is not None and not all(_BOUNDS[kind][1](number, bound) for kind, bound in bounds.items()):
                     rule = " and ".join(
                         f"{text} {bounds[kind]:g}" for kind, (text, _) in _BOUNDS.items() if kind in bounds
                     )

@@ -32,7 +32,9 @@ def open_regular(path: Path) -> io.BufferedReader:
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
     file.close()
-    raise UserError(f"{printable(str(path), 400)}: a pipe or a device, not a regular file; put the file in its place")
+    raise UserError(
+        f"{printable(str(path), 400)}: not a regular file but a pipe or a device; put the file in its place"
+    )
 
 
 def read_bytes(path: Path, most_bytes: int = MAX_READ_BYTES) -> bytes:
@@ -44,23 +46,23 @@ def read_bytes(path: Path, most_bytes: int = MAX_READ_BYTES) -> bytes:
     return data
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, most_bytes: int = MAX_READ_BYTES) -> str:
     """Return the text of a UTF-8 file, with or without a byte-order mark; line breaks become `\\n`.
 
     Raises UserError that tells how to convert a file of another encoding, and as `read_bytes`; OSError.
     """
     try:
-        text = read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        text = read_bytes(path, most_bytes).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise UserError(other_encoding(path, error.object, error.start)) from error
-    if "\0" in text[:4]:
+    if looks_like_utf_16(text[:4].encode()):
         raise UserError(other_encoding(path, text[:4].encode(), 0))
     return text
 
 
 def looks_like_utf_16(data: bytes) -> bool:
     """Return whether a file that begins with `data` is UTF-16: a byte-order mark, or a zero in the first two letters."""
-    return data.startswith(UTF_16_MARKS) or b"\0" in data[:4]
+    return data.startswith(UTF_16_MARKS) or (b"\0" in data[:4] and data[:4] != bytes(4))
 
 
 def other_encoding(path: Path, data: bytes, position: int) -> str:

@@ -31,7 +31,8 @@ def read_back(path: Path, build: Callable[[Any], T], cure: str, *, is_yaml: bool
     try:
         return build(parse_yaml(text) if is_yaml else parse_json(text))
     except BAD_CONTENT as error:
-        raise UserError(f"{printable(str(path), 400)}: {reason_of_content(error)}; {cure}") from error
+        what_to_do = f"; {cure}" if cure else ""
+        raise UserError(f"{printable(str(path), 400)}: {reason_of_content(error)}{what_to_do}") from error
 
 
 def reason_of_content(error: BaseException) -> str:

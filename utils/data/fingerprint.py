@@ -15,6 +15,7 @@ import numpy as np
 
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError
+from utils.common.read_back import mapping
 from utils.common.threads import ordered_map
 from utils.data.labels import Photo
 
@@ -45,7 +46,7 @@ class Fingerprint:
     @classmethod
     def of_content(cls, content: Any) -> Fingerprint:
         """Return the fingerprint that `to_json` wrote. Raises one of read_back.BAD_CONTENT for another content."""
-        names, photographs = content["names"], content["photographs"]
+        names, photographs = mapping(content)["names"], mapping(content["photographs"])
         if not all(isinstance(part, list) and {*map(type, part)} <= {str} for part in [names, *photographs.values()]):
             raise ValueError("expected lists of texts")
         return cls(tuple(names), {key: (file, labels, times) for key, (file, labels, times) in photographs.items()})

@@ -312,8 +312,7 @@ def keep_skipped(run: OwnedRun, skipped: dict[str, str]) -> list[str]:
     if distributed.any_rank(distributed.broadcast_from_main(names) != names):
         raise UserError("--skip-bad: the machines cannot read different photographs; copy the data set to all again")
     file = run.folder / SKIPPED_FILE
-    earlier = run.choices.get(SKIPPED_PHOTOGRAPHS)
-    earlier = [name for name in earlier if isinstance(name, str)] if isinstance(earlier, list) else []
+    earlier = run.choices.get(SKIPPED_PHOTOGRAPHS) or []
     if run.resumes and earlier != names:
         changed = printable(min(set(earlier) ^ set(names)), 400)
         what = "was left out and now can be read, or is gone" if changed in earlier else "cannot be read any more"
