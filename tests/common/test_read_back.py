@@ -43,7 +43,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], str]] = {
 }  # fmt: skip
 DAMAGES: list[bytes | Callable[[Path], Any]] = [
     *(b"[" * 100_000, b"[" * 101 + b"1" + b"]" * 101, b'{"a":' * 900 + b"1" + b"}" * 900, b'{"names": ["a", '),
-    *(b"[" + b"9" * 5000 + b"]", os.mkfifo, lambda file: file.symlink_to("/dev/zero")),
+    *(b"[" + b"9" * 5000 + b"]", os.mkfifo, lambda file: file.symlink_to("/dev/null")),
 ]
 
 
@@ -59,7 +59,8 @@ def test_a_damaged_file_is_one_line_with_its_name_and_the_fix(name: str, tmp_pat
     read, cure = READERS[name]
     for how in DAMAGES:
         damage(tmp_path / name, how)
-        with pytest.raises(UserError, match=rf"\A[^\n]*{Path(name).name}:[^\n]*({cure}|put the file in its place)"):
+        words = "put the file in its place" if callable(how) else cure
+        with pytest.raises(UserError, match=rf"\A[^\n]*{Path(name).name}:[^\n]*{words}"):
             read(tmp_path / name)
 
 
