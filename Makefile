@@ -16,6 +16,8 @@ GIVEN_PYTHON := $(PYTHON)
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 JOBS ?= 2
+MARKED := not alone
+RUNNING := .pytest_cache/running-tests
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .PHONY: setup demo demo-recipes format check size test side-by-side test-quick gpu chaos clean
@@ -52,11 +54,14 @@ test: setup
 	@$(MAKE) --no-print-directory -j 2 check side-by-side; failed=$$?; \
 	$(PYTHON) -m pytest -m alone && exit $$failed
 
+# If pytest itself is killed, RUNNING names the tests that ran: tests/conftest.py writes it, and removes it at the end.
 side-by-side: setup
-	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not alone"
+	@mkdir -p $(dir $(RUNNING)); rm -f $(RUNNING); \
+	RUNNING_FILE=$(RUNNING) $(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "$(MARKED)"; failed=$$?; \
+	if test -e $(RUNNING); then echo "pytest ended early, with code $$failed:"; cat $(RUNNING); fi >&2; exit $$failed
 
 test-quick: check
-	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not slow and not alone"; failed=$$?; \
+	@$(MAKE) --no-print-directory side-by-side MARKED="not slow and not alone"; failed=$$?; \
 	$(PYTHON) -m pytest -m "alone and not slow" && exit $$failed
 
 # With PYTHON given nothing is installed: WHEELS=folder brings packages that it lacks. ARGS are further options.

@@ -34,7 +34,8 @@ os.environ.pop("MLFLOW_TRACKING_URI", None)  # no test may write to the server o
 # What a terminal hands on. A shell's `&` and nohup leave these ignored, and the tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-faulthandler.dump_traceback_later(LONGEST_SUITE_S, exit=True)  # a suite that hangs says where, even at its very end
+RUNNING_FILE = os.environ.pop("RUNNING_FILE", "")  # what `make` prints if pytest ends without a summary
+running: dict[str, None] = {}
 
 
 # Folders and files whose tests start whole commands or several real trainings: `make test-quick` leaves them out.
@@ -55,6 +56,30 @@ ALONE = (
     "predict/test_joining_memory.py",
 )
 READ_FOR_ALONE = (*ALONE, "data/test_loader.py")  # which marks one of its tests itself
+
+
+@pytest.hookimpl(tryfirst=True)  # chaos/conftest.py cancels it
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a suite that hangs say where, even at its very end. pytest captures what goes to the usual place."""
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        faulthandler.dump_traceback_later(LONGEST_SUITE_S, exit=True, file=os.dup(2))
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Write which tests run now, also in the workers of pytest-xdist, for the case that this process is killed."""
+    running[nodeid] = None
+    if RUNNING_FILE:
+        Path(RUNNING_FILE).write_text("".join(f"lost while it ran: {each}\n" for each in running))
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    running.pop(nodeid, None)
+
+
+def pytest_sessionfinish() -> None:
+    """pytest itself names what failed, also in a worker that was lost."""
+    if RUNNING_FILE:
+        Path(RUNNING_FILE).unlink(missing_ok=True)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

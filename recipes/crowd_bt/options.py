@@ -52,7 +52,9 @@ class TrainConfig(Options):
     )
     device: str = option("auto", "auto, cuda or cpu", may_differ=True)
     distributed: bool = option(False, "train in several processes, which a launcher starts", may_differ=True)
-    local_rank: int = option(-1, "set by the launcher; LOCAL_RANK of the environment has precedence", may_differ=True)
+    local_rank: int = option(
+        -1, "set by the launcher; LOCAL_RANK of the environment has precedence", at_least=-1, may_differ=True
+    )
     world_size: int = option(1, "number of processes; WORLD_SIZE of the environment has precedence", may_differ=True)
     resume: str | None = option(None, "continue this run's folder with its own options", metavar="RUN", may_differ=True)
     auto_resume: bool = option(

@@ -1,6 +1,5 @@
 """The scorer as a task of the training engine: batches, loss, validation and files."""
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,9 @@ from crowd_bt.options import BEST_MODEL
 from crowd_bt.scoring import score_images
 from torch import nn
 
+from utils.common.errors import UserError
 from utils.common.files import warn_on_write_error
+from utils.common.read_back import read_back
 from utils.common.tensor_files import atomic_torch_save
 from utils.engine import Epoch, Task
 from utils.engine.state import TrainState
@@ -113,9 +114,9 @@ def add_to_log(run_folder: Path, entry: dict[str, Any], is_kept: Callable[[dict[
     """
     file = run_folder / LOG_FILE
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = read_back(file, list, "")
+    except (OSError, UserError):
         found = []
-    entries = [old for old in found if isinstance(old, dict) and is_kept(old)] if isinstance(found, list) else []
+    entries = [old for old in found if isinstance(old, dict) and is_kept(old)]
     with warn_on_write_error(str(file)):
         write_json(file, [*entries, {**entry, "timestamp": time.strftime("%Y-%m-%dT%H:%M:%S")}])

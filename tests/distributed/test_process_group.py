@@ -62,6 +62,18 @@ def test_ranks_outside_the_world_are_refused(
             distributed.read_rank_environment()
 
 
+@pytest.mark.parametrize("port", [None, "many"])
+def test_ranks_without_a_port_to_meet_at_are_refused_in_one_line(
+    no_rank_variables: pytest.MonkeyPatch, port: str | None
+) -> None:
+    no_rank_variables.delenv("MASTER_PORT", raising=False)
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": port}.items():
+        if value:
+            no_rank_variables.setenv(name, value)
+    with pytest.raises(UserError, match=r"but not MASTER_PORT, a number, .* launch with torchrun"):
+        distributed.setup_ddp(torch.device("cpu"))
+
+
 def test_a_wrong_timeout_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_TIMEOUT", "30min")
     with pytest.raises(UserError, match="NCCL_TIMEOUT=30min"):

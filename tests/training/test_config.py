@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 from torch import nn
 
+from utils.commands.training import conclude
 from utils.common.config import parse_config, section_of
 from utils.common.devices import Precision, choose_precision
-from utils.common.errors import UsageError, UserError
+from utils.common.errors import EXIT_DIVERGED, UsageError, UserError
 from utils.data.augment import Augmentation, AugmentOptions
 from utils.data.dataset import Batch, DataOptions
 from utils.data.dataset_yaml import DatasetSpec
@@ -21,6 +22,7 @@ from utils.data.drawn_wires import band
 from utils.data.labels import Photo
 from utils.data.windows import WindowConfig
 from utils.engine import EngineOptions
+from utils.engine.nonfinite import Diverged
 from utils.evaluation.label_shapes import LabelShapes, shapes_of
 from utils.run import folder
 from utils.run.folder import differences, resume_arguments, without_local_rank
@@ -340,3 +342,13 @@ def test_each_option_is_declared_once() -> None:
 )
 def test_the_local_rank_of_a_launcher_is_ignored(given: list[str]) -> None:
     assert without_local_rank(["--epochs", "1", *given, "--seed", "2"]) == ["--epochs", "1", "--seed", "2"]
+
+
+def test_a_training_without_a_model_does_not_end_with_code_0() -> None:
+    with pytest.raises(UsageError, match="--batch-size 1000000000: must be at least 0 and at most 65536 or auto"):
+        TrainConfig(batch_size=10**9)
+    progress, options = SimpleNamespace(best_value=None), SimpleNamespace(monitor="val_loss")
+    engine: Any = SimpleNamespace(progress=progress, options=options, log=SimpleNamespace(print=print), stopped_by="")
+    with pytest.raises(Diverged, match=r"run: no best\.pt, because val_loss was never a number") as caught:
+        conclude(engine, SimpleNamespace(folder="run"), TrainConfig())  # type: ignore[arg-type]
+    assert caught.value.exit_code == EXIT_DIVERGED

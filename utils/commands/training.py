@@ -15,6 +15,7 @@ from utils.data.dataset import DataOptions
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.engine import TrainingEngine
+from utils.engine.nonfinite import Diverged
 from utils.run.folder import OwnedRun, read_fingerprint, require_same_options
 from utils.run.log import print_banner
 from utils.run.mlflow import mirror
@@ -64,16 +65,15 @@ def run(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
 
 
 def conclude(engine: TrainingEngine, run: OwnedRun, config: TrainConfig) -> int:
-    """Report how the training ended, on the console and in the run's status; return the exit code."""
+    """Report how the training ended, on the console and in the run's status; return the exit code. Raises Diverged without a model."""
     progress, monitor, say = engine.progress, engine.options.monitor, engine.log.print
+    if progress.best_value is None and not engine.stopped_by:
+        raise Diverged(f"{run.folder}: no best.pt, because {monitor} was never a number; lower --lr or --batch-size")
     reason = "stopped early" if progress.stopped_early else ""
     code = run.conclude(engine.stopped_by, reason, epoch=progress.epoch, step=progress.global_step)
     if engine.stopped_by:
         return code
     words, best = f"\nTraining complete after {progress.epoch} epochs", progress.best_epoch
-    if progress.best_value is None:
-        say(f"{words}; no best.pt: {monitor} was never a number")
-        return code
     say(f"{words}; the best is epoch {best + 1}, by {monitor} {progress.best_value:.4f}:")
     scores = [f"{kind} mAP50-95 {progress.history[f'{kind}_map50_95'][best]:.4f}" for kind in ("mask", "box")]
     where = "windows" if config.windows else "whole photographs"

@@ -30,6 +30,7 @@ FRACTION: dict[str, Any] = {"at_least": 0, "at_most": 1}  # bounds of a share or
 CONFIG_HELP = "YAML file of options; the command line wins"
 GROUPS = ("options", "data", "model", "run", "speed", "augmentation", "advanced")  # in `--help`, in this order
 THREADS_HELP = "compute threads per process; 0: the cores that it may use"
+MOST = 1e18  # no option has a use for more; 64 bits hold it
 INPUT_SIZE: dict[str, Any] = {"at_least": 64, "multiple_of": 32}  # bounds of the network input's side in pixels
 
 
@@ -51,8 +52,8 @@ def option(
 
     `bool` becomes `--name/--no-name`, `tuple[X, ...]` takes one or more values, `X | None` may be left unset. `words`
     maps words to values, such as `auto` to 0. `bounds` are any of `at_least`, `at_most`, `above`, `below` and
-    `multiple_of`; they apply to each number of a tuple. `may_differ`: a resumed run may change this option. `group`: its group
-    in `--help`, if not its section's.
+    `multiple_of`; they apply to each number of a tuple; without any, a number is at least 0. `may_differ`: a resumed run may change this option. `group`: its
+    group in `--help`, if not its section's.
 
     `needs`: conditions on other options. This option has an effect only if all of them hold. A condition is `windows` (neither
     0, empty nor unset), `tiles=off`, `not sample`, `not tiles=off`, or several of these joined by ` or `. If one does not
@@ -82,15 +83,19 @@ class Options:
     """Base of a script's options, and of their sections.
 
     A section declares the options of one room; `--help` shows them below its `group`, one of GROUPS. Raises UsageError
-    when a value is outside the bounds of its `option`.
+    when a number is outside the bounds of its `option`; without bounds, below 0; and if it is infinite or NaN.
     """
 
     group: ClassVar[str] = "options"
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value, bounds = getattr(self, field.name), field.metadata.get("bounds", {})
+            value, declared = getattr(self, field.name), field.metadata.get("bounds")
             for number in value if isinstance(value, tuple | list) else [value]:
+                is_number = isinstance(number, int | float) and not isinstance(number, bool) and declared is not None
+                if is_number and not abs(number) < MOST:
+                    raise UsageError(f"{_flag(field.name)} {number}: must be a finite number below {MOST:.0e}")
+                bounds = declared or ({"at_least": 0} if is_number else {})
                 if number is not None and not all(_BOUNDS[kind][1](number, bound) for kind, bound in bounds.items()):
                     rule = " and ".join(
                         f"{text} {bounds[kind]:g}" for kind, (text, _) in _BOUNDS.items() if kind in bounds

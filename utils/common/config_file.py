@@ -9,10 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from utils.common.errors import UsageError, UserError
-from utils.common.files import read_text
+from utils.common.read_back import mapping, read_back
 from utils.common.spellings import nearest, own_name
 
 Kinds = Mapping[str, tuple[dataclasses.Field[Any], Any]]  # each option's field and annotation
@@ -59,16 +57,11 @@ def _without_sections(loaded: dict[Any, Any], kinds: Mapping[str, Any]) -> Itera
 
 def _load_yaml(path: Path, flag: str) -> dict[Any, Any]:
     try:
-        loaded = yaml.safe_load(read_text(path))
+        return read_back(path, lambda found: mapping({} if found is None else found), "correct the file", is_yaml=True)
     except OSError as error:
         raise UsageError(f"{flag}{path}: {error.strerror}") from error
     except UserError as error:
         raise UsageError(f"{flag}{error}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"{flag}{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    if loaded is not None and not isinstance(loaded, dict):
-        raise UsageError(f"{flag}{path}: expected `key: value` lines, found a {type(loaded).__name__}")
-    return loaded or {}
 
 
 def _checked(place: str, name: str, value: Any, field: dataclasses.Field[Any], kind: Any) -> Any:
@@ -85,7 +78,7 @@ def _checked(place: str, name: str, value: Any, field: dataclasses.Field[Any], k
         if base is float and isinstance(item, str):
             item = _number_or_text(item)
         is_number = isinstance(item, int | float) and not isinstance(item, bool)
-        fits = {bool: isinstance(item, bool), int: is_number and float(item).is_integer(), float: is_number}
+        fits = {bool: isinstance(item, bool), int: is_number and item == item // 1, float: is_number}
         if not fits.get(base, isinstance(item, str | int | float) and not isinstance(item, bool)):
             shown = (
                 repr(item)[:80] if item is None or isinstance(item, str | int | float) else f"a {type(item).__name__}"

@@ -20,25 +20,49 @@ from filelock import FileLock, Timeout
 from utils.common.errors import UserError, print_warning, printable
 
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+MAX_READ_BYTES = 200_000_000
 
 
-def read_text(path: Path) -> str:
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a regular file, or a link to one, for reading. Raises UserError for a pipe and a device, and OSError.
+
+    To open a pipe would wait for its writer, and some devices never end.
+    """
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 # the caller's
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise UserError(
+        f"{printable(str(path), 400)}: not a regular file but a pipe or a device; put the file in its place"
+    )
+
+
+def read_bytes(path: Path, most_bytes: int = MAX_READ_BYTES) -> bytes:
+    """Return the content of a regular file. Raises UserError as `open_regular`, and for a larger file; OSError."""
+    with open_regular(path) as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise UserError(f"{printable(str(path), 400)}: larger than {most_bytes // 10**6} MB; is it another file?")
+    return data
+
+
+def read_text(path: Path, most_bytes: int = MAX_READ_BYTES) -> str:
     """Return the text of a UTF-8 file, with or without a byte-order mark; line breaks become `\\n`.
 
-    Raises UserError that tells how to convert a file of another encoding, and OSError.
+    Raises UserError that tells how to convert a file of another encoding, and as `read_bytes`; OSError.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_bytes(path, most_bytes).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise UserError(other_encoding(path, error.object, error.start)) from error
-    if "\0" in text[:4]:
+    if looks_like_utf_16(text[:4].encode()):
         raise UserError(other_encoding(path, text[:4].encode(), 0))
     return text
 
 
 def looks_like_utf_16(data: bytes) -> bool:
     """Return whether a file that begins with `data` is UTF-16: a byte-order mark, or a zero in the first two letters."""
-    return data.startswith(UTF_16_MARKS) or b"\0" in data[:4]
+    return data.startswith(UTF_16_MARKS) or (b"\0" in data[:4] and data[:4] != bytes(4))
 
 
 def other_encoding(path: Path, data: bytes, position: int) -> str:

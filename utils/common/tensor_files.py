@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 import torch
 
 from utils.common.errors import UserError, one_line
+from utils.common.files import open_regular
 
 
 def atomic_torch_save(content: Any, path: Path) -> None:
@@ -26,6 +27,7 @@ def atomic_torch_save(content: Any, path: Path) -> None:
 def read_tensors(path: Path, what: str, missing: str = "no such file", *, flag: str = "", device: Any = "cpu") -> Any:
     """Load a .pt file of tensors and plain values. Raises UserError: `missing`, or that the file is not `what`."""
     try:
+        open_regular(path).close()
         saved = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError as error:
         raise UserError(f"{flag}{path}: {missing}") from error

@@ -26,6 +26,7 @@ import numpy as np
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import DataErrors, UserError, print_warning, printable
 from utils.common.files import in_the_way, is_own_file, local_rank_first, new_file, regular_only, write_text_atomic
+from utils.common.read_back import parse_json
 from utils.common.threads import ordered_map
 
 T = TypeVar("T")
@@ -292,7 +293,7 @@ def read_index(pixel_file: Path) -> CacheIndex:
     """Read the index beside a pixel file. Raises one of UNREADABLE_INDEX."""
     with open(pixel_file.with_suffix(".json"), encoding="utf-8", opener=regular_only) as stream:
         text = stream.read()
-    content = json.loads(text)
+    content = parse_json(text)
     del content["checksum"]
     if index_text(content) != text:
         raise ValueError("wrong checksum")

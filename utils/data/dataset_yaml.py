@@ -16,6 +16,7 @@ import yaml
 
 from utils.common.errors import DataErrors, UserError, one_line, printable
 from utils.common.files import read_text, walk
+from utils.common.read_back import mapping, read_back
 from utils.common.text import counted
 
 DEFAULT_DATASET_YAML = Path(__file__).resolve().parent.parent.parent / "dataset.yaml"
@@ -97,15 +98,11 @@ def load_dataset_yaml(path: str | Path, *, trust_links: bool = False) -> Dataset
     """
     file = Path(path)
     try:
-        content = yaml.safe_load(read_text(file))
+        content = read_back(file, mapping, "expected keys `path`, `train`, `val` and `names`", is_yaml=True)
     except OSError as error:
         inside = sorted(file.glob("*.yaml")) if file.is_dir() else []
         such_as = f", such as {printable(str(inside[0]), 400)}" if inside else ""
         raise UserError(f"{file}: {error.strerror}; name a data-set YAML with --data{such_as}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none, brackets without end
-        raise UserError(f"{file}: not valid YAML: {one_line(error, 400)}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{file}: expected keys `path`, `train`, `val` and `names`")
     _check_paths(file, content)
     root = _root(file, str(content.get("path") or "."))
     splits = {}

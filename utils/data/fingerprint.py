@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError
+from utils.common.read_back import mapping
 from utils.common.threads import ordered_map
 from utils.data.labels import Photo
 
@@ -38,18 +40,16 @@ class Fingerprint:
         return _digest([json.dumps([self.names, contents]).encode()])
 
     def to_json(self) -> str:
-        """Return the text from which `from_json` reads this again."""
+        """Return the text whose content `of_content` reads again."""
         return json.dumps({"names": self.names, "photographs": dict(sorted(self.photographs.items()))})
 
     @classmethod
-    def from_json(cls, text: str) -> Fingerprint:
-        """Raises ValueError, KeyError, TypeError or AttributeError for another text."""
-        content = json.loads(text)
-        photographs = {
-            str(key): (str(file), str(labels), str(times))
-            for key, (file, labels, times) in content["photographs"].items()
-        }
-        return cls(tuple(map(str, content["names"])), photographs)
+    def of_content(cls, content: Any) -> Fingerprint:
+        """Return the fingerprint that `to_json` wrote. Raises one of read_back.BAD_CONTENT for another content."""
+        names, photographs = mapping(content)["names"], mapping(content["photographs"])
+        if not all(isinstance(part, list) and {*map(type, part)} <= {str} for part in [names, *photographs.values()]):
+            raise ValueError("expected lists of texts")
+        return cls(tuple(names), {key: (file, labels, times) for key, (file, labels, times) in photographs.items()})
 
     def changes_since(self, before: Fingerprint) -> list[str]:
         """Return what differs in the photographs and labels, each with a number and an example; not their paths alone."""

@@ -1,7 +1,6 @@
 """YOLO segmentation label files: one object a line, `class x1 y1 x2 y2 ...`, coordinates in 0..1 of the image."""
 
 import functools
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,12 +65,7 @@ def label_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _read_label_text(path: Path) -> str:
     try:
-        facts = path.stat()
-        if not stat.S_ISREG(facts.st_mode):  # reading a pipe would block
-            raise LabelError(f"{path}: not a regular file")
-        if facts.st_size > MAX_LABEL_FILE_BYTES:
-            raise LabelError(f"{path}: larger than {MAX_LABEL_FILE_BYTES // 1_000_000} MB, not a label file")
-        return read_text(path)
+        return read_text(path, MAX_LABEL_FILE_BYTES)
     except OSError as error:
         raise LabelError(f"{path}: {error.strerror}; run python parse_labels.py again") from error
     except UserError as error:

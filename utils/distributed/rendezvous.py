@@ -37,10 +37,14 @@ class Rendezvous:
     def __init__(self, rank: int, is_one_machine: bool, timeout_s: float) -> None:
         self.rank = rank
         self.timeout_s = timeout_s
-        self.port = int(os.environ["MASTER_PORT"])
         self.has_launchers_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         on_loopback = is_one_machine and not self.has_launchers_store
-        self.address = LOOPBACK if on_loopback else os.environ["MASTER_ADDR"]
+        try:
+            self.port = int(os.environ["MASTER_PORT"])
+            self.address = LOOPBACK if on_loopback else os.environ["MASTER_ADDR"]
+        except (KeyError, ValueError) as error:
+            lacking = "RANK and WORLD_SIZE are set, but not MASTER_PORT, a number, and MASTER_ADDR"
+            raise UserError(f"{lacking}; launch with torchrun, or unset them") from error
         self._is_over = threading.Event()
         self._host: threading.Thread | None = None
 

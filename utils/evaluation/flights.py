@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import yaml
 
 from utils import distributed
 from utils.common.errors import UsageError, UserError, printable
-from utils.common.files import read_text, write_text_atomic
+from utils.common.files import write_text_atomic
+from utils.common.read_back import mapping, read_back
 from utils.data.dataset import Photo, Sample
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.fingerprint import take_fingerprint
@@ -44,7 +44,7 @@ def groups_of(spec: DatasetSpec, photos: Sequence[Photo]) -> tuple[list[str], st
     """
     files = [photo.file.name for photo in photos]
     try:
-        manifest = json.loads(read_text(spec.root / "manifest.json"))
+        manifest = read_back(spec.root / "manifest.json", mapping, "delete it, and each folder is a group")
         by = manifest["options"]["split_by"]
         if by in ("hash", "time"):
             unit, kin = ("photographs", manifest["copies"]) if by == "hash" else ("series", manifest["series"])

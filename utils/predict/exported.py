@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch import nn
 
 from utils.common.devices import choose_precision
 from utils.common.environment import block_telemetry
 from utils.common.errors import UserError, one_line
+from utils.common.read_back import mapping, parse_json, read_back
 from utils.data.target_masks import MASK_STRIDE
 from utils.yolo.model import MAX_INPUT_PX, RESIZE, YoloModel, load_for_prediction
 from utils.yolo.trained import are_possible_windows
@@ -33,6 +33,7 @@ LABEL_FACTS = ("wires_end_at", "wire_width", "wires_parallel", "wires_bent", "la
 REQUIREMENTS = "requirements-export.txt"
 # Formats by their file's suffix; an OpenVINO model is a folder.
 SUFFIXES = {".onnx": "onnx", ".torchscript": "torchscript", ".engine": "engine"}
+MAX_NAMES_CHARACTERS = 300_000
 METADATA_BYTES = 4  # in front of an engine: the length of its metadata, little-endian
 
 
@@ -169,7 +170,7 @@ def read_facts(path: Path, metadata: Mapping[str, Any]) -> ExportFacts:
     """Return the facts in an export's metadata. Raises UserError if they are missing, damaged or of another version."""
     again = "export it again: python export.py --model best.pt"
     try:
-        content = json.loads(metadata[FACTS_KEY])
+        content = parse_json(metadata[FACTS_KEY])
         version = content.pop("version")
         resize = content.pop("resize")
     except KeyError as error:
@@ -214,7 +215,7 @@ def most_images(size_px: int) -> int:
 
 def _plain_names(names: Any) -> dict[int, Any]:
     """Return class names by number. ONNX stores them as one text, JSON with texts for the numbers."""
-    found = ast.literal_eval(names) if isinstance(names, str) else names
+    found = ast.literal_eval(names[:MAX_NAMES_CHARACTERS]) if isinstance(names, str) else names
     if not isinstance(found, dict):
         raise TypeError(f"class names are {type(found).__name__}")
     return {int(index): name for index, name in found.items()}
@@ -268,7 +269,7 @@ class _OpenVino:
         if len(networks) != 1:
             raise UserError(f"{path}: an OpenVINO folder holds one .xml file, this one {len(networks)}")
         metadata = path / "metadata.yaml"
-        self.metadata = yaml.safe_load(metadata.read_text(encoding="utf-8")) if metadata.exists() else {}
+        self.metadata = read_back(metadata, mapping, "export it again", is_yaml=True) if metadata.exists() else {}
         has_bf16 = choose_precision(amp, torch.device("cpu")).dtype == torch.bfloat16
         settings = {
             # By default OpenVINO computes in bf16 on processors with AMX, whatever the export's precision.
@@ -288,8 +289,8 @@ class _TorchScript:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch recommends another format
             self.network = torch.jit.load(str(path), map_location=device, _extra_files=content).eval()
-        self.metadata = json.loads(content["config.txt"] or "{}")
-        self.is_half = json.loads(self.metadata.get(FACTS_KEY, "{}")).get("precision") == "fp16"
+        self.metadata = parse_json(content["config.txt"] or "{}")
+        self.is_half = parse_json(self.metadata.get(FACTS_KEY, "{}")).get("precision") == "fp16"
 
     @torch.no_grad()
     def __call__(self, images: torch.Tensor) -> list[torch.Tensor]:
@@ -307,7 +308,7 @@ class _TensorRT:
         length = int.from_bytes(data[:METADATA_BYTES], "little", signed=True)
         if not 0 < length <= len(data) - METADATA_BYTES:
             raise UserError(f"{path}: has no metadata in front; export it again: python export.py --format engine")
-        self.metadata = json.loads(data[METADATA_BYTES:][:length])
+        self.metadata = parse_json(data[METADATA_BYTES:][:length])
         runtime = self.runtime.Runtime(self.runtime.Logger(self.runtime.Logger.ERROR))
         self.engine = runtime.deserialize_cuda_engine(data[METADATA_BYTES + length :])
         if self.engine is None:

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
-from utils.common.errors import UserError, one_line
-from utils.common.files import read_text
+from utils.common.errors import UserError
+from utils.common.files import open_regular, read_text
+from utils.common.read_back import BAD_CONTENT, parse_yaml, reason_of_content
 from utils.predict.tiles import Predictor
 from utils.predict.traits import COUNTED, TRAITS, deviations, mean_traits
 from utils.yolo.model import YoloModel
@@ -25,6 +25,7 @@ from utils.yolo.model import YoloModel
 VERSION = 2
 AMP = {None: "off", torch.bfloat16: "bf16", torch.float16: "fp16"}
 MOST_FALSE_ALARMS = 0.05
+NUM_TRAITS = len(TRAITS) + 32  # and the means of the prototypes
 FEWEST_GROUPS = 19  # with fewer, no group can be further off than 19 of 20
 FAR = 3.0  # standard deviations beyond which a trait is named
 
@@ -35,7 +36,7 @@ def digest_of_model(source: str | Path) -> str:
     if path.is_dir():
         parts = [f"{file.name} {digest_of_model(file)}\n" for file in sorted(path.iterdir()) if file.is_file()]
         return hashlib.sha256("".join(parts).encode()).hexdigest()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -68,18 +69,21 @@ class Thresholds:
         """
         path = Path(source)
         try:
-            content = yaml.safe_load(text or read_text(path))
+            content = parse_yaml(text or read_text(path))
             levels = [row["threshold"] for row in content["classes"]]
             if content["version"] != VERSION or not all(level is None or 0 < level <= 1 for level in levels):
                 raise ValueError("impossible values, or of another version")
-            calibration = np.array(content["calibration"], np.float64).reshape(len(content["calibration"]), -1)
+            rows = [[float(trait) for trait in row] for row in content["calibration"]]
+            mine = cls(path, content, np.array(rows, np.float64).reshape(len(rows), NUM_TRAITS))
+            mine.line.encode()  # its parts must be there, and the settings
+            float(content["settings"]["confidence"])
             is_same = content["model_sha256"] == (digest or digest_of_model(model))
-        except (OSError, yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, *BAD_CONTENT) as error:
             cure = "evaluate_model.py --guarantee writes it"
-            raise UserError(f"--thresholds {path}: {one_line(error)}; {cure}") from error
+            raise UserError(f"--thresholds {path}: {reason_of_content(error)}; {cure}") from error
         if not is_same:
             raise UserError(f"--thresholds {path}: made for another model file than {model}; evaluate this one")
-        return cls(path, content, calibration)
+        return mine
 
     @classmethod
     def text_of(cls, source: str, model: str, size_px: int) -> str:

@@ -14,15 +14,27 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from utils.common import tensor_files
 from utils.common.errors import UserError
-from utils.run.records import read_mapping
+from utils.common.files import open_regular
+from utils.common.read_back import mapping, read_back
 
 STATE_FILE = "state.pt"
 MANIFEST_FILE = "manifest.json"
+# What a training reads of a manifest, if it is there; a recipe's has less.
+_FACTS: dict[str, Any] = {
+    **dict.fromkeys(("step", "epoch", "global_batch_size", "world_size", "threads", "cores"), int | None),
+    "size_bytes": int,
+    "sha256": str,
+    "optimizer": str | None,
+    "amp": str | None,
+    "lr": float | int | None,
+    "skipped_photographs": list | None,
+}
 
 
 class CheckpointStore(Protocol):
@@ -139,9 +151,17 @@ def save_checkpoint(
 def latest_facts(folder: Path) -> dict[str, Any]:
     """Return the newest readable manifest with the `facts` saved in it; empty without a checkpoint."""
     for candidate in _checkpoints(folder):
-        if manifest := read_mapping(candidate / MANIFEST_FILE):
-            return manifest
+        with suppress(OSError, UserError):
+            return read_back(candidate / MANIFEST_FILE, _checked_manifest, "")
     return {}
+
+
+def _checked_manifest(content: Any) -> dict[str, Any]:
+    """Return a manifest's content. Raises TypeError if a fact has another type."""
+    for name, kind in _FACTS.items():
+        if not isinstance(value := mapping(content).get(name), kind):
+            raise TypeError(f"{name} is a {type(value).__name__}")
+    return dict(content)
 
 
 def load_latest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
@@ -165,11 +185,11 @@ def verify(checkpoint: Path) -> str | None:
     """Return what is wrong with a checkpoint's files, or None when size and checksum are correct."""
     state_file, manifest_file = checkpoint / STATE_FILE, checkpoint / MANIFEST_FILE
     try:
-        manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
+        manifest = read_back(manifest_file, _checked_manifest, "")
         if state_file.stat().st_size != manifest["size_bytes"]:
             return "state.pt and its manifest differ in size"
         return None if _sha256(state_file) == manifest["sha256"] else "state.pt does not match its checksum"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, UserError) as error:
         return f"unreadable ({error})"
 
 
@@ -192,5 +212,5 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -15,7 +15,8 @@ from utils import distributed
 from utils.common.config import CONFIG_HELP, Options, option, to_dict
 from utils.common.environment import environment_report
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, UserError, printable
-from utils.common.files import warn_on_write_error, write_text_atomic
+from utils.common.files import in_the_way, warn_on_write_error, write_text_atomic
+from utils.common.read_back import read_back
 from utils.common.spellings import FOLDER_PARTS
 from utils.data.fingerprint import Fingerprint
 from utils.run.checkpoint import has_checkpoint, latest_facts
@@ -165,6 +166,8 @@ def compare_data(folder: Path, data: Fingerprint, accepts_changes: bool) -> list
             f"{folder}: the data changed since the run began: {text}; undo the change, choose a new --save-dir, or go on "
             "with --accept-changed-data"
         )
+    if problem := in_the_way(folder / CHANGES_FILE):
+        raise UserError(problem)
     line = f"The data changed, which --accept-changed-data accepts: {text}"
     with (folder / CHANGES_FILE).open("a", encoding="utf-8") as file:
         step = latest_facts(folder / "checkpoint").get("step")
@@ -173,10 +176,12 @@ def compare_data(folder: Path, data: Fingerprint, accepts_changes: bool) -> list
 
 
 def read_fingerprint(folder: Path) -> Fingerprint | None:
-    """Return the fingerprint of the data on which a run in a folder trains; None if there is none."""
+    """Return the fingerprint of the data on which a run in a folder trains; None without it. Raises UserError."""
     try:
-        return Fingerprint.from_json((folder / DATA_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return read_back(
+            folder / DATA_FILE, Fingerprint.of_content, "restore it, or remove it and changes go unnoticed"
+        )
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

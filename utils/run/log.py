@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 import cv2
 from tqdm import tqdm
 
-from utils.common.files import warn_on_write_error, write_bytes_atomic, write_text_atomic
+from utils.common.errors import print_warning
+from utils.common.files import read_bytes, warn_on_write_error, write_bytes_atomic, write_text_atomic
 from utils.common.text import csv_text
-from utils.run.records import METRICS_FILE, parse_record, read_epochs
+from utils.run.records import MAX_METRICS_BYTES, METRICS_FILE, parse_record, read_epochs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,8 +117,10 @@ class RunLog:
         self.close()
         self._first_new_step = step + 1
         file = self.run_dir / METRICS_FILE
-        if file.is_file():
-            lines = file.read_bytes().splitlines(keepends=True)
+        if file.exists():
+            lines = read_bytes(file, MAX_METRICS_BYTES).splitlines(keepends=True)
+            if damaged := [line for line in lines if line.endswith(b"\n") and parse_record(line) is None]:
+                print_warning(f"{file}: {len(damaged)} of {len(lines)} lines are no records and are removed")
             kept = b"".join(line for line in lines if _is_kept(line, step, epochs))
             write_bytes_atomic(file, kept)
             if (self.run_dir / RESULTS_FILE).is_file():
@@ -206,9 +209,9 @@ def _count_of(value: Any) -> float:
 
 def _drop_partial_line(file: Path) -> None:
     """Remove an incomplete last line, left by a killed run. A complete record without its line end is kept."""
-    if not file.is_file():
+    if not file.exists():
         return
-    data = file.read_bytes()
+    data = read_bytes(file, MAX_METRICS_BYTES)
     complete = data[: data.rfind(b"\n") + 1]
     if len(complete) < len(data):
         ending = data[len(complete) :]

@@ -1,21 +1,22 @@
 """Reads a run's files, also while the run writes them, and finds the rank that the others wait for. Changes and locks nothing."""
 
 import itertools
-import json
 import math
 import os
 import socket
 import statistics
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
-import yaml
 
+from utils.common.errors import UserError
+from utils.common.files import open_regular, read_bytes
+from utils.common.read_back import BAD_CONTENT, mapping, parse_json, read_back
 from utils.run.status import RUNNING, STATUS_FILE
 
 CONFIG_FILE = "config.yaml"
@@ -23,6 +24,7 @@ METRICS_FILE = "metrics.jsonl"
 MEAN_MAP = "mean_map50_95"  # the mean of mask and box mAP50-95, reported if it chooses best.pt
 # The choices of --best-metric, and the reported values that they stand for.
 BEST_METRICS = {"val_loss": "val_loss", "mean_map": MEAN_MAP, "mask_map": "mask_map50_95", "box_map": "box_map50_95"}
+MAX_METRICS_BYTES = 2_000_000_000
 MAX_BATCHES = 4000  # batch records kept for the curves
 MAX_SILENCE_S = 300.0  # a run that writes nothing for longer, and for three times its longest pause, looks dead
 MAX_PAUSE_S = 1800.0  # a longer pause between records was the time between two processes of the run
@@ -30,8 +32,11 @@ Record = dict[str, Any]
 
 
 def read_config(folder: Path) -> Record:
-    """Return the resolved options of the run in `folder`, or an empty dictionary."""
-    return read_mapping(folder / CONFIG_FILE, yaml.safe_load)
+    """Return the resolved options of the run in `folder`; empty without the file. Raises UserError if it is damaged."""
+    try:
+        return read_back(folder / CONFIG_FILE, mapping, "restore it, or remove it and a new run begins", is_yaml=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
 
 
 def read_status(folder: Path) -> Record:
@@ -39,13 +44,12 @@ def read_status(folder: Path) -> Record:
     return read_mapping(folder / STATUS_FILE)
 
 
-def read_mapping(file: Path, parse: Callable[[str], Any] = json.loads) -> Record:
-    """Return a file's mapping, by default JSON; an empty dictionary for any other file."""
+def read_mapping(file: Path) -> Record:
+    """Return a JSON file's mapping; an empty dictionary for any other file."""
     try:
-        content = parse(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        return read_back(file, mapping, "")
+    except (OSError, UserError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def number_of(value: Any) -> float:
@@ -54,19 +58,22 @@ def number_of(value: Any) -> float:
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
-    """Return the record of one line, or None if the line is incomplete."""
+    """Return the record of one line, or None if the line is incomplete, or of a form that its readers do not expect."""
     try:
-        record = json.loads(line)
-    except ValueError:
+        record = mapping(parse_json(line))
+        num_ranks = {len(values[:]) for values in (record.get("ranks") or {}).values()}
+        seconds = sum(record.get(name) or 0 for name in ("time_s", "total_epoch_time_s"))
+        is_sound = len(num_ranks) <= 1 and math.isfinite(seconds)
+    except BAD_CONTENT:
         return None
-    return record if isinstance(record, dict) else None
+    return record if is_sound and (record.get("kind") != "epoch" or type(record.get("epoch")) is int) else None
 
 
 def read_epochs(folder: Path) -> list[Record]:
     """Return the epoch records of a run's metrics.jsonl, oldest first. Raises OSError without the file."""
-    with (folder / METRICS_FILE).open("rb") as lines:
-        # A killed run can leave an incomplete last line; RunLog removes it when the run resumes.
-        records = [parse_record(line) for line in lines if line.endswith(b"\n")]
+    lines = read_bytes(folder / METRICS_FILE, MAX_METRICS_BYTES).splitlines(keepends=True)
+    # A killed run can leave an incomplete last line; RunLog removes it when the run resumes.
+    records = [parse_record(line) for line in lines if line.endswith(b"\n")]
     return [record for record in records if record is not None and record.get("kind") == "epoch"]
 
 
@@ -89,14 +96,14 @@ class RecordTail:
     def read(self) -> tuple[bool, list[Record]]:
         """Return whether the file was read from its start, which makes earlier records invalid, and the new records."""
         try:
-            with self.file.open("rb") as stream:
+            with open_regular(self.file) as stream:
                 facts = os.fstat(stream.fileno())
                 identity = facts.st_dev, facts.st_ino
                 is_new = identity != self._identity or facts.st_size < self._offset
                 if is_new:
                     self._identity, self._offset = identity, 0
                 stream.seek(self._offset)
-                data = stream.read()
+                data = stream.read(MAX_METRICS_BYTES)
         except FileNotFoundError:
             is_new, self._identity, self._offset = self._identity is not None, None, 0
             return is_new, []

@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from utils.common.errors import EXIT_LOCKED, UserError
 from utils.common.files import output_folder, write_text_atomic
+from utils.common.read_back import read_back
 
 STATUS_FILE = "status.json"
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
@@ -61,9 +62,8 @@ def write_status(folder: Path, state: str, reason: str = "", **facts: Any) -> No
 
 def _owner_of(file: Path) -> str:
     try:
-        owner = json.loads(file.read_text(encoding="utf-8"))
-        return f"process {owner['pid']} on {owner['host']} (since {owner['since']})"
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_back(file, lambda it: f"process {it['pid']} on {it['host']} (since {it['since']})", "")
+    except (OSError, UserError):
         return "another process"
 
 

@@ -97,7 +97,7 @@ def _progress(state: RunState, blocks: str) -> list[str]:
     last = _last_batch(state)
     done, share, batch = _position(state)
     epochs = state.config.get("epochs")
-    if not (last or state.epochs) or not isinstance(epochs, int):
+    if not (last or state.epochs) or not isinstance(epochs, int) or epochs < 1:
         return ["no batch yet: reading the data set or preparing the first step"]
     is_over = state.state == "finished"
     share_done = 1.0 if is_over else min((done + share) / epochs, 1.0)
@@ -191,7 +191,7 @@ def _position(state: RunState) -> tuple[int, float, str]:
     if not last or _number(last, "epoch") <= done:
         return done, 0.0, ""
     batch, batches = _number(last, "batch") + 1, _number(last, "num_batches")
-    if not math.isfinite(batches):
+    if not 0 < batches < math.inf:
         return done, 0.0, f"{batch:.0f}"
     return done, batch / batches, f"{batch:.0f}/{batches:.0f}"
 

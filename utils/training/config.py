@@ -14,6 +14,8 @@ from utils.yolo.loss import LossOptions
 from utils.yolo.model import ModelOptions
 from utils.yolo.optimizer import OptimizerOptions
 
+MOST_IMAGES = 65_536  # in a batch: no device holds more, and the weight decay grows with --batch-size
+
 
 @dataclass(frozen=True)
 class MachineOptions(Options):
@@ -21,7 +23,9 @@ class MachineOptions(Options):
 
     group: ClassVar[str] = "speed"
 
-    batch_size: int = option(16, "images per GPU and step; auto: as many as fit", words={"auto": 0}, at_least=0)
+    batch_size: int = option(
+        16, "images per GPU and step; auto: as many as fit", words={"auto": 0}, at_least=0, at_most=MOST_IMAGES
+    )
     threads: int = option(0, "threads per process; 0: what loaders leave", at_least=0, may_differ=True)
     deterministic: bool = option(False, "bitwise equal runs on GPUs too, but slower", group="advanced")
     amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)

@@ -19,12 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
 from utils.common.cores import choose_threads_and_workers
 from utils.common.environment import visible_gpu_count
 from utils.common.errors import EXIT_USAGE, UserError, run_script
-from utils.common.files import read_text
+from utils.common.read_back import read_back
 from utils.common.spellings import other_names, own_name
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 
@@ -166,9 +164,9 @@ def trainer_settings(trainer_arguments: Sequence[str]) -> dict[str, Any]:
     settings = vars(parser.parse_known_args(list(trainer_arguments))[0])
     file = settings["config"]
     try:
-        content = yaml.safe_load(read_text(Path(file))) if file else None
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"--config {file}: {' '.join(str(error).split())}") from error
+        content = read_back(Path(file), lambda found: found, "correct the file", is_yaml=True) if file else None
+    except OSError as error:
+        raise UserError(f"--config {file}: {error.strerror}") from error
     given = content.items() if isinstance(content, dict) else ()
     in_file = {own_name(str(key).replace("-", "_"), SETTINGS): value for key, value in given}
     return {name: in_file.get(name) if value is None else value for name, value in settings.items()}

@@ -260,7 +260,7 @@ def agree_batch_size(given: int, found: int | None, folder: Path) -> int:
     if found is None:
         return given
     earlier = distributed.broadcast_from_main(read_config(folder).get("batch_size"))
-    return earlier or distributed.min_over_ranks(found)
+    return earlier if type(earlier) is int and earlier > 0 else distributed.min_over_ranks(found)
 
 
 def keep_choices(config: TrainConfig, choices: dict[str, Any], device: torch.device) -> tuple[TrainConfig, list[str]]:
@@ -325,7 +325,7 @@ def keep_skipped(run: OwnedRun, skipped: dict[str, str]) -> list[str]:
     if distributed.any_rank(distributed.broadcast_from_main(names) != names):
         raise UserError("--skip-bad: the machines cannot read different photographs; copy the data set to all again")
     file = run.folder / SKIPPED_FILE
-    earlier = run.choices.get(SKIPPED_PHOTOGRAPHS, [])
+    earlier = run.choices.get(SKIPPED_PHOTOGRAPHS) or []
     if run.resumes and earlier != names:
         changed = printable(min(set(earlier) ^ set(names)), 400)
         what = "was left out and now can be read, or is gone" if changed in earlier else "cannot be read any more"

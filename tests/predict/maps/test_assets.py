@@ -272,7 +272,7 @@ def test_only_some_assets_have_sizes_that_fit(tmp_path: Path) -> None:
     [
         ("{", "not valid JSON"),
         ("[" * 100_000, "nested too deeply"),
-        ("[]", "not a GeoJSON FeatureCollection"),
+        ("[]", "export it as a GeoJSON FeatureCollection"),
         ('{"type": "FeatureCollection", "features": []}', "no points"),
         ('{"type": "FeatureCollection", "features": [], "crs": {"name": "EPSG:25832"}}', "export it in WGS84"),
         ('{"type": "FeatureCollection", "features": [], "crs": {"name": "EPSG:43260"}}', "export it in WGS84"),

@@ -159,7 +159,7 @@ def test_an_output_that_cannot_be_used_is_one_line(server: AzureServer, tmp_path
     with pytest.raises(UserError, match="raw: File exists"):
         get(server, tmp_path / "raw")
     (tmp_path / "download.json").write_text('{"objects": [')
-    with pytest.raises(UserError, match=r"download\.json: not readable"):
+    with pytest.raises(UserError, match=r"download\.json: not valid JSON"):
         get(server, tmp_path)
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from utils.common.errors import UserError, printable
-from utils.common.files import read_text
+from utils.common.read_back import mapping, read_back
 from utils.predict.maps.wgs84 import geocentric, offsets_m
 
-MAX_FILE_BYTES = 200_000_000  # about a million poles
 MAX_ID_CHARACTERS = 200
 ID_PROPERTIES = ("asset_id", "pole_id", "id", "name")  # looked up in this order, in any case, if a feature has no id
 # What the `crs` of files from before RFC 7946 may name: a name, a URN, an address of OGC; or EPSG's number alone.
@@ -48,15 +47,12 @@ def read_assets(path: Path, flag: str = "--assets") -> Assets:
     """
     name = f"{flag} {printable(str(path), 400)}"
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise UserError(f"{name}: larger than {MAX_FILE_BYTES // 10**6} MB")
-        loaded = json.loads(read_text(path))
+        loaded = read_back(path, mapping, "export it as a GeoJSON FeatureCollection")
     except OSError as error:
         raise UserError(f"{name}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
-        raise UserError(f"{name}: not valid JSON: {reason}") from error
-    features = loaded.get("features") if isinstance(loaded, dict) else None
+    except UserError as error:
+        raise UserError(f"{flag} {error}") from error
+    features = loaded.get("features")
     if not isinstance(features, list) or loaded.get("type") != "FeatureCollection":
         raise UserError(f"{name}: not a GeoJSON FeatureCollection")
     crs = loaded.get("crs")

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from utils.common.bounded_zip import BoundedZip
 from utils.common.errors import UserError
 from utils.common.files import in_the_way, make_plain_folder, write_text_atomic
+from utils.common.read_back import read_back
 from utils.sources.download.archive import Listing, PhotoArchive, choose_photographs, photograph_name
 from utils.sources.download.progress import Progress
 from utils.sources.download.source import RemoteFile, RetryPolicy, md5_base64
@@ -70,6 +72,10 @@ class Entry:
         return self.is_complete and holds_all and all(_has_size(folder / name, n) for name, n in self.files.items())
 
 
+def _entries(content: Any) -> dict[str, Entry]:
+    return {name: Entry(**values) for name, values in content["objects"].items()}
+
+
 class Ledger:
     """The entries of a raw-data folder by object name, so that a repeated run skips what is there.
 
@@ -79,12 +85,8 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         self._file = folder / LEDGER_NAME
         self.entries: dict[str, Entry] = {}
-        try:
-            if self._file.exists():
-                content = json.loads(self._file.read_text(encoding="utf-8"))
-                self.entries = {name: Entry(**values) for name, values in content["objects"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{self._file}: not readable ({type(error).__name__}); delete it and run again") from error
+        if self._file.exists():
+            self.entries = read_back(self._file, _entries, "delete it and run again")
 
     def record(self, name: str, entry: Entry) -> None:
         """Set an object's entry and write the file atomically."""

@@ -27,6 +27,7 @@ from urllib3.util import Retry
 from utils.common.bounded_zip import BoundedZip
 from utils.common.errors import UsageError, UserError
 from utils.common.files import is_own_file, new_file
+from utils.common.read_back import mapping, read_back
 from utils.sources.download.progress import CHUNK_BYTES, Progress
 from utils.sources.download.source import FolderSource, RemoteFile, RetryPolicy, md5_base64
 
@@ -257,8 +258,8 @@ class PartFile:
 
     def _read_note(self) -> Any:
         try:
-            return json.loads(self._note.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return read_back(self._note, mapping, "")
+        except (OSError, UserError):
             return None  # no note, or an incomplete one
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.common.errors import UserError, printable
-from utils.common.files import looks_like_utf_16, other_encoding
+from utils.common.files import looks_like_utf_16, open_regular, other_encoding
+from utils.common.read_back import shallow
 from utils.sources.parsing.rows import SPAN, digest_of
 
 CHUNK_BYTES = 1_000_000
@@ -54,7 +55,7 @@ class JsonStream(ExitStack):
         super().__init__()
         self.path = path
         try:
-            self._file = self.enter_context(path.open("rb"))
+            self._file = self.enter_context(open_regular(path))
             head = self._file.read(4)
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}") from error
@@ -105,6 +106,7 @@ class JsonStream(ExitStack):
                 value, end = self._decoder.raw_decode(self._text, self._position)
                 # Without a character that ends a value, a number may continue in the next chunk.
                 if self._at_end or self._text[end : end + 1] in _ENDS:
+                    shallow(value)
                     data = self._text[self._position : end].encode("latin-1")
                     item = Item(value, self._start + self._position, data)
                     self._position = end

@@ -12,12 +12,14 @@ from typing import Any, TextIO
 import filelock
 
 from utils.common.errors import UserError, reason_of
-from utils.common.files import in_the_way, write_bytes_atomic
+from utils.common.files import in_the_way, read_bytes, write_bytes_atomic
+from utils.common.read_back import parse_json
 from utils.sources.near_duplicates import SIGNATURE_BYTES
 from utils.sources.parsing.photograph import ImageFacts
 from utils.sources.parsing.split import SPLITS, TEST
 
 STATE_FILE = ".parse_state.jsonl"
+MAX_JOURNAL_BYTES = 2_000_000_000
 LOCK_FILE = ".parse.lock"
 MANIFEST_FILE = "manifest.json"
 DATASET_FILE = "dataset.yaml"
@@ -140,14 +142,14 @@ def _to_line(entry: Entry) -> str:
 def _read_entries(file: Path) -> Iterator[Entry]:
     if not file.exists():
         return
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = read_bytes(file, MAX_JOURNAL_BYTES).decode("utf-8", "replace").splitlines()
     yield from (entry for entry in map(_from_line, lines) if entry is not None)
 
 
 def _from_line(line: str) -> Entry | None:
     """Return None for an incomplete line or one of another version; its photograph is then built again."""
     try:
-        values: dict[str, Any] = json.loads(line)
+        values: dict[str, Any] = parse_json(line)
         values["facts"] = facts = ImageFacts(**values["facts"])
         if values["split"] not in SPLITS or len(bytes.fromhex(facts.signature)) not in (0, SIGNATURE_BYTES):
             return None
