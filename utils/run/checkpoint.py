@@ -15,6 +15,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,8 +29,8 @@ MANIFEST_FILE = "manifest.json"
 # What a training reads of a manifest, if it is there; a recipe's has less.
 _FACTS: dict[str, Any] = {
     **dict.fromkeys(("step", "epoch", "global_batch_size", "world_size", "threads", "cores"), int | None),
-    "size_bytes": int,
-    "sha256": str,
+    "size_bytes": int | None,
+    "sha256": str | None,
     "optimizer": str | None,
     "amp": str | None,
     "lr": float | int | None,
@@ -185,10 +186,11 @@ def verify(checkpoint: Path) -> str | None:
     """Return what is wrong with a checkpoint's files, or None when size and checksum are correct."""
     state_file, manifest_file = checkpoint / STATE_FILE, checkpoint / MANIFEST_FILE
     try:
-        manifest = read_back(manifest_file, _checked_manifest, "")
-        if state_file.stat().st_size != manifest["size_bytes"]:
+        size_and_digest = itemgetter("size_bytes", "sha256")
+        size_bytes, sha256 = read_back(manifest_file, lambda content: size_and_digest(_checked_manifest(content)), "")
+        if state_file.stat().st_size != size_bytes:
             return "state.pt and its manifest differ in size"
-        return None if _sha256(state_file) == manifest["sha256"] else "state.pt does not match its checksum"
+        return None if _sha256(state_file) == sha256 else "state.pt does not match its checksum"
     except (OSError, UserError) as error:
         return f"unreadable ({error})"
 
