@@ -14,6 +14,8 @@ from utils.predict.maps import metadata as module
 from utils.predict.maps.findings import Site, locate, stored_pixels
 from utils.predict.maps.metadata import (
     DIGITAL_ZOOM,
+    FOCAL_LENGTH_35_MM,
+    FOCAL_LENGTH_MM,
     GIMBAL_FIELDS,
     HEIGHT,
     TIME_OFFSET,
@@ -199,6 +201,24 @@ def test_a_shrunk_photograph_that_kept_its_metadata_has_the_shrunk_focal_length(
     without_centre = {"CalibratedOpticalCenterX": None, "CalibratedOpticalCenterY": None}
     photo = PhotoMetadata(300, 200, exif={WIDTH: 600, HEIGHT: 400}, dji=dji(**without_centre))
     assert photo.focal_px == (250, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("size", "focal_mm", "equivalent_mm", "focal_px"),
+    [
+        ((4000, 2250), 3.61, 20, 2311),  # Phantom 3 at 16:9, cropped from 4:3
+        ((4000, 2250), None, 20, 2311),
+        ((4000, 3000), 3.61, 20, 2311),
+        ((5472, 3078), 8.8, 24, 3648),  # Phantom 4 Pro, one inch: cropped from 3:2
+        ((4864, 3648), 8.8, 24, 3648),
+        ((3648, 5472), 8.8, 24, 3648),
+    ],
+)
+def test_a_photograph_cropped_to_another_shape_has_the_focal_length_of_its_whole_sensor(
+    size: tuple[int, int], focal_mm: float | None, equivalent_mm: int, focal_px: float
+) -> None:
+    photo = PhotoMetadata(*size, exif={FOCAL_LENGTH_MM: focal_mm, FOCAL_LENGTH_35_MM: equivalent_mm})
+    assert photo.focal_px == pytest.approx((focal_px, 0.03 * focal_px), rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,10 @@ MAX_HEADER_BYTES = 32_000_000  # everything before the pixels; thermal photograp
 GPS_IFD = 0x8825  # this and the tags below: EXIF 2.32 (CIPA DC-008-2019), 4.6
 LATITUDE_REF, LATITUDE, LONGITUDE_REF, LONGITUDE, ALTITUDE_REF, ALTITUDE = 1, 2, 3, 4, 5, 6
 TIME_OFFSET = 0x9011
-WIDTH, HEIGHT, DIGITAL_ZOOM, FOCAL_LENGTH_35_MM = 0xA002, 0xA003, 0xA404, 0xA405
+WIDTH, HEIGHT, DIGITAL_ZOOM, FOCAL_LENGTH_MM, FOCAL_LENGTH_35_MM = 0xA002, 0xA003, 0xA404, 0x920A, 0xA405
 DIAGONAL_35_MM = math.hypot(36, 24)  # CIPA DCG-001: the 35 mm equivalent has the same diagonal angle of view
+# Sensors of one inch (16 mm diagonal), APS-C (28) and 35 mm have sides of 3 to 2; the others of drones 4 to 3.
+INCH_SENSOR_MM, LEAST_APS_SENSOR_MM, WIDEST_SENSOR = (14, 17), 25, 1.55
 CALIBRATED_FOCAL_SIGMA, FOCAL_35_MM_SIGMA = 0.01, 0.03  # shares; the equivalent is rounded to whole millimetres
 MOST_FOCAL_DIFFERENCE = 0.15  # between the two
 MOST_ASPECT_DIFFERENCE = 0.02
@@ -101,14 +103,26 @@ class PhotoMetadata:
     def focal_px(self) -> tuple[float, float] | None:
         """Focal length and its standard deviation in pixels of the stored frame."""
         calibrated = self._dji("CalibratedFocalLength", 1, 1e6)
-        equivalent_mm = _number(self.exif.get(FOCAL_LENGTH_35_MM), 1, 10_000)
         if calibrated is not None:
             focal = calibrated * self.width / self._original_size[0]
             return focal, CALIBRATED_FOCAL_SIGMA * focal
-        if equivalent_mm is not None:
-            focal = equivalent_mm * math.hypot(self.width, self.height) / DIAGONAL_35_MM
-            return focal, FOCAL_35_MM_SIGMA * focal
-        return None
+        equivalent = self._equivalent_focal_px
+        return None if equivalent is None else (equivalent, FOCAL_35_MM_SIGMA * equivalent)
+
+    @property
+    def _equivalent_focal_px(self) -> float | None:
+        """The 35 mm equivalent in pixels. It holds for the whole sensor, from which photographs of 16:9 are cropped."""
+        equivalent_mm = _number(self.exif.get(FOCAL_LENGTH_35_MM), 1, 10_000)
+        if equivalent_mm is None:
+            return None
+        short, long = sorted((self.width, self.height))
+        focal_mm = _number(self.exif.get(FOCAL_LENGTH_MM), 0.1, 1000) or 0.0
+        sensor_mm = focal_mm / equivalent_mm * DIAGONAL_35_MM
+        aspect = 4 / 3 if long / short > WIDEST_SENSOR else long / short
+        if INCH_SENSOR_MM[0] < sensor_mm < INCH_SENSOR_MM[1] or sensor_mm > LEAST_APS_SENSOR_MM:
+            aspect = 3 / 2
+        sensor_width_px = max(long, short * aspect)
+        return equivalent_mm * math.hypot(sensor_width_px, sensor_width_px / aspect) / DIAGONAL_35_MM
 
     @property
     def direction_problem(self) -> str | None:
@@ -128,11 +142,9 @@ class PhotoMetadata:
         width, height = self._original_size
         if abs(width / height / (self.width / self.height) - 1) > MOST_ASPECT_DIFFERENCE:
             return "cropped or rotated after it was taken"
-        equivalent_mm = _number(self.exif.get(FOCAL_LENGTH_35_MM), 1, 10_000)
-        if equivalent_mm is not None:
-            expected = equivalent_mm * math.hypot(self.width, self.height) / DIAGONAL_35_MM
-            if abs(self.focal_px[0] / expected - 1) > MOST_FOCAL_DIFFERENCE:
-                return "CalibratedFocalLength in XMP and the 35 mm equivalent in EXIF contradict each other"
+        expected = self._equivalent_focal_px or self.focal_px[0]
+        if abs(self.focal_px[0] / expected - 1) > MOST_FOCAL_DIFFERENCE:
+            return "CalibratedFocalLength in XMP and the 35 mm equivalent in EXIF contradict each other"
         return None
 
     @property
