@@ -1,5 +1,6 @@
 """What a photograph's EXIF and XMP say of where it was taken."""
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from PIL import Image
 
 from tests.predict.maps.photographs import DJI, FOCAL_TAGS, GPS, HOME, dji, exif_of, metadata, write_photo, xmp_of
 from tests.predict.maps.test_camera import entry
-from utils.data.images import decode_image, read_image
+from utils.data.images import EXIF_TIME_TAG, decode_image, read_image
 from utils.predict.maps import metadata as module
 from utils.predict.maps.findings import Site, locate, stored_pixels
 from utils.predict.maps.metadata import (
@@ -18,7 +19,10 @@ from utils.predict.maps.metadata import (
     FOCAL_LENGTH_MM,
     GIMBAL_FIELDS,
     HEIGHT,
+    MAKER_NOTE,
+    SOFTWARE,
     TIME_OFFSET,
+    TIME_WRITTEN,
     WIDTH,
     PhotoMetadata,
     read_metadata,
@@ -113,7 +117,8 @@ def test_a_receiver_without_a_fix_has_no_position_but_the_bearing_stays() -> Non
 
 
 @pytest.mark.parametrize(
-    ("flag", "sigma_m"), [("50", 0.05), ("34", 0.5), ("48", 0.5), ("16", 2.0), ("0", 10.0), (None, 5.0), ("x", 5.0)]
+    ("flag", "sigma_m"),
+    [("50", 0.05), ("34", 0.5), ("48", 0.5), ("16", 2.0), ("0", 5.0), ("17", 10.0), (None, 5.0), ("x", 5.0)],
 )
 def test_the_rtk_flag_gives_the_positions_standard_deviation(flag: str | None, sigma_m: float) -> None:
     photo = metadata(RtkFlag=flag)
@@ -182,6 +187,45 @@ def test_a_missing_or_doubtful_field_leaves_the_cameras_position(changes: dict[s
     assert (found["latitude"], found["longitude"]) == HOME
     assert found["sigma_m"] is found["ground_latitude"] is None
     assert reason in found["reason"]
+
+
+def test_gimbal_angles_are_those_of_djis_maker_note_where_xmp_is_lost(tmp_path: Path) -> None:
+    entries = [struct.pack("<HHIf", tag, 11, 1, value) for tag, value in ((6, 1.5), (9, -75.0), (10, 89.5), (11, 0.5))]
+    note = b"\5\0" + struct.pack("<HHI4s", 1, 2, 4, b"DJI") + b"".join(entries)
+    for data, angles in ((note, (89.5, -75.0, 0.5)), (note[:-1], None), (note.replace(b"DJI", b"HAL"), None)):
+        file = write_photo(tmp_path / "a.jpg", exif=exif_of(GPS, {**FOCAL_TAGS, MAKER_NOTE: data}), xmp=None)
+        assert read_metadata(file).gimbal_deg == angles
+    both = PhotoMetadata(600, 400, exif={MAKER_NOTE: note}, dji=DJI)
+    assert both.gimbal_deg == (0, -90, 0)
+
+
+TAKEN = {EXIF_TIME_TAG: "2016:06:23 16:32:43"}
+
+
+@pytest.mark.parametrize(
+    ("exif", "fields", "program"),
+    [
+        ({SOFTWARE: "Microsoft Windows Photo Viewer 10.0.10240.16384"}, {}, "Microsoft Windows Photo Viewer"),
+        ({}, {"CreatorTool": "Microsoft Windows Photo Viewer 10.0.10240.16384"}, "Microsoft Windows Photo Viewer"),
+        ({**TAKEN, TIME_WRITTEN: "2016:06:23 19:24:38"}, {}, "an unknown program at 2016-06-23 19:24:38"),
+        ({**TAKEN, TIME_WRITTEN: "2016:06:23 18:32:44", SOFTWARE: "v01.23.4920     \0"}, {}, None),  # two time zones
+        ({**TAKEN, TIME_WRITTEN: "2016:06:23 16:32:43", SOFTWARE: "10.00.12.07"}, {"CreatorTool": "DJI"}, None),
+    ],
+)
+def test_a_photograph_that_a_viewer_wrote_again_and_may_have_turned_has_no_direction(
+    exif: dict[int, str], fields: dict[str, str], program: str | None, tmp_path: Path
+) -> None:
+    block = exif_of(GPS, exif)
+    block.update({tag: exif[tag] for tag in (SOFTWARE, TIME_WRITTEN) if tag in exif})
+    packet = xmp_of({**DJI, **fields})
+    for _ in fields:
+        packet = packet.replace(b"drone-dji:CreatorTool", b'xmlns:x="http://ns.adobe.com/xap/1.0/" x:CreatorTool')
+    photo = read_metadata(write_photo(tmp_path / "a.jpg", exif=block, xmp=packet))
+    assert photo.position == HOME
+    if program is None:
+        assert photo.direction_problem is None
+    else:
+        assert f"written again by {program}" in str(located(photo)["reason"])
 
 
 @pytest.mark.parametrize("flight", [None, "+179.90", "+0.00"])
@@ -265,6 +309,15 @@ def test_djis_short_fields_are_read_from_attributes_and_elements(
     data = xmp_of({}).replace(b"></rdf", f">{elements}</rdf".encode(), 1) if as_elements else xmp_of(fields)
     data = data.replace(b"www.dji", f"www.{namespace}".encode())
     assert read_dji_fields(data + b"\0\0 \n") == expected
+
+
+@pytest.mark.parametrize("name", ["http://www.dji.com/drone-dji/1.0/", "http://www.dji.com/", "http://www.dji.com"])
+def test_a_packet_with_djis_namespace_declared_twice_or_short_is_read(name: str) -> None:
+    data = xmp_of(DJI).replace(b"drone-dji:", b"DJI:").replace(b":drone-dji=", b":DJI=")
+    data = data.replace(b"http://www.dji.com/drone-dji/1.0/", name.encode())
+    twice = f'<rdf:Description xmlns:DJI="{name}"'.encode()
+    assert read_dji_fields(data.replace(b"<rdf:Description", twice)) == DJI
+    assert read_dji_fields(data.replace(b'="500.00"', b'="500.00" DJI:CalibratedFocalLength="7"')) == DJI
 
 
 def entities(secret: Path) -> dict[str, str]:
