@@ -4,6 +4,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -290,6 +291,32 @@ def test_pixels_are_those_of_the_stored_frame_in_each_orientation_and_when_decod
         height, width = upright.shape[:2]
         assert (width < height) == (orientation >= 5)
         assert stored_pixels(centre, width, height, photo)[0] == pytest.approx((464, 96), abs=0.5)
+
+
+LENS = "2018-09-04;500.0,505.0,6.0,-4.0,-0.42,0.2,0.001,-0.002,-0.05"
+
+
+@pytest.mark.parametrize("size", [(600, 400), (300, 200)])
+@pytest.mark.parametrize("flag", ["0", "1"])
+def test_a_point_far_from_the_middle_is_where_djis_lens_data_say(size: tuple[int, int], flag: str) -> None:
+    """OpenCV projects points of the ground; DewarpFlag 1 says that the drone has corrected the photograph."""
+    ground = np.array([[0.5, -0.3, 1.0], [-0.55, 0.35, 1.0], [0.01, 0.02, 1.0]])
+    camera = np.array([[500.0, 0, 306], [0, 505.0, 196], [0, 0, 1]])
+    bent = cv2.projectPoints(ground, np.zeros(3), np.zeros(3), camera, np.array([-0.42, 0.2, 0.001, -0.002, -0.05]))[0]
+    photo = metadata(size=size, DewarpData=LENS, DewarpFlag=flag)
+    found = stored_pixels(bent[:, 0] * size[0] / 600, *size, photo) * 600 / size[0]
+    straight = 500 * ground[:, :2] + (300, 200)
+    assert np.allclose(found, straight, atol=0.02) == (flag == "0")
+    assert np.allclose(found, bent[:, 0], atol=0.02) == (flag == "1")
+
+
+@pytest.mark.parametrize(
+    "data", ["", "2018", LENS[:-6], LENS.replace("500.0", "0"), LENS.replace("0.42", "90"), "x;" + "9," * 9]
+)
+def test_damaged_lens_data_move_no_point_out_of_the_world(data: str) -> None:
+    corners = np.array([[0.0, 0], [600, 400], [300, 200]])
+    found = stored_pixels(corners, 600, 400, metadata(DewarpData=data))
+    assert np.abs(found - corners).max() < 600
 
 
 # --- The XMP reader on what drones write and on what attackers write -------------------------------------------------

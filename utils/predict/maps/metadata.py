@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image, JpegImagePlugin
 
 from utils.common.errors import printable
@@ -42,6 +43,7 @@ _DJI_ENTRY = struct.pack("<HHI4s", 1, 2, 4, b"DJI")
 _NOTE_YAW, _NOTE_PITCH, _NOTE_ROLL = 10, 9, 11
 _MAKERS_SOFTWARE = re.compile(r"v?\d[\d.]*|DJI.*|", re.IGNORECASE)
 MOST_WRITING_S = 60  # between the shot and the writing of a photograph that nobody changed
+LENS_ROUNDS, MOST_BENT = 50, 1.0  # to invert a lens; the most that it moves a point, as a share of the focal length
 _NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,18})?")
 
 
@@ -147,6 +149,33 @@ class PhotoMetadata:
             aspect = 3 / 2
         sensor_width_px = max(long, short * aspect)
         return equivalent_mm * math.hypot(sensor_width_px, sensor_width_px / aspect) / DIAGONAL_35_MM
+
+    def pinhole_pixels(self, pixels: np.ndarray) -> np.ndarray:
+        """Return where a camera without lens distortion shows what is at pixels (n, 2) x, y of the stored frame.
+
+        DJI's DewarpData: a date, then fx, fy, cx, cy in pixels, cx and cy from the calibrated centre, then k1, k2, p1, p2, k3
+        of OpenCV's model. DewarpFlag 1: the drone has already corrected the photograph.
+        """
+        texts = self.dji.get("DewarpData", "").rpartition(";")[2].split(",")
+        values = [_number(text.strip(), -1e6, 1e6) for text in texts]
+        if len(values) != 9 or None in values or self._dji("DewarpFlag", 0, 9) or self.focal_px is None:
+            return pixels
+        fx, fy, cx, cy, *lens = np.array(values, np.float64)
+        if min(fx, fy) < 1:
+            return pixels
+        size = np.array([self.width, self.height])
+        scale = self.width / self._original_size[0]
+        seen = ((pixels - size / 2) / scale - (cx, cy)) / (fx, fy)
+        k1, k2, p1, p2, k3 = lens
+        found = seen
+        with np.errstate(all="ignore"):
+            for _ in range(LENS_ROUNDS):
+                x, y = found.T
+                r2 = x * x + y * y
+                bent = 2 * p1 * x * y + p2 * (r2 + 2 * x * x), 2 * p2 * x * y + p1 * (r2 + 2 * y * y)
+                found = (seen - np.stack(bent, axis=1)) / (1 + r2 * (k1 + r2 * (k2 + r2 * k3)))[:, None]
+        is_lens = np.abs(found - seen).max(axis=1, keepdims=True) < MOST_BENT  # False for what is not a number
+        return size / 2 + self.focal_px[0] * np.where(is_lens, found, seen)
 
     @property
     def direction_problem(self) -> str | None:
