@@ -257,14 +257,15 @@ def _place(flight: list[View], site: Site) -> tuple[list[Asset], float]:
     first, errors = flight[0], site.errors
     parts: list[Rays] = []
     members: list[tuple[str, int]] = []
+    headings = np.array([view.camera.heading for view in flight])
+    strip_heading = float(np.angle(np.exp(4j * headings).sum())) / 4  # its strips are quarter turns apart
     for number, view in enumerate(flight):
         if len(view.boxes):
             north, east = offsets_m(first.latitude, first.longitude, geocentric(view.latitude, view.longitude)[None])[0]
             at = np.array([north, east, -(view.up_m or 0.0)])
             sigmas_m = view.sigma_m, errors.height_m if view.up_m is not None else np.inf
-            parts.append(
-                sight_lines(view.camera, at, sigmas_m, view.boxes, view.class_ids, number, site.ground_height_m, errors)
-            )
+            place = view.camera, at, sigmas_m, view.boxes, view.class_ids, number, site.ground_height_m
+            parts.append(sight_lines(*place, errors, strip_heading))
             members += [(view.file, detection) for detection in view.numbers]
     common_m = float(np.sqrt(errors.common_shares[0]) * np.median([view.sigma_m for view in flight]))
     if not parts:
