@@ -58,6 +58,7 @@ class PhotoMetadata:
     gps: dict[int, Any] = field(default_factory=dict)
     dji: dict[str, str] = field(default_factory=dict)
     problem: str | None = None  # why the header, or its XMP, was not used
+    is_turned: bool = False  # the flight shows that the pixels were turned by 180 degrees
 
     @cached_property
     def position(self) -> tuple[float, float] | None:
@@ -185,6 +186,8 @@ class PhotoMetadata:
             return self.problem or f"no {', '.join(missing)} in XMP"
         if not any(self.gimbal_deg):  # some drones write 0 for an unknown direction
             return f"{', '.join(GIMBAL_FIELDS)} in XMP are all 0: the direction is not known"
+        if self.is_turned:
+            return "its ground is that of other photographs only if it is turned by 180 degrees: use the drone's file"
         if self.written_by:
             return f"written again by {self.written_by}, which may have turned it: use the file that the drone wrote"
         for name in ("CamReverse", "GimbalReverse"):
