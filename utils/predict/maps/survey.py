@@ -24,6 +24,8 @@ LEAST_VIEWS, LEAST_SHARE = 2, 0.5  # a sure asset has so many views, and was fou
 GATE = 13.82  # 0.999 quantile of the chi-squared distribution with 2 degrees of freedom
 ROUNDS = 5
 NUM_NEIGHBOURS, FAR_M = 16, 1e4  # places compared with a detection's, and the distance of none
+USUAL_SHARE = 0.05  # of the height: the least distance, beside 1 m, of two places of one asset from two photographs
+MEDIAN_BY_QUARTILE = 2.4  # of squared distances in the plane
 NO_MATCH = 9.0  # squared distance, in the usual squared distances, of places that are not the same
 
 
@@ -245,7 +247,7 @@ def survey(views: Iterable[View], site: Site) -> Survey:
 def find_turned(flight: Sequence[View], site: Site) -> set[str]:
     """Return the files whose detections lie where other photographs show the same class only if they are turned by 180 degrees.
 
-    Viewers turn pixels and keep the gimbal's angles. The clearest one is left out first: its places mislead the others.
+    Viewers turn pixels and keep the gimbal's angles. The clearest one is turned back first: its places mislead the others.
     """
     parts: list[np.ndarray] = [
         np.zeros((0, 6))
@@ -262,21 +264,23 @@ def find_turned(flight: Sequence[View], site: Site) -> set[str]:
             parts.append(np.column_stack([np.full(is_steep.sum(), number), view.class_ids[is_steep], *places]))
     rows = np.concatenate(parts)
     found: set[str] = set()
-    while len(rows) > 1:
+    least = (USUAL_SHARE * float(np.median([view.up_m or 0.0 for view in flight]))) ** 2 + 1.0
+    for _ in range(len(flight) if len(rows) > 1 else 0):
         tree = cKDTree(rows[:, 2:4])
         squares = []
         for where in (rows[:, 2:4], rows[:, 4:]):
             away_m, neighbours = tree.query(where, k=min(NUM_NEIGHBOURS, len(rows)))
             is_other = (rows[neighbours, 0] != rows[:, :1]) & (rows[neighbours, 1] == rows[:, 1:2])
             squares.append(np.where(is_other, away_m, FAR_M).min(axis=1) ** 2)
-        usual = max(float(np.median(squares[0])), 1.0)
+        usual = max(float(np.quantile(squares[0], 0.25)) * MEDIAN_BY_QUARTILE, least)  # also if most do not match
         as_it_is, turned = (np.bincount(rows[:, 0].astype(int), (one / usual).clip(max=NO_MATCH)) for one in squares)
         gains = np.where(turned < as_it_is / 2, as_it_is - turned, 0)
         clearest = int(np.argmax(gains))
         if gains[clearest] <= GATE:
             break
-        found.add(flight[clearest].file)
-        rows = rows[rows[:, 0] != clearest]
+        found ^= {flight[clearest].file}
+        is_clearest = rows[:, 0] == clearest
+        rows[is_clearest, 2:] = rows[is_clearest][:, [4, 5, 2, 3]]
     return found
 
 
