@@ -41,7 +41,7 @@ GIMBAL_FIELDS = ("GimbalYawDegree", "GimbalPitchDegree", "GimbalRollDegree")
 # The first entry of DJI's MakerNote: tag 1, a text of four bytes. The other tags are those that ExifTool lists.
 _DJI_ENTRY = struct.pack("<HHI4s", 1, 2, 4, b"DJI")
 _NOTE_YAW, _NOTE_PITCH, _NOTE_ROLL = 10, 9, 11
-_MAKERS_SOFTWARE = re.compile(r"v?\d[\d.]*|DJI.*|", re.IGNORECASE)
+_MAKERS_SOFTWARE = re.compile(r"(v?\d|DJI).*|", re.IGNORECASE)
 MOST_WRITING_S = 60  # between the shot and the writing of a photograph that nobody changed
 LENS_ROUNDS, MOST_BENT = 50, 1.0  # to invert a lens; the most that it moves a point, as a share of the focal length
 _NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,18})?")
