@@ -223,7 +223,7 @@ def write_maps(
     """Write the files of detections and assets; return lines that sum them up."""
     keys = [(source.file, source.key) for source in sources]
     tables = write_asset_files(output, keys, site, names, before)
-    lines = write_map_files(output, keys, site, tables.of_detection)
+    lines = write_map_files(output, keys, site, tables.of_detection, tables.turned)
     write_text_atomic(output / "assets.html", build_page(tables, names, made_with, len(sources)))
     return lines + tables.lines
 

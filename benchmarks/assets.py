@@ -4,7 +4,8 @@
 
 A flight photographs 60 poles along a line from both sides. 10 % of the detections are missing and 5 % are false. The errors of
 the satellite position and of the gimbal have a part for the whole flight and a part for each photograph, with the shares of
-utils/predict/maps/camera.py or --true-shares. Positions are compared with those from single photographs. Then each flight
+utils/predict/maps/camera.py or --true-shares. The gimbal's are turns about axes that turn with it, and the common error of its
+heading has the other sign on the way back. Positions are compared with those from single photographs. Then each flight
 is repeated without changes, and with ten changes: 3 poles new, 3 gone, 2 moved by 4 m, 2 of another class.
 """
 
@@ -71,18 +72,22 @@ def fly(
     each detection of a pole: the error of a position from that photograph alone, and its standard deviation.
     """
     share = np.repeat(setting.true_shares, 3)
-    sigmas = np.array([setting.gps_m] * 2 + [1.0] + [setting.gimbal_deg] * 3)  # north, east, down; turns about these
+    sigmas = np.array(
+        [setting.gps_m] * 2 + [1.0] + [setting.gimbal_deg] * 3
+    )  # north, east, down; turns about ahead, right, down
     common, own = np.sqrt(share) * sigmas * rng.normal(size=6), np.sqrt(1 - share) * sigmas
     focal_px = FOCAL_PX * (1 + 0.01 * rng.normal())
     views: list[View] = []
     shown, single = [], []
     start = poles[0, 0] - 20 + rng.uniform(0, 10)
     for side in (-1, 1):
-        believed = Camera(FOCAL_PX, 0.01 * FOCAL_PX, WIDTH_PX, HEIGHT_PX, rotation(-90 * side, -45, 0))
+        level = rotation(-90 * side, 0, 0)
+        believed = Camera(FOCAL_PX, 0.01 * FOCAL_PX, WIDTH_PX, HEIGHT_PX, level @ rotation(0, -45, 0))
+        common[5] *= -1
         for north in np.arange(start, poles[:, 0].max() + 20, setting.spacing_m):
             wrong = common + own * rng.normal(size=6)
             at = np.array([north, side * BESIDE_M, -HEIGHT_M])
-            turn = rotation(*wrong[5:2:-1])  # about down, east, north: small turns, in any order
+            turn = level @ rotation(*wrong[5:2:-1]) @ level.T  # about down, right, ahead: small turns, in any order
             true = replace(believed, attitude=turn @ believed.attitude, focal_px=focal_px)
             boxes, class_ids, pole = _boxes(poles, true, at, rng)
             place = at + wrong[:3]

@@ -12,6 +12,7 @@ import simplejpeg
 from PIL import Image, ImageOps
 
 from tests.conftest import run_script
+from utils.data.cache import load_photo
 from utils.data.images import (
     ImageError,
     decode_image,
@@ -25,6 +26,8 @@ from utils.data.images import (
     upright_size,
     write_jpeg,
 )
+from utils.sources.checks.pictures import measure
+from utils.sources.parsing.photograph import build_image
 
 
 def encode(pixels: np.ndarray, kind: str, orientation: int | None = None) -> bytes:
@@ -167,6 +170,23 @@ def test_jpeg_without_its_end_is_an_error_at_every_scale(min_long_side_px: int |
     data = encode_jpeg(textured(800, 800))
     with pytest.raises(ImageError, match="truncated"):
         decode_image(data[:-2], min_long_side_px)
+
+
+@pytest.mark.parametrize("missing", [1, 2, 500])
+def test_a_jpeg_without_its_last_bytes_is_refused_by_parsing_checks_training_and_inference(
+    missing: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.jpg"
+    file.write_bytes(encode_jpeg(textured(800, 800))[:-missing])
+    readers = (
+        read_image,
+        measure,
+        lambda file: load_photo(file, 100),
+        lambda file: build_image(file.read_bytes(), 640),
+    )
+    for read in readers:
+        with pytest.raises(ImageError, match="truncated"):
+            read(file)
 
 
 def test_grey_alpha_and_16_bit_become_rgb() -> None:

@@ -12,8 +12,10 @@ import pytest
 from geojson_pydantic import FeatureCollection
 
 from tests.predict.maps.photographs import GPS, dji, exif_of, write_photo, xmp_of
+from utils.predict.maps.asset_files import write_asset_files
 from utils.predict.maps.findings import Site
 from utils.predict.maps.map_files import GEOJSON, KML, WORK_LIST, WORK_LIST_COLUMNS, write_map_files
+from utils.predict.maps.metadata import SOFTWARE
 from utils.predict.maps.thumbnails import save_thumbnails, thumbnail
 
 
@@ -48,6 +50,27 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert lines[0].startswith("Map: 2 on the ground, 1 at the camera, 1 without position")
     assert len(lines) == 3
     return folder
+
+
+def test_photographs_that_another_program_wrote_or_turned_are_named_in_one_line_each(tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.jpg" for name in ("a", "b", "c")]
+    for file in files:
+        write_photo(file, exif=exif_of())
+    viewed = exif_of()
+    viewed[SOFTWARE] = "Microsoft Windows Photo Viewer\n10.0"
+    write_photo(files[1], exif=viewed)
+    write_predictions(tmp_path, [(file, [detection()]) for file in files])
+    keys = [(file, file.stem) for file in files]
+    tables = write_asset_files(tmp_path, keys, Site(), ["pole"], None)
+    tables.turned.append(str(files[2]))
+    lines = [line for line in tables.lines if line.startswith("Left out")]
+    assert lines == [
+        "Left out of the assets: turned by 180 degrees: c.jpg; use the files that the drone wrote",
+        "Left out of the assets: written again after the flight: b.jpg; use the files that the drone wrote",
+    ]
+    write_map_files(tmp_path, keys, Site(), {}, tables.turned)
+    assert [row["position_kind"] for row in rows_of(tmp_path)] == ["ground", "camera", "camera"]
+    assert "turned by 180 degrees" in rows_of(tmp_path)[2]["reason"]
 
 
 def test_the_geojson_is_valid_and_its_points_are_longitude_and_latitude(output: Path) -> None:

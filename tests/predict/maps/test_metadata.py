@@ -1,23 +1,30 @@
 """What a photograph's EXIF and XMP say of where it was taken."""
 
+import struct
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.predict.maps.photographs import DJI, FOCAL_TAGS, GPS, HOME, dji, exif_of, metadata, write_photo, xmp_of
 from tests.predict.maps.test_camera import entry
-from utils.data.images import decode_image, read_image
+from utils.data.images import EXIF_TIME_TAG, decode_image, read_image
 from utils.predict.maps import metadata as module
 from utils.predict.maps.findings import Site, locate, stored_pixels
 from utils.predict.maps.metadata import (
     ALTITUDE_REF,
     DIGITAL_ZOOM,
+    FOCAL_LENGTH_35_MM,
+    FOCAL_LENGTH_MM,
     GIMBAL_FIELDS,
     HEIGHT,
+    MAKER_NOTE,
+    SOFTWARE,
     TIME_OFFSET,
+    TIME_WRITTEN,
     WIDTH,
     PhotoMetadata,
     read_metadata,
@@ -114,7 +121,17 @@ def test_a_receiver_without_a_fix_has_no_position_but_the_bearing_stays() -> Non
 
 @pytest.mark.parametrize(
     ("flag", "sigma_m"),
-    [("50", 0.05), ("32", 0.5), ("49", 0.5), ("31", 10.0), ("16", 2.0), ("0", 10.0), (None, 5.0), ("x", 5.0)],
+    [
+        ("50", 0.05),
+        ("32", 0.5),
+        ("49", 0.5),
+        ("31", 10.0),
+        ("17", 10.0),
+        ("16", 2.0),
+        ("0", 5.0),
+        (None, 5.0),
+        ("x", 5.0),
+    ],
 )
 def test_the_rtk_flag_gives_the_positions_standard_deviation(flag: str | None, sigma_m: float) -> None:
     photo = metadata(RtkFlag=flag)
@@ -187,6 +204,45 @@ def test_a_missing_or_doubtful_field_leaves_the_cameras_position(changes: dict[s
     assert reason in found["reason"]
 
 
+def test_gimbal_angles_are_those_of_djis_maker_note_where_xmp_is_lost(tmp_path: Path) -> None:
+    entries = [struct.pack("<HHIf", tag, 11, 1, value) for tag, value in ((6, 1.5), (9, -75.0), (10, 89.5), (11, 0.5))]
+    note = b"\5\0" + struct.pack("<HHI4s", 1, 2, 4, b"DJI") + b"".join(entries)
+    for data, angles in ((note, (89.5, -75.0, 0.5)), (note[:-1], None), (note.replace(b"DJI", b"HAL"), None)):
+        file = write_photo(tmp_path / "a.jpg", exif=exif_of(GPS, {**FOCAL_TAGS, MAKER_NOTE: data}), xmp=None)
+        assert read_metadata(file).gimbal_deg == angles
+    both = PhotoMetadata(600, 400, exif={MAKER_NOTE: note}, dji=DJI)
+    assert both.gimbal_deg == (0, -90, 0)
+
+
+TAKEN = {EXIF_TIME_TAG: "2016:06:23 16:32:43"}
+
+
+@pytest.mark.parametrize(
+    ("exif", "fields", "program"),
+    [
+        ({SOFTWARE: "Microsoft Windows Photo Viewer 10.0.10240.16384"}, {}, "Microsoft Windows Photo Viewer"),
+        ({}, {"CreatorTool": "Microsoft Windows Photo Viewer 10.0.10240.16384"}, "Microsoft Windows Photo Viewer"),
+        ({**TAKEN, TIME_WRITTEN: "2016:06:23 19:24:38"}, {}, "an unknown program at 2016-06-23 19:24:38"),
+        ({**TAKEN, TIME_WRITTEN: "2016:06:23 18:32:44", SOFTWARE: "v01.23.4920     \0"}, {}, None),  # two time zones
+        ({**TAKEN, TIME_WRITTEN: "2016:06:23 16:32:43", SOFTWARE: "10.00.12.07"}, {"CreatorTool": "DJI"}, None),
+    ],
+)
+def test_a_photograph_that_a_viewer_wrote_again_and_may_have_turned_has_no_direction(
+    exif: dict[int, str], fields: dict[str, str], program: str | None, tmp_path: Path
+) -> None:
+    block = exif_of(GPS, exif)
+    block.update({tag: exif[tag] for tag in (SOFTWARE, TIME_WRITTEN) if tag in exif})
+    packet = xmp_of({**DJI, **fields})
+    for _ in fields:
+        packet = packet.replace(b"drone-dji:CreatorTool", b'xmlns:x="http://ns.adobe.com/xap/1.0/" x:CreatorTool')
+    photo = read_metadata(write_photo(tmp_path / "a.jpg", exif=block, xmp=packet))
+    assert photo.position == HOME
+    if program is None:
+        assert photo.direction_problem is None
+    else:
+        assert f"written again by {program}" in str(located(photo)["reason"])
+
+
 @pytest.mark.parametrize("flight", [None, "+179.90", "+0.00"])
 @pytest.mark.parametrize("angles", [("+0.00", "+0.00", "+0.00"), ("0", "-0.00", "0.0")])
 def test_gimbal_angles_that_are_all_zero_are_no_direction(angles: tuple[str, ...], flight: str | None) -> None:
@@ -204,6 +260,24 @@ def test_a_shrunk_photograph_that_kept_its_metadata_has_the_shrunk_focal_length(
     without_centre = {"CalibratedOpticalCenterX": None, "CalibratedOpticalCenterY": None}
     photo = PhotoMetadata(300, 200, exif={WIDTH: 600, HEIGHT: 400}, dji=dji(**without_centre))
     assert photo.focal_px == (250, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("size", "focal_mm", "equivalent_mm", "focal_px"),
+    [
+        ((4000, 2250), 3.61, 20, 2311),  # Phantom 3 at 16:9, cropped from 4:3
+        ((4000, 2250), None, 20, 2311),
+        ((4000, 3000), 3.61, 20, 2311),
+        ((5472, 3078), 8.8, 24, 3648),  # Phantom 4 Pro, one inch: cropped from 3:2
+        ((4864, 3648), 8.8, 24, 3648),
+        ((3648, 5472), 8.8, 24, 3648),
+    ],
+)
+def test_a_photograph_cropped_to_another_shape_has_the_focal_length_of_its_whole_sensor(
+    size: tuple[int, int], focal_mm: float | None, equivalent_mm: int, focal_px: float
+) -> None:
+    photo = PhotoMetadata(*size, exif={FOCAL_LENGTH_MM: focal_mm, FOCAL_LENGTH_35_MM: equivalent_mm})
+    assert photo.focal_px == pytest.approx((focal_px, 0.03 * focal_px), rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +307,32 @@ def test_pixels_are_those_of_the_stored_frame_in_each_orientation_and_when_decod
         assert stored_pixels(centre, width, height, photo)[0] == pytest.approx((464, 96), abs=0.5)
 
 
+LENS = "2018-09-04;500.0,505.0,6.0,-4.0,-0.42,0.2,0.001,-0.002,-0.05"
+
+
+@pytest.mark.parametrize("size", [(600, 400), (300, 200)])
+@pytest.mark.parametrize("flag", ["0", "1"])
+def test_a_point_far_from_the_middle_is_where_djis_lens_data_say(size: tuple[int, int], flag: str) -> None:
+    """OpenCV projects points of the ground; DewarpFlag 1 says that the drone has corrected the photograph."""
+    ground = np.array([[0.5, -0.3, 1.0], [-0.55, 0.35, 1.0], [0.01, 0.02, 1.0]])
+    camera = np.array([[500.0, 0, 306], [0, 505.0, 196], [0, 0, 1]])
+    bent = cv2.projectPoints(ground, np.zeros(3), np.zeros(3), camera, np.array([-0.42, 0.2, 0.001, -0.002, -0.05]))[0]
+    photo = metadata(size=size, DewarpData=LENS, DewarpFlag=flag)
+    found = stored_pixels(bent[:, 0] * size[0] / 600, *size, photo) * 600 / size[0]
+    straight = 500 * ground[:, :2] + (300, 200)
+    assert np.allclose(found, straight, atol=0.02) == (flag == "0")
+    assert np.allclose(found, bent[:, 0], atol=0.02) == (flag == "1")
+
+
+@pytest.mark.parametrize(
+    "data", ["", "2018", LENS[:-6], LENS.replace("500.0", "0"), LENS.replace("0.42", "90"), "x;" + "9," * 9]
+)
+def test_damaged_lens_data_move_no_point_out_of_the_world(data: str) -> None:
+    corners = np.array([[0.0, 0], [600, 400], [300, 200]])
+    found = stored_pixels(corners, 600, 400, metadata(DewarpData=data))
+    assert np.abs(found - corners).max() < 600
+
+
 # --- The XMP reader on what drones write and on what attackers write -------------------------------------------------
 
 
@@ -250,6 +350,15 @@ def test_djis_short_fields_are_read_from_attributes_and_elements(
     data = xmp_of({}).replace(b"></rdf", f">{elements}</rdf".encode(), 1) if as_elements else xmp_of(fields)
     data = data.replace(b"www.dji", f"www.{namespace}".encode())
     assert read_dji_fields(data + b"\0\0 \n") == expected
+
+
+@pytest.mark.parametrize("name", ["http://www.dji.com/drone-dji/1.0/", "http://www.dji.com/", "http://www.dji.com"])
+def test_a_packet_with_djis_namespace_declared_twice_or_short_is_read(name: str) -> None:
+    data = xmp_of(DJI).replace(b"drone-dji:", b"DJI:").replace(b":drone-dji=", b":DJI=")
+    data = data.replace(b"http://www.dji.com/drone-dji/1.0/", name.encode())
+    twice = f'<rdf:Description xmlns:DJI="{name}"'.encode()
+    assert read_dji_fields(data.replace(b"<rdf:Description", twice)) == DJI
+    assert read_dji_fields(data.replace(b'="500.00"', b'="500.00" DJI:CalibratedFocalLength="7"')) == DJI
 
 
 def entities(secret: Path) -> dict[str, str]:

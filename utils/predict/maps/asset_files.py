@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from utils.common.errors import printable
 from utils.common.files import write_bytes_atomic, write_text_atomic
 from utils.common.text import csv_text
 from utils.predict.maps.assets import ASSET_SIGMA_M
@@ -22,6 +23,7 @@ from utils.predict.maps.thumbnails import sharpness, thumbnail_path
 
 ASSETS, CHANGES = "assets", "changes"  # .geojson, .csv
 CUT_SHARE = 0.5  # factor for the size of a view whose box touches the photograph's edge
+MOST_NAMED = 12  # photographs in a line
 Row = dict[str, Any]
 
 
@@ -29,13 +31,16 @@ Row = dict[str, Any]
 class AssetTables:
     """The rows of the files; changes: None without an earlier flight. flights: the photographs.
 
-    of_detection: the asset's facts for the files of detections, by photograph and number of the detection.
+    of_detection: the asset's facts for the files of detections, by photograph and number of the detection. turned: the
+    photographs that the flight shows to be turned. rewritten: those that another program wrote after the drone.
     """
 
     assets: list[Row]
     changes: list[Row] | None
     flights: list[list[View]]
     of_detection: dict[tuple[str, int], Row]
+    turned: list[str]
+    rewritten: list[str]
 
     @property
     def lines(self) -> list[str]:
@@ -44,6 +49,11 @@ class AssetTables:
         sure = sum(row["sure"] for row in self.assets)
         what = ", ".join(f"{number} {name}" for name, number in classes.most_common()) or "none"
         lines = [f"Assets: {what}; {sure} of {len(self.assets)} seen often enough to be sure (assets.html)"]
+        for why, files in (("turned by 180 degrees", self.turned), ("written again after the flight", self.rewritten)):
+            if files:
+                shown = ", ".join(printable(Path(file).name, 100) for file in files[:MOST_NAMED])
+                more = f" and {len(files) - MOST_NAMED} more" if len(files) > MOST_NAMED else ""
+                lines.append(f"Left out of the assets: {why}: {shown}{more}; use the files that the drone wrote")
         if self.changes is not None:
             kinds = Counter(row["change"] for row in self.changes)
             what = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) or "none"
@@ -60,8 +70,11 @@ def write_asset_files(
     """
     key_of = {str(file): key for file, key in keys}
     views, entries = [], {}
+    rewritten: list[str] = []
     for entry in read_entries(folder / "predictions.json"):
-        views.append(view_of(read_metadata(Path(entry["file"])), entry))
+        photo = read_metadata(Path(entry["file"]))
+        views.append(view_of(photo, entry))
+        rewritten += [entry["file"]] if photo.written_by else []
         boxes = [{name: item[name] for name in ("box_xyxy", "confidence")} for item in entry["detections"]]
         entries[entry["file"]] = {**entry, "detections": boxes}  # without outlines: memory
     found = survey([view for view in views if view is not None], site)
@@ -81,7 +94,7 @@ def write_asset_files(
     _write(folder / ASSETS, list(rows.values()))
     if listed is not None:
         _write(folder / CHANGES, listed)
-    return AssetTables(list(rows.values()), listed, found.flights, of_detection)
+    return AssetTables(list(rows.values()), listed, found.flights, of_detection, sorted(found.turned), rewritten)
 
 
 def _name(assets: list[Asset], names: Sequence[str], before: Before | None) -> None:

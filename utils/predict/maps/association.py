@@ -9,7 +9,7 @@ so the result does not depend on the order of the photographs.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -18,7 +18,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.spatial import cKDTree
 from scipy.special import chdtri
 
-from utils.predict.maps.camera import NUM_COMMON, Rays
+from utils.predict.maps.camera import Rays
 
 RARE = 1e-4  # probability that detections of one asset misfit by more than the gate
 MISSED, MOST_MISSED = 0.3, 10  # chance to miss a detection; counted at most so often, against two assets at one place
@@ -30,7 +30,6 @@ TRUST = 50.0  # in the assumed errors: they count like so many equations
 CHECKED_VIEWS = 3  # least views of an asset whose lines of sight check the assumed errors
 PAIRS_AT_ONCE = 20_000
 MOST_LIMITS = 1000  # detections of an asset for which the gate is known
-SIZE = 3 + NUM_COMMON
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,8 @@ class Placed:
 class Expected:
     """Prior knowledge: the height of the objects (down is positive), and the common errors as an information matrix.
 
-    matrix (7, 7) and right (7,) are those of the common errors, in standard deviations; their parts for the position are 0.
+    matrix (size, size) and right (size,), with size = 3 + the number of common errors, are those of the common errors, in
+    standard deviations; their parts for the position are 0.
     """
 
     height_m: float
@@ -59,9 +59,10 @@ class Expected:
         return float(self.right[3:] @ np.linalg.pinv(self.matrix[3:, 3:]) @ self.right[3:])
 
     @classmethod
-    def before(cls, ground_height_m: float, sigma_m: float) -> Expected:
+    def before(cls, ground_height_m: float, sigma_m: float, num_common: int) -> Expected:
         """Return the knowledge before any detection."""
-        return cls(-ground_height_m, sigma_m, np.diag([0.0] * 3 + [1.0] * NUM_COMMON), np.zeros(SIZE))
+        size = 3 + num_common
+        return cls(-ground_height_m, sigma_m, np.diag([0.0] * 3 + [1.0] * num_common), np.zeros(size))
 
 
 class Groups:
@@ -99,7 +100,7 @@ class Groups:
         return np.where(self.number[:, 0] > 0, expected.height_sigma_m, FLAT_HEIGHT_SIGMA_M)
 
     def equations(self, expected: Expected) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the normal equations with the prior knowledge: (k, 7, 7), (k, 7), squared sums (k,)."""
+        """Return the normal equations with the prior knowledge: (k, size, size), (k, size), squared sums (k,)."""
         weight = 1 / self.height_sigmas(expected) ** 2
         matrix, right = self.matrix + expected.matrix, self.right + expected.right
         matrix[:, 2, 2] += weight
@@ -129,7 +130,8 @@ def place_flight(rays: Rays, ground_height_m: float, height_sigma_m: float) -> t
     The photographs' common errors are estimated from all assets together; each asset's own lines of sight count once.
     If lines of sight to an asset miss each other by more than the assumed errors, larger errors are assumed.
     """
-    expected = Expected.before(ground_height_m, height_sigma_m)
+    rays = replace(rays, common=rays.common[:, :, rays.common.any(axis=(0, 1))])  # of directions that were flown
+    expected = Expected.before(ground_height_m, height_sigma_m, rays.common.shape[2])
     labels, distance = np.arange(len(rays)), rays.distance
     if not len(rays):
         return labels, Placed(np.zeros((0, 3)), np.zeros((0, 3, 3)))
@@ -156,13 +158,15 @@ def _excess(labels: np.ndarray, rays: Rays, distance: np.ndarray, known: Expecte
 def _learnt(
     labels: np.ndarray, rays: Rays, distance: np.ndarray, expected: Expected
 ) -> tuple[Expected, np.ndarray, np.ndarray]:
-    """Return the knowledge of the common errors after all assets, and each asset's contribution: (m, 4, 4), (m, 4).
+    """Return the knowledge of the common errors after all assets, and each asset's contribution to it, as matrices
+    and right sides.
 
     All detections of a photograph together have the weight of one, because they share the photograph's own errors.
     """
     weight = 1 / np.bincount(rays.photo)[rays.photo]
     groups = Groups.of(labels, rays, rays.information(distance, weight))
-    nothing = Expected(expected.height_m, expected.height_sigma_m, np.zeros((SIZE, SIZE)), np.zeros(SIZE))
+    zeros = np.zeros_like(expected.matrix), np.zeros_like(expected.right)
+    nothing = Expected(expected.height_m, expected.height_sigma_m, *zeros)
     matrix, right, _ = groups.equations(nothing)
     gain = np.linalg.solve(matrix[:, :3, :3], matrix[:, :3, 3:]).mT
     matrices = matrix[:, 3:, 3:] - gain @ matrix[:, :3, 3:]

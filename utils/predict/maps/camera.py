@@ -28,7 +28,10 @@ EDGE_SIGMA_PX, EDGE_SIGMA_SHARE = 1.0, 0.02  # error of a box's centre along a s
 MIDDLE_SHARE = 0.01  # error as a share of a box's longer side: its middle shows another point in each photograph
 STEEPEST_DEG = 78.0  # in steeper views the middle between the ends of a vertical object is not defined
 DISTANCE_M, DISTANCE_SIGMA_M = 50.0, 50.0  # assumed if only the direction of an object is known
-NUM_COMMON = 4  # turns about north, east and down, and the focal length
+# Common errors: turns about the level directions ahead of the gimbal and to its right, about down for each direction of the
+# flight's strips, and the focal length.
+NUM_STRIP_DIRECTIONS = 4  # a quarter turn apart
+NUM_COMMON = 2 + NUM_STRIP_DIRECTIONS + 1
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,12 @@ class Camera:
     attitude: np.ndarray
     above_ground_m: float = 1.0
     above_ground_sigma_m: float = 0.0
+
+    @property
+    def heading(self) -> float:
+        """Return the gimbal's heading in radians from north over east: that of the optical axis, or of the frame's upper edge."""
+        ahead = self.attitude[:2, 0] if np.hypot(*self.attitude[:2, 0]) > 0.5 else -self.attitude[:2, 2]
+        return float(np.arctan2(ahead[1], ahead[0]))
 
     def rays(self, pixels: np.ndarray) -> np.ndarray:
         """Return the unit vectors (n, 3), north-east-down, in which pixels (n, 2) x, y of the stored frame look."""
@@ -130,8 +139,8 @@ class Rays:
 
     camera, direction (n, 3): where the line begins, and its unit vector. across (n, 2, 3): two unit vectors across it.
     angle_covariance (n, 2, 2): of the direction along these, in radians. camera_covariance (n, 2, 2): of the camera's
-    position along these, without the flight's common errors. common (n, 2, NUM_COMMON): the rotation of the direction, in
-    radians, by a common error of one standard deviation. is_steep (n,): whether the height of the ground gives the distance.
+    position along these, without the flight's common errors. common (n, 2, NUM_COMMON or less): the rotation of the direction,
+    in radians, by a common error of one standard deviation. is_steep (n,): whether the height of the ground gives the distance.
     """
 
     photo: np.ndarray
@@ -161,15 +170,15 @@ class Rays:
     def information(self, distance: np.ndarray, weight: np.ndarray | float = 1.0) -> tuple[np.ndarray, ...]:
         """Return the weighted normal equations of each line of sight, for its object's position and the common errors.
 
-        distance (n,): from the camera to the object, which turns angles into metres. Returns the matrices (n, 7, 7), the
-        right sides (n, 7) and the squared sums (n,). Information of one object's lines of sight adds up.
+        distance (n,): from the camera to the object, which turns angles into metres. Returns, with size = 3 + the number of common errors, the matrices (n, size, size), the
+        right sides (n, size) and the squared sums (n,). Information of one object's lines of sight adds up.
         """
         design = np.concatenate([self.across, distance[:, None, None] * self.common], axis=2)
         spread = distance[:, None, None] ** 2 * self.angle_covariance + self.camera_covariance
         weights = np.linalg.inv(spread) * np.reshape(weight, (-1, 1, 1))
         target = np.einsum("nij,nj->ni", self.across, self.camera)
         weighted = np.einsum("nki,nkl->nil", design, weights)
-        along = np.concatenate([self.direction, np.zeros((len(self), NUM_COMMON))], axis=1)
+        along = np.concatenate([self.direction, np.zeros((len(self), self.common.shape[2]))], axis=1)
         ahead = np.einsum("ni,ni->n", self.direction, self.camera) + self.distance
         return (
             weighted @ design + along[:, :, None] * along[:, None] / DISTANCE_SIGMA_M**2,
@@ -187,11 +196,12 @@ def sight_lines(
     photo: int,
     ground_height_m: float,
     errors: Errors,
+    strip_heading: float = 0.0,
 ) -> Rays:
     """Return the lines of sight to the centres of a photograph's boxes (n, 4) xyxy in pixels of its stored frame.
 
     at (3,): the camera's position. sigmas_m: its standard deviations, horizontal and vertical; the latter is infinite if the
-    height is unknown.
+    height is unknown. strip_heading: of the flight's strips in radians, or of a quarter turn from them.
     """
     centres, sides = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
     direction = _middles(camera, centres, sides)
@@ -207,8 +217,9 @@ def sight_lines(
     one_pixel = [turned(camera.rays(centres + step) - start) for step in np.eye(2)]
     by_pixels = np.stack(one_pixel, axis=2) * pixel_sigmas[:, None]
     middle = MIDDLE_SHARE * sides.max(axis=1) * np.linalg.norm(by_pixels, axis=1).max(axis=1) / pixel_sigmas.max(axis=1)
-    turns = np.radians([errors.tilt_deg, errors.tilt_deg, errors.heading_deg])
-    by_turns = np.stack([turned(np.cross(turn, direction)) for turn in np.diag(turns)], axis=2)
+    axes = rotation(np.degrees(camera.heading), 0, 0).T  # level ahead, level to the right, down
+    turns = np.radians([errors.tilt_deg, errors.tilt_deg, errors.heading_deg])[:, None] * axes
+    by_turns = np.stack([turned(np.cross(turn, direction)) for turn in turns], axis=2)
     focal = turned(replace(camera, focal_px=camera.focal_px + camera.focal_sigma_px).rays(centres) - start)
     of_position, of_angles = errors.common_shares
     angle_covariance = by_pixels @ by_pixels.mT + (1 - of_angles) * by_turns @ by_turns.mT
@@ -220,7 +231,10 @@ def sight_lines(
     is_steep = (direction[:, 2] > np.sin(np.radians(LEAST_DEPRESSION_DEG))) & (drop > 0) & np.isfinite(height)
     distance = np.where(is_steep, drop / np.where(is_steep, direction[:, 2], 1), DISTANCE_M)
     line = np.broadcast_to(at, direction.shape), direction, across
-    common = np.concatenate([np.sqrt(of_angles) * by_turns, focal[:, :, None]], axis=2)
+    strip = round((camera.heading - strip_heading) / (2 * np.pi / NUM_STRIP_DIRECTIONS)) % NUM_STRIP_DIRECTIONS
+    common = np.zeros((len(boxes), 2, NUM_COMMON))
+    common[:, :, [0, 1, 2 + strip]] = np.sqrt(of_angles) * by_turns
+    common[:, :, -1] = focal
     spread = angle_covariance, by_camera @ by_camera.mT, common
     return Rays(np.full(len(boxes), photo), class_ids, *line, *spread, distance, is_steep)
 

@@ -59,12 +59,12 @@ def locate(photo: PhotoMetadata, entry: dict[str, Any], site: Site) -> list[dict
 
 
 def stored_pixels(points: np.ndarray, width: int, height: int, photo: PhotoMetadata) -> np.ndarray:
-    """Convert points (n, 2) of an upright picture of width x height to pixels of the photograph's stored frame."""
+    """Convert points (n, 2) of an upright picture of width x height to pixels of the stored frame, without lens distortion."""
     is_turned = photo.orientation >= 5
     stored_width, stored_height = (height, width) if is_turned else (width, height)
     inverse = INVERSE_ORIENTATION.get(photo.orientation, photo.orientation)
     stored = points_upright(points, inverse, stored_width, stored_height)
-    return stored * (photo.width / stored_width, photo.height / stored_height)
+    return photo.pinhole_pixels(stored * (photo.width / stored_width, photo.height / stored_height))
 
 
 def _camera_of(photo: PhotoMetadata, site: Site) -> tuple[Camera | None, str | None]:

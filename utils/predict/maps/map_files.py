@@ -8,8 +8,9 @@ import csv
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import IO, Any
@@ -44,12 +45,17 @@ Finding = dict[str, Any]
 
 
 def write_map_files(
-    folder: Path, keys: Iterable[tuple[Path, str]], site: Site, of_asset: Mapping[tuple[str, int], Finding]
+    folder: Path,
+    keys: Iterable[tuple[Path, str]],
+    site: Site,
+    of_asset: Mapping[tuple[str, int], Finding],
+    turned: Collection[str] = (),
 ) -> list[str]:
     """Write the three files from predictions.json, one photograph at a time; return lines with a summary.
 
     keys: each photograph's file and the name of its results, in the order of predictions.json; it may hold more.
-    of_asset: facts from the asset of a detection, by photograph and number of the detection.
+    of_asset: facts from the asset of a detection, by photograph and number of the detection. turned: photographs that were
+    turned by 180 degrees.
     Prints a line for each photograph whose XMP is refused. Files appear only when all three are complete.
     """
     kinds: Counter[str | None] = Counter()
@@ -66,7 +72,7 @@ def write_map_files(
             rows = csv.writer(work_list)  # a table for spreadsheets: UTF-8 with a byte-order mark, comma
             rows.writerow(WORK_LIST_COLUMNS)
             makers = (_GeoJson(geojson), _Kml(kml))
-            for finding in _findings(folder, iter(keys), site, of_asset):
+            for finding in _findings(folder, iter(keys), site, of_asset, turned):
                 kinds[finding["position_kind"]] += 1
                 reasons.update([finding["reason"]] if finding["reason"] else [])
                 rows.writerow([cell(finding[name]) for name in WORK_LIST_COLUMNS])
@@ -84,14 +90,18 @@ def write_map_files(
 
 
 def _findings(
-    folder: Path, keys: Iterator[tuple[Path, str]], site: Site, of_asset: Mapping[tuple[str, int], Finding]
+    folder: Path,
+    keys: Iterator[tuple[Path, str]],
+    site: Site,
+    of_asset: Mapping[tuple[str, int], Finding],
+    turned: Collection[str],
 ) -> Iterator[Finding]:
     """Yield all findings, rounded, with links to their pictures. Their text is valid in every format."""
     for entry in read_entries(folder / "predictions.json"):
         key = next(key for file, key in keys if str(file) == entry["file"])
         if not entry["detections"]:
             continue
-        photo = read_metadata(Path(entry["file"]))
+        photo = replace(read_metadata(Path(entry["file"])), is_turned=entry["file"] in turned)
         if photo.problem not in (None, NOT_JPEG):
             print(f"{printable(entry['file'], 400)}: {photo.problem}", flush=True)
         for number, finding in enumerate(locate(photo, entry, site)):

@@ -6,14 +6,17 @@ A field that is missing, not a number or out of range is None. Only JPEG files a
 import io
 import math
 import re
+import struct
 import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image, JpegImagePlugin
 
+from utils.common.errors import printable
 from utils.data.images import EXIF_ERRORS, EXIF_IFD, EXIF_TIME_TAG, orientation_of, parse_exif_time
 from utils.predict.maps.xmp import XmpError, read_dji_fields
 
@@ -21,17 +24,26 @@ NOT_JPEG = "not a JPEG: positions are read from JPEG files only"
 MAX_HEADER_BYTES = 32_000_000  # everything before the pixels; thermal photographs keep some MB there
 GPS_IFD = 0x8825  # this and the tags below: EXIF 2.32 (CIPA DC-008-2019), 4.6
 LATITUDE_REF, LATITUDE, LONGITUDE_REF, LONGITUDE, ALTITUDE_REF, ALTITUDE = 1, 2, 3, 4, 5, 6
-TIME_OFFSET = 0x9011
-WIDTH, HEIGHT, DIGITAL_ZOOM, FOCAL_LENGTH_35_MM = 0xA002, 0xA003, 0xA404, 0xA405
+TIME_OFFSET, SOFTWARE, TIME_WRITTEN, MAKER_NOTE = 0x9011, 0x0131, 0x0132, 0x927C
+WIDTH, HEIGHT, DIGITAL_ZOOM, FOCAL_LENGTH_MM, FOCAL_LENGTH_35_MM = 0xA002, 0xA003, 0xA404, 0x920A, 0xA405
 DIAGONAL_35_MM = math.hypot(36, 24)  # CIPA DCG-001: the 35 mm equivalent has the same diagonal angle of view
+# Sensors of one inch (16 mm diagonal), APS-C (28) and 35 mm have sides of 3 to 2; the others of drones 4 to 3.
+INCH_SENSOR_MM, LEAST_APS_SENSOR_MM, WIDEST_SENSOR = (14, 17), 25, 1.55
 CALIBRATED_FOCAL_SIGMA, FOCAL_35_MM_SIGMA = 0.01, 0.03  # shares; the equivalent is rounded to whole millimetres
 MOST_FOCAL_DIFFERENCE = 0.15  # between the two
 MOST_ASPECT_DIFFERENCE = 0.02
-# Standard deviation of the position for DJI's RtkFlag: centimetres, decimetres, metres, failed (its user manuals).
-RTK_SIGMAS_M: dict[float, float] = {50: 0.05, **dict.fromkeys(range(32, 50), 0.5), 16: 2.0}
-SIGMA_FAILED_M = 10.0
 SIGMA_WITHOUT_RTK_M = 5.0  # ordinary satellite navigation
+# Standard deviation of the position for DJI's RtkFlag: centimetres, decimetres, metres (its user manuals). 0 means that RTK
+# gave no position, also in drones without RTK. The position is then that of ordinary satellite navigation.
+RTK_SIGMAS_M: dict[float, float] = {50: 0.05, **dict.fromkeys(range(32, 50), 0.5), 16: 2.0, 0: SIGMA_WITHOUT_RTK_M}
+SIGMA_UNKNOWN_FLAG_M = 10.0
 GIMBAL_FIELDS = ("GimbalYawDegree", "GimbalPitchDegree", "GimbalRollDegree")
+# The first entry of DJI's MakerNote: tag 1, a text of four bytes. The other tags are those that ExifTool lists.
+_DJI_ENTRY = struct.pack("<HHI4s", 1, 2, 4, b"DJI")
+_NOTE_YAW, _NOTE_PITCH, _NOTE_ROLL = 10, 9, 11
+_MAKERS_SOFTWARE = re.compile(r"(v?\d|DJI).*|", re.IGNORECASE)
+MOST_WRITING_S = 60  # between the shot and the writing of a photograph that nobody changed
+LENS_ROUNDS, MOST_BENT = 50, 1.0  # to invert a lens; the most that it moves a point, as a share of the focal length
 _NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,18})?")
 
 
@@ -46,6 +58,7 @@ class PhotoMetadata:
     gps: dict[int, Any] = field(default_factory=dict)
     dji: dict[str, str] = field(default_factory=dict)
     problem: str | None = None  # why the header, or its XMP, was not used
+    is_turned: bool = False  # the flight shows that the pixels were turned by 180 degrees
 
     @cached_property
     def position(self) -> tuple[float, float] | None:
@@ -67,7 +80,7 @@ class PhotoMetadata:
     def position_sigma_m(self) -> float:
         """Standard deviation of the position north and east, each."""
         flag = self._dji("RtkFlag", 0, 99)
-        return SIGMA_WITHOUT_RTK_M if flag is None else RTK_SIGMAS_M.get(flag, SIGMA_FAILED_M)
+        return SIGMA_WITHOUT_RTK_M if flag is None else RTK_SIGMAS_M.get(flag, SIGMA_UNKNOWN_FLAG_M)
 
     @property
     def altitude_m(self) -> float | None:
@@ -93,22 +106,77 @@ class PhotoMetadata:
 
     @property
     def gimbal_deg(self) -> tuple[float, float, float] | None:
-        """Yaw, pitch and roll of the gimbal, never of the aircraft."""
-        yaw, pitch, roll = (self._dji(name, -360, 360) for name in GIMBAL_FIELDS)
+        """Yaw, pitch and roll of the gimbal, never of the aircraft: of XMP, else of DJI's MakerNote."""
+        angles = [self._dji(name, -360, 360) for name in GIMBAL_FIELDS]
+        if None in angles:
+            note = _note_values(self.exif.get(MAKER_NOTE))
+            angles = [_number(note.get(tag), -360, 360) for tag in (_NOTE_YAW, _NOTE_PITCH, _NOTE_ROLL)]
+        yaw, pitch, roll = angles
         return None if yaw is None or pitch is None or roll is None else (yaw, pitch, roll)
+
+    @property
+    def written_by(self) -> str | None:
+        """The program that wrote the photograph after the drone did, and so may have turned its pixels; None without a trace."""
+        for name in (self.exif.get(SOFTWARE), self.dji.get("CreatorTool")):
+            text = str(name or "").strip("\0 ")
+            if not _MAKERS_SOFTWARE.fullmatch(text):
+                return printable(text, 80)
+        taken, written = (parse_exif_time(self.exif.get(tag)) for tag in (EXIF_TIME_TAG, TIME_WRITTEN))
+        late_s = (written - taken).total_seconds() if taken and written else 0
+        is_zone = min(late_s % 900, -late_s % 900) <= MOST_WRITING_S  # one of them in another time zone
+        return None if is_zone else f"an unknown program at {written}"
 
     @cached_property
     def focal_px(self) -> tuple[float, float] | None:
         """Focal length and its standard deviation in pixels of the stored frame."""
         calibrated = self._dji("CalibratedFocalLength", 1, 1e6)
-        equivalent_mm = _number(self.exif.get(FOCAL_LENGTH_35_MM), 1, 10_000)
         if calibrated is not None:
             focal = calibrated * self.width / self._original_size[0]
             return focal, CALIBRATED_FOCAL_SIGMA * focal
-        if equivalent_mm is not None:
-            focal = equivalent_mm * math.hypot(self.width, self.height) / DIAGONAL_35_MM
-            return focal, FOCAL_35_MM_SIGMA * focal
-        return None
+        equivalent = self._equivalent_focal_px
+        return None if equivalent is None else (equivalent, FOCAL_35_MM_SIGMA * equivalent)
+
+    @property
+    def _equivalent_focal_px(self) -> float | None:
+        """The 35 mm equivalent in pixels. It holds for the whole sensor, from which photographs of 16:9 are cropped."""
+        equivalent_mm = _number(self.exif.get(FOCAL_LENGTH_35_MM), 1, 10_000)
+        if equivalent_mm is None:
+            return None
+        short, long = sorted((self.width, self.height))
+        focal_mm = _number(self.exif.get(FOCAL_LENGTH_MM), 0.1, 1000) or 0.0
+        sensor_mm = focal_mm / equivalent_mm * DIAGONAL_35_MM
+        aspect = 4 / 3 if long / short > WIDEST_SENSOR else long / short
+        if INCH_SENSOR_MM[0] < sensor_mm < INCH_SENSOR_MM[1] or sensor_mm > LEAST_APS_SENSOR_MM:
+            aspect = 3 / 2
+        sensor_width_px = max(long, short * aspect)
+        return equivalent_mm * math.hypot(sensor_width_px, sensor_width_px / aspect) / DIAGONAL_35_MM
+
+    def pinhole_pixels(self, pixels: np.ndarray) -> np.ndarray:
+        """Return where a camera without lens distortion shows what is at pixels (n, 2) x, y of the stored frame.
+
+        DJI's DewarpData: a date, then fx, fy, cx, cy in pixels, cx and cy from the calibrated centre, then k1, k2, p1, p2, k3
+        of OpenCV's model. DewarpFlag 1: the drone has already corrected the photograph.
+        """
+        texts = self.dji.get("DewarpData", "").rpartition(";")[2].split(",")
+        values = [_number(text.strip(), -1e6, 1e6) for text in texts]
+        if len(values) != 9 or None in values or self._dji("DewarpFlag", 0, 9) or self.focal_px is None:
+            return pixels
+        fx, fy, cx, cy, *lens = np.array(values, np.float64)
+        if min(fx, fy) < 1:
+            return pixels
+        size = np.array([self.width, self.height])
+        scale = self.width / self._original_size[0]
+        seen = ((pixels - size / 2) / scale - (cx, cy)) / (fx, fy)
+        k1, k2, p1, p2, k3 = lens
+        found = seen
+        with np.errstate(all="ignore"):
+            for _ in range(LENS_ROUNDS):
+                x, y = found.T
+                r2 = x * x + y * y
+                bent = 2 * p1 * x * y + p2 * (r2 + 2 * x * x), 2 * p2 * x * y + p1 * (r2 + 2 * y * y)
+                found = (seen - np.stack(bent, axis=1)) / (1 + r2 * (k1 + r2 * (k2 + r2 * k3)))[:, None]
+        is_lens = np.abs(found - seen).max(axis=1, keepdims=True) < MOST_BENT  # False for what is not a number
+        return size / 2 + self.focal_px[0] * np.where(is_lens, found, seen)
 
     @property
     def direction_problem(self) -> str | None:
@@ -118,6 +186,10 @@ class PhotoMetadata:
             return self.problem or f"no {', '.join(missing)} in XMP"
         if not any(self.gimbal_deg):  # some drones write 0 for an unknown direction
             return f"{', '.join(GIMBAL_FIELDS)} in XMP are all 0: the direction is not known"
+        if self.is_turned:
+            return "its ground is that of other photographs only if it is turned by 180 degrees: use the drone's file"
+        if self.written_by:
+            return f"written again by {self.written_by}, which may have turned it: use the file that the drone wrote"
         for name in ("CamReverse", "GimbalReverse"):
             if self._dji(name, 0, 1):
                 return f"camera mounted upside down ({name})"
@@ -128,11 +200,9 @@ class PhotoMetadata:
         width, height = self._original_size
         if abs(width / height / (self.width / self.height) - 1) > MOST_ASPECT_DIFFERENCE:
             return "cropped or rotated after it was taken"
-        equivalent_mm = _number(self.exif.get(FOCAL_LENGTH_35_MM), 1, 10_000)
-        if equivalent_mm is not None:
-            expected = equivalent_mm * math.hypot(self.width, self.height) / DIAGONAL_35_MM
-            if abs(self.focal_px[0] / expected - 1) > MOST_FOCAL_DIFFERENCE:
-                return "CalibratedFocalLength in XMP and the 35 mm equivalent in EXIF contradict each other"
+        expected = self._equivalent_focal_px or self.focal_px[0]
+        if abs(self.focal_px[0] / expected - 1) > MOST_FOCAL_DIFFERENCE:
+            return "CalibratedFocalLength in XMP and the 35 mm equivalent in EXIF contradict each other"
         return None
 
     @property
@@ -192,9 +262,19 @@ def _read_exif(data: bytes) -> tuple[dict[int, Any], dict[int, Any]]:
     exif = Image.Exif()
     try:
         exif.load(data)
-        return dict(exif.get_ifd(EXIF_IFD)), dict(exif.get_ifd(GPS_IFD))
+        written = {tag: exif[tag] for tag in (SOFTWARE, TIME_WRITTEN) if tag in exif}
+        return written | dict(exif.get_ifd(EXIF_IFD)), dict(exif.get_ifd(GPS_IFD))
     except EXIF_ERRORS:
         return {}, {}
+
+
+def _note_values(note: Any) -> dict[int, float]:
+    """Return the single floats of DJI's MakerNote by their tags; {} for another maker's, or one that is damaged."""
+    if not isinstance(note, bytes) or note[2:14] != _DJI_ENTRY:
+        return {}
+    num_entries = min(int.from_bytes(note[:2], "little"), (len(note) - 2) // 12)
+    entries = struct.iter_unpack("<HHIf", note[2 : 2 + 12 * num_entries])
+    return {tag: value for tag, kind, count, value in entries if (kind, count) == (11, 1)}
 
 
 def _number(value: Any, least: float, most: float) -> float | None:

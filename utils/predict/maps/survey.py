@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 import numpy as np
+from scipy.spatial import cKDTree
 
 from utils.predict.maps.assets import ASSET_SIGMA_M, Assets
 from utils.predict.maps.association import Placed, best_pairs, near, place_flight
-from utils.predict.maps.camera import Camera, Rays, rotation, sight_lines
+from utils.predict.maps.camera import LEAST_DEPRESSION_DEG, Camera, Rays, rotation, sight_lines
 from utils.predict.maps.findings import Site, stored_pixels
 from utils.predict.maps.metadata import PhotoMetadata
 from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
@@ -22,6 +23,10 @@ EDGE_SHARE = 0.05  # of the photograph along its edge, where an asset may be cut
 LEAST_VIEWS, LEAST_SHARE = 2, 0.5  # a sure asset has so many views, and was found in more than this share of its looks
 GATE = 13.82  # 0.999 quantile of the chi-squared distribution with 2 degrees of freedom
 ROUNDS = 5
+NUM_NEIGHBOURS, FAR_M = 16, 1e4  # places compared with a detection's, and the distance of none
+USUAL_SHARE = 0.05  # of the height: the least distance, beside 1 m, of two places of one asset from two photographs
+MEDIAN_BY_QUARTILE = 2.4  # of squared distances in the plane
+NO_MATCH = 9.0  # squared distance, in the usual squared distances, of places that are not the same
 
 
 @dataclass(frozen=True)
@@ -151,12 +156,13 @@ class Asset:
 
 @dataclass
 class Survey:
-    """All assets, the position error that they share, and the photographs of each flight."""
+    """All assets, the position error that they share, and the photographs of each flight without the turned ones."""
 
     assets: list[Asset]
     common_m: float
     flights: list[list[View]]
     site: Site
+    turned: set[str] = field(default_factory=set)  # files
 
     def places(self, chosen: Sequence[Asset]) -> Places:
         """Return the positions of some of the assets."""
@@ -222,7 +228,9 @@ def survey(views: Iterable[View], site: Site) -> Survey:
     """Find the assets in photographs with detections. The order of the photographs does not matter."""
     ordered = sorted(views, key=lambda view: (view.time, view.file))
     result = Survey([], 0.0, [], site)
-    for flight in _flights(ordered):
+    for every in _flights(ordered):
+        result.turned |= find_turned(every, site)
+        flight = [view for view in every if view.file not in result.turned]
         result.flights.append(flight)
         _add_flight(result, *_place(flight, site))
     placed = [asset for asset in result.assets if asset.is_placed]
@@ -234,6 +242,46 @@ def survey(views: Iterable[View], site: Site) -> Survey:
     if site.assets is not None:
         _know(result, site.assets, site.asset_range_m)
     return result
+
+
+def find_turned(flight: Sequence[View], site: Site) -> set[str]:
+    """Return the files whose detections lie where other photographs show the same class only if they are turned by 180 degrees.
+
+    Viewers turn pixels and keep the gimbal's angles. The clearest one is turned back first: its places mislead the others.
+    """
+    parts: list[np.ndarray] = [
+        np.zeros((0, 6))
+    ]  # a row for each detection: view, class, place as it is, place if turned
+    for number, view in enumerate(flight):
+        above_m = (view.up_m or 0.0) - site.ground_height_m
+        if view.up_m is not None and above_m > 0 and len(view.boxes):
+            camera = replace(view.camera, above_ground_m=above_m)
+            centres = (view.boxes[:, :2] + view.boxes[:, 2:]) / 2
+            both = centres, np.array([camera.width_px, camera.height_px]) - centres
+            start = offsets_m(flight[0].latitude, flight[0].longitude, geocentric(view.latitude, view.longitude)[None])
+            is_steep = np.min([camera.depressions(pixels) for pixels in both], axis=0) > LEAST_DEPRESSION_DEG
+            places = [start + camera.ground_offsets(pixels[is_steep]) for pixels in both]
+            parts.append(np.column_stack([np.full(is_steep.sum(), number), view.class_ids[is_steep], *places]))
+    rows = np.concatenate(parts)
+    found: set[str] = set()
+    least = (USUAL_SHARE * float(np.median([view.up_m or 0.0 for view in flight]))) ** 2 + 1.0
+    for _ in range(len(flight) if len(rows) > 1 else 0):
+        tree = cKDTree(rows[:, 2:4])
+        squares = []
+        for where in (rows[:, 2:4], rows[:, 4:]):
+            away_m, neighbours = tree.query(where, k=min(NUM_NEIGHBOURS, len(rows)))
+            is_other = (rows[neighbours, 0] != rows[:, :1]) & (rows[neighbours, 1] == rows[:, 1:2])
+            squares.append(np.where(is_other, away_m, FAR_M).min(axis=1) ** 2)
+        usual = max(float(np.quantile(squares[0], 0.25)) * MEDIAN_BY_QUARTILE, least)  # also if most do not match
+        as_it_is, turned = (np.bincount(rows[:, 0].astype(int), (one / usual).clip(max=NO_MATCH)) for one in squares)
+        gains = np.where(turned < as_it_is / 2, as_it_is - turned, 0)
+        clearest = int(np.argmax(gains))
+        if gains[clearest] <= GATE:
+            break
+        found ^= {flight[clearest].file}
+        is_clearest = rows[:, 0] == clearest
+        rows[is_clearest, 2:] = rows[is_clearest][:, [4, 5, 2, 3]]
+    return found
 
 
 def _flights(ordered: list[View]) -> list[list[View]]:
@@ -257,14 +305,15 @@ def _place(flight: list[View], site: Site) -> tuple[list[Asset], float]:
     first, errors = flight[0], site.errors
     parts: list[Rays] = []
     members: list[tuple[str, int]] = []
+    headings = np.array([view.camera.heading for view in flight])
+    strip_heading = float(np.angle(np.exp(4j * headings).sum())) / 4  # its strips are quarter turns apart
     for number, view in enumerate(flight):
         if len(view.boxes):
             north, east = offsets_m(first.latitude, first.longitude, geocentric(view.latitude, view.longitude)[None])[0]
             at = np.array([north, east, -(view.up_m or 0.0)])
             sigmas_m = view.sigma_m, errors.height_m if view.up_m is not None else np.inf
-            parts.append(
-                sight_lines(view.camera, at, sigmas_m, view.boxes, view.class_ids, number, site.ground_height_m, errors)
-            )
+            place = view.camera, at, sigmas_m, view.boxes, view.class_ids, number, site.ground_height_m
+            parts.append(sight_lines(*place, errors, strip_heading))
             members += [(view.file, detection) for detection in view.numbers]
     common_m = float(np.sqrt(errors.common_shares[0]) * np.median([view.sigma_m for view in flight]))
     if not parts:
