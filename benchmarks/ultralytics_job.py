@@ -23,6 +23,7 @@ from utils.common.environment import prepare_environment
 from utils.common.errors import UserError, run_script
 from utils.common.files import write_bytes_atomic, write_text_atomic
 from utils.yolo.model import build_model, load_weights, save_deployable
+from utils.yolo.optimizer import ADAMW_LR
 
 SCORES = {
     "mask_map50_95": "metrics/mAP50-95(M)",
@@ -74,7 +75,7 @@ def train(job: Json) -> Json:
     yolo.add_callback("on_fit_epoch_end", clock.end_of_epoch)
     arguments = {
         **{name: job[name] for name in ("data", "epochs", "seed")},
-        **optimizer_arguments(job["optimizer"], yolo.model.yaml["nc"]),
+        **optimizer_arguments(job["optimizer"]),
         **({} if job["close_mosaic"] is None else {"close_mosaic": job["close_mosaic"]}),
         "imgsz": job["img_size"],
         "batch": job["batch_size"],
@@ -115,11 +116,10 @@ def skip_trial_of_amp() -> None:
     trainer.check_amp = decide_offline
 
 
-def optimizer_arguments(name: str, num_classes: int) -> Json:
+def optimizer_arguments(name: str) -> Json:
     """Return Ultralytics' arguments for the project's optimizer; with `auto` each side chooses its own."""
     if name == "adamw":
-        # The learning rate of both sides for AdamW: Ultralytics' when it chooses AdamW itself.
-        return {"optimizer": "AdamW", "lr0": round(0.01 / (4 + num_classes), 6), "momentum": 0.9}
+        return {"optimizer": "AdamW", "lr0": ADAMW_LR, "momentum": 0.9}
     return {"optimizer": {"sgd": "SGD"}.get(name, name)}
 
 

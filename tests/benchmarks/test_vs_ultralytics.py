@@ -167,10 +167,10 @@ def test_ultralytics_gets_the_projects_threads_and_adamws_rate() -> None:
     assert device == "cpu"
     assert threads >= 1
     assert workers >= 0
-    plan = plan_optimizer(TrainConfig(optimizer="adamw"), 1, 100, 8)
-    theirs = optimizer_arguments("adamw", 8)
+    plan = plan_optimizer(TrainConfig(optimizer="adamw"), 1, 100)
+    theirs = optimizer_arguments("adamw")
     assert (theirs["lr0"], theirs["momentum"]) == (plan.lr, plan.momentum)
-    assert optimizer_arguments("auto", 8) == {"optimizer": "auto"}
+    assert optimizer_arguments("auto") == {"optimizer": "auto"}
 
 
 def test_a_step_finds_what_the_user_put_on_pythonpath_and_its_failure_is_one_line_that_names_its_log(

@@ -271,7 +271,7 @@ def test_a_run_that_continues_keeps_what_auto_chose_when_it_began() -> None:
     assert (kept.optimizer, kept.amp, lines) == ("adamw", "off", [])
     assert keep_choices(config, {}, CPU) == (config, [])
     assert keep_choices(config, {"optimizer": "musgd", "lr": 0.002}, CPU)[0].lr == 0.002
-    assert keep_choices(config, {"optimizer": "musgd"}, CPU)[0].lr == 0.01  # an earlier version wrote no rate
+    assert keep_choices(config, {"optimizer": "adamw", "lr": 0.0008}, CPU)[0].lr == 0.0008
     foreign = {"optimizer": "lion", "amp": 7}
     assert keep_choices(config, foreign, CPU) == (config, [])
     told = TrainConfig(optimizer="sgd", amp="bf16")

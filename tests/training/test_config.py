@@ -103,12 +103,12 @@ def test_another_folder_beside_a_resume_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_optimizer_brings_its_own_rate_unless_one_is_given() -> None:
-    chosen = plan_optimizer(config_of(), 1, 1000, 8)
+    chosen = plan_optimizer(config_of(), 1, 1000)
     assert (chosen.name, chosen.lr) == ("musgd", 0.01)
-    adamw = plan_optimizer(config_of("--optimizer", "adamw"), 1, 1000, 8)
+    adamw = plan_optimizer(config_of("--optimizer", "adamw"), 1, 1000)
     assert adamw.name == "adamw"
-    assert adamw.lr == pytest.approx(0.002 * 5 / 12, abs=1e-6)
-    assert plan_optimizer(config_of("--optimizer", "adamw", "--lr", "0.02"), 1, 1000, 8).lr == 0.02
+    assert adamw.lr == 0.002
+    assert plan_optimizer(config_of("--optimizer", "adamw", "--lr", "0.02"), 1, 1000).lr == 0.02
 
 
 @pytest.mark.parametrize(
@@ -120,15 +120,15 @@ def test_the_optimizer_brings_its_own_rate_unless_one_is_given() -> None:
     ],
 )
 def test_short_trainings_of_trained_weights_take_adamw(epochs: int, is_trained: bool, name: str, line: str) -> None:
-    chosen = plan_optimizer(config_of("--epochs", str(epochs)), 1, 1000, 8, is_trained=is_trained)
+    chosen = plan_optimizer(config_of("--epochs", str(epochs)), 1, 1000, is_trained=is_trained)
     assert chosen.name == name
     assert chosen.arithmetic[1].startswith(line)
-    given = plan_optimizer(config_of("--optimizer", "sgd"), 1, 1000, 8, is_trained=is_trained)
+    given = plan_optimizer(config_of("--optimizer", "sgd"), 1, 1000, is_trained=is_trained)
     assert not any("because" in line for line in given.arithmetic)
 
 
 def test_rate_and_decay_follow_the_effective_batch() -> None:
-    chosen = plan_optimizer(config_of("--lr", "0.01", "--accumulate", "2", "--lr-scale", "linear"), 4, 1000, 8)
+    chosen = plan_optimizer(config_of("--lr", "0.01", "--accumulate", "2", "--lr-scale", "linear"), 4, 1000)
     assert chosen.global_batch_size == 16 * 4 * 2
     assert chosen.lr == pytest.approx(0.01 * 128 / 64)
     assert chosen.weight_decay == pytest.approx(5e-4 * 128 / 64)

@@ -37,7 +37,7 @@ def test_every_trainable_parameter_is_in_exactly_one_group() -> None:
 
 
 def plan_of(name: str) -> OptimizerPlan:
-    return plan_optimizer(TrainConfig(optimizer=name, weight_decay=0.0), 1, 1000, len(NAMES))
+    return plan_optimizer(TrainConfig(optimizer=name, weight_decay=0.0), 1, 1000)
 
 
 def set_gradients(model: torch.nn.Module, seed: int) -> None:

@@ -36,7 +36,15 @@ from utils.training.step import build_training
 from utils.yolo.inputs import varies_colours_on
 from utils.yolo.loss import inverse_frequency_weights
 from utils.yolo.model import YoloModel
-from utils.yolo.optimizer import FEW_STEPS, NOMINAL_BATCH_SIZE, OPTIMIZER_NAMES, SGD_LR, OptimizerPlan, scaled_lr
+from utils.yolo.optimizer import (
+    ADAMW_LR,
+    FEW_STEPS,
+    NOMINAL_BATCH_SIZE,
+    OPTIMIZER_NAMES,
+    SGD_LR,
+    OptimizerPlan,
+    scaled_lr,
+)
 
 GLOBAL_BATCH_SIZE = "global_batch_size"  # one of a run's choices: images per optimizer step
 THREADS, CORES = "threads", "cores"  # two more: compute threads per process, and the cores that it could use
@@ -177,7 +185,7 @@ def plan_training(config: TrainConfig, share: Share, run: OwnedRun, data: Data, 
         images = run.choices[GLOBAL_BATCH_SIZE]
         lines.append(f"{accumulate} batches per step, so that the run keeps its {images} images per step")
         config = replace(config, accumulate=accumulate)
-    optimizer = plan_optimizer(config, ranks.world_size, len(data.train), len(data.names), is_trained=is_trained)
+    optimizer = plan_optimizer(config, ranks.world_size, len(data.train), is_trained=is_trained)
     weights = None
     if config.class_weights != "none":  # every rank reads all labels, so all agree
         weights = inverse_frequency_weights(count_classes(data.train.photos, len(data.names)))
@@ -217,12 +225,10 @@ def plan_workers(batch_size: int, data: DataOptions, workers: int, local_world_s
     return plan_loader(workers, data.prefetch, largest_bytes, local_world_size)
 
 
-def plan_optimizer(
-    config: TrainConfig, world_size: int, num_images: int, num_classes: int, *, is_trained: bool = False
-) -> OptimizerPlan:
+def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, *, is_trained: bool = False) -> OptimizerPlan:
     """Choose the optimizer and derive the effective batch, learning rate and weight decay, with lines that explain them.
 
-    AdamW's rate is Ultralytics' rule for fine-tuning. Weight decay grows with the batch as in YOLOv5.
+    Weight decay grows with the batch as in YOLOv5.
     """
     global_batch = config.batch_size * world_size * config.accumulate
     steps = -(-num_images // global_batch)
@@ -235,7 +241,7 @@ def plan_optimizer(
         )
         choice = [f"Optimizer: {OPTIMIZER_NAMES[name]}, because {reason}"]
     is_adamw = name == "adamw"
-    base_lr = config.lr or (round(0.01 / (4 + num_classes), 6) if is_adamw else SGD_LR)
+    base_lr = config.lr or (ADAMW_LR if is_adamw else SGD_LR)
     lr = scaled_lr(base_lr, config.lr_scale, global_batch)
     weight_decay = config.weight_decay * global_batch / NOMINAL_BATCH_SIZE
     arithmetic = (
@@ -272,8 +278,10 @@ def keep_choices(config: TrainConfig, choices: dict[str, Any], device: torch.dev
     lines = []
     if config.optimizer == "auto" and choices.get("optimizer") in OPTIMIZER_NAMES:
         config = replace(config, optimizer=choices["optimizer"])
-    if config.lr is None and choices.get("optimizer") == config.optimizer != "adamw":  # earlier versions had two rates
-        config = replace(config, lr=choices.get("lr", SGD_LR))
+    if (
+        config.lr is None and choices.get("optimizer") == config.optimizer and "lr" in choices
+    ):  # others in earlier versions
+        config = replace(config, lr=choices["lr"])
     began = choices.get("amp")
     if config.amp == "auto" and began in PRECISION_CHOICES[1:]:
         try:

@@ -15,6 +15,9 @@ from utils.yolo.orthogonal import Orthogonaliser
 
 NOMINAL_BATCH_SIZE = 64  # the batch YOLOv8's learning rate, weight decay and gradient clip were tuned for
 SGD_LR = 0.01  # of SGD and MuSGD, for the nominal batch
+ADAMW_LR = (
+    0.002  # Ultralytics' for one class; it takes less for more, which is worse (docs/research/recipe.md#fine-tuning)
+)
 MUON_GAIN = 1.6  # factor of Muon's update, which MuSGD adds to SGD's; 0.2 in Ultralytics (docs/research/recipe.md)
 FEW_STEPS = 1000  # below, `auto` teaches trained weights with AdamW (docs/research/recipe.md#fine-tuning)
 OPTIMIZER_NAMES = {"sgd": "SGD", "musgd": "MuSGD", "adamw": "AdamW"}
@@ -33,7 +36,7 @@ class OptimizerOptions(Options):
         choices=("auto", "sgd", "musgd", "adamw"),
     )
     lr: float | None = option(
-        None, f"peak learning rate at batch {NOMINAL_BATCH_SIZE}; unset: {SGD_LR}; AdamW: 0.01 / (4 + classes)", above=0
+        None, f"peak learning rate at batch {NOMINAL_BATCH_SIZE}; unset: {SGD_LR}; AdamW: {ADAMW_LR}", above=0
     )
     lr_scale: str = option("none", "by the global batch / 64", choices=("none", "linear", "sqrt"))
     weight_decay: float = option(5e-4, f"weight decay at batch {NOMINAL_BATCH_SIZE}", at_least=0)
