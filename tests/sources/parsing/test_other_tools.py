@@ -149,7 +149,7 @@ def test_slanted_shapes_turn_clockwise(tmp_path: Path) -> None:
 
 BAD_SHAPES = [
     (shape("mask", "pole", rle="1, 2", left=0, top=0, width=9, height=9), "do not add up"),
-    (shape("mask", "pole", rle="-1, 82", left=0, top=0, width=9, height=9), "do not add up"),
+    (shape("mask", "pole", rle="41, -1, 41", left=0, top=0, width=9, height=9), "do not add up"),
     (shape("mask", "pole", rle="0, 81", left=149, top=0, width=9, height=9), "that the image does not hold"),
     (shape("mask", "pole", rle="0, 81", left=0, top=89, width=9, height=9), "that the image does not hold"),
     (shape("mask", "pole", rle="0, x", left=0, top=0, width=9, height=9), "`rle` is not a list of whole numbers"),
