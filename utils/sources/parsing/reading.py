@@ -75,6 +75,7 @@ def _read_tool(
     photographs = find_photographs(folder, problems, trust_links, by_path=True)
     more = (folder,) if tool.takes_folder else ()
     read = [tool(file, problems, *more) for file in Progress("label files", len(files))(files)]
+    tool.agree(read)
     rows = [row for labels in read for row in labels.rows]
     masks = {labels.path for labels in read if labels.rows or labels.is_damaged} | {row.file for row in rows}
     photographs = {
@@ -83,6 +84,7 @@ def _read_tool(
         if (item.member or item.file not in masks) and not PurePosixPath(key).parent.name.endswith(DRAWINGS)
     }
     by_key = _rows_by_key(rows, _matches(rows, folder, tool, photographs), problems, tool.has_rows_per_file)
+    tool.one_source(read, by_key, problems)
     is_kept = keep_unlabelled or tool.missing_is_empty
     kept = _empty(by_key, photographs, keep_unlabelled) if is_kept else set()
     by_key = _complete(by_key, photographs, folder if tool.by_file else files[0], kept, problems)
@@ -202,12 +204,6 @@ def _rows_by_key(
     """Return the rows of each photograph. Rows without a photograph are problems, and further rows of one photograph."""
     by_key: RowsByKey = {}
     for row, match in zip(rows, matches, strict=True):
-        if match.key in by_key and row.file_name.lower().endswith(".gif") and row.digest != by_key[match.key][0].digest:
-            others = ", ".join(other.file_name for other in by_key[match.key])
-            raise UserError(
-                f"{printable(row.file_name)} and {printable(others)} are masks of one photograph, {printable(match.key)}: move "
-                "away those that show no objects, such as the field of view"
-            )
         earlier = by_key.get(match.key or "", ())
         is_same = any(row.digest == other.digest for other in earlier)
         if match.key is None:

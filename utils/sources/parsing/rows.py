@@ -6,9 +6,10 @@ The reader of a format is a subclass of `LabelFile`. `formats.py` lists them.
 import dataclasses
 import hashlib
 import struct
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 from utils.common.errors import printable
 from utils.data.labels import LabelError
@@ -16,6 +17,7 @@ from utils.sources.parsing.label_csv import MAX_OBJECTS, UNREADABLE_ROW, LabelRo
 from utils.sources.parsing.outlines import ShapeObject
 
 DIGEST_BYTES = 16
+UNUSED_SOURCE = "unused source"  # other labels of the photographs than those that are read
 MAX_NAME_CHARACTERS = 4096  # of a photograph's name or path in a label file
 SPAN = struct.Struct(f"<qq{DIGEST_BYTES}s")  # first byte in the file, the one after the last, digest of those between
 # Turns the bytes of a span into objects, and messages about those that were left out.
@@ -118,6 +120,14 @@ class LabelFile:
         self.path, self.problems = path, problems
         self.names: Collection[str] = ()
         self.rows: list[AnnotationRow] = []
+
+    @classmethod
+    def agree(cls, read: Sequence[Self]) -> None:
+        """Decide from all files of a folder what one file alone does not tell."""
+
+    @classmethod
+    def one_source(cls, read: Sequence[Self], rows: dict[str, tuple[Any, ...]], problems: list[Problem]) -> None:
+        """Keep one of several files that each hold all labels of a photograph; `rows` are those of each photograph."""
 
     def complain(self, text: str, kind: str = UNREADABLE_ROW) -> None:
         """Add something that cannot be used to the problems."""
