@@ -33,6 +33,7 @@ SHAPE_TOLERANCE_PX = 0.05  # of the photograph; dense polygons lose what changes
 SAME_ASPECT = 0.01  # by how much the width and the height may be scaled differently
 MAX_LOST_SHARE = 0.01  # of a mask's area, before it is reported
 MAX_SIDE_PX = 1_000_000
+MEETING_PX = 2.0  # ends of a line that are so near to each other meet
 ELLIPSE_CORNERS = 64
 
 
@@ -232,6 +233,16 @@ def read_points(numbers: Any, kind: Literal["polygon", "line"] = "polygon") -> n
     if len(numbers) > 2 * MAX_POINTS:
         raise ValueError(f"{kind} of {len(numbers) // 2:,} points, more than {MAX_POINTS:,}")
     return np.array([read_number(number) for number in numbers]).reshape(-1, 2)
+
+
+def closed_line(points: np.ndarray) -> str:
+    """Return what is said about a line whose ends meet and which is read as an outline; empty for another line (V, 2).
+
+    A wire that was drawn there and back encloses hardly any area, and stays a line.
+    """
+    length_px = float(np.hypot(*np.diff(points, axis=0).T).sum())
+    is_closed = len(points) > 3 and np.hypot(*(points[0] - points[-1])) <= MEETING_PX and ring_area(points) > length_px
+    return "a closed polyline, read as an outline" if is_closed else ""
 
 
 def read_number(number: Any) -> float:

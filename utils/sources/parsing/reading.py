@@ -18,7 +18,7 @@ from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem,
 from utils.sources.parsing.manifest import NO_PHOTOGRAPH, NO_ROW
 from utils.sources.parsing.mask_images import is_mask
 from utils.sources.parsing.matching import Match, match_name, match_names
-from utils.sources.parsing.rows import AnnotationRow, LabelFile, Row, place_of
+from utils.sources.parsing.rows import NO_OBJECTS, AnnotationRow, LabelFile, Row, place_of
 from utils.sources.parsing.sources import Photograph, find_label_csv, find_photographs, leaves
 from utils.sources.parsing.split import SPLIT_OF_FOLDER, SPLITS
 
@@ -89,6 +89,10 @@ def _read_tool(
     kept = _empty(by_key, photographs, keep_unlabelled) if is_kept else set()
     by_key = _complete(by_key, photographs, folder if tool.by_file else files[0], kept, problems)
     names = dict.fromkeys(name for labels in read for name in labels.names)
+    if background := names.keys() & {*NO_OBJECTS}:
+        names = {name: None for name in names if name not in background}
+        text = f"{' and '.join(sorted(background))} is no class; what was labelled so is left out"
+        problems.append(Problem(printable(files[0].name), text, "background"))
     if not names:
         found = f"{tool.title} of {counted(len(by_key), 'photograph')}"
         raise UserError(f"{folder}: {found}, but without any object; draw outlines and export them again")

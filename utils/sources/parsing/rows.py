@@ -17,6 +17,7 @@ from utils.sources.parsing.label_csv import MAX_OBJECTS, UNREADABLE_ROW, LabelRo
 from utils.sources.parsing.outlines import ShapeObject
 
 DIGEST_BYTES = 16
+NO_OBJECTS = ("__ignore__", "_background_")  # labels that LabelMe's own converters leave out
 UNUSED_SOURCE = "unused source"  # other labels of the photographs than those that are read
 MAX_NAME_CHARACTERS = 4096  # of a photograph's name or path in a label file
 SPAN = struct.Struct(f"<qq{DIGEST_BYTES}s")  # first byte in the file, the one after the last, digest of those between
@@ -77,7 +78,7 @@ class AnnotationRow:
             raise LabelError(f"cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise LabelError(f"byte {start + error.start:,} is not UTF-8; export the file again") from error
-        return _join_groups(objects), complaints
+        return _join_groups([shape for shape in objects if shape.value not in NO_OBJECTS]), complaints
 
 
 def _join_groups(objects: list[ShapeObject]) -> list[ShapeObject]:

@@ -14,6 +14,7 @@ from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.outlines import (
     ShapeObject,
     box_corners,
+    closed_line,
     ellipse_corners,
     read_number,
     read_points,
@@ -37,6 +38,8 @@ class ViaFile(LabelFile):
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
         self._values: dict[str, set[str]] = {}  # in use, by the name of the attribute
+        self._worded: set[str] = set()  # attributes that hold more than numbers
+        self._unread: set[str] = set()  # those with values that are neither texts nor numbers
         self._prefix = ""  # of all file names
         self._photographs: list[tuple[str, bytes, int, int]] = []  # name, span, number of regions and of boxes
         with JsonStream(path) as stream:
@@ -74,6 +77,10 @@ class ViaFile(LabelFile):
         for attribute, value in (pair for region in regions for pair in _attributes(region, "region").items()):
             if texts := _texts(value):
                 self._values.setdefault(attribute, set()).add(texts[0])
+                if not isinstance(value, int | float):
+                    self._worded.add(attribute)
+            elif value and not isinstance(value, dict | str):  # no field that was left empty
+                self._unread.add(attribute)
         num_boxes = sum(_attributes(region, "shape").get("name") == "rect" for region in regions)
         self._photographs.append((name.replace("\\", "/"), item.span, len(regions), num_boxes))
 
@@ -84,14 +91,23 @@ class ViaFile(LabelFile):
         return (f"{self._prefix}/{name}", *[name] * (".." in self._prefix))
 
     def _class_attribute(self) -> str:
-        """Return the attribute that holds the class; an empty string if the regions have no attributes."""
-        if len(self._values) < 2:
-            return next(iter(self._values), "")
-        by_name = {name.lower(): name for name in self._values}
+        """Return the attribute that holds the class; an empty string if the regions have no attributes.
+
+        Numbers are classes only if no attribute has texts.
+        """
+        found = self._worded or self._values.keys()
+        if not found and self._unread:
+            shown = ", ".join(printable(name) for name in sorted(self._unread)[:5])
+            raise UserError(
+                f"{self.path}: the attributes of its regions hold neither texts nor numbers: {shown}; write the class"
+            )
+        if len(found) < 2:
+            return next(iter(found), "")
+        by_name = {name.lower(): name for name in found}
         chosen = next((by_name[name] for name in CLASS_ATTRIBUTES if name in by_name), "")
         if not chosen:
-            found = ", ".join(printable(name) for name in sorted(self._values)[:5])
-            raise UserError(f"{self.path}: which attribute is the class? Found {found}; call one of them `class`")
+            shown = ", ".join(printable(name) for name in sorted(found)[:5])
+            raise UserError(f"{self.path}: which attribute is the class? Found {shown}; call one of them `class`")
         return chosen
 
 
@@ -109,9 +125,11 @@ def _attributes(region: dict[str, Any], of: str) -> dict[str, Any]:
 
 
 def _texts(value: Any) -> list[str]:
-    """Return the value of a text field or a choice, or all ticked options of check boxes, `{"wire": true}`."""
-    values = [option for option, is_ticked in value.items() if is_ticked] if isinstance(value, dict) else [value]
-    return [text for value in values if isinstance(value, str) and (text := printable(value.strip()))]
+    """Return the value of a text field, a choice or a number, or all ticked options of check boxes, `{"wire": true}`."""
+    values = [option for option, is_ticked in value.items() if is_ticked] if isinstance(value, dict) else value
+    values = [one for one in (values if isinstance(values, list) else [values]) if not isinstance(one, bool)]
+    values = [str(one) if isinstance(one, int) else f"{one:.15g}" if isinstance(one, float) else one for one in values]
+    return [text for one in values if isinstance(one, str) and (text := printable(one.strip()))]
 
 
 def _objects(attribute: str, data: bytes) -> tuple[list[ShapeObject], list[str]]:
@@ -131,7 +149,8 @@ def _objects(attribute: str, data: bytes) -> tuple[list[ShapeObject], list[str]]
             continue
         try:
             points, is_line = _outline(_attributes(region, "shape"))
-            note = several_labels(labels)
+            closed = closed_line(points) if is_line else ""
+            is_line, note = is_line and not closed, "; ".join(filter(None, (several_labels(labels), closed)))
             objects.append(ShapeObject(labels[0], name, None, None, (points,), is_line=is_line, note=note))
         except (KeyError, ValueError, OverflowError) as error:
             text = f"no {error}" if isinstance(error, KeyError) else str(error)
