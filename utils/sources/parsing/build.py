@@ -128,7 +128,10 @@ def build_dataset(
     if options.use_file_classes:
         shared = dataclasses.replace(shared, class_names=choose_classes(shared.class_names, labels.class_names))
     chosen = {key: labels.photographs[key] for key in rows}
-    options = dataclasses.replace(options, split_by=choose_split(chosen.values(), options.split_by))
+    split_by, line = choose_split(chosen.values(), options.split_by)
+    if line:
+        announce(f"split: {line}")
+    options = dataclasses.replace(options, split_by=split_by)
     splits = assign_splits(chosen.values(), options.split_by, options.val_fraction)
     with open_output(output_folder, has_test=TEST in splits.values(), trust_links=trust_links) as state:
         jobs = _jobs(chosen, rows, splits, state)

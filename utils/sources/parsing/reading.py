@@ -6,7 +6,7 @@ A name in a label file is only compared with the photographs that are there, nev
 import os
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from utils.common.errors import UserError, printable
@@ -20,7 +20,7 @@ from utils.sources.parsing.mask_images import is_mask
 from utils.sources.parsing.matching import Match, match_name, match_names
 from utils.sources.parsing.rows import NO_OBJECTS, AnnotationRow, LabelFile, Row, place_of
 from utils.sources.parsing.sources import Photograph, find_label_csv, find_photographs, leaves
-from utils.sources.parsing.split import SPLIT_OF_FOLDER, SPLITS
+from utils.sources.parsing.split import SPLITS, split_of_folder
 
 DUPLICATE_ROW = "duplicate row"
 DRAWINGS = "visualization"  # end of the names of folders into which LabelMe's converters draw the labels
@@ -97,6 +97,8 @@ def _read_tool(
         found = f"{tool.title} of {counted(len(by_key), 'photograph')}"
         raise UserError(f"{folder}: {found}, but without any object; draw outlines and export them again")
     classes, num_lost = tuple(sorted(names) if tool.sorts_names else names), sum(labels.num_lost for labels in read)
+    subsets = {key: row.subset for key, own in by_key.items() for row in own if isinstance(row, AnnotationRow)}
+    photographs = {key: replace(item, subset=subsets.get(key, "")) for key, item in photographs.items()}
     return Labelled(tool.title, photographs, by_key, classes, num_lost)
 
 
@@ -199,7 +201,7 @@ def _matches(
 
 
 def _subset(name: str) -> str:
-    return SPLIT_OF_FOLDER.get(name.lower(), name.lower())
+    return split_of_folder(name) or name.lower()
 
 
 def _rows_by_key(

@@ -35,6 +35,7 @@ class Photograph:
     size_bytes: int
     stamp: str  # changes with the bytes: size, and CRC in the zip or modification time
     is_known_by_path: bool = False
+    subset: str = ""  # in which the labels list it, such as `train`
 
     @property
     def key(self) -> str:
