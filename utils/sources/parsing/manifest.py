@@ -56,6 +56,8 @@ def make_manifest(
 def dataset_yaml_text(manifest: dict[str, Any]) -> str:
     """Return the text of dataset.yaml. Its paths are relative to its folder, so the folder can be moved."""
     options = ", ".join(f"{name} {value}" for name, value in manifest["options"].items())
+    stretch = manifest["options"].get("stretch")
+    deep = f"stretch: {[*stretch]}  # values of the photographs that became black and white\n" if stretch else ""
     test = "test: test/images\n" if TEST in manifest["counts"]["photographs"] else ""
     names = yaml.safe_dump({"names": dict(enumerate(manifest["classes"]))}, allow_unicode=True, sort_keys=False)
     return (
@@ -63,7 +65,7 @@ def dataset_yaml_text(manifest: dict[str, Any]) -> str:
         f"# {options}\n"
         "train: train/images\n"
         f"val: val/images\n{test}"
-        f"{names}"
+        f"{deep}{names}"
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from scipy import ndimage
 
-from utils.data.images import EXIF_ERRORS
+from utils.data.images import EXIF_ERRORS, is_deep
 from utils.data.labels import LabelError
 from utils.sources.parsing.class_lists import COLOUR
 from utils.sources.parsing.label_csv import MAX_OBJECTS
@@ -82,6 +82,8 @@ def read_mask(data: bytes, by_colour: bool) -> tuple[np.ndarray, bool]:
         if width * height > MAX_MASK_PIXELS:
             raise ValueError(f"{width}x{height} is more than {MAX_MASK_PIXELS // 1_000_000} megapixels")
         mode = "RGB" if picture.format == "GIF" else picture.mode  # a GIF's palette says what its indices mean
+        if mode.startswith("RGB") and is_deep(picture, data):
+            raise ValueError("colours of 16 bits, which no mask has: save it as PNG with 8")
         if mode == "1" or (mode == "LA" and not by_colour):
             picture = picture.convert("L")
         values = np.asarray(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from utils.data.images import (
+    Stretch,
     decode_image,
     encode_jpeg,
     exif_orientation,
@@ -41,9 +42,11 @@ class PhotographOptions:
     long_side_px: int
     line_width_px: float
     exif_frame: str
+    stretch: Stretch | None = None  # of photographs of more than 8 bits
 
     def image_fingerprint(self, stamp: str) -> str:
-        return _fingerprint("image-1", stamp, str(self.long_side_px), str(JPEG_QUALITY))
+        stretch = [repr(self.stretch)] if self.stretch else []
+        return _fingerprint("image-1", stamp, str(self.long_side_px), str(JPEG_QUALITY), *stretch)
 
     def label_fingerprint(self, image_fingerprint: str, row_digests: Sequence[str]) -> str:
         settings = (repr(float(self.line_width_px)), self.exif_frame, *self.class_names)
@@ -55,7 +58,7 @@ class ImageFacts:
     """Sizes in pixels; `width` and `height` are those of the original, upright.
 
     signature: see `near_duplicates`, in hexadecimal digits; empty for a picture of one colour. taken: EXIF's local
-    time as ISO 8601, or empty.
+    time as ISO 8601, or empty. levels: the different values of green, before it was shrunk.
     """
 
     width: int
@@ -65,6 +68,7 @@ class ImageFacts:
     output_height: int
     signature: str
     taken: str
+    levels: int
 
 
 @dataclass
@@ -82,16 +86,17 @@ class LabelResult:
     complaints: list[tuple[int, str, str]] = field(default_factory=list)
 
 
-def build_image(data: bytes, long_side_px: int) -> tuple[bytes, ImageFacts]:
+def build_image(data: bytes, long_side_px: int, stretch: Stretch | None = None) -> tuple[bytes, ImageFacts]:
     """Return the upright JPEG with a longer side of at most `long_side_px`; never enlarge. Raises ImageError.
 
     A JPEG that is already small and upright keeps its bytes.
     """
     width, height = upright_size(data)
     orientation = exif_orientation(data)
-    image = decode_image(data, long_side_px)  # also if its bytes are kept: decoding finds damage
+    image = decode_image(data, long_side_px, stretch=stretch)  # also if its bytes are kept: decoding finds damage
     scale = min(1.0, long_side_px / max(width, height))
     output_width, output_height = scaled_size(width, height, scale)
+    levels = len(np.unique(image[:: max(1, len(image) // 512), :: max(1, image.shape[1] // 512), 1]))
     image = resize_area(image, output_width, output_height)
     step = max(1, max(output_width, output_height) // (2 * MEASURED_PX))  # the mean of 20 million pixels takes 40 ms
     grey = small_grey(image[::step, ::step])
@@ -103,6 +108,7 @@ def build_image(data: bytes, long_side_px: int) -> tuple[bytes, ImageFacts]:
         output_height,
         signature(thumbnail(grey)).hex() if grey.std() >= UNIFORM_CONTRAST else "",
         taken.isoformat() if (taken := time_taken(data)) else "",
+        levels,
     )
     if scale == 1.0 and orientation == 1 and is_jpeg(data):
         return data, facts
