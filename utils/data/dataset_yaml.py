@@ -28,7 +28,7 @@ OUTSIDE_ADVICE = "set `path` to a folder that contains both, or pass --trust-lin
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".jpe", ".jfif", ".jp2", ".avif")
 BESIDE = re.compile(  # what lies beside photographs: labels, tables, facts, archives
     r"\.(txt|jsonl?|ndjson|xml|csv|tsv|xlsx|ya?ml|srt|xmp|md|html?|cache|db|ini|log|km[lz]|geojson|gpkg|tfw|prj|zip|np[yz]|pt"
-    r"|py|pdf|mrk|nav|obs|bin|rtk|lock|part)$",
+    r"|py|pdf|mrk|nav|obs|bin|rtk|lock|part|cff|bib)$|^(licen[cs]e|copying|readme|notice|citation|authors|changelog)[^.]*$",
     re.IGNORECASE,
 )
 

@@ -285,6 +285,11 @@ WITHOUT_LABELS: list[tuple[dict[str, bytes | str], str]] = [
     ({"a_2.png": PHOTO}, "the file with the labels is missing"),  # a JPEG, and no mask by its name
     ({"task.zip": zip_bytes({"annotations.xml": b"<annotations/>"})}, "task.zip holds annotations.xml: unzip it there"),
     ({"a.json": json.dumps(SMALL)}, "export as JSON, not as JSON-MIN"),
+    (
+        {"a.json": json.dumps([{"data": {}, "annotations": [], "predictions": [{}]}, {"data": {}, "annotations": []}])},
+        "no task has an annotation, 1 with only predictions and 1 with nothing: submit them",
+    ),
+    ({"a.xml": "<annotation><object><name>a</name><polygon/></object></annotation>"}, "a.xml is LabelMe's XML"),
     ({"a.json": json.dumps(SMALL), "b.json": '[{"data": {}}]'}, "which file holds the labels"),
     ({"instances.json": '{"images": []}'}, "no list `categories` and `annotations`"),
     ({"instances.json": '{"images": 3, "categories": [], "annotations": []}'}, "no list `images`"),

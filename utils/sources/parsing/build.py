@@ -226,7 +226,7 @@ def _with_objects(
     reasons = [item for item in problems if item.kind in (UNUSABLE_OBJECT, UNKNOWN_CLASS, UNREADABLE_ROW)]
     first = f"; {reasons[0].place}: {reasons[0].text}" if reasons else ""
     if not found:
-        what = f"none of {total:,} objects can be used" if total else "no photograph has an object"
+        what = f"none of {counted(total, 'object')} can be used" if total else "no photograph has an object"
         raise UserError(f"{what}, so there is nothing to learn{first}")
     if gone and not options.keep_unusable:
         cure = "correct the labels, name the other classes with --classes, or pass --keep-unusable"

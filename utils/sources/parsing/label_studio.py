@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ LOCAL_FILES = "/data/local-files/"
 # Of a result's `type`, with or without `labels` at the end. `labels` belongs to the tag <Labels> beside <Polygon>.
 READ_TYPES = ("polygon", "brush", "rectangle", "")
 OTHER_SHAPES = ("ellipse", "keypoint", "vector", "bitmask", "cuboid", "videorectangle")
+NO_ANNOTATIONS = {"predictions": "predictions", "drafts": "drafts", "annotations": "skipped annotations"}
 Regions = list[dict[str, Any]]
 
 
@@ -44,10 +46,14 @@ class LabelStudioFile(LabelFile):
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
+        self._unannotated: Counter[str] = Counter()  # tasks by what they have instead of an annotation
         self._labels: set[str] = set()  # in use: the export does not say which others the project has
         with JsonStream(path) as stream:
             for item in stream.items():
                 self._add_task(item)
+        if not self.rows and self._unannotated:
+            kinds = " and ".join(f"{number:,} with {kind}" for kind, number in self._unannotated.items())
+            raise UserError(f"{path}: no task has an annotation, {kinds}: submit them in Label Studio and export again")
         self.names = sorted(self._labels)
 
     def _add_task(self, item: Item) -> None:
@@ -59,6 +65,8 @@ class LabelStudioFile(LabelFile):
             raise UserError(f"{self.path}: its tasks have no `data`; export as JSON, not as JSON-MIN or CSV")
         chosen, num_others = _best_annotation(task)
         if chosen is None:
+            found = next((kind for kind in NO_ANNOTATIONS if task.get(kind)), "nothing")
+            self._unannotated[f"only {NO_ANNOTATIONS[found]}" if found in NO_ANNOTATIONS else found] += 1
             return
         if num_others:
             self.complain(f"{_task_name(task)}: {num_others} more annotations; only the latest is used", "annotation")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from utils.common.text import counted
 from utils.data.images import (
     Stretch,
     decode_image,
@@ -98,8 +99,9 @@ def build_image(data: bytes, long_side_px: int, stretch: Stretch | None = None) 
     output_width, output_height = scaled_size(width, height, scale)
     levels = len(np.unique(image[:: max(1, len(image) // 512), :: max(1, image.shape[1] // 512), 1]))
     image = resize_area(image, output_width, output_height)
-    step = max(1, max(output_width, output_height) // (2 * MEASURED_PX))  # the mean of 20 million pixels takes 40 ms
-    grey = small_grey(image[::step, ::step])
+    is_kept = scale == 1.0 and orientation == 1 and is_jpeg(data)
+    jpeg = data if is_kept else encode_jpeg(image, JPEG_QUALITY)
+    grey = small_grey(decode_image(jpeg, MEASURED_PX))  # as check_data.py does, so that both find the same copies
     facts = ImageFacts(
         width,
         height,
@@ -110,9 +112,7 @@ def build_image(data: bytes, long_side_px: int, stretch: Stretch | None = None) 
         taken.isoformat() if (taken := time_taken(data)) else "",
         levels,
     )
-    if scale == 1.0 and orientation == 1 and is_jpeg(data):
-        return data, facts
-    return encode_jpeg(image, JPEG_QUALITY), facts
+    return jpeg, facts
 
 
 def build_label(rows: Sequence[Row], facts: ImageFacts, options: PhotographOptions, classes: ClassTable) -> LabelResult:
@@ -145,7 +145,7 @@ def build_label(rows: Sequence[Row], facts: ImageFacts, options: PhotographOptio
             result.complaints.append((row, kind, f"{_shown(item)}: {complaint}"))
     for value, count in sorted(result.unknown_values.items()):
         row = next(row for row, item in objects if item.value == value)
-        result.complaints.append((row, UNKNOWN_CLASS, f"`{value}` ({count} objects) is none of the classes"))
+        result.complaints.append((row, UNKNOWN_CLASS, f"`{value}` ({counted(count, 'object')}) is none of the classes"))
     result.text, result.lost = format_yolo_label(instances), +result.lost
     return result
 
