@@ -69,7 +69,12 @@ def test_parsing_and_checking_find_the_same_copies(tmp_path: Path, monkeypatch: 
         (tmp_path / "output.jpg").write_bytes(jpeg)
         assert bytes.fromhex(facts.signature) == signature(measure(tmp_path / "output.jpg").thumb)
     seen: list[list[bytes]] = []
-    monkeypatch.setattr(near_duplicates, "likeness", lambda *two: seen.append([t.tobytes() for t in two]) or Likeness())
+
+    def record(*two: np.ndarray) -> Likeness:
+        seen.append([thumb.tobytes() for thumb in two])
+        return Likeness()
+
+    monkeypatch.setattr(near_duplicates, "likeness", record)
     thumbs = np.stack([measure(tmp_path / name).thumb for name in ("small.jpg", "output.jpg")])
     for order in ([0, 1], [1, 0]):
         kept = thumbs[order]

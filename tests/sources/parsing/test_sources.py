@@ -126,7 +126,7 @@ def test_frame_that_cannot_be_told_is_counted_and_can_be_given(raw: Path) -> Non
 
 def deep_picture(values: np.ndarray, kind: str) -> tuple[str, bytes]:
     """Return the suffix and the bytes of a picture of 12 bits in 16, or of floats."""
-    pixels = values.astype(np.float32 if kind == "floats" else np.uint16)
+    pixels: Any = values.astype(np.float32 if kind == "floats" else np.uint16)
     suffix = ".png" if kind == "png" else ".tif"
     return suffix, cv2.imencode(suffix, np.stack([pixels] * 3, axis=2) if kind == "colour" else pixels)[1].tobytes()
 

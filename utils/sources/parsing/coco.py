@@ -11,7 +11,7 @@ from typing import Any
 from utils.common.errors import UserError, printable
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import Problem
-from utils.sources.parsing.mask_values import BACKGROUNDS, ONLY_CLASS
+from utils.sources.parsing.mask_values import ONLY_CLASS, is_background
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size
 from utils.sources.parsing.photograph import UNUSABLE_OBJECT
 from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, LabelFile
@@ -63,8 +63,8 @@ class CocoFile(LabelFile):
             self.complain(f"`categories` is missing or empty: the classes are called {shown}", "no categories")
         self.categories = dict(sorted(self.categories.items(), key=lambda item: (isinstance(item[0], str), item[0])))
         # Converters list the background, which has no objects.
-        names = [name for key, name in self.categories.items() if key in self._used or name.lower() not in BACKGROUNDS]
-        self.names = dict.fromkeys(names)
+        kept = [name for key, name in self.categories.items() if key in self._used or not is_background(name)]
+        self.names = dict.fromkeys(kept)
         self.rows = list(self._rows())
 
     def _rows(self) -> Iterator[AnnotationRow]:

@@ -32,7 +32,7 @@ LOCAL_FILES = "/data/local-files/"
 # Of a result's `type`, with or without `labels` at the end. `labels` belongs to the tag <Labels> beside <Polygon>.
 READ_TYPES = ("polygon", "brush", "rectangle", "")
 OTHER_SHAPES = ("ellipse", "keypoint", "vector", "bitmask", "cuboid", "videorectangle")
-NO_ANNOTATIONS = {"predictions": "predictions", "drafts": "drafts", "annotations": "skipped annotations"}
+INSTEAD = {"predictions": "only predictions", "drafts": "only drafts", "annotations": "only skipped annotations"}
 Regions = list[dict[str, Any]]
 
 
@@ -65,8 +65,7 @@ class LabelStudioFile(LabelFile):
             raise UserError(f"{self.path}: its tasks have no `data`; export as JSON, not as JSON-MIN or CSV")
         chosen, num_others = _best_annotation(task)
         if chosen is None:
-            found = next((kind for kind in NO_ANNOTATIONS if task.get(kind)), "nothing")
-            self._unannotated[f"only {NO_ANNOTATIONS[found]}" if found in NO_ANNOTATIONS else found] += 1
+            self._unannotated[next((kind for key, kind in INSTEAD.items() if task.get(key)), "nothing")] += 1
             return
         if num_others:
             self.complain(f"{_task_name(task)}: {num_others} more annotations; only the latest is used", "annotation")

@@ -35,8 +35,8 @@ def assign_splits(
     chosen = list(photographs)
     if split_by == FOLDERS:
         splits = {photograph.key: split_of(photograph) or TRAIN for photograph in chosen}
-        held_out = VAL if VAL not in splits.values() else TEST
-        return {key: held_out if split == TEST else split for key, split in splits.items()}
+        test = TEST if VAL in splits.values() else VAL
+        return {key: test if split == TEST else split for key, split in splits.items()}
     circuits = {photograph.key: photograph.circuit for photograph in chosen}
     names = first = _first_of_group(circuits, [*together, *(listed_by(circuits) if split_by == CIRCUIT else [])])
     if split_by == CIRCUIT:
