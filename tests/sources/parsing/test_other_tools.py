@@ -185,6 +185,9 @@ UNDERSTOOD: list[tuple[dict[str, bytes | str], dict[str, tuple[int, int, int, in
     (of_coco(BACKGROUND, annotation(1, 1, []), annotation(2, 1, [[1, 1, 9, 1, 9, 9]], category_id=0)),
      {"pole": BOX}, "_background_ is no class"),
     (of_coco(BACKGROUND[1:], annotation(1, 1, [[]])), {"pole": BOX}, ""),
+    (of_coco(BACKGROUND[1:], annotation(1, 1, [])) | {"masks/a.png": png(mask(BOX))},
+     {"pole": BOX}, "masks/a.png: mask PNGs: not used, the labels are read from COCO file"),
+    (of_coco(BACKGROUND[1:], annotation(1, 1, [])) | {"b.xml": cvat(POLE)}, {"pole": BOX}, "b.xml: CVAT for images: not used"),
     (of_coco(BACKGROUND[1:], annotation(1, 1, {"counts": [], "size": [HEIGHT, WIDTH]})), {"pole": BOX}, ""),
 ]  # fmt: skip
 

@@ -13,15 +13,7 @@ import numpy as np
 from utils.common.errors import UserError, one_line, printable
 from utils.sources.parsing.json_stream import CHUNK_BYTES, MAX_ITEM_BYTES
 from utils.sources.parsing.label_csv import Problem
-from utils.sources.parsing.outlines import (
-    ShapeObject,
-    box_corners,
-    closed_line,
-    ellipse_corners,
-    read_points,
-    read_size,
-    turned,
-)
+from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_points, read_size, turned
 from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, LabelFile, digest_of
 from utils.sources.parsing.run_lengths import decode_rows
 
@@ -175,9 +167,7 @@ def _object(tag: str, name: str, label: str, size: Size, given: Attributes) -> S
         numbers = [_number(text) for pair in given["points"].split(";") for text in pair.split(",")]
         points = read_points(numbers, "line" if tag == "polyline" else "polygon")
     group = given.get("group_id", "0") != "0" and given["group_id"]
-    note = closed_line(points) if tag == "polyline" else ""
-    is_line = tag == "polyline" and not note
-    return ShapeObject(label, name, size, size, (points,), is_line=is_line, group=group or None, note=note)
+    return ShapeObject(label, name, size, size, (points,), is_line=tag == "polyline", group=group or None)
 
 
 def _label(attributes: Attributes) -> str:

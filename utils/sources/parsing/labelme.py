@@ -14,14 +14,7 @@ from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.mask_values import read_mask
-from utils.sources.parsing.outlines import (
-    ShapeObject,
-    box_corners,
-    closed_line,
-    ellipse_corners,
-    read_points,
-    read_size,
-)
+from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_points, read_size
 from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, NO_OBJECTS, SPAN, AnnotationRow, LabelFile
 
 AREAS, LINES, MASK = ("polygon", "rectangle", "circle"), ("linestrip", "line"), "mask"
@@ -98,9 +91,8 @@ def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
     except (ValueError, OverflowError) as error:
         return [ShapeObject(label, "shape", None, None, error=str(error))], []
     group = shape.get("group_id")
-    group, note = group if isinstance(group, int | str) else None, closed_line(points) if kind in LINES else ""
-    is_line = kind in LINES and not note
-    return [ShapeObject(label, "shape", size, size, (points,), is_line=is_line, group=group, note=note)], []
+    group = group if isinstance(group, int | str) else None
+    return [ShapeObject(label, "shape", size, size, (points,), is_line=kind in LINES, group=group)], []
 
 
 def _mask(shape: dict[str, Any]) -> Callable[[], tuple[np.ndarray, int, int]]:

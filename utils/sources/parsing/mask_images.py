@@ -81,7 +81,7 @@ class MaskFile(LabelFile):
         data = source.read_bytes()
         objects, _, self.facts = measured_objects(
             meaning, data
-        )  # the complaints come again when the photograph is built
+        )  # what was left out is said when the photograph is built
         self.meaning, self.used = meaning, {item.value for item in objects}
         self.names = meaning.listed if self.used & {*meaning.listed} else sorted(self.used)
         span, context = SPAN.pack(0, len(data), digest_of(data)), repr(replace(meaning, classes=None))
@@ -112,8 +112,9 @@ class MaskFile(LabelFile):
 
     @classmethod
     def one_source(cls, read: Sequence[Self], rows: dict[str, tuple[Any, ...]], problems: list[Problem]) -> None:
-        """Leave out all but one of the masks that each show all objects of a photograph: the one that tells most classes.
+        """Leave out all but one of the masks that each show all objects of a photograph.
 
+        One with several classes is better than a foreground, then numbers are better than colours, then more classes than few.
         Raises UserError if nothing tells them apart.
         """
         of = {mask.rows[0].file: mask for mask in read if mask.rows}
@@ -122,7 +123,7 @@ class MaskFile(LabelFile):
         classes, unused = defaultdict[Source, set[str]](set), set[Source]()
         for source, file in (pair for sources in found.values() for pair in sources.items()):
             classes[source] |= of[file].used
-        rank = {source: (-len(used), any(map(is_colour, used))) for source, used in classes.items()}
+        rank = {source: (len(used) < 2, any(map(is_colour, used)), -len(used)) for source, used in classes.items()}
         for key, sources in found.items():
             best, *others = sorted(sources, key=rank.__getitem__) or [("", "")]
             if others and rank[best] == rank[others[0]]:
@@ -134,7 +135,7 @@ class MaskFile(LabelFile):
                 )
             unused |= {*others}
         for source in sorted(unused):
-            text = f"masks of {source[0]}/ are not used: others of the same photographs tell more of the classes"
+            text = f"masks of {source[0]}/ are not used: others of the same photographs tell more about the classes"
             problems.append(Problem(f"{source[0]}/", printable(text), UNUSED_SOURCE))
         for key in [*rows]:
             rows[key] = tuple(row for row in rows[key] if row.file not in of or _source_of(row, key) not in unused)
@@ -305,7 +306,7 @@ def _agree_on_strays(masks: Sequence[MaskFile]) -> None:
         for mask in masks:
             _as_black_and_white(mask)
         return
-    times = Counter(value for mask in masks for value in mask.facts.pixels)
+    times = Counter(value for mask in masks for value in mask.facts.pixels if value != VOID)
     for mask in masks if len(masks) >= STRAY_MASKS and not meaning.label else ():
         pixels = mask.facts.pixels.items()
         few = tuple(value for value, number in pixels if times[value] == 1 and number <= STRAY_PX)

@@ -3,10 +3,12 @@
 Coordinates are pixels of the photograph, x to the right and y down; the photograph covers 0..width and 0..height.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -60,6 +62,18 @@ class ShapeObject:
     group: object = None  # polygons of one label and one group of a photograph are parts of one object
     error: str = ""  # why it cannot be used
     note: str = ""  # what is said about an object that is used
+
+    def as_outline(self) -> ShapeObject:
+        """Return the object; a line whose ends meet becomes an outline.
+
+        A wire that was drawn there and back encloses hardly any area, and stays a line.
+        """
+        points = self.parts[0] if self.is_line and not self.error else np.zeros((0, 2))
+        length_px = float(np.hypot(*np.diff(points, axis=0).T).sum())
+        if len(points) < 4 or np.hypot(*(points[0] - points[-1])) > MEETING_PX or ring_area(points) <= length_px:
+            return self
+        note = "; ".join(filter(None, [self.note, "a closed polyline, read as an outline"]))
+        return replace(self, is_line=False, note=note)
 
     def frame(self, upright: tuple[int, int], orientation: int, exif_frame: str) -> str:
         """Return whether the coordinates refer to `upright` or `stored` pixels of a photograph. `ambiguous` is treated as upright.
@@ -233,16 +247,6 @@ def read_points(numbers: Any, kind: Literal["polygon", "line"] = "polygon") -> n
     if len(numbers) > 2 * MAX_POINTS:
         raise ValueError(f"{kind} of {len(numbers) // 2:,} points, more than {MAX_POINTS:,}")
     return np.array([read_number(number) for number in numbers]).reshape(-1, 2)
-
-
-def closed_line(points: np.ndarray) -> str:
-    """Return what is said about a line whose ends meet and which is read as an outline; empty for another line (V, 2).
-
-    A wire that was drawn there and back encloses hardly any area, and stays a line.
-    """
-    length_px = float(np.hypot(*np.diff(points, axis=0).T).sum())
-    is_closed = len(points) > 3 and np.hypot(*(points[0] - points[-1])) <= MEETING_PX and ring_area(points) > length_px
-    return "a closed polyline, read as an outline" if is_closed else ""
 
 
 def read_number(number: Any) -> float:

@@ -13,17 +13,18 @@ from utils.common.errors import UserError, printable
 from utils.common.progress import Progress
 from utils.common.text import counted
 from utils.sources.parsing.foreign import describe_foreign
-from utils.sources.parsing.formats import AUTO, EPRI, EPRI_TITLE, FORMATS, candidates, find_format, format_of
+from utils.sources.parsing.formats import AUTO, EPRI, EPRI_TITLE, FORMATS, MASKS, candidates, find_format, format_of
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem, read_label_csv
 from utils.sources.parsing.manifest import NO_PHOTOGRAPH, NO_ROW
 from utils.sources.parsing.mask_images import is_mask
 from utils.sources.parsing.matching import Match, match_name, match_names
-from utils.sources.parsing.rows import NO_OBJECTS, AnnotationRow, LabelFile, Row, place_of
+from utils.sources.parsing.rows import NO_OBJECTS, UNUSED_SOURCE, AnnotationRow, LabelFile, Row, place_of
 from utils.sources.parsing.sources import Photograph, find_label_csv, find_photographs, leaves
 from utils.sources.parsing.split import SPLITS, split_of_folder
 
 DUPLICATE_ROW = "duplicate row"
 DRAWINGS = "visualization"  # end of the names of folders into which LabelMe's converters draw the labels
+MAX_LOOKED_AT = 20  # files of each other format, to name labels that are not used
 RowsByKey = dict[str, tuple[Row, ...]]
 
 
@@ -85,6 +86,8 @@ def _read_tool(
     }
     by_key = _rows_by_key(rows, _matches(rows, folder, tool, photographs), problems, tool.has_rows_per_file)
     tool.one_source(read, by_key, problems)
+    if tool is not FORMATS[MASKS]:
+        photographs = _without_unused(folder, tool, {*files}, photographs, by_key, problems)
     is_kept = keep_unlabelled or tool.missing_is_empty
     kept = _empty(by_key, photographs, keep_unlabelled) if is_kept else set()
     by_key = _complete(by_key, photographs, folder if tool.by_file else files[0], kept, problems)
@@ -100,6 +103,28 @@ def _read_tool(
     subsets = {key: row.subset for key, own in by_key.items() for row in own if isinstance(row, AnnotationRow)}
     photographs = {key: replace(item, subset=subsets.get(key, "")) for key, item in photographs.items()}
     return Labelled(tool.title, photographs, by_key, classes, num_lost)
+
+
+def _without_unused(
+    folder: Path,
+    tool: type[LabelFile],
+    files: set[Path],
+    photographs: dict[str, Photograph],
+    rows: RowsByKey,
+    problems: list[Problem],
+) -> dict[str, Photograph]:
+    """Name labels of other formats in the folder, which are not used; return the photographs without masks."""
+    masks = {key for key in photographs.keys() - rows if not photographs[key].member and is_mask(photographs[key].file)}
+    others = [(FORMATS[MASKS], photographs[min(masks)].file)] if masks else []
+    for other in (other for other in FORMATS.values() if other not in (tool, FORMATS[MASKS])):
+        left = [file for file in candidates(folder, other.patterns) if file not in files][:MAX_LOOKED_AT]
+        others += [(other, file) for file in left if FORMATS.get(format_of(file)) is other][:1]
+    known = {problem.place for problem in problems}
+    for other, file in others:
+        if printable(file.name) not in known:
+            text = f"{other.title}: not used, the labels are read from {tool.title}"
+            problems.append(Problem(printable(file.relative_to(folder).as_posix()), text, UNUSED_SOURCE))
+    return {key: item for key, item in photographs.items() if key not in masks}
 
 
 def choose_format(folder: Path) -> str:

@@ -78,7 +78,8 @@ class AnnotationRow:
             raise LabelError(f"cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise LabelError(f"byte {start + error.start:,} is not UTF-8; export the file again") from error
-        return _join_groups([shape for shape in objects if shape.value not in NO_OBJECTS]), complaints
+        kept = [shape.as_outline() for shape in objects if shape.value not in NO_OBJECTS]
+        return _join_groups(kept), complaints
 
 
 def _join_groups(objects: list[ShapeObject]) -> list[ShapeObject]:

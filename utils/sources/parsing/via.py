@@ -14,7 +14,6 @@ from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.outlines import (
     ShapeObject,
     box_corners,
-    closed_line,
     ellipse_corners,
     read_number,
     read_points,
@@ -149,8 +148,7 @@ def _objects(attribute: str, data: bytes) -> tuple[list[ShapeObject], list[str]]
             continue
         try:
             points, is_line = _outline(_attributes(region, "shape"))
-            closed = closed_line(points) if is_line else ""
-            is_line, note = is_line and not closed, "; ".join(filter(None, (several_labels(labels), closed)))
+            note = several_labels(labels)
             objects.append(ShapeObject(labels[0], name, None, None, (points,), is_line=is_line, note=note))
         except (KeyError, ValueError, OverflowError) as error:
             text = f"no {error}" if isinstance(error, KeyError) else str(error)
