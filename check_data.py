@@ -176,7 +176,7 @@ def print_results(
 ) -> None:
     """Print what was checked, a row for each kind of finding, and where the report is."""
     for split, count in counts.items():
-        print(f"{split}: {count['photographs']:,} photographs, {count['objects']:,} objects")
+        print(f"{split}: {counted(count['photographs'], 'photograph')}, {counted(count['objects'], 'object')}")
     rows = []
     for kind, number in count_kinds(findings).items():
         if number:

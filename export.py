@@ -49,6 +49,7 @@ from utils.yolo.model import YoloModel, class_names, load_for_prediction, load_w
 from utils.yolo.trained import (
     trained_label_lengths,
     trained_size_px,
+    trained_stretch,
     trained_thin_classes,
     trained_windows,
     trained_wire_labels,
@@ -179,6 +180,7 @@ def make_exports(
             how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)
             thin, labels = [*trained_thin_classes(model)], trained_wire_labels(model)
             labels["label_lengths"] = trained_label_lengths(model)
+            labels["stretch"] = [*(trained_stretch(model) or ())]
             is_exact = variant.precision == "fp32" and variant.kind != "engine"  # which computes with the bits of fp16
             labels["thresholds"] = carried = thresholds if is_exact else ""
             facts = ExportFacts(class_names(model), *how, trained_windows(model), digest, thin, **labels)

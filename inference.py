@@ -28,7 +28,7 @@ from utils.common.signals import die_with_parent
 from utils.common.text import counted, without_mask_line
 from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import list_photos
-from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, read_image
+from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, Stretch, read_image
 from utils.data.raster import is_orthophoto, open_orthophoto
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.pages import NO_DETECTIONS, draw_instances, save_image
@@ -53,6 +53,7 @@ from utils.predict.options import PredictOptions, cores_of, open_predictor
 from utils.predict.prediction_files import PredictionWriter, Source, merge_parts
 from utils.predict.thresholds import Thresholds
 from utils.predict.tiles import LONGEST_WAIT_S, Tiling
+from utils.yolo.trained import trained_stretch
 
 T = TypeVar("T")
 MAX_NAME_BYTES = 255  # of a file on Linux's file systems
@@ -136,7 +137,7 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
         PredictionWriter(output, names, ranks.rank, promise.statement if promise else None) as writer,
         ToolWriter(tools, ranks.rank) as tool_writer,
     ):
-        photos = timed(read_photos(mine, config, cores_of(ranks)), spent_s, -1)
+        photos = timed(read_photos(mine, config, cores_of(ranks), trained_stretch(predictor.model)), spent_s, -1)
         predictions = timed(predictor.predict(photos), spent_s)
         for source, photo, prediction in Progress("photographs", len(mine), ranks.is_main)(predictions):
             write_results(writer, source, photo, prediction, config)
@@ -228,13 +229,15 @@ def write_maps(
     return lines + tables.lines
 
 
-def read_photos(sources: list[Source], config: InferenceConfig, cores: int) -> Iterator[tuple[Source, np.ndarray]]:
+def read_photos(
+    sources: list[Source], config: InferenceConfig, cores: int, stretch: Stretch | None
+) -> Iterator[tuple[Source, np.ndarray]]:
     """Yield the photographs, a few read ahead. Names those that cannot be read, or whose results cannot be written."""
 
     def read(source: Source) -> tuple[Source, Any]:
         try:
             check_names(source.key, config)
-            photo = read_image(source.file)
+            photo = read_image(source.file, stretch=stretch)
             if max(photo.shape) > NATIVE_LONG_SIDE_PX:
                 raise ImageError(f"a JPEG with its detections has at most {NATIVE_LONG_SIDE_PX} pixels a side")
             return source, photo

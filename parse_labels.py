@@ -83,7 +83,7 @@ class ParseConfig(Options):
     split_by: str = option(
         AUTO,
         "split by the input's folders train, val and test, by a hash of each photograph's name, by circuit (or folder), or by "
-        "pauses in time; auto: by such folders if they hold all photographs, else hash",
+        "pauses in time; auto: by such folders if some hold val or test, else hash",
         choices=SPLIT_BY_CHOICES,
         needs="not labels",
     )

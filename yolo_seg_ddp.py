@@ -71,8 +71,11 @@ class Model:
 
     def predict(self, photograph: str | Path | np.ndarray) -> Prediction:
         """Find objects in a file, or in RGB uint8 (H, W, 3). Raises ImageError for a file that cannot be read."""
+        from utils.yolo.trained import trained_stretch
+
         file = "" if isinstance(photograph, np.ndarray) else str(photograph)
-        photo = photograph if isinstance(photograph, np.ndarray) else read_image(Path(photograph))
+        stretch = trained_stretch(self.predictor.model)
+        photo = photograph if isinstance(photograph, np.ndarray) else read_image(Path(photograph), stretch=stretch)
         if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3 or not photo.size:
             raise UsageError(f"an array {photo.dtype} {photo.shape}: expected RGB uint8 (height, width, 3)")
         [(_, _, result)] = self.predictor.predict([(None, photo)])

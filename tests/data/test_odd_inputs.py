@@ -101,7 +101,13 @@ def test_files_that_are_not_read_are_counted_and_named(
     images = tmp_path / "set" / "images"
     spec = load_dataset_yaml(file)
     assert not_read(spec.image_files("train")) == ""
-    for name in ("b.HEIC", "c.DNG", "d.HEIC", "e", *("f.jfif", "g.JPE", "h.txt", "a.SRT", "Thumbs.db", ".DS_Store")):
+    for name in (
+        "b.HEIC",
+        "c.DNG",
+        "d.HEIC",
+        "e",
+        *("f.jfif", "g.JPE", "h.txt", "a.SRT", "Thumbs.db", ".DS_Store", "LICENSE", "README"),
+    ):
         (images / name).write_bytes(PHOTO)
     said = f"4 files not read: .HEIC (2), .DNG (1), without suffix (1); such as {images / 'b.HEIC'}; convert photographs to JPEG"
     lines: list[str] = []

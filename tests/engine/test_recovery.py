@@ -253,12 +253,16 @@ def test_the_place_in_an_epoch_is_counted_in_the_new_batches() -> None:
     assert progress.batch == 6
 
 
-def test_fewer_ranks_take_more_batches_per_step_or_are_refused() -> None:
+def test_another_number_of_ranks_keeps_the_images_per_step_or_is_refused_with_a_number_that_works() -> None:
     config, facts = TrainConfig(batch_size=8), {"global_batch_size": 32}
-    assert [batches_per_step(config, world_size, facts) for world_size in (4, 2, 1)] == [1, 2, 4]
-    assert batches_per_step(TrainConfig(batch_size=8, accumulate=3), 2, {}) == 3
-    for world_size in (3, 8):
-        with pytest.raises(UserError, match=rf"32 images per step, which {world_size} processes with --batch-size 8"):
+    found = [batches_per_step(config, world_size, facts) for world_size in (1, 2, 4, 8, 32)]
+    assert found == [(8, 4), (8, 2), (8, 1), (4, 1), (1, 1)]
+    assert batches_per_step(config, 2, {"global_batch_size": 24}) == (6, 2)
+    assert batches_per_step(TrainConfig(batch_size=8, accumulate=3), 2, {}) == (8, 3)
+    for world_size, possible in ((3, 2), (7, 4), (64, 32)):
+        with pytest.raises(
+            UserError, match=rf"which {world_size} processes cannot .* train_ddp\.sh {possible} -- --resume"
+        ):
             batches_per_step(config, world_size, facts)
 
 

@@ -137,6 +137,7 @@ def test_facts_other_than_those_asked_for_are_noticed(weights: Path, judge: Judg
         "wires_parallel": [1, 0.5],
         "wires_bent": [0],
         "label_lengths": [1, 9.5, 0.5],
+        "stretch": [3, 4000],
     }
     wanted = facts(windows=windows, source_sha256="1" * 64, thin_classes=[1], **labels)
     failures = judge.prove(through_torch(weights), replace(wanted, size_px=96, batch_size=4)).failures

@@ -122,6 +122,26 @@ def test_another_place_other_times_and_another_way_to_write_a_number_are_no_chan
     assert open_run_folder(run, TrainConfig(save_dir=str(run)), data=taken(moved)) == (True, [])
 
 
+def test_a_run_goes_on_with_its_data_in_another_place_and_names_what_differs(data: Path, tmp_path: Path) -> None:
+    """`--resume` asked for `--data`, and then refused it."""
+    run, moved = tmp_path / "run", tmp_path / "elsewhere"
+    open_run_folder(run, TrainConfig(save_dir=str(run), data=str(data / "data.yaml")), data=taken(data))
+    save_checkpoint(run / "checkpoint", 7, {"weight": torch.zeros(1)})
+    shutil.move(data, moved)
+    there: dict[str, Any] = {"save_dir": str(run), "data": str(moved / "data.yaml")}
+    for resume in (None, str(run)):
+        resumes, lines = open_run_folder(run, TrainConfig(**there, resume=resume), data=taken(moved))
+        assert (resumes, len(lines)) == (True, 1 - bool(resume))  # the first start notes the new place
+    there["data"] = str((moved / "data.yaml").rename(moved / "other.yaml"))
+    (moved / "data.yaml").write_text((moved / "other.yaml").read_text())
+    swap(moved / "val/labels/1.txt")
+    with pytest.raises(UserError, match="1 photographs have other labels"):
+        open_run_folder(run, TrainConfig(**there, resume=str(run)), data=taken(moved))
+    with pytest.raises(UserError, match=r"other options than that run's: data .*other\.yaml"):
+        open_run_folder(run, TrainConfig(**there, resume=str(run)))
+    assert open_run_folder(run, TrainConfig(**there), data=taken(moved))[0] is False  # as with any other data
+
+
 def test_a_photograph_that_cannot_be_read_is_left_to_skip_bad(data: Path) -> None:
     before, photos = taken(data), {"train": read_photos(load_dataset_yaml(data / "data.yaml"), "train")[1:]}
     without = take_fingerprint(before.names, photos, data.resolve(), ["train train/images/0.jpg"])

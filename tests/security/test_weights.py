@@ -213,7 +213,8 @@ def test_containers_that_torch_never_writes_are_refused(honest: Path, tmp_path: 
         (saved({"model": {"w": torch.zeros(1)}, "optimizer": {}, "progress": {}}), "best.pt or last.pt"),
         (saved([1, 2]), "not a segmentation model"),
         (saved({}, _use_new_zipfile_serialization=False), r"torch\.load\(old, weights_only=True\)"),
-        (zipped(b"\x80\x02cmodels.yolo\nSegmentationModel\n."), r"yolo\.SegmentationModel.*YOLO\('FILE'\)\.save"),
+        (zipped(b"\x80\x02cmodels.yolo\nSegmentationModel\n."), r"YOLOv5 .* train one again from yolov8n-seg\.pt"),
+        (zipped(b"\x80\x02cdill._dill\nThing\n."), r"_dill\.Thing.*YOLO\('FILE'\)\.save"),
         (b"", r"foreign\.pt: damaged"),
     ],
 )

@@ -24,6 +24,7 @@ from utils.yolo.model import (
 from utils.yolo.trained import (
     trained_label_lengths,
     trained_size_px,
+    trained_stretch,
     trained_thin_classes,
     trained_windows,
     trained_wire_labels,
@@ -105,6 +106,7 @@ def test_the_deployed_file_is_opened_by_ultralytics_for_prediction_and_export(sa
         (("thin_classes", "wires_end_at", "wires_bent"), [None, 1, [99], ["conductor"], [True], {"conductor": 1}]),
         (("wire_width",), [None, 1.0, [1.0], ["1", "2"], [1, 2], [1.0, 1e9], [1.0, float("nan")]]),
         (("wires_parallel",), [None, 0.4, [0], [0, 1], [9, 0.4], [0, 1.5], [0, float("nan")], [[], 0.4]]),
+        (("stretch",), [None, 1, [1], [2, 1], [True, 2], [0, float("inf")], [float("nan"), 1]]),
         (("label_lengths",), [None, 1, [1], [0, 1.0], [9, 1.0, 1.0], [0, 1, 1.0], [0, 1.0, 0.0], [[], 1.0, 1.0]]),
     ],
 )
@@ -120,6 +122,7 @@ def test_a_file_without_proper_facts_has_none(names: tuple[str, ...], values: li
             "wires_bent": [],
         }
         assert trained_label_lengths(model) == []
+        assert trained_stretch(model) is None
 
 
 def test_synchronised_batchnorm_never_reaches_a_file(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def run(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
     # can be refused without reading a photograph comes first.
     say = distributed.main_printer(ranks.rank)
     output_folder(config.save_dir, "--save-dir")
-    require_same_options(config)
+    require_same_options(config, may_move=True)  # whether it is the same data set is seen when it is read
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
     freeze_layers(model, config.freeze)

@@ -21,6 +21,7 @@ from utils.common.text import counted
 
 DEFAULT_DATASET_YAML = Path(__file__).resolve().parent.parent.parent / "dataset.yaml"
 MAX_LIST_BYTES = 500_000_000
+MAX_VALUE = 1e9  # of a picture's pixel
 TRUST_LINKS_HELP = "follow links and paths that leave the data's folder"
 MAX_SHOWN_CLASSES, MAX_SHOWN_SUFFIXES = 1000, 9  # of a corrected `names` block; of files that are not read
 OWN_ADVICE = "run python parse_labels.py first, or name another data set with --data"
@@ -28,7 +29,7 @@ OUTSIDE_ADVICE = "set `path` to a folder that contains both, or pass --trust-lin
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".jpe", ".jfif", ".jp2", ".avif")
 BESIDE = re.compile(  # what lies beside photographs: labels, tables, facts, archives
     r"\.(txt|jsonl?|ndjson|xml|csv|tsv|xlsx|ya?ml|srt|xmp|md|html?|cache|db|ini|log|km[lz]|geojson|gpkg|tfw|prj|zip|np[yz]|pt"
-    r"|py|pdf|mrk|nav|obs|bin|rtk|lock|part)$",
+    r"|py|pdf|mrk|nav|obs|bin|rtk|lock|part|cff|bib)$|^(licen[cs]e|copying|readme|notice|citation|authors|changelog)[^.]*$",
     re.IGNORECASE,
 )
 
@@ -45,6 +46,7 @@ class DatasetSpec:
     names: tuple[str, ...]
     splits: dict[str, tuple[Path, ...]]
     trust_links: bool = False
+    stretch: tuple[float, float] | None = None  # of the photographs of more than 8 bits that it was made of
 
     @property
     def cache_folder(self) -> Path:
@@ -110,7 +112,18 @@ def load_dataset_yaml(path: str | Path, *, trust_links: bool = False) -> Dataset
         if content.get(split):
             entries = content[split] if isinstance(content[split], list) else [content[split]]
             splits[split] = tuple(_source(root, str(entry)) for entry in entries)
-    return DatasetSpec(file, root, _class_names(file, content), splits, trust_links)
+    stretch = content.get("stretch")
+    if stretch is not None and not is_stretch(stretch):
+        raise UserError(f"{file}: `stretch` is not a list of two numbers, the values that become black and white")
+    return DatasetSpec(
+        file, root, _class_names(file, content), splits, trust_links, tuple(stretch) if stretch else None
+    )
+
+
+def is_stretch(values: Any) -> bool:
+    """Return whether values from a file are two numbers, the values that become black and white."""
+    are_numbers = isinstance(values, list) and len(values) == 2 and all(type(value) in (int, float) for value in values)
+    return are_numbers and -MAX_VALUE <= values[0] < values[1] <= MAX_VALUE
 
 
 def _root(file: Path, path: str) -> Path:

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import TiffImagePlugin
 
 from utils.common.errors import UserError, one_line, printable
-from utils.data.images import FILL, HEADER_ERRORS
+from utils.data.images import FILL, HEADER_ERRORS, Stretch, stretch_of, stretched
 
 INSTALL = "pip install -r requirements-geo.txt"
 WGS84 = "EPSG:4326"
@@ -28,7 +28,6 @@ MAX_PIXELS_PER_BYTE = 2_000  # of a raster of more than UNSUSPICIOUS_PIXELS: whe
 UNSUSPICIOUS_PIXELS = 25_000_000
 MAX_STORED_BYTES = 300_000_000  # of what has to be decoded at once, a strip or a tile of the file
 ROWS_AT_ONCE = 512
-STRETCH_PERCENT = (1, 99)  # of a 16-bit raster's values, which become 0 and 255
 STRETCH_PATCHES, STRETCH_PX = 24, 64  # patches a side, and their side: a look at all parts of the raster
 _TIFF = {b"II*\0": 8, b"MM\0*": 8, b"II+\0": 16, b"MM\0+": 16}  # first bytes, and those of the whole header
 _STORED = ((273, 279), (324, 325))  # TIFF 6.0: places and sizes of strips, or of tiles
@@ -66,7 +65,7 @@ class Orthophoto:
     crs: str
     transform: tuple[float, float, float, float]
     bands: tuple[int, int, int]
-    stretch: tuple[float, float] | None
+    stretch: Stretch | None
 
     def read(self, corners: tuple[int, int, int, int]) -> np.ndarray:
         """Return a window (left, top, right, bottom): RGB uint8 (H, W, 3), padding where there is no photograph.
@@ -81,14 +80,9 @@ class Orthophoto:
                 is_seen = raster.dataset_mask(window=window) > 0
                 if is_seen.any():
                     values = np.moveaxis(raster.read(self.bands, window=window), 0, -1)
-                    photo[row - top : window[0][1] - top][is_seen] = self._as_bytes(values[is_seen])
+                    seen = values[is_seen] if self.stretch is None else stretched(values[is_seen], self.stretch)
+                    photo[row - top : window[0][1] - top][is_seen] = seen
         return photo
-
-    def _as_bytes(self, values: np.ndarray) -> np.ndarray:
-        if self.stretch is None:
-            return values
-        low, high = self.stretch
-        return ((values.astype(np.float32) - low) * (255 / (high - low))).round().clip(0, 255).astype(np.uint8)
 
     def to_map(self, points: np.ndarray) -> np.ndarray:
         """Return points (V, 2) in pixels in the coordinates of `crs`."""
@@ -153,7 +147,7 @@ def _bands(raster: Any) -> tuple[int, int, int]:
     return (1, 2, 3) if raster.count - names.count("alpha") >= 3 else (1, 1, 1)
 
 
-def _stretch(raster: Any, bands: tuple[int, int, int]) -> tuple[float, float]:
+def _stretch(raster: Any, bands: tuple[int, int, int]) -> Stretch:
     """Return the values of STRETCH_PERCENT in patches all over the raster, the same for all bands and tiles."""
     seen = [np.zeros(0, np.uint16)]
     for top in np.linspace(0, max(raster.height - STRETCH_PX, 0), STRETCH_PATCHES, dtype=int).tolist():
@@ -162,9 +156,7 @@ def _stretch(raster: Any, bands: tuple[int, int, int]) -> tuple[float, float]:
             is_seen = raster.dataset_mask(window=window) > 0
             if is_seen.any():
                 seen.append(raster.read(bands, window=window)[:, is_seen].ravel()[::4])
-    values = np.concatenate(seen)
-    low, high = np.percentile(values, STRETCH_PERCENT).tolist() if len(values) else (0.0, 65_535.0)
-    return low, max(high, low + 1)
+    return stretch_of(np.concatenate(seen))
 
 
 def _check_header(file: Path) -> None:

@@ -29,7 +29,7 @@ from utils.yolo.weights_file import ForeignFile, checked_names
 
 FACTS_KEY = "yolo_seg_ddp"  # under which Ultralytics' metadata hold this project's facts
 FACTS_VERSION = 1
-LABEL_FACTS = ("wires_end_at", "wire_width", "wires_parallel", "wires_bent", "label_lengths")
+LABEL_FACTS = ("wires_end_at", "wire_width", "wires_parallel", "wires_bent", "label_lengths", "stretch")
 REQUIREMENTS = "requirements-export.txt"
 # Formats by their file's suffix; an OpenVINO model is a folder.
 SUFFIXES = {".onnx": "onnx", ".torchscript": "torchscript", ".engine": "engine"}
@@ -59,6 +59,7 @@ class ExportFacts:
     wires_parallel: list[float] = field(default_factory=list)
     wires_bent: list[int] = field(default_factory=list)
     label_lengths: list[float] = field(default_factory=list)
+    stretch: list[float] = field(default_factory=list)
     thresholds: str = ""
 
     def to_json(self) -> str:

@@ -130,8 +130,14 @@ def open_run_folder(
     lines: list[str] = []
     earlier = read_config(folder)
     changed = differences(config, earlier) if earlier else []
+    if earlier and data and (moved := _other_place(changed)):
+        before, accepts = read_fingerprint(folder), getattr(config, "accept_changed_data", False)
+        is_same = before is not None and before.names == data.names and (accepts or not data.changes_since(before))
+        if is_same or config.resume:  # else `compare_data` says what changed
+            changed = [line for line in changed if line != moved]
+            lines += [f"The data set lies elsewhere now: {moved}"] * is_same
     resumes = may_resume and bool(earlier) and not changed and has_checkpoint(folder)
-    require_same_options(config)
+    require_same_options(config, may_move=data is not None)
     if resumes and data:
         lines += compare_data(folder, data, getattr(config, "accept_changed_data", False))
     if folder.exists() and any(folder.iterdir()) and not resumes:
@@ -189,12 +195,18 @@ def _listed(names: Sequence[str]) -> str:
     return printable(", ".join(f"{number} {name}" for number, name in enumerate(names)), 1000)
 
 
-def require_same_options(config: HasRunFolder) -> None:
-    """Raise UserError if `--resume` is given and the options differ from that run's."""
-    if config.resume and (changed := differences(config, read_config(Path(config.save_dir)))):
+def require_same_options(config: HasRunFolder, may_move: bool = False) -> None:
+    """Raise UserError if `--resume` is given and the options differ from that run's; `may_move`: `--data` may."""
+    changed = differences(config, read_config(Path(config.save_dir))) if config.resume else []
+    if changed := [line for line in changed if not may_move or line != _other_place(changed)]:
         raise UserError(
             f"--resume {config.resume}: other options than that run's: {'; '.join(changed)}; remove them, or use another --save-dir"
         )
+
+
+def _other_place(changed: Sequence[str]) -> str:
+    """Return the difference in `--data`, which may be the same data set in another place; empty without one."""
+    return next((line for line in changed if line.startswith("data ")), "")
 
 
 def differences(config: Any, earlier: dict[str, Any]) -> list[str]:

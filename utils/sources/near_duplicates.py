@@ -209,7 +209,11 @@ def same_pictures(
         return groups, neighbours
     pairs = chosen[likely_pairs([signatures[number] for number in chosen])]
     thumbs = functools.lru_cache(maxsize=4096)(lambda position: read_thumbs([position])[0])
-    compare = ordered_map(lambda pair: likeness(*map(thumbs, pair.tolist())), pairs, usable_cpu_count())
+
+    def compared(pair: np.ndarray) -> Likeness:  # in an order that does not depend on that of the photographs
+        return likeness(*sorted(map(thumbs, pair.tolist()), key=lambda thumb: thumb.tobytes()))
+
+    compare = ordered_map(compared, pairs, usable_cpu_count())
     for (one, two), found in zip(pairs.tolist(), compare, strict=True):
         if found.is_copy:
             groups[groups == max(groups[one], groups[two])] = min(groups[one], groups[two])

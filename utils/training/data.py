@@ -34,6 +34,7 @@ class Data:
     val: SegmentationDataset
     regime: Regime
     root: Path = Path()
+    stretch: tuple[float, float] | None = None
 
     def fingerprint(self, before: Fingerprint | None) -> Fingerprint:
         """Return what both splits hold, by content. Reads the photographs that changed since an earlier fingerprint."""
@@ -48,11 +49,12 @@ class Data:
         return {**self.train.skipped, **self.val.skipped}
 
     def file_facts(self) -> dict[str, Any]:
-        """Return what a model file says of a training on windows and of its labels; nothing of another one."""
+        """Return what a model file says of its photographs' values, and of a training on windows and its labels."""
         photos, regime = self.train.photos, self.regime
+        facts: dict[str, Any] = {"stretch": [*self.stretch]} if self.stretch else {}
         if regime.windows is None or self.train.windowed is None:
-            return {}
-        facts: dict[str, Any] = {"windows": asdict(regime.windows)}
+            return facts
+        facts["windows"] = asdict(regime.windows)
         if thin := regime.augment.wire_classes:  # predictions follow their objects as lines
             facts |= {"thin_classes": [*thin], **wire_facts(photos, thin)}
         lengths = label_lengths_of(photos, self.train.windowed.store.index.sizes)
@@ -86,7 +88,7 @@ def open_data(config: TrainConfig, spec: DatasetSpec, device: torch.device, say:
     val = open_split(options, windows, spec, "val", labelled["val"], VAL_SEED, say)
     if not windows and (hint := small_labels_hint(train.photos, spec.names, options.img_size)):
         say(hint)
-    return Data(spec.names, train, val, regime, spec.root)
+    return Data(spec.names, train, val, regime, spec.root, spec.stretch)
 
 
 def open_split(

@@ -180,11 +180,13 @@ def plan_training(config: TrainConfig, share: Share, run: OwnedRun, data: Data, 
         )
     config, kept = keep_choices(config, run.choices, device)
     lines += [*kept, *keep_skipped(run, data.skipped)]
-    accumulate = batches_per_step(config, ranks.world_size, run.choices)
-    if accumulate != config.accumulate:
+    batch_size, accumulate = batches_per_step(config, ranks.world_size, run.choices)
+    if (batch_size, accumulate) != (config.batch_size, config.accumulate):
         images = run.choices[GLOBAL_BATCH_SIZE]
-        lines.append(f"{accumulate} batches per step, so that the run keeps its {images} images per step")
-        config = replace(config, accumulate=accumulate)
+        lines.append(
+            f"{batch_size} images per process and {accumulate} batches per step, so that the run keeps its {images} images per step"
+        )
+        config = replace(config, batch_size=batch_size, accumulate=accumulate)
     optimizer = plan_optimizer(config, ranks.world_size, len(data.train), is_trained=is_trained)
     weights = None
     if config.class_weights != "none":  # every rank reads all labels, so all agree
@@ -304,23 +306,29 @@ def keep_threads(threads: int, most: int, world_size: int, choices: dict[str, An
     return min(began, most) if same and isinstance(began, int) and began > 0 else threads
 
 
-def batches_per_step(config: TrainConfig, world_size: int, choices: dict[str, Any]) -> int:
-    """Return how many batches each rank takes per optimizer step so that a resumed run keeps its global batch.
+def batches_per_step(config: TrainConfig, world_size: int, choices: dict[str, Any]) -> tuple[int, int]:
+    """Return each rank's batch size, and how many batches it takes per optimizer step, so that a resumed run keeps its global batch.
 
     `choices` are those of the resumed run; empty for a new one. With an equal global batch, the order of the samples and
-    the optimizer steps do not depend on the number of ranks. Raises UserError when that number does not divide it.
+    the optimizer steps do not depend on the number of ranks. A batch is never larger than `config` says, since it has to fit the
+    memory. Raises UserError when the number of ranks does not divide the global batch.
     """
     global_batch_size = choices.get(GLOBAL_BATCH_SIZE)
     if not isinstance(global_batch_size, int) or global_batch_size < 1:
-        return config.accumulate
-    batches, rest = divmod(global_batch_size, config.batch_size * world_size)
-    if rest or not batches:
+        return config.batch_size, config.accumulate
+    per_rank, rest = divmod(global_batch_size, world_size)
+    if rest:
+        possible = max(number for number in range(1, world_size) if global_batch_size % number == 0)
         raise UserError(
-            f"{config.save_dir}: trains with {global_batch_size} images per step, which {world_size} processes with "
-            f"--batch-size {config.batch_size} cannot make up; start a number of processes that divides "
-            f"{global_batch_size // config.batch_size}, or choose a new --save-dir"
+            f"{config.save_dir}: trains with {global_batch_size} images per step, which {world_size} processes cannot share "
+            f"evenly; continue with {possible}: bash train_ddp.sh {possible} -- --resume {config.save_dir}"
         )
-    return batches
+    batches = next(
+        number
+        for number in range(1, per_rank + 1)
+        if per_rank % number == 0 and per_rank // number <= config.batch_size
+    )
+    return per_rank // batches, batches
 
 
 def keep_skipped(run: OwnedRun, skipped: dict[str, str]) -> list[str]:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from utils.data.dataset_yaml import is_stretch
 from utils.yolo.model import MAX_INPUT_PX, YoloModel, class_names
 
 MOST_MARGIN_PX, MOST_LENGTH_PX = 1000.0, 1e9  # of labels around wires; of labels
@@ -40,6 +41,12 @@ def trained_wire_labels(model: YoloModel) -> dict[str, Any]:
     bent = _known_classes(model, model.args.get("wires_bent"))
     facts = {"wires_end_at": [*end_at], "wire_width": width if is_width else [], "wires_parallel": parallel}
     return {**facts, "wires_bent": [*bent]}
+
+
+def trained_stretch(model: YoloModel) -> tuple[float, float] | None:
+    """Return the values of photographs of more than 8 bits that were black and white in that training; None if its file says none."""
+    stretch = model.args.get("stretch")
+    return (stretch[0], stretch[1]) if is_stretch(stretch) else None
 
 
 def trained_label_lengths(model: YoloModel) -> list[float]:

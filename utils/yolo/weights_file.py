@@ -140,6 +140,11 @@ def _shells_for(path: Path) -> Iterator[dict[str, type[_Shell]]]:
         needed = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         foreign = sorted(name for name in needed if not KNOWN_GLOBALS.fullmatch(name))
         if foreign:
+            if any(name.startswith(("models.", "yolov5.")) for name in foreign):
+                raise ForeignFile(
+                    "is a model of YOLOv5 or of a program made from it, whose layers neither this trainer nor Ultralytics has; train "
+                    "one again from yolov8n-seg.pt or yolo11n-seg.pt"
+                )
             named = ", ".join(ascii(name)[1:-1][:60] for name in foreign[:3])
             raise ForeignFile(f"names {named}, which could run code; not opened ({TO_CONVERT})")
         shells = {name: type(name.rpartition(".")[2], (_Shell,), {}) for name in needed}

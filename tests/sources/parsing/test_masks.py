@@ -83,6 +83,51 @@ def test_masks_and_regions_without_a_list_of_classes_get_classes_or_numbers(tmp_
         assert build(raw)["classes"] == classes
 
 
+def several(*masks: np.ndarray, folder: str = "masks", **more: str) -> dict[str, bytes | str]:
+    """Return a photograph for each mask, and more files."""
+    photographs = {f"images/{n}.jpg": photo(WIDTH, HEIGHT, shade=40 + 20 * n) for n in range(len(masks))}
+    lists = {name.replace("__", "."): text for name, text in more.items()}
+    return {**photographs, **{f"{folder}/{n}.png": png(values) for n, values in enumerate(masks)}, **lists}
+
+
+ONE, TWO, THREE, WHITE = (mask(BOX, value=value) for value in (1, 2, 3, 255))
+DOTS = mask((0, 0, 2, 1), value=7) + mask((9, 9, 10, 10), value=40)
+IN_ALL_MASKS: list[tuple[dict[str, bytes | str], dict[str, int], str]] = [
+    (several(ONE, TWO, THREE, classes__txt="a\nb\nc"), {"a": 1, "b": 1, "c": 1}, "the value 1 is its first name, a"),
+    (several(ONE, TWO, folder="SegmentationClass", class_names__txt="a\nb"), {"a": 1, "b": 1}, "the value 1 is its first"),
+    (several(ONE, TWO, classes__txt="BG\na\nb"), {"a": 1, "b": 1}, ""),
+    (several(ONE, TWO, ONE, TWO, ONE + DOTS), {"class_1": 3, "class_2": 2}, "4.png: the values 7, 40 in this mask only"),
+    (several(WHITE, WHITE, DOTS), {"object": 2}, "2.png: the values 7, 40: damage of 3 pixels"),
+    (several(WHITE, WHITE, ONE), {"object": 3}, "2.png: the value 1: read as black and white"),
+    (several(WHITE, WHITE, WHITE + mask((0, 0, 1, 1), value=9)), {"object": 3}, "2.png: the values 9, 255: read as black"),
+    (several(WHITE, WHITE, DOTS, folder="masks/wire"), {"wire": 2}, "2.png: the values 7, 40: damage"),
+    (several(ONE, TWO, WHITE, classes__txt="background\na\nb"), {"a": 1, "b": 1}, ""),
+    (several(ONE, TWO) | several(WHITE, WHITE, folder="fore"), {"class_1": 1, "class_2": 1}, "masks of fore/ are not used"),
+    (several(ONE, TWO, obj_class_to_machine_color__json='{"a": 1, "b": [2, 2, 2]}')
+     | several(*(np.stack([m, m * 9, m], axis=2) for m in (ONE, TWO)), folder="masks_human"),
+     {"a": 1, "b": 1}, "masks_human/"),
+    (several(ONE, TWO, classes__txt="a\nb\nc\nd"), {}, "classes.txt: is 0 or 1 the value of its first name, a"),
+    (several(WHITE, WHITE, ONE + mask(STRIP, value=2)), {}, "2.png: holds the values 1, 2, but most masks of this folder"),
+    (several(ONE, TWO, obj_class_to_machine_color__json="[1]"), {}, "not Supervisely's list of values"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("contents", "objects", "text"), IN_ALL_MASKS)
+def test_what_one_mask_does_not_tell_all_masks_do(
+    tmp_path: Path, contents: dict[str, bytes | str], objects: dict[str, int], text: str
+) -> None:
+    """Else names move by one value, a few grey pixels become classes, or each object is read from two masks."""
+    raw = files(tmp_path / "raw", contents)
+    if not objects:
+        with pytest.raises(UserError, match=text):
+            build(raw)
+        return
+    manifest = build(raw)
+    assert {name: sum(counts.values()) for name, counts in manifest["counts"]["objects"].items()} == objects
+    assert text in texts_of(manifest)
+    assert bool(manifest["problems"]) == bool(text)
+
+
 def test_masks_and_links_keep_the_bounds_of_untrusted_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = files(tmp_path / "outside", {"secret.txt": "0 a secret", "classes.txt": "a secret\nb"})
     raw = files(tmp_path / "raw", {"a.jpg": PHOTO, "b.jpg": photo(WIDTH, HEIGHT, shade=200), "a.txt": TEXT})
@@ -130,5 +175,7 @@ def test_two_masks_of_one_photograph_that_nothing_tells_apart_are_refused(tmp_pa
         "1st_manual/21_manual1.gif": picture_file(mask(BOX), ".gif"),
         "mask/21_training_mask.gif": picture_file(mask((5, 5, 140, 85)), ".gif"),
     }
-    with pytest.raises(UserError, match=r"21_training_mask.gif and 21_manual1.gif are masks of one photograph"):
+    with pytest.raises(
+        UserError, match=r"1st_manual/21_manual1.gif and mask/21_training_mask.gif are masks of one photograph"
+    ):
         build(files(tmp_path / "raw", contents))

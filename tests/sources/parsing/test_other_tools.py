@@ -147,6 +147,67 @@ def test_slanted_shapes_turn_clockwise(tmp_path: Path) -> None:
             assert (np.ptp(along), np.ptp(across)) == pytest.approx((40, 10), abs=0.3)
 
 
+def attributes(box: tuple[int, int, int, int], **values: object) -> dict[str, Any]:
+    left, top, right, bottom = box
+    shape_of = {"name": "rect", "x": left, "y": top, "width": right - left, "height": bottom - top}
+    return {"shape_attributes": shape_of, "region_attributes": values}
+
+
+def of_coco(categories: Any, *annotations: dict[str, Any]) -> dict[str, bytes | str]:
+    content = coco([one | {"bbox": [30, 20, 30, 30]} for one in annotations]) | {"categories": categories}
+    return {"a.json": json.dumps({key: value for key, value in content.items() if value is not None})}
+
+
+OTHER_BOX = (100, 10, 140, 40)
+LOOP = [(30, 20), (60, 20), (60, 50), (30, 50), (30, 22)]  # a drawn line whose ends are 2 px apart
+THERE_AND_BACK = [(10, 80), (140, 80), (140, 81), (10, 81)]
+SAID = "a closed polyline, read as an outline"
+BACKGROUND = [{"id": 0, "name": "_background_"}, {"id": 1, "name": "pole"}, {"id": 2, "name": "Background"}]
+
+
+def via_line(points: list[tuple[int, int]]) -> dict[str, bytes | str]:
+    x, y = zip(*points, strict=True)
+    return {"a.json": via([via_region("pole", name="polyline", all_points_x=[*x], all_points_y=[*y])])}
+
+
+def labelme_line(points: list[tuple[int, int]]) -> dict[str, bytes | str]:
+    shapes = [{"label": "pole", "shape_type": "linestrip", "points": points}]
+    return {"a.json": json.dumps({"imagePath": "a.jpg", "shapes": shapes})}
+
+
+UNDERSTOOD: list[tuple[dict[str, bytes | str], dict[str, tuple[int, int, int, int]], str]] = [
+    ({"a.json": via([attributes(BOX, label=3), attributes(OTHER_BOX, label=7.0)])}, {"3": BOX, "7": OTHER_BOX}, ""),
+    ({"a.json": via([attributes(BOX, kind="pole", id=12), attributes(OTHER_BOX, kind="wire", id=1)])},
+     {"pole": BOX, "wire": OTHER_BOX}, ""),
+    ({"a.json": via([attributes(BOX, label=["pole"])])}, {"pole": BOX}, ""),
+    (via_line(LOOP), {"pole": BOX}, SAID),
+    (labelme_line(LOOP), {"pole": BOX}, SAID),
+    ({"a.xml": cvat(shape("polyline", "pole", points=";".join(f"{x},{y}" for x, y in LOOP)), WIRE)},
+     {"pole": BOX, "wire": (10, 77, 140, 83)}, SAID),
+    (via_line(THERE_AND_BACK), {"pole": (10, 77, 143, 84)}, ""),
+    (of_coco([], {"id": 1, "image_id": 1}), {"object": BOX}, "the classes are called object"),
+    (of_coco(None, annotation(1, 1, [], category_id=4)), {"class_4": BOX}, "the classes are called class_4"),
+    (of_coco(BACKGROUND, annotation(1, 1, []), annotation(2, 1, [[1, 1, 9, 1, 9, 9]], category_id=0)),
+     {"pole": BOX}, "_background_ is no class"),
+    (of_coco(BACKGROUND[1:], annotation(1, 1, [[]])), {"pole": BOX}, ""),
+    (of_coco(BACKGROUND[1:], annotation(1, 1, [])) | {"masks/a.png": png(mask(BOX))},
+     {"pole": BOX}, "masks/a.png: mask PNGs: not used, the labels are read from COCO file"),
+    (of_coco(BACKGROUND[1:], annotation(1, 1, [])) | {"b.xml": cvat(POLE)}, {"pole": BOX}, "b.xml: CVAT for images: not used"),
+    (of_coco(BACKGROUND[1:], annotation(1, 1, {"counts": [], "size": [HEIGHT, WIDTH]})), {"pole": BOX}, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("contents", "boxes", "text"), UNDERSTOOD)
+def test_what_a_tool_writes_in_another_way_keeps_its_meaning(
+    tmp_path: Path, contents: dict[str, bytes | str], boxes: dict[str, tuple[int, int, int, int]], text: str
+) -> None:
+    manifest = build(files(tmp_path / "raw", {**contents, "a.jpg": PHOTO}))
+    found = labels_of(tmp_path / "processed", num_classes=len(boxes))
+    assert {manifest["classes"][number]: box_of(polygon) for number, polygon in found} == boxes
+    assert text in texts_of(manifest)
+    assert bool(manifest["problems"]) == bool(text)
+
+
 BAD_SHAPES = [
     (shape("mask", "pole", rle="1, 2", left=0, top=0, width=9, height=9), "do not add up"),
     (shape("mask", "pole", rle="41, -1, 41", left=0, top=0, width=9, height=9), "do not add up"),
@@ -225,6 +286,7 @@ WITHOUT_LABELS: list[tuple[dict[str, bytes | str], str]] = [
     ({"a.xml": "<annotations>" + "<a>" * 40 + "</a>" * 40 + "</annotations>"}, "nested deeper than 32 levels"),
     ({"a.xml": "<annotations><track/></annotations>"}, "it holds tracks of a video; export as CVAT for images 1.1"),
     ({"a.json": via([{"region_attributes": {"a": "1", "b": "2"}}])}, "which attribute is the class? Found a, b"),
+    ({"a.json": via([attributes(BOX, wire=True)])}, "hold neither texts nor numbers: wire"),
     ({"a.json": '{"_via_settings": {}, "_via_img_metadata": {}}'}, "no photographs of VIA 2"),
     ({"a.txt": TEXT, "../classes.txt": "pole\nwire"}, "data.yaml, classes.txt or obj.names near it names the classes"),
     ({"a.txt": TEXT, "data.yaml": "nc: 2\n"}, "`names` must list the classes"),
@@ -233,6 +295,11 @@ WITHOUT_LABELS: list[tuple[dict[str, bytes | str], str]] = [
     ({"a_2.png": PHOTO}, "the file with the labels is missing"),  # a JPEG, and no mask by its name
     ({"task.zip": zip_bytes({"annotations.xml": b"<annotations/>"})}, "task.zip holds annotations.xml: unzip it there"),
     ({"a.json": json.dumps(SMALL)}, "export as JSON, not as JSON-MIN"),
+    (
+        {"a.json": json.dumps([{"data": {}, "annotations": [], "predictions": [{}]}, {"data": {}, "annotations": []}])},
+        "no task has an annotation, 1 with only predictions and 1 with nothing: submit them",
+    ),
+    ({"a.xml": "<annotation><object><name>a</name><polygon/></object></annotation>"}, "a.xml is LabelMe's XML"),
     ({"a.json": json.dumps(SMALL), "b.json": '[{"data": {}}]'}, "which file holds the labels"),
     ({"instances.json": '{"images": []}'}, "no list `categories` and `annotations`"),
     ({"instances.json": '{"images": 3, "categories": [], "annotations": []}'}, "no list `images`"),

@@ -5,12 +5,17 @@ import tempfile
 import zipfile
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 
 from tests.sources.parsing.raw_folder import BOX, NAMES, build, photo, polygon, problems_of, record, write_csv
+from tests.sources.parsing.tool_folder import BOX as LABELLED
+from tests.sources.parsing.tool_folder import HEIGHT, WIDTH, files, mask, png
+from tests.sources.parsing.tool_folder import build as build_tool
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import label_file_for, load_dataset_yaml
 from utils.data.images import read_image, upright_size
@@ -18,6 +23,8 @@ from utils.data.labels import read_yolo_label
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.sources import Photograph, find_photographs
 from utils.sources.parsing.split import assign_splits, bursts, output_stems
+from utils.training.data import Data
+from utils.yolo.trained import trained_stretch
 
 
 def test_half_extracted_photograph_is_taken_from_its_zip(raw: Path) -> None:
@@ -115,6 +122,47 @@ def test_frame_that_cannot_be_told_is_counted_and_can_be_given(raw: Path) -> Non
     write_csv(raw, [("1 (1).JPG", [BOX])])
     assert record(build(raw), "1 (1).jpg")["exif_frame"] == "ambiguous"
     assert record(build(raw, exif_frame="stored"), "1 (1).jpg")["exif_frame"] == "stored"
+
+
+def deep_picture(values: np.ndarray, kind: str) -> tuple[str, bytes]:
+    """Return the suffix and the bytes of a picture of 12 bits in 16, or of floats."""
+    pixels: Any = values.astype(np.float32 if kind == "floats" else np.uint16)
+    suffix = ".png" if kind == "png" else ".tif"
+    return suffix, cv2.imencode(suffix, np.stack([pixels] * 3, axis=2) if kind == "colour" else pixels)[1].tobytes()
+
+
+@pytest.mark.parametrize("kind", ["png", "tif", "colour", "floats"])
+def test_photographs_of_12_bits_are_stretched_once_for_the_data_set_and_alike_in_inference(
+    tmp_path: Path, kind: str
+) -> None:
+    """They were nearly black."""
+    ramp = np.tile(np.linspace(0, 4095, WIDTH), (HEIGHT, 1))
+    contents: dict[str, bytes | str] = {}
+    for number, values in enumerate((ramp, ramp / 2)):
+        suffix, data = deep_picture(values, kind)
+        contents |= {f"images/{number}{suffix}": data, f"masks/{number}.png": png(mask(LABELLED))}
+    raw = files(tmp_path / "raw", contents)
+    manifest = build_tool(raw)
+    spec = load_dataset_yaml(tmp_path / "processed" / "dataset.yaml")
+    assert spec.stretch == pytest.approx((20, 3980), abs=60)
+    dataset: Any = SimpleNamespace(photos=[], windowed=None)
+    regime: Any = SimpleNamespace(windows=None)
+    model: Any = SimpleNamespace(args=Data((), dataset, dataset, regime, stretch=spec.stretch).file_facts())
+    means = []
+    for item in manifest["photographs"]:
+        found = read_image(tmp_path / "processed" / item["split"] / "images" / item["file"]).astype(int)
+        again = read_image(raw / item["source"], stretch=trained_stretch(model))
+        assert np.abs(found - again).mean() < 2
+        means.append(found.mean())
+    assert means == pytest.approx([127, 63], abs=4)
+
+
+def test_photographs_with_few_grey_levels_are_said(tmp_path: Path) -> None:
+    few = np.tile(np.arange(WIDTH) % 12, (HEIGHT, 1)).astype(np.uint8)
+    raw = files(tmp_path / "raw", {"images/a.png": png(few), "masks/a.png": png(mask(LABELLED))})
+    said: list[str] = []
+    build_tool(raw, announce=said.append)
+    assert "the photographs have at most 12 of 256 grey levels, too few for detail: export them with all" in said
 
 
 # --- Which photograph goes to which side, and under which name -------------------------------------------------------

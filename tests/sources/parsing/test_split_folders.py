@@ -21,7 +21,10 @@ from tests.sources.parsing.tool_folder import (
     labels_of,
     shape,
 )
+from utils.common.errors import UserError
 from utils.sources.parsing.manifest import report_lines
+from utils.sources.parsing.sources import Photograph
+from utils.sources.parsing.split import assign_splits, choose_split
 
 
 def test_the_folders_of_a_yolo_set_are_its_split(tmp_path: Path) -> None:
@@ -45,6 +48,58 @@ def test_the_folders_of_a_yolo_set_are_its_split(tmp_path: Path) -> None:
     again = build(raw, split_by="hash")
     assert set(again["counts"]["photographs"]) == {"train", "val"}
     assert not list((tmp_path / "processed" / "test").rglob("*.jpg"))
+
+
+FOLDERS_AND_SPLITS = [
+    ("images/Training/a images/TESTING/b", "train val", "the input has no val: its test is val"),
+    ("train2017/a Validation/b test_set/c", "train val test", ""),
+    (
+        "train/a val/b test/c d",
+        "train val test train",
+        "1 photograph outside of folders for train, val and test: for training",
+    ),
+    ("x/a test/b", "train val", "the input has no val: its test is val; 1 photograph outside"),
+    ("a=train b=val c=Testing", "train val test", ""),  # subsets that the labels name
+    ("val/a test/b", "", "only for test and val: train or val would be empty"),
+]
+
+
+@pytest.mark.parametrize(("names", "splits", "text"), FOLDERS_AND_SPLITS)
+def test_a_publishers_test_never_goes_into_train(names: str, splits: str, text: str) -> None:
+    pairs = [name.partition("=")[::2] for name in names.split()]
+    photographs = [Photograph(name, name, "", Path(name), None, 1, "", True, subset) for name, subset in pairs]
+    if not splits:
+        with pytest.raises(UserError, match=text):
+            choose_split(photographs, "auto")
+        return
+    chosen, line = choose_split(photographs, "auto")
+    assert [*assign_splits(photographs, chosen, 0.2).values()] == splits.split()
+    assert line.startswith(text)
+    assert bool(line) == bool(text)
+
+
+@pytest.mark.parametrize("names", ["train/a", "a b", "test/a", "train/a b"])
+def test_folders_that_are_no_split_are_said_or_split_anew(names: str) -> None:
+    photographs = [Photograph(name, name, "", Path(name), None, 1, "", True) for name in names.split()]
+    assert choose_split(photographs, "auto") == ("hash", "")
+    with pytest.raises(UserError, match=r"only for (train|test)|for none of train"):
+        choose_split(photographs, "folders")
+
+
+def test_the_subsets_of_label_files_are_the_split_of_photographs_in_one_folder(tmp_path: Path) -> None:
+    contents: dict[str, bytes | str] = {
+        f"annotations/instances_{part}.json": json.dumps(
+            coco([annotation(1, 1, [], bbox=[30, 20, 30, 30])], [f"{part}.jpg"])
+        )
+        for part in ("train2017", "test2017")
+    } | {f"images/{part}2017.jpg": photo(WIDTH, HEIGHT, shade=90 + len(part)) for part in ("train", "test")}
+    said: list[str] = []
+    manifest = build(files(tmp_path / "raw", contents), split_by="auto", announce=said.append)
+    assert {item["file"]: item["split"] for item in manifest["photographs"]} == {
+        "test2017.jpg": "val",
+        "train2017.jpg": "train",
+    }
+    assert "split: the input has no val: its test is val" in said
 
 
 def subsets(**boxes: tuple[int, int, int, int]) -> str:

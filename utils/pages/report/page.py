@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from utils.common.text import counted
 from utils.evaluation.tables import guarantee_lines
 from utils.pages.figures import MAX_CLASSES_SHOWN
 from utils.pages.report import photographs, tables
@@ -223,7 +224,7 @@ def _keys() -> list[Markup]:
 
 def _in_words(errors: dict[str, Any]) -> str:
     told = [f"{errors[kind]} {kind}" for kind in KINDS_OF_ERROR if errors[kind]]
-    return f"{errors['file']}: {errors['num_targets']} objects, {', '.join(told) or 'no errors'}"
+    return f"{errors['file']}: {counted(errors['num_targets'], 'object')}, {', '.join(told) or 'no errors'}"
 
 
 def _article(position: int, card: Card, num_models: int) -> Markup:

@@ -25,7 +25,7 @@ KINDS: dict[str, Kind] = {
     "leak": _error(
         "Photograph in two splits",
         "A photograph of one split shows the same picture as one of another split, perhaps brighter, smaller or recompressed. Scores on such photographs are too high.",
-        "Remove one of the two. If a tool made the copies before it split the set, parse it again with --split-by hash.",
+        "Remove one of the two, or split again: python parse_labels.py --input FOLDER --output NEW --split-by hash keeps copies together.",
     ),
     "unreadable_photo": _error(
         "Unreadable photograph",
@@ -85,7 +85,7 @@ KINDS: dict[str, Kind] = {
     "overlap": _hint(
         "Photograph that overlaps one of another split",
         "Two photographs show a part of the same scene, such as two frames of one flight. They are no copies, but scores on such photographs are higher than on another day.",
-        "Nothing, or split by flights: parse again with --split-by time or --split-by circuit.",
+        "Nothing, or split by flights: python parse_labels.py --input FOLDER --output NEW --split-by time, or --split-by circuit.",
     ),
     "repeated": _hint(
         "Photograph twice in a split",

@@ -15,8 +15,8 @@ from utils.common.text import counted, format_table
 from utils.sources.parsing.label_csv import ClassTable
 from utils.sources.parsing.photograph import UNKNOWN_CLASS, UNUSABLE_OBJECT
 from utils.sources.parsing.reading import Labelled
-from utils.sources.parsing.rows import BOX, POLYLINE, Lost, lost_for
-from utils.sources.parsing.split import TRAIN, VAL, split_of_folder
+from utils.sources.parsing.rows import BOX, NO_OBJECT, NO_OBJECTS, POLYLINE, Lost, lost_for
+from utils.sources.parsing.split import FOLDERS, TRAIN, VAL, split_of_path
 from utils.sources.parsing.state import Entry
 
 UNREAD, MERGED = "photograph or row that cannot be read", "part or copy of another object"
@@ -53,6 +53,8 @@ def make_account(
     for entry in entries:
         for label, kind, number in entry.found:
             of(label)["source"][kind] += number
+            if label in NO_OBJECTS:
+                of(label)["left_out"][NO_OBJECT] += number
             of(label)["from"] = labels.origins.get(label, "value" if label else "-")  # EPRI's key
         for name, number in entry.objects.items():
             of(name)["written"] += number
@@ -62,7 +64,8 @@ def make_account(
             for label, number in numbers.items():
                 of(label)["left_out"][reason] += number
     for label, origin in labels.origins.items():
-        of(label)["from"] = origin
+        if name_of(label) in account:
+            of(label)["from"] = origin
     for facts in account.values():
         facts["source"], facts["left_out"] = (dict(sorted(facts[key].items())) for key in ("source", "left_out"))
     return account
@@ -115,25 +118,24 @@ def _odd(manifest: Mapping[str, Any]) -> dict[str, tuple[list[str], str]]:
     used = [name for name in classes if account[name]["written"]]
     num_boxes = sum(facts["source"].get(BOX, 0) for facts in account.values())
     ways = {photograph["source"]: photograph["split"] for photograph in manifest["photographs"]}
-    other = {source: split_of_folder(source) for source, split in ways.items()}
-    stems = Counter(_END.sub("", name) for name in account)
+    by_folders = manifest["options"]["split_by"] == FOLDERS
+    other = {} if by_folders else {source: split_of_path(source) for source in ways}
+    named = [name for name, facts in account.items() if name in classes or UNKNOWN_CLASS in facts["left_out"]]
+    stems = Counter(_END.sub("", name) for name in named)
     few = "label more photographs with it, else it is either learned or judged"
     others = f"--classes {shlex.join(used)}" if len(used) <= MAX_NAMES else "--classes with the names of the others"
     found = {
         "no object": ([name for name in classes if name not in used], f"leave it out: {others}"),
         "in 1 photograph": ([name for name in used if account[name]["photographs"] == 1 < len(ways)], few),
         "a number as a name": (
-            [name for name in account if _NUMBER.fullmatch(name)],
+            [name for name in named if _NUMBER.fullmatch(name)],
             "name the class in your tool; for masks in classes.txt, one name a line from value 0 on",
         ),
         "differs only by a number": (
-            [name for name in account if stems[_END.sub("", name)] >= MIN_NUMBERED and not _NUMBER.fullmatch(name)],
+            [name for name in named if stems[_END.sub("", name)] >= MIN_NUMBERED and not _NUMBER.fullmatch(name)],
             "if the number counts objects and names no class, leave it out of the labels in your tool",
         ),
-        "none of the classes": (
-            [name for name in account if name and name not in classes],
-            "add it to --classes, or ignore this",
-        ),
+        "none of the classes": ([name for name in named if name not in classes], "add it to --classes, or ignore this"),
         "boxes": (
             [name for name, facts in account.items() if BOX in facts["source"]],
             f"{counted(num_boxes, 'object')} ha{'s' if num_boxes == 1 else 've'} no outline, so the model learns rectangles",

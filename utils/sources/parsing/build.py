@@ -31,7 +31,7 @@ from utils.sources.parsing.manifest import UNUSABLE_PHOTOGRAPH, by_severity, dat
 from utils.sources.parsing.photograph import UNKNOWN_CLASS, UNUSABLE_OBJECT, PhotographOptions, build_image, build_label
 from utils.sources.parsing.reading import Labelled, RowsByKey, choose_classes, read_labels
 from utils.sources.parsing.rows import AnnotationRow, Row, digest_of, place_of
-from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader, all_files
+from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader, all_files, find_stretch
 from utils.sources.parsing.split import (
     SPLITS,
     TEST,
@@ -55,6 +55,7 @@ from utils.sources.parsing.state import (
     remove_unexpected,
 )
 
+MIN_LEVELS = 32  # of grey in at least one photograph; fewer are said
 MAX_LOST_SHARE = 0.5  # of the objects; more end the command
 
 
@@ -83,6 +84,8 @@ class BuildOptions:
         if not self.keep_unusable:
             del values["keep_unusable"]
         del shared["class_names"]
+        if self.photograph.stretch is None:
+            del shared["stretch"]
         if self.split_by != TIME:
             del values["time_gap_s"]
         return {**shared, **values}
@@ -128,7 +131,15 @@ def build_dataset(
     if options.use_file_classes:
         shared = dataclasses.replace(shared, class_names=choose_classes(shared.class_names, labels.class_names))
     chosen = {key: labels.photographs[key] for key in rows}
-    options = dataclasses.replace(options, split_by=choose_split(chosen.values(), options.split_by))
+    split_by, line = choose_split(chosen.values(), options.split_by)
+    if line:
+        announce(f"split: {line}")
+    if stretch := find_stretch([*chosen.values()]):
+        announce(
+            f"photographs of more than 8 bits: {stretch[0]:g} becomes black and {stretch[1]:g} white in all of them"
+        )
+    shared = dataclasses.replace(shared, stretch=stretch)
+    options = dataclasses.replace(options, split_by=split_by, photograph=shared)
     splits = assign_splits(chosen.values(), options.split_by, options.val_fraction)
     with open_output(output_folder, has_test=TEST in splits.values(), trust_links=trust_links) as state:
         jobs = _jobs(chosen, rows, splits, state)
@@ -148,6 +159,10 @@ def build_dataset(
             if not state.entries:
                 remove_unexpected(output_folder, [])
             raise
+        if (most := max((entry.facts.levels for entry in entries), default=MIN_LEVELS)) < MIN_LEVELS:
+            announce(
+                f"the photographs have at most {most} of 256 grey levels, too few for detail: export them with all"
+            )
         usable = [chosen[entry.key] for entry in entries]
         copies = _copies(output_folder, entries, num_threads)
         series = _series(entries, options.time_gap_s) if options.split_by == TIME else None
@@ -219,7 +234,7 @@ def _with_objects(
     reasons = [item for item in problems if item.kind in (UNUSABLE_OBJECT, UNKNOWN_CLASS, UNREADABLE_ROW)]
     first = f"; {reasons[0].place}: {reasons[0].text}" if reasons else ""
     if not found:
-        what = f"none of {total:,} objects can be used" if total else "no photograph has an object"
+        what = f"none of {counted(total, 'object')} can be used" if total else "no photograph has an object"
         raise UserError(f"{what}, so there is nothing to learn{first}")
     if gone and not options.keep_unusable:
         cure = "correct the labels, name the other classes with --classes, or pass --keep-unusable"
@@ -251,7 +266,7 @@ def _build_one(
         if kept:
             jpeg, facts, image = b"", kept.facts, (kept.image_bytes, kept.image_digest)
         else:
-            jpeg, facts = build_image(reader.read(job.photograph), options.long_side_px)
+            jpeg, facts = build_image(reader.read(job.photograph), options.long_side_px, options.stretch)
             image = (len(jpeg), digest_of(jpeg).hex())
         label = build_label(job.rows, facts, options, classes)
     except ImageError as error:

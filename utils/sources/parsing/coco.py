@@ -11,6 +11,7 @@ from typing import Any
 from utils.common.errors import UserError, printable
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.mask_values import ONLY_CLASS, is_background
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size
 from utils.sources.parsing.photograph import UNUSABLE_OBJECT
 from utils.sources.parsing.rows import BOX, MASK, MAX_NAME_CHARACTERS, POLYGON, SPAN, AnnotationRow, Found, LabelFile
@@ -37,7 +38,7 @@ class CocoFile(LabelFile):
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
-        self.categories: dict[int | str, str] = {}
+        self.categories: dict[int | str | None, str] = {}
         self._images: dict[Any, tuple[str, Size] | None] = {}  # by id; None: the id stands for two images
         self._spans: dict[Any, bytearray] = {}  # of the annotations, by their image's id
         self._found: dict[Any, Counter[tuple[Any, str]]] = {}  # categories and kinds of shapes, by their image's id
@@ -51,11 +52,19 @@ class CocoFile(LabelFile):
                         readers[key](item)
                 else:
                     stream.skip()
-        if missing:
+        if missing - {"categories"}:
             names = " and ".join(f"`{key}`" for key in readers if key in missing)
             raise UserError(f"{path}: not COCO's instances: no list {names}; export as COCO 1.0")
+        used = {category for found in self._found.values() for category, _ in found}
+        if not self.categories and used:
+            ids = used - {None} or {None}
+            self.categories = {key: f"class_{printable(str(key))}" if key is not None else ONLY_CLASS for key in ids}
+            shown = ", ".join(sorted(self.categories.values())[:5])
+            self.complain(f"`categories` is missing or empty: the classes are called {shown}", "no categories")
         self.categories = dict(sorted(self.categories.items(), key=lambda item: (isinstance(item[0], str), item[0])))
-        self.names = dict.fromkeys(self.categories.values())
+        # Converters list the background, which has no objects.
+        kept = [name for key, name in self.categories.items() if key in used or not is_background(name)]
+        self.names = dict.fromkeys(kept)
         self.rows = list(self._rows())
 
     def _rows(self) -> Iterator[AnnotationRow]:
@@ -102,7 +111,8 @@ class CocoFile(LabelFile):
         return named
 
     def origin_of(self, name: str) -> str:
-        return "category " + ", ".join(str(number) for number, one in self.categories.items() if one == name)
+        numbers = [str(number) for number, one in self.categories.items() if one == name and number is not None]
+        return f"category {', '.join(numbers)}" if numbers else "no category"
 
     def _add_category(self, item: Item) -> None:
         category = _dictionary(item)
@@ -152,7 +162,7 @@ class CocoFile(LabelFile):
 
 def _category_and_kind(annotation: dict[str, Any]) -> tuple[int | str | None, str]:
     segmentation = annotation.get("segmentation")
-    kind = BOX if not segmentation else MASK if isinstance(segmentation, dict) else POLYGON
+    kind = BOX if not _has_outline(segmentation) else MASK if isinstance(segmentation, dict) else POLYGON
     return _by_value(annotation.get("category_id")), kind
 
 
@@ -180,17 +190,23 @@ def _path_of(image: dict[str, Any]) -> Any:
     return name
 
 
+def _has_outline(segmentation: Any) -> bool:
+    """Return whether a segmentation is more than empty lists, which stand beside a box."""
+    counts = segmentation.get("counts") if isinstance(segmentation, dict) else segmentation
+    return bool(counts) and not (isinstance(counts, list) and all(part == [] for part in counts))
+
+
 def _dictionary(item: Item) -> dict[str, Any]:
     """Return an item as a dictionary with its texts decoded; empty if the item is no dictionary."""
     value = item.value()
     return value if isinstance(value, dict) else {}
 
 
-def _objects(categories: dict[int | str, str], size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
+def _objects(categories: dict[int | str | None, str], size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
     """Return the object of one annotation, or the reason why there is none."""
     annotation = json.loads(data)
     name, category = f"annotation {printable(str(annotation.get('id')))}", annotation.get("category_id")
-    value = categories.get(number) if (number := _by_value(category)) is not None else None
+    value = categories.get(_by_value(category))
     if value is None:
         return [], [f"{name}: `categories` has no `category {printable(str(category))}`"]
     try:
@@ -200,8 +216,8 @@ def _objects(categories: dict[int | str, str], size: Size, data: bytes) -> tuple
 
 
 def _object(name: str, value: str, size: Size, annotation: dict[str, Any]) -> ShapeObject:
-    segmentation = annotation.get("segmentation")
-    if segmentation and isinstance(segmentation, dict):
+    segmentation = annotation.get("segmentation") if _has_outline(annotation.get("segmentation")) else None
+    if isinstance(segmentation, dict):
         if size is None:
             declared = segmentation.get("size")
             size = read_size(*declared[::-1]) if isinstance(declared, list) and len(declared) == 2 else None

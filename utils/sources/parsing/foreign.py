@@ -9,7 +9,7 @@ from utils.common.bounded_zip import BoundedZip
 from utils.common.errors import UserError, one_line, printable
 from utils.common.files import walk
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
-from utils.sources.parsing.formats import EPRI_TITLE, FORMATS, first_element
+from utils.sources.parsing.formats import EPRI_TITLE, FORMATS, HEAD_BYTES, first_element
 from utils.sources.parsing.json_stream import JsonStream
 
 EPRI_FOLDER = Path("data/raw")  # into which download_data.py writes
@@ -75,6 +75,9 @@ def _reason(file: Path) -> str:
         return ""
     if suffix == ".xml":
         element = first_element(file)
+        text = file.read_bytes()[:HEAD_BYTES]
+        if element == "annotation" and (b"<polygon" in text or b"<segm" in text):
+            return "is LabelMe's XML, whose polygons are not read: export as COCO, or from CVAT as CVAT for images 1.1"
         what = "Pascal VOC's boxes, which have no outlines" if element == "annotation" else f"<{printable(element)}>"
         return f"holds {what}: export polygons or masks" if element else "is not XML: export it again"
     if suffix == ".csv":

@@ -33,6 +33,7 @@ LOCAL_FILES = "/data/local-files/"
 # Of a result's `type`, with or without `labels` at the end. `labels` belongs to the tag <Labels> beside <Polygon>.
 READ_TYPES = ("polygon", "brush", "rectangle", "")
 OTHER_SHAPES = ("ellipse", "keypoint", "vector", "bitmask", "cuboid", "videorectangle")
+INSTEAD = {"predictions": "only predictions", "drafts": "only drafts", "annotations": "only skipped annotations"}
 Regions = list[dict[str, Any]]
 
 
@@ -46,10 +47,14 @@ class LabelStudioFile(LabelFile):
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
+        self._unannotated: Counter[str] = Counter()  # tasks by what they have instead of an annotation
         self._labels: set[str] = set()  # in use: the export does not say which others the project has
         with JsonStream(path) as stream:
             for item in stream.items():
                 self._add_task(item)
+        if not self.rows and self._unannotated:
+            kinds = " and ".join(f"{number:,} with {kind}" for kind, number in self._unannotated.items())
+            raise UserError(f"{path}: no task has an annotation, {kinds}: submit them in Label Studio and export again")
         self.names = sorted(self._labels)
 
     def _add_task(self, item: Item) -> None:
@@ -64,6 +69,7 @@ class LabelStudioFile(LabelFile):
             if other is not chosen:
                 self.lose(_found(_regions(other)), OTHER_ANNOTATION)
         if chosen is None:
+            self._unannotated[next((kind for key, kind in INSTEAD.items() if task.get(key)), "nothing")] += 1
             return
         if num_others:
             self.complain(f"{_task_name(task)}: {num_others} more annotations; only the latest is used", "annotation")

@@ -16,11 +16,9 @@ from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.mask_values import read_mask
 from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_points, read_size
-from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, POLYLINE, AnnotationRow, Found, LabelFile
+from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, NO_OBJECTS, POLYLINE, AnnotationRow, Found, LabelFile
 
 AREAS, LINES, MASK = ("polygon", "rectangle", "circle"), ("linestrip", "line"), "mask"
-NO_OBJECTS = ("__ignore__", "_background_")  # labels that LabelMe's own converters leave out
-NO_OBJECT = "label of the background"
 Size = tuple[int, int] | None
 
 
@@ -75,12 +73,9 @@ class LabelMeFile(LabelFile):
         label = printable(label.strip()) if isinstance(label, str) else ""
         kind = _kind(shape)
         kind = {"rectangle": BOX, **dict.fromkeys(LINES, POLYLINE)}.get(kind, kind)
-        if label in NO_OBJECTS:
-            self.lose(Counter({(label, kind): 1}), NO_OBJECT)
-            return
         self._spans += item.span
         self._found[label, kind] += 1
-        self._labels |= {label} - {""}
+        self._labels |= {label} - {"", *NO_OBJECTS}
 
 
 def _kind(shape: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
-from utils.sources.parsing.rows import digest_of
+from utils.sources.parsing.rows import NO_OBJECT, UNUSED_SOURCE, digest_of
 from utils.sources.parsing.sources import UNREADABLE_ARCHIVE, UNREADABLE_PHOTOGRAPH, Photograph
 from utils.sources.parsing.split import FOLDERS, SPLITS, TEST, VAL
 from utils.sources.parsing.state import Entry
@@ -19,7 +19,11 @@ NO_PHOTOGRAPH = "row without a photograph"
 UNUSABLE_PHOTOGRAPH = "photograph without a usable object"
 UNREADABLE_KINDS = (UNREADABLE_PHOTOGRAPH, UNREADABLE_ARCHIVE, UNREADABLE_ROW, UNUSABLE_PHOTOGRAPH)
 MIN_VAL_OBJECTS = 5  # of a class; its scores say little with fewer
-_RANKS = {**dict.fromkeys(UNREADABLE_KINDS, 0), NO_ROW: 2, NO_PHOTOGRAPH: 2}  # order of printing; 1 for other kinds
+_RANKS = {  # order of printing; 2 for other kinds
+    **dict.fromkeys(UNREADABLE_KINDS, 0),
+    **dict.fromkeys((UNUSED_SOURCE, NO_OBJECT, "first value", "no categories"), 1),  # how labels were understood
+    **dict.fromkeys((NO_ROW, NO_PHOTOGRAPH), 3),
+}
 
 
 def make_manifest(
@@ -58,6 +62,8 @@ def make_manifest(
 def dataset_yaml_text(manifest: dict[str, Any]) -> str:
     """Return the text of dataset.yaml. Its paths are relative to its folder, so the folder can be moved."""
     options = ", ".join(f"{name} {value}" for name, value in manifest["options"].items())
+    stretch = manifest["options"].get("stretch")
+    deep = f"stretch: {[*stretch]}  # values of the photographs that became black and white\n" if stretch else ""
     test = "test: test/images\n" if TEST in manifest["counts"]["photographs"] else ""
     names = yaml.safe_dump({"names": dict(enumerate(manifest["classes"]))}, allow_unicode=True, sort_keys=False)
     return (
@@ -65,7 +71,7 @@ def dataset_yaml_text(manifest: dict[str, Any]) -> str:
         f"# {options}\n"
         "train: train/images\n"
         f"val: val/images\n{test}"
-        f"{names}"
+        f"{deep}{names}"
     )
 
 
@@ -161,7 +167,7 @@ def _fingerprint(records: list[dict[str, Any]], class_names: Sequence[str]) -> s
 
 def by_severity(problems: Iterable[Problem]) -> list[Problem]:
     """Sort problems: unreadable inputs, others, and last those that are frequent in EPRI's data set."""
-    return sorted(problems, key=lambda problem: (_RANKS.get(problem.kind, 1), _problem_order(problem)))
+    return sorted(problems, key=lambda problem: (_RANKS.get(problem.kind, 2), _problem_order(problem)))
 
 
 def _problem_order(problem: Problem) -> tuple[str, int, str, str]:

@@ -7,26 +7,44 @@ equal. docs/labels.md lists the names.
 import glob
 import os
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
 
 import numpy as np
 
 from utils.common.errors import UserError, printable
+from utils.common.text import counted
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.data.images import ImageError, read_image
-from utils.sources.parsing.class_lists import COLOUR, MASK_LISTS, find_list, read_values
-from utils.sources.parsing.label_csv import Problem
-from utils.sources.parsing.mask_values import ONLY_CLASS, Meaning, mask_objects, read_mask
-from utils.sources.parsing.rows import MASK, SPAN, AnnotationRow, LabelFile, digest_of
+from utils.sources.parsing.class_lists import COLOUR, COLOUR_LIST, MASK_LISTS, VALUE_LIST, find_list, read_values
+from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.mask_values import (
+    ONLY_CLASS,
+    VOID,
+    MaskFacts,
+    Meaning,
+    is_background,
+    is_colour,
+    mask_objects,
+    measured_objects,
+    read_mask,
+    unlisted,
+)
+from utils.sources.parsing.rows import MASK, SPAN, UNUSED_SOURCE, AnnotationRow, LabelFile, digest_of
 
 VOC_CLASSES, VOC_OBJECTS = "SegmentationClass", "SegmentationObject"
 PHOTOGRAPH_FOLDERS = ("images", "JPEGImages", "image", "imgs", "img", "photos")
 MASK_SUFFIXES = (".png", ".gif", ".tif", ".tiff", ".bmp")
 MIN_ALIKE = 0.95  # share of neighbouring pixels with equal values; photographs have less
+STRAY_SHARE = 0.001  # of a mask's pixels: so few grey ones beside masks of black and white are damage
+STRAY_PX, STRAY_MASKS = 20, 4  # pixels of a value that only one of so many masks has, which make no class
+MOST_DIMMED = 0.1  # of the pixels that are kept if a grey mask is read as one of black and white
+STRAY = "stray values"
+Source = tuple[str, str]  # a folder of masks, and the ending of their names
 _WORDS = re.compile(r"[-_. ]+")
 _NOT_A_CLASS = re.compile(r"(?i)masks?|manual\d*|seg(mentation)?|labels?|gt|inst(ance)?s?|annotations?|cp|\d*")
 _NUMBERED = re.compile(r"(?i)inst(ance)?s?|cp")  # in the name of a file or folder: each value is an object
@@ -40,6 +58,10 @@ class MaskFile(LabelFile):
     patterns = (f"**/{VOC_CLASSES}/*.png", "**/*.[pPgGtTbB][nNiImM][gGfFpP]*")
     how_to_export = "put a.png into masks/ for a.jpg in images/"
     by_file = has_rows_per_file = takes_folder = True
+    meaning: Meaning
+    facts: MaskFacts
+    used: set[str]  # the classes of its objects
+    class_list: Path | None = None
 
     def __init__(self, path: Path, problems: list[Problem], folder: Path) -> None:
         super().__init__(path, problems)
@@ -48,27 +70,91 @@ class MaskFile(LabelFile):
             if found is None:
                 return
             source, photographs, meaning = found
-            meaning = _with_list(meaning, path, folder)
-            data = source.read_bytes()
-            objects, complaints = mask_objects(meaning, data)  # they come again when the photograph is built
+            self.class_list, meaning = _with_list(meaning, path, folder)
+            self._read(source, photographs, meaning)
         except (ValueError, UserError, OSError) as error:
             self.complain(f"{error}; skipped")
             self.is_damaged = True
-            return
-        used = {item.value for item in objects}
-        self.names = meaning.listed if used & {*meaning.listed} else sorted(used)
+
+    def _read(self, source: Path, photographs: tuple[str, ...], meaning: Meaning) -> None:
+        """Read the mask with a meaning of its values. Raises ValueError, LabelError and OSError."""
+        data = source.read_bytes()
+        objects, complaints, self.facts = measured_objects(meaning, data)  # the complaints come again in the build
+        self.meaning, self.used = meaning, {item.value for item in objects}
+        self.names = meaning.listed if self.used & {*meaning.listed} else sorted(self.used)
         span, context = SPAN.pack(0, len(data), digest_of(data)), repr(replace(meaning, classes=None))
         masks = Counter([(item.value, MASK) for item in objects] + [("", MASK)] * len(complaints))
         self.rows = [AnnotationRow(photographs, source, span, context, partial(mask_objects, meaning), masks)]
-        class_list = find_list(path, MASK_LISTS, folder) if meaning.names else None
-        self._list, self._values = class_list, {one: value for value, one in meaning.names}
-        self.named_by = "name of file or folder" if meaning.label else "value of the pixels"
 
     def origin_of(self, name: str) -> str:
-        if self._list is None or name not in self._values:
-            return self.named_by
-        value = self._values[name]
-        return f"{self._list.name}: {value}" if value < COLOUR else self._list.name
+        values = [value for value, one in self.meaning.names if one == name]
+        if self.class_list is None or not values:
+            return "name of file or folder" if self.meaning.label else "value of the pixels"
+        return f"{self.class_list.name}: {values[-1]}" if values[-1] < COLOUR else self.class_list.name
+
+    def read_again(self, **changes: Any) -> None:
+        """Read the mask with another meaning. Objects of `strays` are lost."""
+        before = self.rows[0].found
+        try:
+            self._read(self.rows[0].file, self.rows[0].names, replace(self.meaning, **changes))
+            if self.meaning.strays:
+                self.lose(before - self.rows[0].found, STRAY)
+        except (ValueError, OSError) as error:
+            self.complain(f"{error}; skipped")
+            self.lose(before, UNREADABLE_ROW)
+            self.is_damaged, self.rows = True, []
+
+    @classmethod
+    def agree(cls, read: Sequence[Self]) -> None:
+        """Decide from all masks what one alone does not tell: the value of a list's first name, and stray values."""
+        by_list, by_folder = defaultdict[Path | None, list[Self]](list), defaultdict[tuple[Path, str], list[Self]](list)
+        for mask in (mask for mask in read if mask.rows):
+            by_list[mask.class_list].append(mask)
+            meaning = mask.meaning
+            if mask.facts.pixels and not (meaning.classes or meaning.is_whole or meaning.is_numbered):
+                by_folder[mask.path.parent, meaning.label].append(mask)
+        for file, masks in by_list.items():
+            if file and file.name not in (COLOUR_LIST, VALUE_LIST):
+                _agree_on_names(file, masks)
+        for masks in by_folder.values():
+            _agree_on_strays(masks)
+
+    @classmethod
+    def one_source(cls, read: Sequence[Self], rows: dict[str, tuple[Any, ...]], problems: list[Problem]) -> None:
+        """Leave out all but one of the masks that each show all objects of a photograph.
+
+        One with several classes is better than a foreground, then numbers are better than colours, then more classes than few.
+        Raises UserError if nothing tells them apart.
+        """
+        of = {mask.rows[0].file: mask for mask in read if mask.rows}
+        of = {file: mask for file, mask in of.items() if not (mask.meaning.label or mask.meaning.is_whole)}
+        found = {key: {_source_of(row, key): row.file for row in own if row.file in of} for key, own in rows.items()}
+        classes, unused = defaultdict[Source, set[str]](set), set[Source]()
+        for source, file in (pair for sources in found.values() for pair in sources.items()):
+            classes[source] |= of[file].used
+        rank = {source: (len(used) < 2, any(map(is_colour, used)), -len(used)) for source, used in classes.items()}
+        for key, sources in found.items():
+            best, *others = sorted(sources, key=rank.__getitem__) or [("", "")]
+            if others and rank[best] == rank[others[0]]:
+                one, other = (sources[source].relative_to(sources[source].parents[1]) for source in (best, others[0]))
+                raise UserError(
+                    f"{printable(str(one))} and {printable(str(other))} are masks of one photograph, {printable(key)}: move away "
+                    "those that show no objects, such as the field of view, or the same ones again; put masks of one class "
+                    "into masks/CLASS/"
+                )
+            unused |= {*others}
+        for source in sorted(unused):
+            text = f"masks of {source[0]}/ are not used: others of the same photographs tell more about the classes"
+            problems.append(Problem(f"{source[0]}/", printable(text), UNUSED_SOURCE))
+        for key, own in [*rows.items()]:
+            rows[key] = tuple(row for row in own if row.file not in of or _source_of(row, key) not in unused)
+            for row in (row for row in own if row not in rows[key]):
+                of[row.file].lose(row.found, UNUSED_SOURCE)
+            if not rows[key]:
+                del rows[key]
+        kept = {row.file for own in rows.values() for row in own}
+        for file in of.keys() - kept:
+            of[file].names = ()
 
 
 def is_mask(path: Path) -> bool:
@@ -191,9 +277,80 @@ def _is_picture(path: Path) -> bool:
     return True
 
 
-def _with_list(meaning: Meaning, path: Path, folder: Path) -> Meaning:
-    """Add the classes of the list near a mask, and the digest of Pascal VOC's mask of the classes."""
+def _source_of(row: AnnotationRow, key: str) -> Source:
+    """Return the folder of a photograph's mask, and what the mask's name adds to the photograph's."""
+    return row.file.parent.name, row.file.stem.lower().removeprefix(PurePosixPath(key).stem)
+
+
+def _agree_on_names(file: Path, masks: Sequence[MaskFile]) -> None:
+    """Let a list's names begin at 1 if its first one is no background, which 0 is, and masks have the value after the last.
+
+    Raises UserError if no mask tells where they begin.
+    """
+    names = [name for _, name in masks[0].meaning.names]
+    used, first = set[str]().union(*(mask.used for mask in masks)), printable(names[0])
+    if is_background(first) or not used & {*names[1:], unlisted(len(names))}:
+        return
+    if unlisted(len(names)) not in used:
+        raise UserError(
+            f"{file}: is 0 or 1 the value of its first name, {first}? 0 is the background of masks: write a line "
+            "`background` before it if it is 1, or instead of it if it is 0"
+        )
+    for mask in masks:
+        mask.read_again(names=tuple(enumerate(names, start=1)))
+    text = f"the value 1 is its first name, {first}: masks have the values up to {len(names)}, and 0 is the background"
+    masks[0].problems.append(Problem(file.name, text, "first value"))
+
+
+def _agree_on_strays(masks: Sequence[MaskFile]) -> None:
+    """Read grey masks of a folder of black and white ones like these; leave out values of a few pixels in one mask.
+
+    White alone belongs to no object where other masks use the names of a list. Raises UserError for a grey mask that may mean
+    anything.
+    """
+    meaning = masks[0].meaning
+    if len(meaning.listed) > 1 and any(mask.used & {*meaning.listed} for mask in masks):
+        for mask in masks:
+            if {*mask.facts.pixels} == {VOID} and VOID not in dict(meaning.names):
+                mask.read_again(strays=(VOID,))
+    elif 2 * sum(mask.facts.is_binary for mask in masks) > len(masks):
+        for mask in masks:
+            _as_black_and_white(mask)
+        return
+    times = Counter(value for mask in masks for value in mask.facts.pixels if value != VOID)
+    for mask in masks if len(masks) >= STRAY_MASKS and not meaning.label else ():
+        pixels = mask.facts.pixels.items()
+        few = tuple(value for value, number in pixels if times[value] == 1 and number <= STRAY_PX)
+        if strays := tuple(value for value in few if value not in dict(meaning.names)):
+            mask.read_again(strays=strays)
+            mask.complain(f"{_shown(strays)} in this mask only, at most {STRAY_PX} pixels each: no classes", STRAY)
+
+
+def _as_black_and_white(mask: MaskFile) -> None:
+    pixels, most_stray = mask.facts.pixels, STRAY_SHARE * mask.facts.num_pixels
+    total = sum(pixels.values())
+    dim = sum(number for value, number in pixels.items() if value <= VOID // 2) if len(pixels) > 1 else 0
+    if mask.facts.is_binary or (mask.meaning.label and dim > most_stray):  # of several values each is an object
+        return
+    if dim > max(most_stray, MOST_DIMMED * (total - dim)):
+        raise UserError(
+            f"{mask.path}: holds {_shown(pixels)}, but most masks of this folder are black and white; save it like them, or "
+            "name the values of all in classes.txt"
+        )
+    is_damage = len(pixels) > 1 and VOID not in pixels and total <= most_stray
+    mask.read_again(is_binary=True, strays=tuple(pixels) if is_damage else ())
+    what = f"damage of {counted(total, 'pixel')}, no object" if is_damage else "read as black and white"
+    mask.complain(f"{_shown(pixels)}: {what}, because most masks of this folder are black and white", STRAY)
+
+
+def _shown(values: Collection[int]) -> str:
+    shown = ", ".join(map(str, sorted(values)[:5]))
+    return f"the value{'s' * (len(values) > 1)} {shown}{', …' * (len(values) > 5)}"
+
+
+def _with_list(meaning: Meaning, path: Path, folder: Path) -> tuple[Path | None, Meaning]:
+    """Return the list near a mask, and the meaning with its classes and the digest of Pascal VOC's mask of the classes."""
     digest = digest_of(meaning.classes.read_bytes()) if meaning.classes else b""
     file = None if meaning.label else find_list(path, MASK_LISTS, folder)
     names = tuple(read_values(file).items()) if file else ()
-    return replace(meaning, class_digest=digest, names=names)
+    return file, replace(meaning, class_digest=digest, names=names)

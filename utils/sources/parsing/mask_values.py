@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from scipy import ndimage
 
-from utils.data.images import EXIF_ERRORS
+from utils.data.images import EXIF_ERRORS, is_deep
 from utils.data.labels import LabelError
 from utils.sources.parsing.class_lists import COLOUR
 from utils.sources.parsing.label_csv import MAX_OBJECTS
@@ -20,7 +20,7 @@ from utils.sources.parsing.outlines import ShapeObject
 from utils.sources.parsing.rows import digest_of
 
 ONLY_CLASS = "object"  # of masks that name no class
-BACKGROUNDS = ("background", "_background_", "__ignore__")  # of class lists
+BACKGROUNDS = ("background", "_background_", "__ignore__", "bg", "void", "unlabeled", "unlabelled")  # of class lists
 VOID = 255  # of indexed masks: pixels that belong to no object; alone: white, in a mask of black and white
 MAX_MASK_BYTES, MAX_MASK_PIXELS = 200_000_000, 100_000_000
 MASK_FORMATS = ("PNG", "GIF", "TIFF", "BMP")
@@ -35,7 +35,8 @@ class Meaning:
 
     label: the class in the name of the file or folder, or empty. names: the classes by value. classes: Pascal VOC's mask of
     the class of each pixel. class_digest: of that file's bytes. is_whole: the file is one object. is_numbered: each value is
-    an object.
+    an object. is_binary: as the other masks of its folder it is black and white, whatever it holds. strays: values that belong
+    to no object.
     """
 
     label: str = ""
@@ -44,11 +45,27 @@ class Meaning:
     class_digest: bytes = b""
     is_whole: bool = False
     is_numbered: bool = False
+    is_binary: bool = False
+    strays: tuple[int, ...] = ()
 
     @property
     def listed(self) -> list[str]:
         """The classes of the list without the background."""
-        return [name for _, name in self.names if name not in BACKGROUNDS]
+        return [name for _, name in self.names if not is_background(name)]
+
+
+@dataclass(frozen=True)
+class MaskFacts:
+    """The pixels of each value of a mask but 0, nothing of a mask of 16 bits or very many values; and whether it is black and white."""
+
+    pixels: dict[int, int]
+    num_pixels: int
+    is_binary: bool
+
+
+def is_background(name: str) -> bool:
+    """Return whether a class list's name stands for what belongs to no object."""
+    return name.lower() in BACKGROUNDS
 
 
 def read_mask(data: bytes, by_colour: bool) -> tuple[np.ndarray, bool]:
@@ -65,6 +82,8 @@ def read_mask(data: bytes, by_colour: bool) -> tuple[np.ndarray, bool]:
         if width * height > MAX_MASK_PIXELS:
             raise ValueError(f"{width}x{height} is more than {MAX_MASK_PIXELS // 1_000_000} megapixels")
         mode = "RGB" if picture.format == "GIF" else picture.mode  # a GIF's palette says what its indices mean
+        if mode.startswith("RGB") and is_deep(picture, data):
+            raise ValueError("colours of 16 bits, which no mask has: save it as PNG with 8")
         if mode == "1" or (mode == "LA" and not by_colour):
             picture = picture.convert("L")
         values = np.asarray(
@@ -89,28 +108,46 @@ def _damage(data: bytes) -> str:
 
 def mask_objects(meaning: Meaning, data: bytes) -> tuple[list[ShapeObject], list[str]]:
     """Return the objects of a mask, and messages about those left out. Raises ValueError and LabelError."""
+    objects, complaints, _ = measured_objects(meaning, data)
+    return objects, complaints
+
+
+def measured_objects(meaning: Meaning, data: bytes) -> tuple[list[ShapeObject], list[str], MaskFacts]:
+    """Return what `mask_objects` does, and the facts of the mask."""
     names = dict(meaning.names)
     by_colour = any(value >= COLOUR for value in names)
     values, has_numbers = read_mask(data, by_colour and meaning.classes is None)
-    found = [value for value in np.unique(values).tolist() if value]
+    levels, pixels = (numbers.tolist() for numbers in np.unique(values, return_counts=True))
+    found = [value for value in levels if value and value not in meaning.strays]
+    is_binary = _is_black_and_white(values, found)
+    counts = dict(zip(levels, pixels, strict=True)) if not has_numbers and levels[-1] <= VOID else {}
+    facts = MaskFacts({value: number for value, number in counts.items() if value}, values.size, is_binary)
     label = meaning.label or ONLY_CLASS
     if meaning.classes:
-        return _paired(values, [value for value in found if value != VOID], meaning, by_colour)
+        return *_paired(values, [value for value in found if value != VOID], meaning, by_colour), facts
     if meaning.is_whole:
-        return _shapes((values > 0).astype(np.int32), [label] if found else []), []
+        return _shapes((values > 0).astype(np.int32), [label] if found else []), [], facts
     are_named = len(found) > 1 and all(value in names for value in found if value != VOID)
-    if _is_black_and_white(values, found) and not are_named:
+    if meaning.is_binary or (is_binary and not are_named):
         if not meaning.label and len(meaning.listed) == 1:
             (label,) = meaning.listed
-        return _shapes(*_connected((values > VOID // 2).astype(np.uint8), {1: label})), []
+        drawn = values > (VOID // 2 if len(found) > 1 else 0)
+        return _shapes(*_connected((drawn & (len(found) > 0)).astype(np.uint8), {1: label})), [], facts
     if meaning.is_numbered or meaning.label or has_numbers or (not names and len(found) > MAX_CLASS_VALUES):
-        return _shapes(_numbers(values, found), [label] * len(found)), []
-    classes = {value: names.get(value) or _unlisted(value) for value in found if value != VOID or value in names}
-    return _shapes(*_connected(values, {value: name for value, name in classes.items() if name not in BACKGROUNDS})), []
+        return _shapes(_numbers(values, found), [label] * len(found)), [], facts
+    classes = {value: names.get(value) or unlisted(value) for value in found if value != VOID or value in names}
+    classes = {value: name for value, name in classes.items() if not is_background(name)}
+    return _shapes(*_connected(values, classes)), [], facts
 
 
-def _unlisted(value: int) -> str:
+def unlisted(value: int) -> str:
+    """Return the class of a value that no list names."""
     return f"class_{value}" if value < COLOUR else f"colour_{value - COLOUR:06x}"
+
+
+def is_colour(label: str) -> bool:
+    """Return whether a class is a colour that no list names."""
+    return label.startswith("colour_")
 
 
 def _is_black_and_white(values: np.ndarray, found: Sequence[int]) -> bool:
@@ -137,7 +174,7 @@ def _paired(
         best = max(
             zip(counts.tolist(), inside.tolist(), strict=True), key=lambda pair: (pair[1] not in (0, VOID), pair)
         )
-        labels.append(names.get(best[1]) or _unlisted(best[1]) if best[1] not in (0, VOID) else "")
+        labels.append(names.get(best[1]) or unlisted(best[1]) if best[1] not in (0, VOID) else "")
         if not labels[-1]:
             complaints.append(f"object {number}: has no class in {meaning.classes.parent.name}")
     return _shapes(numbers, labels), complaints

@@ -3,10 +3,12 @@
 Coordinates are pixels of the photograph, x to the right and y down; the photograph covers 0..width and 0..height.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +35,7 @@ SHAPE_TOLERANCE_PX = 0.05  # of the photograph; dense polygons lose what changes
 SAME_ASPECT = 0.01  # by how much the width and the height may be scaled differently
 MAX_LOST_SHARE = 0.01  # of a mask's area, before it is reported
 MAX_SIDE_PX = 1_000_000
+MEETING_PX = 2.0  # ends of a line that are so near to each other meet
 ELLIPSE_CORNERS = 64
 
 
@@ -60,6 +63,19 @@ class ShapeObject:
     error: str = ""  # why it cannot be used
     note: str = ""  # what is said about an object that is used
     members: int = 1  # objects of the file that were joined to this one
+    closed: int = 0  # of these, lines whose ends meet
+
+    def as_outline(self) -> ShapeObject:
+        """Return the object; a line whose ends meet becomes an outline.
+
+        A wire that was drawn there and back encloses hardly any area, and stays a line.
+        """
+        points = self.parts[0] if self.is_line and not self.error else np.zeros((0, 2))
+        length_px = float(np.hypot(*np.diff(points, axis=0).T).sum())
+        if len(points) < 4 or np.hypot(*(points[0] - points[-1])) > MEETING_PX or ring_area(points) <= length_px:
+            return self
+        note = "; ".join(filter(None, [self.note, "a closed polyline, read as an outline"]))
+        return replace(self, is_line=False, note=note, closed=1)
 
     def frame(self, upright: tuple[int, int], orientation: int, exif_frame: str) -> str:
         """Return whether the coordinates refer to `upright` or `stored` pixels of a photograph. `ambiguous` is treated as upright.

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from utils.common.text import counted
 from utils.data.images import (
+    Stretch,
     decode_image,
     encode_jpeg,
     exif_orientation,
@@ -21,7 +23,7 @@ from utils.data.labels import format_yolo_label
 from utils.sources.near_duplicates import MEASURED_PX, UNIFORM_CONTRAST, signature, small_grey, thumbnail
 from utils.sources.parsing.label_csv import ClassTable, LabelObject, LabelRow, count_objects
 from utils.sources.parsing.outlines import OutlineError, ShapeObject, object_ring
-from utils.sources.parsing.rows import Found, Row, digest_of
+from utils.sources.parsing.rows import CLOSED, NO_OBJECTS, POLYLINE, Found, Row, digest_of
 
 JPEG_QUALITY = 95
 SIMPLIFY_OUTPUT_PX = 0.25  # less than a mask can show
@@ -41,9 +43,11 @@ class PhotographOptions:
     long_side_px: int
     line_width_px: float
     exif_frame: str
+    stretch: Stretch | None = None  # of photographs of more than 8 bits
 
     def image_fingerprint(self, stamp: str) -> str:
-        return _fingerprint("image-1", stamp, str(self.long_side_px), str(JPEG_QUALITY))
+        stretch = [repr(self.stretch)] if self.stretch else []
+        return _fingerprint("image-1", stamp, str(self.long_side_px), str(JPEG_QUALITY), *stretch)
 
     def label_fingerprint(self, image_fingerprint: str, row_digests: Sequence[str]) -> str:
         settings = (repr(float(self.line_width_px)), self.exif_frame, *self.class_names)
@@ -55,7 +59,7 @@ class ImageFacts:
     """Sizes in pixels; `width` and `height` are those of the original, upright.
 
     signature: see `near_duplicates`, in hexadecimal digits; empty for a picture of one colour. taken: EXIF's local
-    time as ISO 8601, or empty.
+    time as ISO 8601, or empty. levels: the different values of green, before it was shrunk.
     """
 
     width: int
@@ -65,6 +69,7 @@ class ImageFacts:
     output_height: int
     signature: str
     taken: str
+    levels: int
 
 
 @dataclass
@@ -85,19 +90,21 @@ class LabelResult:
     complaints: list[tuple[int, str, str]] = field(default_factory=list)
 
 
-def build_image(data: bytes, long_side_px: int) -> tuple[bytes, ImageFacts]:
+def build_image(data: bytes, long_side_px: int, stretch: Stretch | None = None) -> tuple[bytes, ImageFacts]:
     """Return the upright JPEG with a longer side of at most `long_side_px`; never enlarge. Raises ImageError.
 
     A JPEG that is already small and upright keeps its bytes.
     """
     width, height = upright_size(data)
     orientation = exif_orientation(data)
-    image = decode_image(data, long_side_px)  # also if its bytes are kept: decoding finds damage
+    image = decode_image(data, long_side_px, stretch=stretch)  # also if its bytes are kept: decoding finds damage
     scale = min(1.0, long_side_px / max(width, height))
     output_width, output_height = scaled_size(width, height, scale)
+    levels = len(np.unique(image[:: max(1, len(image) // 512), :: max(1, image.shape[1] // 512), 1]))
     image = resize_area(image, output_width, output_height)
-    step = max(1, max(output_width, output_height) // (2 * MEASURED_PX))  # the mean of 20 million pixels takes 40 ms
-    grey = small_grey(image[::step, ::step])
+    is_kept = scale == 1.0 and orientation == 1 and is_jpeg(data)
+    jpeg = data if is_kept else encode_jpeg(image, JPEG_QUALITY)
+    grey = small_grey(decode_image(jpeg, MEASURED_PX))  # as check_data.py does, so that both find the same copies
     facts = ImageFacts(
         width,
         height,
@@ -106,10 +113,9 @@ def build_image(data: bytes, long_side_px: int) -> tuple[bytes, ImageFacts]:
         output_height,
         signature(thumbnail(grey)).hex() if grey.std() >= UNIFORM_CONTRAST else "",
         taken.isoformat() if (taken := time_taken(data)) else "",
+        levels,
     )
-    if scale == 1.0 and orientation == 1 and is_jpeg(data):
-        return data, facts
-    return encode_jpeg(image, JPEG_QUALITY), facts
+    return jpeg, facts
 
 
 def build_label(rows: Sequence[Row], facts: ImageFacts, options: PhotographOptions, classes: ClassTable) -> LabelResult:
@@ -119,15 +125,17 @@ def build_label(rows: Sequence[Row], facts: ImageFacts, options: PhotographOptio
     for row, source in enumerate(rows):
         parsed, complaints = source.parse()
         result.found += count_objects(parsed, complaints) if isinstance(source, LabelRow) else source.found
-        objects += [(row, item) for item in parsed]
+        objects += [(row, item) for item in parsed if item.value not in NO_OBJECTS]
         result.complaints += [(row, UNUSABLE_OBJECT, complaint) for complaint in complaints]
         result.lost[""] += len(complaints)
     result.merged = Counter(item.value for _, item in objects)
     if len(rows) > 1:
         objects = _without_copies(objects)
     result.merged -= Counter(item.value for _, item in objects)
-    for _, item in objects:
-        result.merged[item.value] += item.members - 1 if isinstance(item, ShapeObject) else 0
+    for shape in (item for _, item in objects if isinstance(item, ShapeObject)):
+        result.merged[shape.value] += shape.members - 1
+        result.found[shape.value, POLYLINE] -= shape.closed
+        result.found[shape.value, CLOSED] += shape.closed
     result.exif_frame = choose_exif_frame([item for _, item in objects], facts, options.exif_frame)
     instances = []
     for row, item in objects:
@@ -147,9 +155,9 @@ def build_label(rows: Sequence[Row], facts: ImageFacts, options: PhotographOptio
             result.complaints.append((row, kind, f"{_shown(item)}: {complaint}"))
     for value, count in sorted(result.unknown_values.items()):
         row = next(row for row, item in objects if item.value == value)
-        result.complaints.append((row, UNKNOWN_CLASS, f"`{value}` ({count} objects) is none of the classes"))
+        result.complaints.append((row, UNKNOWN_CLASS, f"`{value}` ({counted(count, 'object')}) is none of the classes"))
     result.text, result.lost = format_yolo_label(instances), +result.lost
-    result.merged = +result.merged
+    result.merged, result.found = +result.merged, +result.found
     return result
 
 

@@ -6,24 +6,35 @@ A name in a label file is only compared with the photographs that are there, nev
 import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from utils.common.errors import UserError, printable
 from utils.common.progress import Progress
 from utils.common.text import counted
 from utils.sources.parsing.foreign import describe_foreign
-from utils.sources.parsing.formats import AUTO, EPRI, EPRI_TITLE, FORMATS, candidates, find_format, format_of
+from utils.sources.parsing.formats import AUTO, EPRI, EPRI_TITLE, FORMATS, MASKS, candidates, find_format, format_of
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem, read_label_csv
 from utils.sources.parsing.manifest import NO_PHOTOGRAPH, NO_ROW
 from utils.sources.parsing.mask_images import is_mask
 from utils.sources.parsing.matching import Match, match_name, match_names
-from utils.sources.parsing.rows import AnnotationRow, LabelFile, Lost, Row, lost_for, place_of
+from utils.sources.parsing.rows import (
+    NO_OBJECT,
+    NO_OBJECTS,
+    UNUSED_SOURCE,
+    AnnotationRow,
+    LabelFile,
+    Lost,
+    Row,
+    lost_for,
+    place_of,
+)
 from utils.sources.parsing.sources import Photograph, find_label_csv, find_photographs, leaves
-from utils.sources.parsing.split import SPLIT_OF_FOLDER, SPLITS
+from utils.sources.parsing.split import SPLITS, split_of_folder
 
 DUPLICATE_ROW = "duplicate row"
 DRAWINGS = "visualization"  # end of the names of folders into which LabelMe's converters draw the labels
+MAX_LOOKED_AT = 20  # files of each other format, to name labels that are not used
 RowsByKey = dict[str, tuple[Row, ...]]
 
 
@@ -71,6 +82,7 @@ def _read_tool(
     photographs = find_photographs(folder, problems, trust_links, by_path=True)
     more = (folder,) if tool.takes_folder else ()
     read = [tool(file, problems, *more) for file in Progress("label files", len(files))(files)]
+    tool.agree(read)
     rows = [row for labels in read for row in labels.rows]
     masks = {labels.path for labels in read if labels.rows or labels.is_damaged} | {row.file for row in rows}
     photographs = {
@@ -79,10 +91,17 @@ def _read_tool(
         if (item.member or item.file not in masks) and not PurePosixPath(key).parent.name.endswith(DRAWINGS)
     }
     by_key, lost = _rows_by_key(rows, _matches(rows, folder, tool, photographs), problems, tool.has_rows_per_file)
+    tool.one_source(read, by_key, problems)
+    if tool is not FORMATS[MASKS]:
+        photographs = _without_unused(folder, tool, {*files}, photographs, by_key, problems)
     is_kept = keep_unlabelled or tool.missing_is_empty
     kept = _empty(by_key, photographs, keep_unlabelled) if is_kept else set()
     by_key = _complete(by_key, photographs, folder if tool.by_file else files[0], kept, problems)
     names = dict.fromkeys(name for labels in read for name in labels.names)
+    if background := names.keys() & {*NO_OBJECTS}:
+        names = {name: None for name in names if name not in background}
+        text = f"{' and '.join(sorted(background))} is no class; what was labelled so is left out"
+        problems.append(Problem(printable(files[0].name), text, NO_OBJECT))
     if not names:
         found = f"{tool.title} of {counted(len(by_key), 'photograph')}"
         raise UserError(f"{folder}: {found}, but without any object; draw outlines and export them again")
@@ -90,7 +109,31 @@ def _read_tool(
     origins: dict[str, str] = {}
     for labels in read:
         origins |= {name: labels.origin_of(name) for name in labels.names if name not in origins}
+    subsets = {key: row.subset for key, own in by_key.items() for row in own if isinstance(row, AnnotationRow)}
+    photographs = {key: replace(item, subset=subsets.get(key, "")) for key, item in photographs.items()}
     return Labelled(tool.title, photographs, by_key, classes, sum((labels.lost for labels in read), lost), origins)
+
+
+def _without_unused(
+    folder: Path,
+    tool: type[LabelFile],
+    files: set[Path],
+    photographs: dict[str, Photograph],
+    rows: RowsByKey,
+    problems: list[Problem],
+) -> dict[str, Photograph]:
+    """Name labels of other formats in the folder, which are not used; return the photographs without masks."""
+    masks = {key for key in photographs.keys() - rows if not photographs[key].member and is_mask(photographs[key].file)}
+    others = [(FORMATS[MASKS], photographs[min(masks)].file)] if masks else []
+    for other in (other for other in FORMATS.values() if other not in (tool, FORMATS[MASKS])):
+        left = [file for file in candidates(folder, other.patterns) if file not in files][:MAX_LOOKED_AT]
+        others += [(other, file) for file in left if FORMATS.get(format_of(file)) is other][:1]
+    known = {problem.place for problem in problems}
+    for other, file in others:
+        if printable(file.name) not in known:
+            text = f"{other.title}: not used, the labels are read from {tool.title}"
+            problems.append(Problem(printable(file.relative_to(folder).as_posix()), text, UNUSED_SOURCE))
+    return {key: item for key, item in photographs.items() if key not in masks}
 
 
 def choose_format(folder: Path) -> str:
@@ -192,7 +235,7 @@ def _matches(
 
 
 def _subset(name: str) -> str:
-    return SPLIT_OF_FOLDER.get(name.lower(), name.lower())
+    return split_of_folder(name) or name.lower()
 
 
 def _rows_by_key(
@@ -202,12 +245,6 @@ def _rows_by_key(
     by_key: RowsByKey = {}
     lost: Lost = Counter()
     for row, match in zip(rows, matches, strict=True):
-        if match.key in by_key and row.file_name.lower().endswith(".gif") and row.digest != by_key[match.key][0].digest:
-            others = ", ".join(other.file_name for other in by_key[match.key])
-            raise UserError(
-                f"{printable(row.file_name)} and {printable(others)} are masks of one photograph, {printable(match.key)}: move "
-                "away those that show no objects, such as the field of view"
-            )
         earlier = by_key.get(match.key or "", ())
         is_same = any(row.digest == other.digest for other in earlier)
         if match.key is None:

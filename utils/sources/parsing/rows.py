@@ -7,9 +7,10 @@ import dataclasses
 import hashlib
 import struct
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Self
 
 from utils.common.errors import printable
 from utils.data.labels import LabelError
@@ -17,14 +18,13 @@ from utils.sources.parsing.label_csv import MAX_OBJECTS, UNREADABLE_ROW, LabelRo
 from utils.sources.parsing.outlines import ShapeObject
 
 DIGEST_BYTES = 16
+NO_OBJECTS = ("__ignore__", "_background_")  # labels that LabelMe's own converters leave out
+NO_OBJECT = "label of the background"
+UNUSED_SOURCE = "unused source"  # other labels of the photographs than those that are read
 MAX_NAME_CHARACTERS = 4096  # of a photograph's name or path in a label file
 SPAN = struct.Struct(f"<qq{DIGEST_BYTES}s")  # first byte in the file, the one after the last, digest of those between
-POLYGON, POLYLINE, BOX, MASK = (
-    "polygon",
-    "polyline",
-    "box",
-    "mask",
-)  # kinds of shapes; others have the names that files give them
+POLYGON, POLYLINE, BOX, MASK = "polygon", "polyline", "box", "mask"  # kinds of shapes; others as the files call them
+CLOSED = "closed polyline as an outline"
 Found = Counter[tuple[str, str]]  # objects by class, empty without one, and kind of shape, before any rule acts
 Lost = Counter[tuple[str, str, str]]  # the same with the reason why no photograph has them
 # Turns the bytes of a span into objects, and messages about those that were left out.
@@ -83,7 +83,7 @@ class AnnotationRow:
             raise LabelError(f"cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise LabelError(f"byte {start + error.start:,} is not UTF-8; export the file again") from error
-        return _join_groups(objects), complaints
+        return _join_groups([shape.as_outline() for shape in objects]), complaints
 
 
 def _join_groups(objects: list[ShapeObject]) -> list[ShapeObject]:
@@ -94,8 +94,8 @@ def _join_groups(objects: list[ShapeObject]) -> list[ShapeObject]:
         key = (shape.value, shape.group) if is_part else number
         first = joined.get(key)
         if first is not None:
-            members, parts = first.members + 1, first.parts + shape.parts
-            shape = dataclasses.replace(first, parts=parts, members=members)
+            parts, closed = first.parts + shape.parts, first.closed + shape.closed
+            shape = dataclasses.replace(first, parts=parts, members=first.members + 1, closed=closed)
         joined[key] = shape
     return list(joined.values())
 
@@ -138,6 +138,14 @@ class LabelFile:
     def lose(self, found: Found, reason: str) -> None:
         """Count objects that no row has."""
         self.lost += lost_for(found, reason)
+
+    @classmethod
+    def agree(cls, read: Sequence[Self]) -> None:
+        """Decide from all files of a folder what one file alone does not tell."""
+
+    @classmethod
+    def one_source(cls, read: Sequence[Self], rows: dict[str, tuple[Any, ...]], problems: list[Problem]) -> None:
+        """Keep one of several files that each hold all labels of a photograph; `rows` are those of each photograph."""
 
     def complain(self, text: str, kind: str = UNREADABLE_ROW) -> None:
         """Add something that cannot be used to the problems."""

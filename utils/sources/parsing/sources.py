@@ -5,18 +5,21 @@ import re
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+import numpy as np
 
 from utils.common.bounded_zip import BoundedZip, is_bomb
 from utils.common.errors import UserError, one_line, printable
 from utils.common.files import walk
 from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
-from utils.data.images import ImageError
+from utils.data.images import ImageError, Stretch, deep_values, stretch_of
 from utils.sources.parsing.label_csv import LABEL_CSV, Problem
 
+STRETCH_PHOTOGRAPHS, STRETCH_VALUES = 32, 50_000  # at most so many photographs are looked at, and values of each
 MAX_PHOTOGRAPH_BYTES = 1_000_000_000
 DUPLICATE_PHOTOGRAPH = "duplicate photograph"
 UNREADABLE_ARCHIVE = "unreadable archive"
@@ -35,6 +38,7 @@ class Photograph:
     size_bytes: int
     stamp: str  # changes with the bytes: size, and CRC in the zip or modification time
     is_known_by_path: bool = False
+    subset: str = ""  # in which the labels list it, such as `train`
 
     @property
     def key(self) -> str:
@@ -195,6 +199,18 @@ def _in_archives(folder: Path, root: str | None, problems: list[Problem], by_pat
                 stamp = f"zip {member.file_size} {member.CRC:08x}"
                 circuit, size = _circuit(source, by_path), member.file_size
                 yield Photograph(inside.name, source, circuit, path, member.filename, size, stamp, by_path)
+
+
+def find_stretch(photographs: Sequence[Photograph]) -> Stretch | None:
+    """Return the values that become black and white in all photographs of more than 8 bits; None if all have 8."""
+    deep = [one for one in photographs if one.name.lower().endswith((".png", ".tif", ".tiff"))]
+    seen = []
+    with PhotographReader() as reader:
+        for one in deep[:: len(deep) // STRETCH_PHOTOGRAPHS + 1]:
+            with suppress(ImageError):  # the photograph is named when it is built
+                if (values := deep_values(reader.read(one))) is not None:
+                    seen.append(values.ravel()[:: values.size // STRETCH_VALUES + 1])
+    return stretch_of(np.concatenate(seen)) if seen else None
 
 
 def all_files(folder: Path) -> Iterator[Path]:

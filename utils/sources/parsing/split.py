@@ -7,11 +7,12 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from utils.common.errors import UserError
+from utils.common.text import counted
 from utils.sources.parsing.sources import Photograph
 
 TRAIN, VAL, TEST = "train", "val", "test"
 SPLITS = (TRAIN, VAL, TEST)  # the last only if the input has a folder for it
-SPLIT_OF_FOLDER = {TRAIN: TRAIN, VAL: VAL, "valid": VAL, "validation": VAL, TEST: TEST}
+_SPLIT_FOLDER = re.compile(r"(train|val|test|training|valid|validation|testing)([-_ ]?(set|images?|\d{4}))?")
 AUTO, FOLDERS, HASH, CIRCUIT, TIME = "auto", "folders", "hash", "circuit", "time"
 SPLIT_BY_CHOICES = (AUTO, FOLDERS, HASH, CIRCUIT, TIME)
 TIME_GAP_S = 30.0  # longest pause inside a series of photographs
@@ -28,11 +29,14 @@ def assign_splits(
     moves there. If all photographs are one group, each photograph counts alone.
     `circuit`: whole circuits, because photographs of a circuit show the same poles. Circuits with a common picture form one
     group; if all circuits then form one group, `together` is ignored. `time`: whole groups. Raises UserError for one group.
-    `folders`: the input's folders train, val (or valid, validation) and test decide; `together` is ignored.
+    `folders`: the input's folders decide, or the subsets that the labels name: see `split_of`. Photographs outside of them are
+    for training. Without val, test is val. `together` is ignored.
     """
     chosen = list(photographs)
     if split_by == FOLDERS:
-        return {photograph.key: split_of_folder(photograph.source) for photograph in chosen}
+        splits = {photograph.key: split_of(photograph) or TRAIN for photograph in chosen}
+        test = TEST if VAL in splits.values() else VAL
+        return {key: test if split == TEST else split for key, split in splits.items()}
     circuits = {photograph.key: photograph.circuit for photograph in chosen}
     names = first = _first_of_group(circuits, [*together, *(listed_by(circuits) if split_by == CIRCUIT else [])])
     if split_by == CIRCUIT:
@@ -50,27 +54,41 @@ def assign_splits(
     return {key: VAL if name in held_out else TRAIN for key, name in names.items()}
 
 
-def choose_split(photographs: Iterable[Photograph], split_by: str) -> str:
-    """Return what `auto` means: `folders` if each photograph lies in a folder of a split, and some in val; else `hash`.
+def choose_split(photographs: Iterable[Photograph], split_by: str) -> tuple[str, str]:
+    """Return what `auto` means, and a line about it: `folders` if the input keeps photographs for val or test; else `hash`.
 
-    Raises UserError for `folders` if they do not lie so.
+    Raises UserError if `folders` leave train or val empty.
     """
     if split_by not in (AUTO, FOLDERS):
-        return split_by
-    splits = {split_of_folder(photograph.source) for photograph in photographs}
-    if "" not in splits and {TRAIN, VAL} <= splits:
-        return FOLDERS
-    if split_by == FOLDERS:
-        raise UserError(
-            "--split-by folders: not all photographs lie in folders called train, val or test; use --split-by hash"
-        )
-    return HASH
+        return split_by, ""
+    numbers = Counter(map(split_of, photographs))
+    has_train, has_others = bool(numbers[TRAIN] or numbers[""]), bool(numbers[VAL] or numbers[TEST])
+    if not (has_train and has_others):
+        if split_by == FOLDERS or (numbers[VAL] and numbers[TEST]):
+            found = " and ".join(sorted(filter(None, +numbers)))
+            reason = f"only for {found}: train or val would be empty" if found else "for none of train, val and test"
+            raise UserError(f"the folders of the photographs are {reason}; use --split-by hash")
+        return HASH, ""
+    lines = ["the input has no val: its test is val"] * bool(numbers[TEST] and not numbers[VAL])
+    if numbers[""]:
+        lines.append(f"{counted(numbers[''], 'photograph')} outside of folders for train, val and test: for training")
+    return FOLDERS, "; ".join(lines)
 
 
-def split_of_folder(source: str) -> str:
-    """Return the split that a folder in a photograph's path names, the last such folder; empty without any."""
-    named = [SPLIT_OF_FOLDER[part] for part in source.lower().split("/")[:-1] if part in SPLIT_OF_FOLDER]
-    return named[-1] if named else ""
+def split_of(photograph: Photograph) -> str:
+    """Return the split of the last folder in a photograph's path that names one, else of its subset; empty without any."""
+    return split_of_path(photograph.source) or split_of_folder(photograph.subset)
+
+
+def split_of_path(source: str) -> str:
+    """Return the split of the last folder in a path that names one; empty without any."""
+    return next(filter(None, map(split_of_folder, reversed(source.split("/")[:-1]))), "")
+
+
+def split_of_folder(name: str) -> str:
+    """Return the split that the name of a folder or subset stands for, such as `Testing` or `val2017`; empty for another name."""
+    match = _SPLIT_FOLDER.fullmatch(name.lower())
+    return (VAL if match[1][:3] == VAL else match[1].removesuffix("ing")) if match else ""
 
 
 def bursts(times: Mapping[str, datetime], gap_s: float) -> list[list[str]]:

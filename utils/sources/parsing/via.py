@@ -12,6 +12,7 @@ from utils.common.errors import UserError, printable
 from utils.data.labels import LabelError
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import Problem
+from utils.sources.parsing.mask_values import ONLY_CLASS
 from utils.sources.parsing.outlines import (
     ShapeObject,
     box_corners,
@@ -23,8 +24,8 @@ from utils.sources.parsing.outlines import (
 from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, AnnotationRow, Found, LabelFile
 
 IMAGES = "_via_img_metadata"
+Regions = Counter[tuple[frozenset[tuple[str, str]], str]]  # by the texts of their attributes, and kind of shape
 CLASS_ATTRIBUTES = ("class", "label", "name", "category", "type", "object")  # the first of them, if there are several
-ONLY_CLASS = "object"  # of files whose regions have no attribute: what was drawn is of one kind
 
 
 class ViaFile(LabelFile):
@@ -38,10 +39,10 @@ class ViaFile(LabelFile):
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
         self._values: dict[str, set[str]] = {}  # in use, by the name of the attribute
+        self._worded: set[str] = set()  # attributes that hold more than numbers
+        self._unread: set[str] = set()  # those with values that are neither texts nor numbers
         self._prefix = ""  # of all file names
-        self._photographs: list[
-            tuple[str, bytes, Counter[tuple[frozenset[tuple[str, str]], str]]]
-        ] = []  # name, span, regions
+        self._photographs: list[tuple[str, bytes, Regions]] = []  # name, span, regions
         with JsonStream(path) as stream:
             for key in stream.keys():  # noqa: SIM118 - not a dictionary
                 if key == IMAGES and stream.peek() == "{":
@@ -75,12 +76,17 @@ class ViaFile(LabelFile):
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or "regions" not in photograph:
             self.complain(f"the item at byte {item.start:,} is no photograph: no `filename` or `regions`; skipped")
             return
-        regions: Counter[tuple[frozenset[tuple[str, str]], str]] = Counter()
+        regions: Regions = Counter()
         for region in _regions(photograph) or ():
-            attributes = _attributes(region, "region")
-            texts = {name: found[0] for name, value in attributes.items() if (found := _texts(value))}
-            for attribute, text in texts.items():
-                self._values.setdefault(attribute, set()).add(text)
+            texts: dict[str, str] = {}
+            for attribute, value in _attributes(region, "region").items():
+                if found := _texts(value):
+                    texts[attribute] = found[0]
+                    self._values.setdefault(attribute, set()).add(found[0])
+                    if not isinstance(value, int | float):
+                        self._worded.add(attribute)
+                elif value and not isinstance(value, dict | str):  # no field that was left empty
+                    self._unread.add(attribute)
             kind = str(_attributes(region, "shape").get("name") or "other").lower() if isinstance(region, dict) else ""
             regions[frozenset(texts.items()), BOX if kind == "rect" else kind] += 1
         self._photographs.append((name.replace("\\", "/"), item.span, regions))
@@ -92,14 +98,23 @@ class ViaFile(LabelFile):
         return (f"{self._prefix}/{name}", *[name] * (".." in self._prefix))
 
     def _class_attribute(self) -> str:
-        """Return the attribute that holds the class; an empty string if the regions have no attributes."""
-        if len(self._values) < 2:
-            return next(iter(self._values), "")
-        by_name = {name.lower(): name for name in self._values}
+        """Return the attribute that holds the class; an empty string if the regions have no attributes.
+
+        Numbers are classes only if no attribute has texts.
+        """
+        found = self._worded or self._values.keys()
+        if not found and self._unread:
+            shown = ", ".join(printable(name) for name in sorted(self._unread)[:5])
+            raise UserError(
+                f"{self.path}: the attributes of its regions hold neither texts nor numbers: {shown}; write the class"
+            )
+        if len(found) < 2:
+            return next(iter(found), "")
+        by_name = {name.lower(): name for name in found}
         chosen = next((by_name[name] for name in CLASS_ATTRIBUTES if name in by_name), "")
         if not chosen:
-            found = ", ".join(printable(name) for name in sorted(self._values)[:5])
-            raise UserError(f"{self.path}: which attribute is the class? Found {found}; call one of them `class`")
+            shown = ", ".join(printable(name) for name in sorted(found)[:5])
+            raise UserError(f"{self.path}: which attribute is the class? Found {shown}; call one of them `class`")
         return chosen
 
 
@@ -117,9 +132,11 @@ def _attributes(region: Any, of: str) -> dict[str, Any]:
 
 
 def _texts(value: Any) -> list[str]:
-    """Return the value of a text field or a choice, or all ticked options of check boxes, `{"wire": true}`."""
-    values = [option for option, is_ticked in value.items() if is_ticked] if isinstance(value, dict) else [value]
-    return [text for value in values if isinstance(value, str) and (text := printable(value.strip()))]
+    """Return the value of a text field, a choice or a number, or all ticked options of check boxes, `{"wire": true}`."""
+    values = [option for option, is_ticked in value.items() if is_ticked] if isinstance(value, dict) else value
+    values = [one for one in (values if isinstance(values, list) else [values]) if not isinstance(one, bool)]
+    values = [str(one) if isinstance(one, int) else f"{one:.15g}" if isinstance(one, float) else one for one in values]
+    return [text for one in values if isinstance(one, str) and (text := printable(one.strip()))]
 
 
 def _objects(attribute: str, data: bytes) -> tuple[list[ShapeObject], list[str]]:
