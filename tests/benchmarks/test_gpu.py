@@ -305,7 +305,7 @@ def made_up_run(
     state: dict[str, Any] = {"model": tensors, "ema": None, "optimizer": {"state": {0: tensors}}}
     save_checkpoint(folder / "checkpoint", 20, {**state, "scaler": {"scale": 4.0}})
     records: list[dict[str, Any]] = [{"kind": "skip", "global_step": step, "skipped": number} for step, number in skips]
-    records += [{"kind": "epoch", "global_step": step, "train_loss": loss} for step in (10, 20)]
+    records += [{"kind": "epoch", "epoch": step // 10, "global_step": step, "train_loss": loss} for step in (10, 20)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return folder
 

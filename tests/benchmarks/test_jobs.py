@@ -83,7 +83,7 @@ def test_a_job_finds_what_the_user_put_on_pythonpath(tmp_path: Path, monkeypatch
     ("config", "flags", "said"),
     [
         (ComparisonConfig, "--seeds 1 1", "--seeds 1 1: must be different numbers"),
-        (ComparisonConfig, "--epochs 9 --close-mosaic 5", "--close-mosaic 5"),
+        (ComparisonConfig, "--epochs 9 --close-mosaic 9", "--close-mosaic 9"),
         (ComparisonConfig, "--epochs 0", "--epochs 0"),
         (StepConfig, "--img-size 100", "--img-size 100: must be a multiple of 32 and at least 64"),
         (StepConfig, "--objects -1", "--objects -1: must be at least 0"),

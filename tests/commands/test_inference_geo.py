@@ -149,7 +149,7 @@ def test_a_wrong_asset_file_or_option_stops_before_the_model_is_opened(
         run_main(inference, monkeypatch, *flags, "--geo", "--assets", bad)
     for wrong, complaint in (
         (("--assets", bad), "--assets has no effect without --geo"),
-        (("--ground-height", "nan"), "at least -10000"),
+        (("--ground-height", "-20000"), "at least -10000"),
     ):
         with pytest.raises(SystemExit):
             run_main(inference, monkeypatch, *flags, *wrong)

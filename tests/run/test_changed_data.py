@@ -149,7 +149,7 @@ def test_a_photograph_that_cannot_be_read_is_left_to_skip_bad(data: Path) -> Non
     assert without.changes_since(Fingerprint(before.names, of_train)) == []
     fewer = Fingerprint(before.names, {key: texts for key, texts in of_train.items() if not key.endswith("0.jpg")})
     assert without.changes_since(fewer) == fewer.changes_since(without) == []
-    backwards = Fingerprint(before.names, dict(reversed(before.photographs.items())))
+    backwards = Fingerprint(before.names, dict(reversed([*before.photographs.items()])))
     assert backwards.digest == before.digest
 
 

@@ -17,7 +17,7 @@ ALLOWED = {
     ("tests/sources/download/test_web.py", "plain_http"): "a redirect that must be refused",
     ("tests/security/test_run.py", "plain_http"): "addresses that must be refused, and a proxy with a secret",
     ("tests/security/test_weights.py", "torch_load"): "the controls: opened without care the payload runs",
-    ("utils/predict/maps/xmp.py", "plain_http"): "the name of an XML namespace; nothing is fetched",
+    ("tests/predict/maps/test_metadata.py", "plain_http"): "names of an XML namespace; nothing is fetched",
     ("tests/yolo/test_model.py", "torch_load"): "the control: opened without care the payload runs",
 }
 PLAIN_HTTP = re.compile(r"http://(?!127\.0\.0\.1|localhost|\[::1\]|www\.w3\.org)[\w{]")

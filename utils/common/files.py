@@ -28,10 +28,11 @@ def open_regular(path: Path) -> io.BufferedReader:
 
     To open a pipe would wait for its writer, and some devices never end.
     """
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 # the caller's
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
+    if stat.S_ISREG(path.stat().st_mode):  # and again below: another file may have taken its place
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 # the caller's
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return file
+        file.close()
     raise UserError(
         f"{printable(str(path), 400)}: not a regular file but a pipe or a device; put the file in its place"
     )

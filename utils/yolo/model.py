@@ -251,7 +251,7 @@ def _require_supported(model: YoloModel, source: str) -> None:
 def is_trained(model: YoloModel) -> bool:
     """Return whether a model has seen photographs: BatchNorm's running means of random weights are 0."""
     means = (module.running_mean for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d))
-    return any(bool(mean.any()) for mean in means if mean is not None)
+    return any(mean is not None and bool(mean.any()) for mean in means)
 
 
 def is_yolo26(model: YoloModel) -> bool:

@@ -118,6 +118,9 @@ def test_what_is_not_used_or_no_object_gets_no_advice_about_classes(tmp_path: Pa
     lines = account_lines(build(files(tmp_path / "raw", contents)), {}, 6.0)
     assert any(line.startswith("colour_090000") for line in lines)
     assert not [line for line in lines if line.startswith(("! none", "! a number"))]
+    box = shape("box", "_background_", xtl=1, ytl=1, xbr=9, ybr=9)
+    lines = account_lines(build(files(tmp_path / "b" / "raw", {"a.xml": cvat(POLE, box), "a.jpg": PHOTO})), {}, 6.0)
+    assert not [line for line in lines if line.startswith(("! none", "! boxes"))]
 
 
 def test_the_table_has_twelve_lines_at_most_and_names_what_is_odd_with_its_remedy(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ IN_ALL_MASKS: list[tuple[dict[str, bytes | str], dict[str, int], str]] = [
     (several(WHITE, WHITE, WHITE + mask((0, 0, 1, 1), value=9)), {"object": 3}, "2.png: the values 9, 255: read as black"),
     (several(WHITE, WHITE, DOTS, folder="masks/wire"), {"wire": 2}, "2.png: the values 7, 40: damage"),
     (several(ONE, TWO, WHITE, classes__txt="background\na\nb"), {"a": 1, "b": 1}, ""),
-    (several(ONE, TWO) | several(WHITE, WHITE, folder="fore"), {"class_1": 1, "class_2": 1}, "masks of fore/ are not used"),
+    (several(ONE, TWO) | several(WHITE, WHITE, folder="fore"), {"class_1": 1, "class_2": 1}, "masks of fore/ are not used: those of masks/ tell more about the classes"),
     (several(ONE, TWO, obj_class_to_machine_color__json='{"a": 1, "b": [2, 2, 2]}')
      | several(*(np.stack([m, m * 9, m], axis=2) for m in (ONE, TWO)), folder="masks_human"),
      {"a": 1, "b": 1}, "masks_human/"),

@@ -116,11 +116,12 @@ def _odd(manifest: Mapping[str, Any]) -> dict[str, tuple[list[str], str]]:
     """Return what is odd: for each mark the classes, or folders, and the remedy."""
     account, classes = manifest["account"], manifest["classes"]
     used = [name for name in classes if account[name]["written"]]
-    num_boxes = sum(facts["source"].get(BOX, 0) for facts in account.values())
     ways = {photograph["source"]: photograph["split"] for photograph in manifest["photographs"]}
     by_folders = manifest["options"]["split_by"] == FOLDERS
     other = {} if by_folders else {source: split_of_path(source) for source in ways}
     named = [name for name, facts in account.items() if name in classes or UNKNOWN_CLASS in facts["left_out"]]
+    boxes = {name: account[name]["source"][BOX] for name in named if BOX in account[name]["source"]}
+    num_boxes = sum(boxes.values())
     stems = Counter(_END.sub("", name) for name in named)
     few = "label more photographs with it, else it is either learned or judged"
     others = f"--classes {shlex.join(used)}" if len(used) <= MAX_NAMES else "--classes with the names of the others"
@@ -137,7 +138,7 @@ def _odd(manifest: Mapping[str, Any]) -> dict[str, tuple[list[str], str]]:
         ),
         "none of the classes": ([name for name in named if name not in classes], "add it to --classes, or ignore this"),
         "boxes": (
-            [name for name, facts in account.items() if BOX in facts["source"]],
+            [*boxes],
             f"{counted(num_boxes, 'object')} ha{'s' if num_boxes == 1 else 've'} no outline, so the model learns rectangles",
         ),
         "folder not used as a split": (

@@ -129,7 +129,7 @@ class MaskFile(LabelFile):
         of = {mask.rows[0].file: mask for mask in read if mask.rows}
         of = {file: mask for file, mask in of.items() if not (mask.meaning.label or mask.meaning.is_whole)}
         found = {key: {_source_of(row, key): row.file for row in own if row.file in of} for key, own in rows.items()}
-        classes, unused = defaultdict[Source, set[str]](set), set[Source]()
+        classes, unused = defaultdict[Source, set[str]](set), dict[Source, Source]()
         for source, file in (pair for sources in found.values() for pair in sources.items()):
             classes[source] |= of[file].used
         rank = {source: (len(used) < 2, any(map(is_colour, used)), -len(used)) for source, used in classes.items()}
@@ -142,10 +142,11 @@ class MaskFile(LabelFile):
                     "those that show no objects, such as the field of view, or the same ones again; put masks of one class "
                     "into masks/CLASS/"
                 )
-            unused |= {*others}
-        for source in sorted(unused):
-            text = f"masks of {source[0]}/ are not used: others of the same photographs tell more about the classes"
-            problems.append(Problem(f"{source[0]}/", printable(text), UNUSED_SOURCE))
+            unused |= dict.fromkeys(others, best)
+        for source, used_source in sorted(unused.items()):
+            folder, used_folder = printable(source[0]), printable(used_source[0])
+            text = f"masks of {folder}/ are not used: those of {used_folder}/ tell more about the classes"
+            problems.append(Problem(f"{folder}/", text, UNUSED_SOURCE))
         for key, own in [*rows.items()]:
             rows[key] = tuple(row for row in own if row.file not in of or _source_of(row, key) not in unused)
             for row in (row for row in own if row not in rows[key]):

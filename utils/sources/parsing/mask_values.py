@@ -17,10 +17,10 @@ from utils.data.labels import LabelError
 from utils.sources.parsing.class_lists import COLOUR
 from utils.sources.parsing.label_csv import MAX_OBJECTS
 from utils.sources.parsing.outlines import ShapeObject
-from utils.sources.parsing.rows import digest_of
+from utils.sources.parsing.rows import NO_OBJECTS, digest_of
 
-ONLY_CLASS = "object"  # of masks that name no class
-BACKGROUNDS = ("background", "_background_", "__ignore__", "bg", "void", "unlabeled", "unlabelled")  # of class lists
+ONLY_CLASS = "object"  # of labels that name no class
+BACKGROUNDS = (*NO_OBJECTS, "background", "bg", "void", "unlabeled", "unlabelled")  # of class lists
 VOID = 255  # of indexed masks: pixels that belong to no object; alone: white, in a mask of black and white
 MAX_MASK_BYTES, MAX_MASK_PIXELS = 200_000_000, 100_000_000
 MASK_FORMATS = ("PNG", "GIF", "TIFF", "BMP")
