@@ -28,7 +28,8 @@ def open_regular(path: Path) -> io.BufferedReader:
 
     To open a pipe would wait for its writer, and some devices never end.
     """
-    if stat.S_ISREG(path.stat().st_mode):  # and again below: another file may have taken its place
+    kind = stat.S_IFMT(path.stat().st_mode)  # asked again below: another file may have taken its place
+    if kind in (stat.S_IFREG, stat.S_IFDIR):  # to open a folder raises OSError
         file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 # the caller's
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return file
