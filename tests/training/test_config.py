@@ -123,6 +123,8 @@ def test_short_trainings_of_trained_weights_take_adamw(epochs: int, is_trained: 
     chosen = plan_optimizer(config_of("--epochs", str(epochs)), 1, 1000, is_trained=is_trained)
     assert chosen.name == name
     assert chosen.arithmetic[1].startswith(line)
+    on_windows = plan_optimizer(config_of("--epochs", str(epochs), "--windows", "8"), 1, 1000, is_trained=is_trained)
+    assert on_windows.name == "musgd"
     given = plan_optimizer(config_of("--optimizer", "sgd"), 1, 1000, is_trained=is_trained)
     assert not any("because" in line for line in given.arithmetic)
 

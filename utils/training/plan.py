@@ -236,12 +236,11 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, *, is_
     steps = -(-num_images // global_batch)
     name, choice = config.optimizer, []
     if name == "auto":
-        name, other = ("adamw", "musgd") if is_trained and steps * config.epochs < FEW_STEPS else ("musgd", "adamw")
-        weights = "trained" if is_trained else "random"
-        reason = (
-            f"the weights are {weights} and there are {steps * config.epochs} steps; --optimizer {other}: the other"
-        )
-        choice = [f"Optimizer: {OPTIMIZER_NAMES[name]}, because {reason}"]
+        is_short = is_trained and steps * config.epochs < FEW_STEPS and not config.windows
+        name, other = ("adamw", "musgd") if is_short else ("musgd", "adamw")
+        weights = f"the weights are {'trained' if is_trained else 'random'}"
+        reason = f"{weights} and there are {steps * config.epochs} steps{' on windows' * bool(config.windows)}"
+        choice = [f"Optimizer: {OPTIMIZER_NAMES[name]}, because {reason}; --optimizer {other}: the other"]
     is_adamw = name == "adamw"
     base_lr = config.lr or (ADAMW_LR if is_adamw else SGD_LR)
     lr = scaled_lr(base_lr, config.lr_scale, global_batch)

@@ -32,7 +32,7 @@ class OptimizerOptions(Options):
 
     optimizer: str = option(
         "auto",
-        f"auto: AdamW for trained weights and fewer than {FEW_STEPS:,} steps, else MuSGD",
+        f"auto: AdamW for trained weights and fewer than {FEW_STEPS:,} steps without --windows, else MuSGD",
         choices=("auto", "sgd", "musgd", "adamw"),
     )
     lr: float | None = option(
