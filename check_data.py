@@ -22,9 +22,9 @@ from utils.common.errors import EXIT_USAGE, UsageError, UserError, printable, ru
 from utils.common.files import claimed_output, write_text_atomic
 from utils.common.text import counted, format_table, next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, DatasetSpec, load_dataset_yaml
+from utils.data.label_shapes import small_labels_hint
 from utils.data.labels import Photo
 from utils.evaluation.contradictions import LIMITS, find_contradictions
-from utils.evaluation.label_shapes import small_labels_hint
 from utils.pages.check_page import build_page
 from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
 from utils.sources.checks.classes import check_classes, count_classes

@@ -5,10 +5,11 @@
 A few photographs are read ahead, so memory does not grow with their number. All results are in the photographs' own
 pixels, upright. A photograph that cannot be read, or whose results cannot be written, is named and skipped. Started with
 torchrun, the ranks share the photographs. A model that was trained on windows predicts on tiles of large photographs
-(docs/windows.md). `--geo` puts the detections on a map (docs/map.md). The model may be an export (docs/export.md).
+(docs/windows.md). The model may be an export (docs/export.md). `python -m extras.maps` puts the detections on a map.
 """
 
 import itertools
+import json
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -32,7 +33,6 @@ from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, Stretch, read_ima
 from utils.data.raster import is_orthophoto, open_orthophoto
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.pages import NO_DETECTIONS, draw_instances, save_image
-from utils.pages.asset_page import build_page
 from utils.predict.annotation_files import (
     COCO_FILE,
     LABEL_STUDIO_FILE,
@@ -43,14 +43,8 @@ from utils.predict.annotation_files import (
 )
 from utils.predict.detections import PhotoPrediction
 from utils.predict.map_layers import GEOJSON, GEOPACKAGE, write_orthophoto
-from utils.predict.maps.asset_files import write_asset_files
-from utils.predict.maps.assets import read_assets
-from utils.predict.maps.changes import Before, read_before
-from utils.predict.maps.findings import Site
-from utils.predict.maps.map_files import write_map_files
-from utils.predict.maps.thumbnails import save_thumbnails, thumbnail_path
 from utils.predict.options import PredictOptions, cores_of, open_predictor
-from utils.predict.prediction_files import PredictionWriter, Source, merge_parts
+from utils.predict.prediction_files import ABOUT, PredictionWriter, Source, merge_parts
 from utils.predict.thresholds import Thresholds
 from utils.predict.tiles import LONGEST_WAIT_S, Tiling
 from utils.yolo.trained import trained_stretch
@@ -65,45 +59,13 @@ class InferenceConfig(PredictOptions):
 
     source: str = option(
         None,
-        "photograph, folder (with its subfolders), quoted pattern, .txt file with a path a line, or GeoTIFF (docs/map.md)",
+        "photograph, folder (with its subfolders), quoted pattern, .txt file with a path a line, or GeoTIFF (docs/orthophotos.md)",
         required=True,
     )
     output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
     save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
     save_coco: bool = option(False, f"also write {COCO_FILE}, which CVAT imports (docs/labels.md)")
     save_label_studio: bool = option(False, f"also write {LABEL_STUDIO_FILE}: predictions to import into Label Studio")
-    geo: bool = option(
-        False,
-        "also write where the detections are (detections.geojson, worklist.csv, detections.kml, thumbnails/) and which "
-        "assets they show (assets.geojson, assets.csv, assets.html)",
-    )
-    assets: str | None = option(
-        None, "with --geo: GeoJSON file of points, such as poles, to assign detections to", needs="geo"
-    )
-    asset_range: float = option(
-        100.0,
-        "metres from the camera within which an asset is looked for",
-        above=0,
-        at_most=10_000,
-        needs=("geo", "assets"),
-    )
-    before: str | None = option(
-        None, "with --geo: assets.geojson of an earlier flight; also write what has changed since", needs="geo"
-    )
-    ground_height: float = option(
-        0.0,
-        "metres of the ground at the objects above the take-off point",
-        at_least=-10_000,
-        at_most=10_000,
-        needs="geo",
-    )
-    ground_sigma: float = option(
-        7.0,
-        "standard deviation in metres of the objects' heights from that ground; 7: anywhere on a 12 m pole",
-        at_least=0,
-        at_most=1000,
-        needs="geo",
-    )
 
 
 def main() -> int:
@@ -119,9 +81,6 @@ def main() -> int:
 def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.RankInfo) -> int:
     """Predict on photographs, which the ranks share; return the exit code: 1 if none could be read."""
     files = list_photos(config.source)
-    assets = read_assets(Path(config.assets)) if config.geo and config.assets is not None else None
-    site = Site(config.ground_height, config.ground_sigma, assets, config.asset_range) if config.geo else None
-    before = read_before(Path(config.before)) if config.geo and config.before is not None else None
     predictor, names = open_predictor(config, ranks)
     os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
     setup_ddp(predictor.device, ranks)
@@ -153,10 +112,8 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     distributed.run_on_main(lambda: merge_parts(output, ranks.world_size))
     traits = [part["traits"] for part in parts]
     is_alike = [promise.line, promise.compare(traits, files)] if promise and num_read else []
-    made_with = [config.model, *is_alike]
-    of_map = distributed.run_on_main(
-        lambda: write_maps(output, sources, site, names, before, made_with) if site else []
-    )
+    about = {"model": config.model, "classes": names, "notes": is_alike}
+    distributed.run_on_main(lambda: write_text_atomic(output / ABOUT, json.dumps(about, indent=1) + "\n"))
     distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))
     if ranks.is_main:
         summary = ", ".join(f"{count} {name}" for name, count in zip(names, found, strict=True) if count) or "nothing"
@@ -165,15 +122,15 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
         if num_read:
             each_ms = 1000 * float(sum(part["spent_s"].sum() for part in parts)) / num_read
             print(f"{each_ms:,.0f} ms per photograph to predict, without reading and writing")
-        for line in filter(None, [without_mask_line(num_without_mask), *(of_map or []), *is_alike]):
+        for line in filter(None, [without_mask_line(num_without_mask), *is_alike]):
             print(line)
     cleanup_ddp()
     return 0 if num_read else 1
 
 
 def predict_orthophoto(config: InferenceConfig, ranks: distributed.RankInfo) -> int:
-    """Predict on a GeoTIFF in blocks, which the ranks share; write map layers (docs/map.md)."""
-    for name in ("save_crops", "save_coco", "save_label_studio", "geo", "thresholds"):
+    """Predict on a GeoTIFF in blocks, which the ranks share; write map layers (docs/orthophotos.md)."""
+    for name in ("save_crops", "save_coco", "save_label_studio", "thresholds"):
         if getattr(config, name):
             raise UsageError(
                 f"--{name.replace('_', '-')}: is for photographs, and --source {config.source} is an orthophoto"
@@ -213,20 +170,6 @@ def write_results(
     save_image(Path(config.output) / f"{source.key}.jpg", picture)
     if config.save_crops:
         writer.save_crops(source.key, photo, prediction)
-    if config.geo:
-        class_ids = prediction.class_ids.tolist()
-        save_thumbnails(Path(config.output), source.key, photo, class_ids, prediction.boxes)
-
-
-def write_maps(
-    output: Path, sources: list[Source], site: Site, names: tuple[str, ...], before: Before | None, made_with: list[str]
-) -> list[str]:
-    """Write the files of detections and assets; return lines that sum them up."""
-    keys = [(source.file, source.key) for source in sources]
-    tables = write_asset_files(output, keys, site, names, before)
-    lines = write_map_files(output, keys, site, tables.of_detection, tables.turned)
-    write_text_atomic(output / "assets.html", build_page(tables, names, made_with, len(sources)))
-    return lines + tables.lines
 
 
 def read_photos(
@@ -254,7 +197,7 @@ def read_photos(
 def check_names(key: str, config: InferenceConfig) -> None:
     """Raise ImageError if a file with a photograph's results would have a name that is too long."""
     names, last = [f"{key}.jpg"], config.max_detections - 1
-    names += [f"{key}_{last}.jpg"] * config.save_crops + [Path(thumbnail_path(key, last)).name] * config.geo
+    names += [f"{key}_{last}.jpg"] * config.save_crops
     longest = max(len(os.fsencode(name)) for name in names)
     if longest > MAX_NAME_BYTES:
         raise ImageError(f"results would have names of {longest} bytes, more than {MAX_NAME_BYTES}; rename it")

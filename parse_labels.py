@@ -14,9 +14,9 @@ from utils.common.errors import EXIT_DONE, UserError, print_warning, run_script
 from utils.common.text import next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.images import NATIVE_LONG_SIDE_PX
+from utils.data.label_shapes import class_sizes, small_labels_hint
 from utils.data.labels import read_photos
 from utils.data.raster import is_orthophoto, open_orthophoto
-from utils.evaluation.label_shapes import class_sizes, small_labels_hint
 from utils.pages.label_picture import save_label_picture
 from utils.sources.parsing.account import SIZE_PX, account_lines
 from utils.sources.parsing.build import BuildOptions, build_dataset
@@ -43,7 +43,7 @@ class ParseConfig(Options):
         metavar="DIR",
     )
     labels: tuple[str, ...] = option(
-        (), "labels of an orthophoto, polygons and lines: GeoJSON or GeoPackage (docs/map.md)", metavar="FILE"
+        (), "labels of an orthophoto, polygons and lines: GeoJSON or GeoPackage (docs/orthophotos.md)", metavar="FILE"
     )
     format: str = option(
         AUTO,

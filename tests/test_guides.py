@@ -16,8 +16,8 @@ import benchmark_ddp
 import tests.recipes.crowd_bt
 import tests.recipes.training_engine
 import tests.recipes.underwater_ir  # noqa: F401 # these three make the recipes' modules importable
-from tests.conftest import PROJECT
 from tests.support.option_scripts import SCRIPTS
+from tests.support.plugin import PROJECT
 from utils.common.config import parse_config, read_config
 from utils.common.cores import choose_threads_and_workers
 from utils.training.config import TrainConfig
@@ -199,7 +199,11 @@ def test_the_tree_of_files_is_true() -> None:
     named = paths_in(tree)
     absent = {path for path in named if not (PROJECT / path).exists()}
     assert not absent, f"CONTRIBUTING.md names what is not there: {absent}"
-    folders = {f"utils/{file.parent.name}/" for file in (PROJECT / "utils").glob("*/__init__.py")}
+    folders = {
+        f"{file.parent.parent.name}/{file.parent.name}/"
+        for room in ("utils", "extras")
+        for file in PROJECT.glob(f"{room}/*/__init__.py")
+    }
     scripts = {file.name for kind in ("*.py", "*.sh") for file in PROJECT.glob(kind)}
     missing = (folders | scripts) - named
     assert not missing, f"CONTRIBUTING.md's tree does not name {missing}"
@@ -207,7 +211,9 @@ def test_the_tree_of_files_is_true() -> None:
 
 def test_each_page_is_linked_from_an_index_and_no_link_is_broken() -> None:
     indexes = [PROJECT / name for name in ("README.md", "docs/README.md", "docs/research/README.md")]
+    indexes += PROJECT.glob("extras/*/README.md")
     pages = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *(PROJECT / "docs").rglob("*.md")]
+    pages += PROJECT.glob("extras/*/*.md")
     links = {page: set(re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))) for page in pages}
     broken = {(page.name, link) for page in pages for link in links[page] if not (page.parent / link).exists()}
     assert not broken
@@ -215,7 +221,7 @@ def test_each_page_is_linked_from_an_index_and_no_link_is_broken() -> None:
     assert set(pages[2:]) <= linked
 
 
-# The end of a test run prints them (conftest.py).
+# The end of a test run prints them (support/plugin.py).
 REASON = re.compile(r'(?:reason=|pytest\.skip\()(f?"[^"]*")')
 
 

@@ -8,9 +8,9 @@ import tests.recipes.crowd_bt
 import tests.recipes.training_engine
 import tests.recipes.underwater_ir  # noqa: F401 # these three make the recipes' modules importable
 from recipes.compressed_ad.settings import Settings
-from tests.conftest import PROJECT
 from tests.support.option_scripts import COMPRESSED_AD, SCRIPTS, Script
 from tests.support.option_walk import Walk
+from tests.support.plugin import PROJECT
 from utils.data.augment import Augmentation
 from utils.engine import EngineOptions
 from utils.training.config import TrainConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pictures import CHART, draw
-from tests.conftest import PROJECT
+from tests.support.plugin import PROJECT
 
 RECORDS = "docs/results/records.jsonl"
 PAGES = ("README.md", *(path.relative_to(PROJECT).as_posix() for path in sorted((PROJECT / "docs").rglob("*.md"))))

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from tests.conftest import PROJECT
+from tests.support.plugin import PROJECT
 
 SCRIPTS = {file.stem: file for file in PROJECT.glob("*.py")}
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import train_yolo_ddp
-from tests.conftest import run_main
+from tests.support.plugin import run_main
 from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.config import section_of

@@ -23,7 +23,7 @@ from benchmarks.gpu.plan import Finding, NeedsGpu, Outcome, Part, PartFailed, Se
 from benchmarks.gpu.report import table, verdict, write_results
 from benchmarks.gpu.runner import Runner, Store, run_parts
 from benchmarks.jobs import Job, TooSlow, is_alive
-from tests.conftest import PROJECT, run_main
+from tests.support.plugin import PROJECT, run_main
 from tests.support.processes import wait_until
 from utils.common.errors import UserError
 from utils.run.checkpoint import save_checkpoint

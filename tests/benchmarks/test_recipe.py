@@ -13,7 +13,7 @@ from benchmarks import recipe, recipe_sets
 from benchmarks.recipe import mean_ratio, read_recipe, summarise, table
 from benchmarks.recipe_sets import PublicSet, make_public_set
 from tests.benchmarks.test_vs_ultralytics import make_run
-from tests.conftest import run_main
+from tests.support.plugin import run_main
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.labels import read_yolo_label

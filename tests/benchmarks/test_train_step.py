@@ -17,8 +17,8 @@ from torch import nn
 from benchmarks import train_step
 from benchmarks.host_syncs import count_host_syncs
 from benchmarks.train_step_sides import TheirSide, _their_batch
-from tests.conftest import run_main
 from tests.support.oracle import draw_data
+from tests.support.plugin import run_main
 from utils.common.devices import choose_precision, keep_freed_memory
 from utils.data.synthetic import synthetic_batch
 from utils.engine import TrainingEngine, step_timer

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from benchmarks.jobs import POLL_S, Job, difference, is_alive, require, run
 from tests.chaos.trainings import ENVIRONMENT, LOOPBACK, await_training, position, small, yolo
-from tests.conftest import free_port
+from tests.support.plugin import free_port
 from utils.common.errors import EXIT_STARTUP_TIMEOUT
 from utils.run.records import read_status
 

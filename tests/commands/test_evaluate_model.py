@@ -7,8 +7,8 @@ import pytest
 from faster_coco_eval.core import mask as coco_mask
 
 import evaluate_model
-from tests.conftest import TrainedRun, must_run, run_main, torchrun
 from tests.pages.report.elements import Elements, check_figures
+from tests.support.plugin import TrainedRun, must_run, run_main, torchrun
 from tests.support.processes import run_guarded
 from utils.common.errors import UserError
 

@@ -14,8 +14,8 @@ import torch
 import evaluate_model
 import export
 import inference
-from tests.conftest import run_main
 from tests.predict.exports import SIZE_PX, WINDOWS, smooth_data, tiny_weights
+from tests.support.plugin import run_main
 from utils.common.errors import UsageError, UserError
 from utils.export import report as export_report
 from utils.export import speed as export_speed

@@ -14,9 +14,9 @@ import evaluate_model
 import export
 import inference
 from benchmarks import guarantee as benchmark
-from tests.conftest import run_main
 from tests.pages.report.elements import check_figures
 from tests.predict.exports import NAMES, smooth_data, tiny_weights
+from tests.support.plugin import run_main
 from utils.common.errors import UserError
 from utils.data.dataset import read_photos
 from utils.data.dataset_yaml import load_dataset_yaml

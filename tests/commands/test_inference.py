@@ -7,7 +7,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
-from tests.conftest import TrainedRun
+from tests.support.plugin import TrainedRun
 from tests.support.processes import run_guarded
 from utils.common.errors import UserError
 from utils.predict.options import wanted_classes

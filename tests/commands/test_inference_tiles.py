@@ -13,9 +13,9 @@ import download_data
 import evaluate_model
 import inference
 import profile_gpu
-from tests.conftest import run_main
-from tests.predict.maps.photographs import exif_of, write_photo
 from tests.predict.tile_scenes import stroke
+from tests.support.drone_photos import exif_of, write_photo
+from tests.support.plugin import run_main
 from tests.support.ranks import run_ranks
 from tests.yolo.colour_network import ColourNetwork, install, paint
 from utils.common.errors import UserError
@@ -147,11 +147,7 @@ def test_photographs_whose_results_cannot_be_written_do_not_end_the_others(
     for name in ("0.png", long_name):
         (source / name).write_bytes((photos / "0.png").read_bytes())
     cv2.imwrite(str(source / "tall.png"), np.zeros((100_000, 1, 3), np.uint8))
-    for flag, skipped in (
-        ("--save-crops", ["tall.png", long_name]),
-        ("--geo", ["tall.png", long_name]),
-        ("", ["tall.png"]),
-    ):
+    for flag, skipped in (("--save-crops", ["tall.png", long_name]), ("", ["tall.png"])):
         output = tmp_path / f"out{flag}"
         assert predict(source, output, "--tiles", "off", *([flag] if flag else [])) == 0
         entries = json.loads((output / "predictions.json").read_text())

@@ -13,8 +13,8 @@ import yaml
 from torch.distributed.run import config_from_args, parse_args
 
 from tests.commands.kubeflow import KUBEFLOW
-from tests.conftest import PRETENCE, PROJECT, run_script
 from tests.support.oracle import draw_data
+from tests.support.plugin import PRETENCE, PROJECT, run_script
 from utils.common.config import parse_config
 from utils.training.config import TrainConfig
 from utils.training.launch import read_launch

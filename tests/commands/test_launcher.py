@@ -14,8 +14,8 @@ from torch.distributed.run import config_from_args, parse_args
 
 from benchmarks.jobs import Job
 from tests.commands.kubeflow import KUBEFLOW
-from tests.conftest import PROJECT
 from tests.support.oracle import draw_data
+from tests.support.plugin import PROJECT
 from tests.support.processes import is_running, wait_until
 from utils.common.errors import UserError
 from utils.training import launch

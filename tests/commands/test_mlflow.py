@@ -14,8 +14,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from tests.conftest import PROJECT, free_port, must_run, torchrun
 from tests.run.test_mlflow import recorded
+from tests.support.plugin import PROJECT, free_port, must_run, torchrun
 from tests.support.processes import wait_until
 from utils.data.images import encode_jpeg
 from utils.run.mlflow import SETTINGS

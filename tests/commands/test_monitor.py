@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROJECT, run_main
 from tests.run.made_up import batch, epoch_record, write_run
+from tests.support.plugin import PROJECT, run_main
 from utils.common.errors import UserError
 from utils.run import monitor
 

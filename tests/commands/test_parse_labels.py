@@ -11,8 +11,8 @@ import pytest
 
 import parse_labels
 from benchmarks.jobs import Job
-from tests.conftest import run_main
 from tests.sources.parsing.raw_folder import BOX, WIRE, photo, tree, write_csv, write_raw_folder, write_zip
+from tests.support.plugin import run_main
 from utils.common.errors import UserError
 from utils.data.images import read_image, upright_size
 from utils.sources.parsing.sources import LABEL_CSV

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from tests.conftest import TRAIN_FLAGS, TrainedRun, free_port, must_run
+from tests.support.plugin import TRAIN_FLAGS, TrainedRun, free_port, must_run
 from tests.support.processes import run_guarded
 from utils.common import errors
 from utils.common.devices import choose_precision

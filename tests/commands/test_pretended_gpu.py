@@ -14,9 +14,9 @@ import torch
 import yaml
 
 from benchmarks.jobs import difference
-from tests.conftest import PRETENCE, PROJECT, TrainedRun, must_run
 from tests.recipes.compressed_ad.small import small_settings, write_small_histories
 from tests.recipes.harness import RANK_NAMES, dying
+from tests.support.plugin import PRETENCE, PROJECT, TrainedRun, must_run
 from tests.support.pretended import gpu
 from tests.support.pretended.tensors import COPIES, PretendedGpu, mark
 from tests.support.ranks import RankFailed, run_ranks

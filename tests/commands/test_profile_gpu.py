@@ -11,9 +11,9 @@ from PIL import Image
 
 import benchmark_ddp
 import profile_gpu
-from tests.conftest import run_main
 from tests.measure.made_up import JOB
 from tests.support.oracle import draw_data
+from tests.support.plugin import run_main
 from utils.common.errors import UserError
 from utils.measure.profiling import BatchProfile
 

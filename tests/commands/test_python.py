@@ -17,8 +17,8 @@ import shapely
 import torch
 
 import inference
-from tests.conftest import PROJECT, run_main
 from tests.predict.exports import smooth_data, tiny_weights
+from tests.support.plugin import PROJECT, run_main
 from utils.common.errors import UsageError, UserError
 from utils.data.images import decode_image, read_image
 from utils.predict.detections import Detections, PhotoPrediction

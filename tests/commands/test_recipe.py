@@ -12,10 +12,10 @@ from utils.common.config import parse_config, section_of, to_dict
 from utils.common.errors import UsageError
 from utils.data.augment import Augmentation, AugmentOptions
 from utils.data.dataset import Batch, count_classes
+from utils.data.label_shapes import LabelShapes
 from utils.data.synthetic import synthetic_batch
 from utils.distributed.sync_bn import convert_sync_batchnorm
 from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
-from utils.evaluation.label_shapes import LabelShapes
 from utils.run.folder import differences
 from utils.training.config import TrainConfig
 from utils.training.regime import regime_of

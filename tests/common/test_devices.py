@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from tests.conftest import must_run
+from tests.support.plugin import must_run
 from utils.common import cores, devices
 from utils.common.devices import tune_device
 from utils.common.errors import UserError

@@ -9,7 +9,7 @@ from typing import IO, Any, BinaryIO
 import pytest
 import torch
 
-from tests.conftest import PROJECT, must_run, run_script
+from tests.support.plugin import PROJECT, must_run, run_script
 from utils.common import environment
 from utils.common.errors import UserError, explain_out_of_memory
 from utils.common.files import local_rank_first, new_file, write_bytes_atomic

@@ -14,7 +14,6 @@ from utils.common.errors import UserError
 from utils.common.files import read_bytes
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.evaluation.flights import groups_of
-from utils.predict.maps.assets import read_assets
 from utils.predict.thresholds import Thresholds
 from utils.run.checkpoint import load_latest
 from utils.run.folder import read_fingerprint
@@ -37,7 +36,6 @@ READERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "dataset.yaml": (load_dataset_yaml, "expected keys `path`"),
     "options.yaml": (lambda file: parse_config(TrainConfig, "", ["--config", str(file)], exits=False), "correct the file"),
     "download.json": (lambda file: Ledger(file.parent), "delete it"),
-    "poles.geojson": (read_assets, "FeatureCollection"),
     "launched.yaml": (lambda file: trainer_settings(["--config", str(file)]), "correct the file"),
     "labels.json": (lambda file: JsonStream(file).item(), "export the file again"),
 }  # fmt: skip

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.conftest import PROJECT, run_script
+from tests.support.plugin import PROJECT, run_script
 from tests.support.processes import is_running, wait_until
 from utils.common import signals
 from utils.common.threads import MAX_WAITING_PER_THREAD, ordered_map

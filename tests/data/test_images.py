@@ -11,7 +11,7 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageOps
 
-from tests.conftest import run_script
+from tests.support.plugin import run_script
 from utils.data.cache import load_photo
 from utils.data.images import (
     ImageError,

@@ -14,9 +14,9 @@ import psutil
 import pytest
 import torch
 
-from tests.conftest import PRETENCE, must_run, run_script
 from tests.data.conftest import SHAPES, windows_as_samples
 from tests.data.pictures import content, dataset_of
+from tests.support.plugin import PRETENCE, must_run, run_script
 from utils.common.errors import UserError
 from utils.data.augment import Augmentation
 from utils.data.dataset import Photo, SegmentationDataset, collate

@@ -8,9 +8,9 @@ import pytest
 
 import parse_labels
 from inference import unique_keys
-from tests.conftest import run_main
 from tests.data.caches import PACKED, opened
 from tests.data.test_dataset_yaml import PHOTO, write_set
+from tests.support.plugin import run_main
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import list_photos, load_dataset_yaml, not_read
 from utils.data.labels import read_photos

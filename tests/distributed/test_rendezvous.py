@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from tests.conftest import free_port, run_script
+from tests.support.plugin import free_port, run_script
 from utils.common.environment import python_path
 from utils.common.errors import EXIT_STARTUP_TIMEOUT, UserError
 from utils.distributed.rendezvous import COUNTER, Rendezvous

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import check_data
-from tests.conftest import run_main
 from tests.predict.tile_scenes import stroke
 from tests.sources.checks.planted import row
+from tests.support.plugin import run_main
 from tests.yolo.colour_network import NAMES, ColourNetwork, install, paint
 from utils.common.errors import UserError
 from utils.data.images import encode_jpeg

@@ -17,13 +17,13 @@ from utils.commands.evaluation import EvaluationConfig, choose_resolution
 from utils.common.files import write_text_atomic
 from utils.data.dataset import Photo, Sample, SegmentationDataset, collate
 from utils.data.images import write_jpeg
+from utils.data.label_shapes import sizes_on_disk
 from utils.data.polygons import SIZES
 from utils.data.target_masks import draw_truth
 from utils.evaluation import input_masks
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import Evaluation, PhotoPixels
 from utils.evaluation.input_masks import begin_mask_overlaps
-from utils.evaluation.label_shapes import sizes_on_disk
 from utils.evaluation.metrics.results import ImageResult
 from utils.evaluation.metrics.thin_objects import ThinRule
 from utils.evaluation.native_masks import outlines_in_photo, place

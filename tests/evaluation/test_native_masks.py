@@ -8,8 +8,8 @@ from tests.sources.parsing.tool_folder import whole
 from utils.common.errors import UsageError
 from utils.data.dataset import Photo, Sample
 from utils.data.drawn_wires import band
+from utils.data.label_shapes import choose_thin_classes
 from utils.evaluation import native_masks
-from utils.evaluation.label_shapes import choose_thin_classes
 from utils.evaluation.native_masks import fill_outline, masks_in_photo, place, region_iou
 from utils.predict.detections import Detections, photo_masks
 

@@ -15,9 +15,9 @@ from tests.support.ranks import run_ranks
 from tests.yolo.colour_network import COLOURS, ColourNetwork, install
 from utils.common.files import write_text_atomic
 from utils.data.dataset import Photo, SegmentationDataset
+from utils.data.label_shapes import sizes_on_disk
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels
-from utils.evaluation.label_shapes import sizes_on_disk
 from utils.evaluation.native_masks import fill_outline, place
 from utils.evaluation.tile_search import TileSearch
 from utils.predict.tiles import Predictor, Tiling

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import PROJECT, must_run
+from tests.support.plugin import PROJECT, must_run
 from utils.common.errors import UserError
 from utils.measure import machine_checks as checks
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import PROJECT
 from tests.measure.made_up import JOB
+from tests.support.plugin import PROJECT
 from tests.support.processes import is_running, wait_until
 from utils.common.errors import UserError
 from utils.distributed import rank_processes

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import PROJECT
 from tests.pages.drawn import BLUE, NAMES, share_of, spoken_texts
+from tests.support.plugin import PROJECT
 from utils.data.images import read_image
 from utils.pages import plot_confusion_matrix, plot_curves, plot_label_statistics, plot_training_curves
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import PROJECT
 from tests.predict.exports import NAMES, SIZE_PX, WINDOWS, export, facts, smooth_images, tiny_weights
+from tests.support.plugin import PROJECT
 from utils.common.errors import UserError
 from utils.export.conversion import Variant, check_variants
 from utils.export.proof import BOUNDS, compare_outputs, decoded_outputs

@@ -7,8 +7,8 @@ import time
 import cv2
 import numpy as np
 
-from tests.conftest import must_run
 from tests.predict.tile_scenes import made_up_piece
+from tests.support.plugin import must_run
 from utils.predict.joining import TilePiece, join_tiles
 from utils.predict.overview import add_overview
 from utils.predict.regions import Corners

@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.conftest import PROJECT
+from tests.support.plugin import PROJECT
 
 RECIPES = PROJECT / "recipes"
 for folder in (RECIPES, RECIPES / "training_engine", RECIPES / "underwater_ir"):

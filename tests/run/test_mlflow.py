@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.conftest import PROJECT
 from tests.support.mlflow_server import FakeMlflow, hang_up, never_answer, reply
+from tests.support.plugin import PROJECT
 from tests.support.processes import wait_until
 from utils.common.errors import UsageError
 from utils.run import mlflow

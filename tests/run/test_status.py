@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import PROJECT
+from tests.support.plugin import PROJECT
 from tests.support.processes import wait_until
 from utils.run.folder import OwnedRun
 from utils.run.records import read_status

@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 
 import parse_labels
-from tests.conftest import PROJECT, run_main
 from tests.sources.parsing.raw_folder import write_csv
 from tests.support.hostile import hostile_cells
+from tests.support.plugin import PROJECT, run_main
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg

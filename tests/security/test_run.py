@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import download_data
-from tests.conftest import run_script
 from tests.sources.parsing.raw_folder import polygon, write_csv
+from tests.support.plugin import run_script
 from utils.common import errors
 from utils.common.errors import DataErrors, UserError
 from utils.data.cache import open_images

@@ -16,8 +16,8 @@ import torch
 
 import evaluate_model
 import inference
-from tests.conftest import run_main
 from tests.support.hostile import Call, hostile_weights, saved, zipped
+from tests.support.plugin import run_main
 from tests.support.processes import wait_until
 from utils.common.errors import UserError
 from utils.data.images import write_jpeg

@@ -19,11 +19,11 @@ from utils.data.augment import Augmentation, AugmentOptions
 from utils.data.dataset import Batch, DataOptions
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.drawn_wires import band
+from utils.data.label_shapes import LabelShapes, shapes_of
 from utils.data.labels import Photo
 from utils.data.windows import WindowConfig
 from utils.engine import EngineOptions
 from utils.engine.nonfinite import Diverged
-from utils.evaluation.label_shapes import LabelShapes, shapes_of
 from utils.run import folder
 from utils.run.folder import differences, resume_arguments, without_local_rank
 from utils.training import data as training_data

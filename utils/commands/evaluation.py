@@ -21,12 +21,12 @@ from utils.common.progress import Progress
 from utils.common.text import without_mask_line
 from utils.data.dataset import Photo, SegmentationDataset, read_photos
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
+from utils.data.label_shapes import choose_thin_classes, sizes_on_disk
 from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import AP_LIMITS, Evaluation, OnImage, PhotoPixels, criterion_of, evaluate
 from utils.evaluation.flights import Guarantor
-from utils.evaluation.label_shapes import choose_thin_classes, sizes_on_disk
 from utils.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves
 from utils.evaluation.metrics.thin_objects import MIN_SCORE, TOLERANCE_PX, ThinRule
 from utils.evaluation.tile_search import TileSearch

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 from utils.common.config_file import Kinds, lower_if_chosen, read_yaml, unpack
 from utils.common.errors import EXIT_USAGE, UsageError, print_warning
 from utils.common.help_page import HelpFormatter, help_text_of
-from utils.common.spellings import FOLDER_PARTS, FOLDERS, nearest, other_names
+from utils.common.spellings import FOLDER_PARTS, FOLDERS, MOVED, nearest, other_names
 from utils.common.text import coloured
 
 T = TypeVar("T")
@@ -240,8 +240,10 @@ class _Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, unknown = self.parse_known_args(args, namespace)
         if unknown:
+            flag = unknown[0].split("=")[0]
             flags = [flag for action in self._actions for flag in action.option_strings]
-            self.error(f"unknown argument {unknown[0]}{nearest(unknown[0].split('=')[0], flags)}")
+            moved = MOVED.get(flag.removeprefix("--").replace("-", "_"))
+            self.error(f"unknown argument {unknown[0]}{f'; {moved}' if moved else nearest(flag, flags)}")
         return known
 
 

@@ -12,6 +12,11 @@ OTHER_NAMES = {
     "workers": ("num_workers",),
     "weights": ("model",),
 }
+# Options that became commands, and where they are described.
+MOVED = dict.fromkeys(
+    ("geo", "assets", "asset_range", "before", "ground_height", "ground_sigma"),
+    "the map is now a command after inference.py: python -m extras.maps (extras/maps/README.md)",
+)
 FOLDER_PARTS = ("project", "name")  # Ultralytics names a folder by two options: its parent and its name
 FOLDERS = ("save_dir", "output")  # the scripts here name it by one of these
 NEAR = 0.75  # similarity by difflib: `modle` is near `model`, `rect` is not near `project`

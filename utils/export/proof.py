@@ -11,9 +11,9 @@ from torch import nn
 from utils.common.progress import Progress
 from utils.data.dataset import Photo, SegmentationDataset
 from utils.data.images import letterbox, read_image
+from utils.data.label_shapes import sizes_on_disk
 from utils.data.loader import ShardBatches, get_dataloader
 from utils.evaluation.evaluate import AP_LIMITS, PhotoPixels, criterion_of, evaluate
-from utils.evaluation.label_shapes import sizes_on_disk
 from utils.evaluation.tile_search import TileSearch
 from utils.predict.detections import decode, raw_outputs
 from utils.predict.exported import LABEL_FACTS, ExportedModel, ExportFacts

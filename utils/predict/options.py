@@ -6,10 +6,11 @@ from typing import Any
 import torch
 
 from utils import distributed
-from utils.common.config import CONFIG_HELP, FRACTION, THREADS_HELP, Options, nearest, option
+from utils.common.config import CONFIG_HELP, FRACTION, THREADS_HELP, Options, option
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
-from utils.common.errors import UsageError, UserError
+from utils.common.errors import UserError
+from utils.data.label_shapes import named_classes
 from utils.predict.exported import open_model
 from utils.predict.thresholds import Thresholds
 from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
@@ -118,13 +119,3 @@ def wanted_classes(classes: tuple[str, ...] | None, names: tuple[str, ...]) -> t
             advice = "; several stand apart, as in --classes 0 1" if "," in name else ""
             raise UserError(f"--classes {name}: the model knows {', '.join(names)}{advice}")
     return tuple(known[name] for name in classes)
-
-
-def named_classes(asked: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the classes that `--thin-classes` names; none for `none`. Raises UsageError for a name that is no class."""
-    if asked == ("none",):
-        return ()
-    for name in asked:
-        if name not in names:
-            raise UsageError(f"--thin-classes {name}: not one of {', '.join(names)}{nearest(name, names)}")
-    return tuple(sorted({names.index(name) for name in asked}))

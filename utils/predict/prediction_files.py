@@ -1,4 +1,4 @@
-"""Predictions on disk: predictions.json with outlines, YOLO label files, cut-outs of the detections."""
+"""Predictions on disk: predictions.json with outlines and its reader, YOLO label files, cut-outs of the detections."""
 
 import heapq
 import json
@@ -13,14 +13,16 @@ from typing import Any, Self, TextIO
 import cv2
 import numpy as np
 
-from utils.common.errors import UserError
+from utils.common.errors import UserError, printable
 from utils.common.files import new_text_file, write_text_atomic
+from utils.common.read_back import BAD_CONTENT, mapping, parse_json, reason_of_content
 from utils.data.images import write_jpeg
 from utils.predict.detections import PhotoPrediction
 from utils.predict.lines.line import Line
 from utils.predict.lines.routes import find_routes
 from utils.predict.regions import Region
 
+PREDICTIONS, ABOUT = "predictions.json", "about.json"
 PREDICTION_PARTS = ".predictions.part-*"
 
 
@@ -89,7 +91,13 @@ class PredictionWriter(PartWriter):
             }
             for class_id, score, box, parts in zip(class_ids, scores, prediction.boxes, outlines, strict=True)
         ]
-        entry = {"file": str(source.file), "width": width, "height": height, "detections": detections}
+        entry = {
+            "file": str(source.file),
+            "key": source.key,
+            "width": width,
+            "height": height,
+            "detections": detections,
+        }
         for detection, line in zip(detections, lines, strict=False):  # there may be none at all
             detection |= line_fields(line) if line is not None else {}
         if lines:
@@ -123,8 +131,30 @@ class PredictionWriter(PartWriter):
 def merge_parts(folder: Path, num_ranks: int) -> None:
     """Write predictions.json from all ranks' parts, in the order of the photographs. Raises UserError if a part is missing."""
     parts = Parts(folder, PREDICTION_PARTS, num_ranks)
-    with parts.merged_into(folder / "predictions.json") as output:
+    with parts.merged_into(folder / PREDICTIONS) as output:
         write_list(output, "[", parts.lines(), "]\n")
+
+
+def read_predictions(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a folder's predictions.json, one photograph at a time, as `PredictionWriter.add` wrote them.
+
+    Raises UserError if the file is missing or damaged.
+    """
+    file = folder / PREDICTIONS
+    if not file.is_file():
+        raise UserError(f"{file}: no such file; name the --output of inference.py")
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip() in ("[", "]"):
+                continue
+            try:
+                entry = mapping(parse_json(line.rstrip().rstrip(",")))
+                if missing := {"file", "key", "width", "height", "detections"} - entry.keys():
+                    raise ValueError(f"no {min(missing)}")
+            except BAD_CONTENT as error:
+                reason = printable(reason_of_content(error), 200)
+                raise UserError(f"{file}:{number}: {reason}; run inference.py again") from error
+            yield entry
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from utils.data.cache import open_or_build_check
 from utils.data.dataset import DataOptions, SegmentationDataset, open_images, read_photos
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.fingerprint import Fingerprint, take_fingerprint
+from utils.data.images import read_image
+from utils.data.label_shapes import label_lengths_of, shapes_of, sizes_on_disk, small_labels_hint, with_objects
 from utils.data.labels import Photo
 from utils.data.windows import WindowConfig, open_windows
-from utils.evaluation.label_shapes import label_lengths_of, shapes_of, small_labels_hint, wire_facts
+from utils.predict.lines.label_facts import LabelledPhoto, measure_wire_labels
 from utils.training.config import TrainConfig
 from utils.training.regime import Regime, regime_of
 from utils.yolo.inputs import varies_colours_on
@@ -59,6 +62,16 @@ class Data:
             facts |= {"thin_classes": [*thin], **wire_facts(photos, thin)}
         lengths = label_lengths_of(photos, self.train.windowed.store.index.sizes)
         return facts | ({"label_lengths": lengths} if lengths else {})
+
+
+def wire_facts(photos: list[Photo], thin: tuple[int, ...]) -> dict[str, Any]:
+    """Return how wires of thin classes are labelled in some of the photographs, as a model file names it."""
+    size_of, found = sizes_on_disk(photos), []
+    for index in with_objects(photos):
+        photo, size = photos[index], size_of(index)
+        outlines = [outline * size for outline in photo.polygons]
+        found.append(LabelledPhoto(photo.class_ids, outlines, size, partial(read_image, photo.file)))
+    return measure_wire_labels(found, thin)
 
 
 def open_data(config: TrainConfig, spec: DatasetSpec, device: torch.device, say: distributed.Say) -> Data:

@@ -5,9 +5,9 @@ from typing import Any
 
 from utils.common.errors import UsageError
 from utils.data.augment import Augmentation, AugmentOptions
+from utils.data.label_shapes import LabelShapes
+from utils.data.label_statistics import MIN_ELONGATION
 from utils.data.windows import WindowConfig
-from utils.evaluation.label_shapes import LabelShapes
-from utils.evaluation.metrics.thin_objects import MIN_ELONGATION
 
 # For photographs from above: with --fliplr 0.5 every direction is equally likely. docs/research/wires.md has the measurement.
 FROM_ABOVE = {"degrees": 90.0, "flipud": 0.5, "draw_wires": 0.5}

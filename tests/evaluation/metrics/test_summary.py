@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import PROJECT
 from tests.evaluation.made_up import image_result, one_image, random_results, random_scene, result_of
+from tests.support.plugin import PROJECT
 from utils.evaluation.metrics.matching import box_iou
 from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
 from utils.evaluation.metrics.summary import precision_recall_curves, summarise

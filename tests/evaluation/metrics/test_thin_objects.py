@@ -7,17 +7,11 @@ import numpy as np
 import pytest
 
 from tests.evaluation.made_up import image_result
+from utils.data.label_statistics import elongated_classes, elongation
 from utils.evaluation.guarantee import Promise
 from utils.evaluation.metrics import thin_objects
 from utils.evaluation.metrics.matching import LEVELS
-from utils.evaluation.metrics.thin_objects import (
-    ThinRule,
-    elongated_classes,
-    elongation,
-    found_lengths,
-    measure,
-    summarise_thin,
-)
+from utils.evaluation.metrics.thin_objects import ThinRule, found_lengths, measure, summarise_thin
 from utils.predict.lines.thinning import centreline
 from utils.predict.regions import Region
 

@@ -8,8 +8,8 @@ import torch
 
 from tests.support.oracle import NAMES, Oracle, draw_photos, evaluate_oracle
 from utils.data.images import decode_image
+from utils.data.label_shapes import sizes_on_disk
 from utils.evaluation.evaluate import FULL_PRECISION, PhotoPixels
-from utils.evaluation.label_shapes import sizes_on_disk
 from utils.evaluation.metrics.summary import summarise
 from utils.pages.report import Viewer, choose_worst, count_errors, draw_cards, gallery
 from utils.pages.report.gallery import CONFUSED, FALSE, KINDS_OF_ERROR, MISSED, RIGHT, Thumbnails

@@ -14,9 +14,9 @@ from crowd_bt import s3_source
 from crowd_bt.comparisons import load_prepared
 from crowd_bt.options import TrainConfig
 
-from tests.conftest import free_port
 from tests.recipes.harness import assert_refused
 from tests.support.local_server import LocalServer
+from tests.support.plugin import free_port
 from utils.common.errors import UserError
 
 pytest.importorskip("boto3", reason="needs boto3 (pip install -r recipes/crowd_bt/requirements.txt)")

@@ -17,7 +17,6 @@ from underwater_ir.student import train_student
 from underwater_ir.student.losses import WEIGHTS, StudentLoss
 from underwater_ir.student.restoration import Restoration, measure, summarise
 
-from tests.conftest import free_port, run_script
 from tests.recipes import RECIPES
 from tests.recipes.harness import RANK_NAMES, assert_equal, assert_equal_moments, assert_refused, dying, run_command
 from tests.recipes.underwater_ir.small import (
@@ -29,6 +28,7 @@ from tests.recipes.underwater_ir.small import (
     write_losses,
     write_photographs,
 )
+from tests.support.plugin import free_port, run_script
 from tests.support.ranks import RankFailed, run_ranks
 from utils.common.config import parse_config
 from utils.common.errors import UsageError

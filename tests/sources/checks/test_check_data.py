@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 import check_data
-from tests.conftest import run_main
 from tests.sources.checks.planted import INSULATOR, NAMES, POLE, DataFolder, picture, row
 from tests.support.browser import CHROMIUM, browser_page
+from tests.support.plugin import run_main
 from utils.common.errors import UsageError, UserError
 from utils.data.images import EXIF_ORIENTATION_TAG, encode_jpeg, fit_long_side, write_jpeg
 from utils.sources.checks.findings import KINDS, MODEL_KINDS

@@ -17,7 +17,6 @@ from utils.predict.regions import Region
 
 TOLERANCE_PX = 3.0
 MIN_SCORE = 0.25
-MIN_ELONGATION = 50.0  # of a class's median object; poles have 10 to 40, wires 70 to 900
 MIN_SHARE = 0.5  # of a prediction's centreline that must lie on an object whose piece it is
 # The columns of `ImageResult.centrelines`.
 COLUMNS = ("class_id", "true_px", "found_px", "predicted_px", "right_px", "num_found", "num_pieces")
@@ -139,24 +138,6 @@ def summarise_thin(
         }
         answer.append(values if class_id in thin_classes else dict.fromkeys(values))
     return answer
-
-
-def elongation(outline: np.ndarray) -> float:
-    """Return length over width of the straight or curved strip with the area and perimeter of an outline (V, 2); 1 at least."""
-    (x, y), (next_x, next_y) = outline.T.astype(np.float64), np.roll(outline, -1, axis=0).T.astype(np.float64)
-    area = abs(float(x @ next_y - y @ next_x)) / 2
-    perimeter = float(np.hypot(next_x - x, next_y - y).sum())
-    # The sides a >= b of a rectangle: a + b = perimeter / 2, a * b = area.
-    half, root = perimeter / 4, max((perimeter / 4) ** 2 - area, 0.0) ** 0.5
-    return (half + root) / max(half - root, 1e-6)
-
-
-def elongated_classes(class_ids: Iterable[int], elongations: Iterable[float]) -> tuple[int, ...]:
-    """Return the classes whose objects have a median elongation of MIN_ELONGATION or more, ascending."""
-    of_class: dict[int, list[float]] = {}
-    for class_id, value in zip(class_ids, elongations, strict=True):
-        of_class.setdefault(int(class_id), []).append(value)
-    return tuple(sorted(class_id for class_id, values in of_class.items() if np.median(values) >= MIN_ELONGATION))
 
 
 def _pixel_length(line: np.ndarray) -> float:

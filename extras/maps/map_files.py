@@ -8,7 +8,7 @@ import csv
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from html import escape
@@ -18,13 +18,14 @@ from urllib.parse import quote
 
 import numpy as np
 
+from extras.maps.findings import AT_ASSET, AT_CAMERA, ON_GROUND, Site, locate
+from extras.maps.metadata import NOT_JPEG, read_metadata
+from extras.maps.thumbnails import thumbnail_path
+from extras.maps.wgs84 import geocentric, moved, offsets_m
 from utils.common.errors import printable
 from utils.common.files import new_text_file
 from utils.common.text import plain_text
-from utils.predict.maps.findings import AT_ASSET, AT_CAMERA, ON_GROUND, Site, locate
-from utils.predict.maps.metadata import NOT_JPEG, read_metadata
-from utils.predict.maps.thumbnails import thumbnail_path
-from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
+from utils.predict.prediction_files import read_predictions
 
 GEOJSON, WORK_LIST, KML = "detections.geojson", "worklist.csv", "detections.kml"
 WORK_LIST_COLUMNS = (
@@ -45,15 +46,10 @@ Finding = dict[str, Any]
 
 
 def write_map_files(
-    folder: Path,
-    keys: Iterable[tuple[Path, str]],
-    site: Site,
-    of_asset: Mapping[tuple[str, int], Finding],
-    turned: Collection[str] = (),
+    folder: Path, site: Site, of_asset: Mapping[tuple[str, int], Finding], turned: Collection[str] = ()
 ) -> list[str]:
     """Write the three files from predictions.json, one photograph at a time; return lines with a summary.
 
-    keys: each photograph's file and the name of its results, in the order of predictions.json; it may hold more.
     of_asset: facts from the asset of a detection, by photograph and number of the detection. turned: photographs that were
     turned by 180 degrees.
     Prints a line for each photograph whose XMP is refused. Files appear only when all three are complete.
@@ -72,7 +68,7 @@ def write_map_files(
             rows = csv.writer(work_list)  # a table for spreadsheets: UTF-8 with a byte-order mark, comma
             rows.writerow(WORK_LIST_COLUMNS)
             makers = (_GeoJson(geojson), _Kml(kml))
-            for finding in _findings(folder, iter(keys), site, of_asset, turned):
+            for finding in _findings(folder, site, of_asset, turned):
                 kinds[finding["position_kind"]] += 1
                 reasons.update([finding["reason"]] if finding["reason"] else [])
                 rows.writerow([cell(finding[name]) for name in WORK_LIST_COLUMNS])
@@ -90,15 +86,10 @@ def write_map_files(
 
 
 def _findings(
-    folder: Path,
-    keys: Iterator[tuple[Path, str]],
-    site: Site,
-    of_asset: Mapping[tuple[str, int], Finding],
-    turned: Collection[str],
+    folder: Path, site: Site, of_asset: Mapping[tuple[str, int], Finding], turned: Collection[str]
 ) -> Iterator[Finding]:
     """Yield all findings, rounded, with links to their pictures. Their text is valid in every format."""
-    for entry in read_entries(folder / "predictions.json"):
-        key = next(key for file, key in keys if str(file) == entry["file"])
+    for entry in read_predictions(folder):
         if not entry["detections"]:
             continue
         photo = replace(read_metadata(Path(entry["file"])), is_turned=entry["file"] in turned)
@@ -111,16 +102,8 @@ def _findings(
                     [finding[f"{of}{name}"] for name in ("latitude", "longitude")] for of in ("", "camera_")
                 )
                 finding["distance_m"] = float(np.linalg.norm(offsets_m(camera[0], camera[1], geocentric(*point))))
-            links = {"thumbnail": thumbnail_path(key, number), "picture": f"{key}.jpg"}
+            links = {"thumbnail": thumbnail_path(entry["key"], number), "picture": f"{entry['key']}.jpg"}
             yield {name: plain(name, value) for name, value in {**finding, **links}.items()}
-
-
-def read_entries(predictions: Path) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a predictions.json, which has one in each line, as `merge_parts` writes it."""
-    with predictions.open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.startswith("{"):
-                yield json.loads(line.rstrip("\n").rstrip(","))
 
 
 def plain(name: str, value: Any) -> Any:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from scipy.spatial import cKDTree
 
-from utils.predict.maps.assets import ASSET_SIGMA_M, Assets
-from utils.predict.maps.association import Placed, best_pairs, near, place_flight
-from utils.predict.maps.camera import LEAST_DEPRESSION_DEG, Camera, Rays, rotation, sight_lines
-from utils.predict.maps.findings import Site, stored_pixels
-from utils.predict.maps.metadata import PhotoMetadata
-from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
+from extras.maps.assets import ASSET_SIGMA_M, Assets
+from extras.maps.association import Placed, best_pairs, near, place_flight
+from extras.maps.camera import LEAST_DEPRESSION_DEG, Camera, Rays, rotation, sight_lines
+from extras.maps.findings import Site, stored_pixels
+from extras.maps.metadata import PhotoMetadata
+from extras.maps.wgs84 import geocentric, moved, offsets_m
 
 FLIGHT_GAP_S = 600  # between two photographs of different flights: a changed battery, another place to take off
 WORST_SIGMA_M = 30.0  # an asset with a larger error has no position

@@ -21,10 +21,24 @@ if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
 import torch
 from filelock import FileLock
 
+TESTED = os.environ.get("TESTED", "")  # by `make`: the folder whose tests run
+
+
+class OnlyTested:
+    """Lets imports of extras fail, except of the one whose tests run: as if the others were deleted."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        if name.startswith("extras.") and not TESTED.startswith("/".join(name.split(".")[:2])):
+            raise ModuleNotFoundError(f"No module named {name!r} beside {TESTED}", name=name)
+
+
+if TESTED:
+    sys.meta_path.insert(0, OnlyTested)  # type: ignore[arg-type]
 from tests.support.ranks import run_forked
 from utils.common.environment import own_folder, prepare_environment
 
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parents[2]
 PRETENCE = PROJECT / "tests" / "support" / "pretended" / "start"  # in PYTHONPATH, it gives Python PRETEND_GPUS GPUs
 LONGEST_SUITE_S = 30 * 60
 prepare_environment()
@@ -38,7 +52,7 @@ RUNNING_FILE = os.environ.pop("RUNNING_FILE", "")  # what `make` prints if pytes
 running: dict[str, None] = {}
 
 
-# Folders and files whose tests start whole commands or several real trainings: `make test-quick` leaves them out.
+# Folders and files, below tests/ unless they are of an extra, whose tests start whole commands or several real trainings: `make test-quick` leaves them out.
 SLOW = (
     *("chaos", "commands", "benchmarks", "security/test_run.py", "security/test_data.py"),
     *("distributed/test_rendezvous.py", "measure/test_machine_checks.py"),
@@ -85,14 +99,18 @@ def pytest_sessionfinish() -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave files without such tests unread if tests marked `alone` are asked for: reading all takes nine seconds longer."""
     is_asked = config.option.markexpr.startswith("alone") and collection_path.name.startswith("test_")
-    places = tuple(str(PROJECT / "tests" / place) for place in READ_FOR_ALONE)
-    return True if is_asked and not str(collection_path).startswith(places) else None
+    return True if is_asked and not place_of(collection_path).startswith(READ_FOR_ALONE) else None
+
+
+def place_of(file: Path) -> str:
+    """Return a test file's path below tests/, or below the project if it is an extra's."""
+    return file.relative_to(PROJECT).as_posix().removeprefix("tests/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by their place, and skip the `gpu` ones without a GPU."""
     for item in items:
-        place = item.path.relative_to(PROJECT / "tests").as_posix()
+        place = place_of(item.path)
         if place.startswith(SLOW) or "trained" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")
         if place.startswith(ALONE):
@@ -109,7 +127,7 @@ def _turn(item: pytest.Item) -> int:
 
     The second worker's first files need no trained run: both workers would wait for it.
     """
-    place = item.path.relative_to(PROJECT / "tests").as_posix()
+    place = place_of(item.path)
     if place.startswith(("commands/test_pipeline.py", "yolo")):
         return int(place.startswith("yolo"))
     return 2 if "trained" in getattr(item, "fixturenames", ()) else 3

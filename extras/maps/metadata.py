@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, JpegImagePlugin
 
+from extras.maps.xmp import XmpError, read_dji_fields
 from utils.common.errors import printable
 from utils.data.images import EXIF_ERRORS, EXIF_IFD, EXIF_TIME_TAG, orientation_of, parse_exif_time
-from utils.predict.maps.xmp import XmpError, read_dji_fields
 
 NOT_JPEG = "not a JPEG: positions are read from JPEG files only"
 MAX_HEADER_BYTES = 32_000_000  # everything before the pixels; thermal photographs keep some MB there

@@ -7,13 +7,13 @@ from urllib.parse import quote
 
 import numpy as np
 
+from extras.maps.asset_files import AssetTables
+from extras.maps.changes import GONE
+from extras.maps.wgs84 import geocentric, offsets_m
 from utils.common.colors import class_color
 from utils.common.text import counted
 from utils.pages.report.markup import Markup, color_key, element, joined, number_cards, report_page
 from utils.pages.report.tables import heading, name_cell, table
-from utils.predict.maps.asset_files import AssetTables
-from utils.predict.maps.changes import GONE
-from utils.predict.maps.wgs84 import geocentric, offsets_m
 
 MAP_PX, LEAST_SHARE = 640, 0.45  # width of the map, and least height or width of what is drawn, as a share of that
 MARGIN_PX, DOT_PX, MOST_NAMES = 34, 5, 40
@@ -53,7 +53,7 @@ def build_page(tables: AssetTables, names: Sequence[str], made_with: Sequence[st
         [],
         {name: label for name, (label, _) in parts.items()},
         [number_cards(values), *sections],
-        "All values are in assets.csv and assets.geojson next to this file. docs/map.md explains them.",
+        "All values are in assets.csv and assets.geojson next to this file. extras/maps/reference.md explains them.",
         "img-src 'self' file: data:",
     )
 

@@ -1,17 +1,17 @@
 """A real flight with five surveyed marks on the ground: the errors of their positions, and whether the ellipses hold.
 
 Photographs and marks: github.com/pierotofy/drone_dataset_sheffield_cross, public domain (Unlicense), gcp_file.txt. A DJI FC300S
-flew 63.6 m above the ground without RTK. Prints the table of docs/research/map.md:
+flew 63.6 m above the ground without RTK. Prints the table of extras/maps/research.md:
 
-    python -m pytest -s -n 0 tests/predict/maps/test_real_flight.py
+    python -m pytest -s -n 0 extras/maps/tests/test_real_flight.py
 """
 
 import numpy as np
 
-from utils.predict.maps.findings import Site, locate
-from utils.predict.maps.metadata import FOCAL_LENGTH_35_MM, FOCAL_LENGTH_MM, PhotoMetadata
-from utils.predict.maps.survey import survey, view_of
-from utils.predict.maps.wgs84 import geocentric, offsets_m
+from extras.maps.findings import Site, locate
+from extras.maps.metadata import FOCAL_LENGTH_35_MM, FOCAL_LENGTH_MM, PhotoMetadata
+from extras.maps.survey import survey, view_of
+from extras.maps.wgs84 import geocentric, offsets_m
 
 HEIGHT_M = "63.6"
 LIMIT_95 = 5.991  # quantile of the chi-squared distribution with 2 degrees of freedom

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from extras.maps.assets import Assets
+from extras.maps.camera import CAMERA_HEIGHT_SIGMA_M, STRAIGHT_DOWN_DEG, Camera, Errors, rotation
+from extras.maps.metadata import PhotoMetadata
+from extras.maps.wgs84 import moved
 from utils.data.images import points_upright
-from utils.predict.maps.assets import Assets
-from utils.predict.maps.camera import CAMERA_HEIGHT_SIGMA_M, STRAIGHT_DOWN_DEG, Camera, Errors, rotation
-from utils.predict.maps.metadata import PhotoMetadata
-from utils.predict.maps.wgs84 import moved
 
 # Nearer to the horizon a small error of an angle may shift the point on the ground by its whole distance.
 HIGHEST_PITCH_DEG = -15.0

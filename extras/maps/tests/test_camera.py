@@ -1,16 +1,20 @@
 """Positions on the map: the ellipsoid and the camera's ray."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
-from tests.predict.maps.photographs import HOME, dji
-from utils.predict.maps.camera import CAMERA_HEIGHT_SIGMA_M, HEADING_SIGMA_DEG, TILT_SIGMA_DEG, Camera, rotation
-from utils.predict.maps.findings import Site, locate
-from utils.predict.maps.metadata import PhotoMetadata
-from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
+from extras.maps.camera import CAMERA_HEIGHT_SIGMA_M, HEADING_SIGMA_DEG, TILT_SIGMA_DEG, Camera, rotation
+from extras.maps.findings import Site, locate, stored_pixels
+from extras.maps.metadata import PhotoMetadata, read_metadata
+from extras.maps.survey import view_of
+from extras.maps.wgs84 import geocentric, moved, offsets_m
+from tests.support.drone_photos import HOME, dji
+from utils.sources.sample import write_sample
+from utils.sources.sample.scene import draw_scene
 
 # --- the ellipsoid ---------------------------------------------------------------------------------------------------
 
@@ -120,3 +124,19 @@ def test_the_bearings_standard_deviation_is_the_gimbals_yaw_far_from_the_nadir_a
     )
     assert near > 10
     assert straight_down == 180
+
+
+def test_the_cameras_of_the_drawn_sample_look_at_the_tops_of_its_poles(tmp_path: Path) -> None:
+    write_sample(tmp_path, 8, seed=3)
+    by_number = {int(path.stem.split("(")[1][:-1]): path for path in tmp_path.rglob("*.[jJ][pP]*[gG]")}
+    for index in (2, 5, 7):  # turned in their files
+        scene = draw_scene(3, index)
+        tops = np.array([one.points[[0, 3]].mean(axis=0) for one in scene.annotations if one.name == "pole"])
+        photo = read_metadata(by_number[index + 1])
+        view = view_of(photo, {"file": "", "width": 1, "height": 1, "detections": []})
+        assert view is not None
+        rays = view.camera.rays(stored_pixels(tops, scene.image.shape[1], scene.image.shape[0], photo))
+        place = geocentric(view.latitude, view.longitude)[None]
+        seen = offsets_m(38.52, -98.31, place) + rays[:, :2] / rays[:, 2:] * 12
+        pole = 40 * (index // 3) * np.array([np.cos(np.radians(74)), np.sin(np.radians(74))])
+        assert np.abs(seen - pole).max(axis=1).min() < 0.3

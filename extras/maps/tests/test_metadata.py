@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.predict.maps.photographs import DJI, FOCAL_TAGS, GPS, HOME, dji, exif_of, metadata, write_photo, xmp_of
-from tests.predict.maps.test_camera import entry
-from utils.data.images import EXIF_TIME_TAG, decode_image, read_image
-from utils.predict.maps import metadata as module
-from utils.predict.maps.findings import Site, locate, stored_pixels
-from utils.predict.maps.metadata import (
+from extras.maps import metadata as module
+from extras.maps.findings import Site, locate, stored_pixels
+from extras.maps.metadata import (
     ALTITUDE_REF,
     DIGITAL_ZOOM,
     FOCAL_LENGTH_35_MM,
@@ -29,8 +26,12 @@ from utils.predict.maps.metadata import (
     PhotoMetadata,
     read_metadata,
 )
-from utils.predict.maps.survey import view_of
-from utils.predict.maps.xmp import MAX_DEPTH, MAX_PACKET_BYTES, XmpError, read_dji_fields
+from extras.maps.survey import view_of
+from extras.maps.tests.photographs import FOCAL_TAGS, metadata
+from extras.maps.tests.test_camera import entry
+from extras.maps.xmp import MAX_DEPTH, MAX_PACKET_BYTES, XmpError, read_dji_fields
+from tests.support.drone_photos import DJI, GPS, HOME, dji, exif_of, write_photo, xmp_of
+from utils.data.images import EXIF_TIME_TAG, decode_image, read_image
 
 # --- Each trap of a drone's metadata ---------------------------------------------------------------------------------
 

@@ -1,10 +1,10 @@
 """Measures on simulated flights how often assets are found exactly once, their position errors, and if the ellipses are right.
 
-    python benchmarks/assets.py --flights 100
+    python -m extras.maps.simulated_flights --flights 100
 
 A flight photographs 60 poles along a line from both sides. 10 % of the detections are missing and 5 % are false. The errors of
 the satellite position and of the gimbal have a part for the whole flight and a part for each photograph, with the shares of
-utils/predict/maps/camera.py or --true-shares. The gimbal's are turns about axes that turn with it, and the common error of its
+extras/maps/camera.py or --true-shares. The gimbal's are turns about axes that turn with it, and the common error of its
 heading has the other sign on the way back. Positions are compared with those from single photographs. Then each flight
 is repeated without changes, and with ten changes: 3 poles new, 3 gone, 2 moved by 4 m, 2 of another class.
 """
@@ -23,12 +23,12 @@ import numpy as np
 if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from extras.maps.camera import COMMON_SHARES, Camera, Errors, rotation
+from extras.maps.changes import Before, find_changes
+from extras.maps.findings import Site
+from extras.maps.survey import Survey, View, survey
+from extras.maps.wgs84 import geocentric, moved, offsets_m
 from utils.common.text import format_table
-from utils.predict.maps.camera import COMMON_SHARES, Camera, Errors, rotation
-from utils.predict.maps.changes import Before, find_changes
-from utils.predict.maps.findings import Site
-from utils.predict.maps.survey import Survey, View, survey
-from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
 
 HOME = (47.3769, 8.5417)
 NUM_POLES, POLE_SPACING_M, BESIDE_M, HEIGHT_M = 60, 50.0, 25.0, 30.0
@@ -215,7 +215,7 @@ def simulate(setting: Setting, num_flights: int, seed: int, num_poles: int = NUM
 
 
 def main() -> None:
-    """Print the tables of docs/research/map.md."""
+    """Print the tables of extras/maps/research.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--flights", type=int, default=100, help="for each row")
     parser.add_argument("--seed", type=int, default=0)

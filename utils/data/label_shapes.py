@@ -1,20 +1,26 @@
-"""What the labels of a split say about its objects: which are thin, curved, small or turned, and how wires are labelled."""
+"""What the labels of a split say about its objects: which are thin, curved, small or turned."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import cv2
 import numpy as np
 
+from utils.common.errors import UsageError
+from utils.common.spellings import nearest
 from utils.common.text import coloured
-from utils.data.images import read_image, upright_size
-from utils.data.label_statistics import class_bends, common_direction, label_lengths, spread_out
+from utils.data.images import upright_size
+from utils.data.label_statistics import (
+    class_bends,
+    common_direction,
+    elongated_classes,
+    elongation,
+    label_lengths,
+    spread_out,
+)
 from utils.data.labels import Photo
-from utils.evaluation.metrics.thin_objects import elongated_classes, elongation
-from utils.predict.lines.label_facts import LabelledPhoto, measure_wire_labels
-from utils.predict.options import named_classes
 
 MEASURED_PHOTOS = 1000  # whose labels' lengths are measured
 THIN_PX, SMALL_PX = 4.0, 12.0  # width, and longer side, of labels in the network's input that are hard to learn
@@ -51,7 +57,7 @@ def shapes_of(photos: list[Photo]) -> LabelShapes:
     size_of = sizes_on_disk(photos)
     thin = choose_thin_classes(("auto",), photos, size_of, ())
     in_pixels = (
-        (photos[n].class_ids, [outline * size_of(n) for outline in photos[n].polygons]) for n in _with_objects(photos)
+        (photos[n].class_ids, [outline * size_of(n) for outline in photos[n].polygons]) for n in with_objects(photos)
     )
     bends = class_bends(in_pixels, thin) if thin else {}
     curved = [class_id for class_id in thin if bends[class_id] > 1]
@@ -73,10 +79,20 @@ def choose_thin_classes(
     photographs, spread over the split. Raises UsageError for a name that is no class.
     """
     if asked == ("auto",):
-        chosen = _with_objects(photos)
+        chosen = with_objects(photos)
         values = [elongation(outline * size_of(index)) for index in chosen for outline in photos[index].polygons]
         return elongated_classes((class_id for index in chosen for class_id in photos[index].class_ids), values)
     return named_classes(asked, names)
+
+
+def named_classes(asked: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the classes that `--thin-classes` names; none for `none`. Raises UsageError for a name that is no class."""
+    if asked == ("none",):
+        return ()
+    for name in asked:
+        if name not in names:
+            raise UsageError(f"--thin-classes {name}: not one of {', '.join(names)}{nearest(name, names)}")
+    return tuple(sorted({names.index(name) for name in asked}))
 
 
 def small_labels_hint(photos: list[Photo], names: tuple[str, ...], size_px: int) -> str:
@@ -85,7 +101,7 @@ def small_labels_hint(photos: list[Photo], names: tuple[str, ...], size_px: int)
     It is about photographs that are larger than the input, of which windows show more. Some photographs are looked at, spread over the split.
     """
     size_of = sizes_on_disk(photos)
-    large = [index for index in _with_objects(photos) if size_px / max(size_of(index)) < LARGER]
+    large = [index for index in with_objects(photos) if size_px / max(size_of(index)) < LARGER]
     medians = median_sizes([photos[index] for index in large], [size_of(index) for index in large], size_px)
     small = [
         (width / THIN_PX, f"half of the labels of {names[class_id]} are at most {width:.1f} px wide")
@@ -127,19 +143,9 @@ def class_sizes(
     return {names[class_id]: f"{long:.0f} x {width:.1f}" for class_id, (width, long) in medians.items()}
 
 
-def _with_objects(photos: list[Photo]) -> list[int]:
+def with_objects(photos: list[Photo]) -> list[int]:
     """Return the positions of some photographs with objects, spread over the split."""
     return spread_out([index for index, photo in enumerate(photos) if len(photo.polygons)])
-
-
-def wire_facts(photos: list[Photo], thin: tuple[int, ...]) -> dict[str, Any]:
-    """Return how wires of thin classes are labelled in some of the photographs, as a model file names it."""
-    size_of, found = sizes_on_disk(photos), []
-    for index in _with_objects(photos):
-        photo, size = photos[index], size_of(index)
-        outlines = [outline * size for outline in photo.polygons]
-        found.append(LabelledPhoto(photo.class_ids, outlines, size, partial(read_image, photo.file)))
-    return measure_wire_labels(found, thin)
 
 
 def label_lengths_of(photos: list[Photo], sizes: np.ndarray) -> list[float]:

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from utils.predict.maps.metadata import FOCAL_LENGTH_35_MM, PhotoMetadata
 from utils.sources.sample.drone import exif_of as exif_of
 from utils.sources.sample.drone import xmp_of as xmp_of
 
@@ -17,20 +16,12 @@ HEIGHT = {"AbsoluteAltitude": "+450.00", "RelativeAltitude": "+50.00"}
 GIMBAL = {"GimbalYawDegree": "+0.00", "GimbalPitchDegree": "-90.00", "GimbalRollDegree": "+0.00"}
 CENTRE = {"CalibratedOpticalCenterX": "300.0", "CalibratedOpticalCenterY": "200.0"}
 DJI = {**POSITION, **HEIGHT, **GIMBAL, "FlightYawDegree": "+77.00", "CalibratedFocalLength": "500.00", **CENTRE}
+GPS = {1: "S", 2: (33.0, 51.0, 25.2), 3: "W", 4: (70.0, 30.0, 0.0), 5: b"\0", 6: 80.5}
 
 
 def dji(**changes: str | None) -> dict[str, str]:
     """Return DJI's fields with changes; None leaves one out."""
     return {name: value for name, value in {**DJI, **changes}.items() if value is not None}
-
-
-def metadata(*, size: tuple[int, int] = SIZE, orientation: int = 1, **changes: str | None) -> PhotoMetadata:
-    """Return what a photograph with DJI's fields tells."""
-    return PhotoMetadata(*size, orientation=orientation, dji=dji(**changes))
-
-
-GPS = {1: "S", 2: (33.0, 51.0, 25.2), 3: "W", 4: (70.0, 30.0, 0.0), 5: b"\0", 6: 80.5}
-FOCAL_TAGS = {FOCAL_LENGTH_35_MM: 30}
 
 
 def write_photo(

@@ -18,7 +18,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.spatial import cKDTree
 from scipy.special import chdtri
 
-from utils.predict.maps.camera import Rays
+from extras.maps.camera import Rays
 
 RARE = 1e-4  # probability that detections of one asset misfit by more than the gate
 MISSED, MOST_MISSED = 0.3, 10  # chance to miss a detection; counted at most so often, against two assets at one place

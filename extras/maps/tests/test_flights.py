@@ -1,7 +1,8 @@
-"""inference.py --geo on two flights along poles, with a stand-in for the network: one row for each asset, and what changed."""
+"""`python -m extras.maps` on two flights along poles, with a stand-in for the network: one row for each asset, and what changed."""
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,17 @@ import numpy as np
 import pytest
 from geojson_pydantic import FeatureCollection
 
-import inference
-from tests.commands.test_inference_tiles import files_of, predict
-from tests.conftest import run_main
-from tests.predict.maps.photographs import HOME, dji, exif_of, write_photo, xmp_of
+from extras.maps.__main__ import main
+from extras.maps.camera import Camera, rotation
+from extras.maps.wgs84 import geocentric, moved, offsets_m
+from tests.commands.test_inference_tiles import predict
 from tests.support.browser import CHROMIUM, browser_page
-from tests.support.ranks import run_ranks
+from tests.support.drone_photos import HOME, dji, exif_of, write_photo, xmp_of
 from tests.yolo.colour_network import paint
-from utils.common.errors import UserError
 from utils.data.images import EXIF_TIME_TAG
-from utils.predict.maps.camera import Camera, rotation
-from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
 
 SIZE, FOCAL_PX, HEIGHT_M, BESIDE_M, LENGTH_M = (1000, 750), 700.0, 30.0, 22.0, 11.0
-FLAGS = ("--geo", "--ground-height", "5.5", "--ground-sigma", "4", "--tiles", "off")
+FLAGS = ("--ground-height", "5.5", "--ground-sigma", "4")
 # North, east, class: a line of poles, of class 1; at its end an asset of class 0.
 BEFORE = [(30.0 * number, 1.5 * (number % 2), int(number < 6)) for number in range(7)]
 NOW = [*BEFORE[:2], (64.0, 5.0, 1), *BEFORE[3:5], (150.0, 1.5, 0), (165.0, 0.0, 1)]  # 2 moved, 5 another class, 6 gone
@@ -74,9 +72,10 @@ def flights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("flights")
     for day, poles in ((1, BEFORE), (2, NOW)):
         fly(folder / f"photos {day}", poles, day)
-    assert predict(folder / "photos 1", folder / "1", *FLAGS) == 0
-    before = str(folder / "1" / "assets.geojson")
-    assert predict(folder / "photos 2", folder / "2", *FLAGS, "--before", before) == 0
+    for number in ("1", "2"):
+        assert predict(folder / f"photos {number}", folder / number, "--tiles", "off") == 0
+        before = ("--before", str(folder / "1" / "assets.geojson")) if number == "2" else ()
+        assert main(["--predictions", str(folder / number), *FLAGS, *before]) == 0
     return folder
 
 
@@ -123,27 +122,18 @@ def test_changes_are_found_and_the_other_poles_keep_their_ids(flights: Path) -> 
         assert now[name]["geometry"]["coordinates"] == pytest.approx(before[name]["geometry"]["coordinates"], abs=4e-6)
 
 
-def test_known_assets_give_their_ids_and_two_ranks_write_the_same_files(flights: Path, tmp_path: Path) -> None:
+def test_known_assets_give_their_ids(flights: Path, tmp_path: Path) -> None:
     known = json.loads((flights / "1" / "assets.geojson").read_text())
     for number, feature in enumerate(known["features"]):
         feature["id"] = f"P{number}"
     (tmp_path / "known.geojson").write_text(json.dumps(known))
+    shutil.copytree(flights / "2", tmp_path / "alone")
     flags = (*FLAGS, "--assets", str(tmp_path / "known.geojson"), "--before", str(flights / "1" / "assets.geojson"))
-    assert predict(flights / "photos 2", tmp_path / "alone", *flags) == 0
-    assert run_ranks(predict, 2, flights / "photos 2", tmp_path / "shared", *flags, join=False) == [0, 0]
-    assert files_of(tmp_path / "shared") == files_of(tmp_path / "alone")
+    assert main(["--predictions", str(tmp_path / "alone"), *flags]) == 0
     rows = features_of(tmp_path / "alone" / "assets.geojson")
     assert sorted(str(row["properties"]["asset_id"]) for row in rows) == ["None", *(f"P{n}" for n in range(6))]
     beside = {row["properties"]["asset_id"]: row["properties"]["asset_beside_m"] for row in rows}
     assert beside["P2"] == pytest.approx(6.4, abs=0.3)  # within the gate of a list that is right within 2 m
-
-
-def test_a_bad_earlier_file_stops_before_the_model_is_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "old.geojson").write_text('{"type": "FeatureCollection", "features": [7]}')
-    flags = ("--model", "none.pt", "--source", tmp_path, "--output", tmp_path / "o", "--geo")
-    write_photo(tmp_path / "a.jpg")
-    with pytest.raises(UserError, match=r"--before .*old.geojson: feature 1: not a GeoJSON Feature"):
-        run_main(inference, monkeypatch, *flags, "--before", tmp_path / "old.geojson")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")

@@ -1,4 +1,4 @@
-"""inference.py --geo on photographs with a drone's metadata, with a stand-in for the network."""
+"""`python -m extras.maps` on photographs with a drone's metadata, predicted by a stand-in for the network."""
 
 import csv
 import json
@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from geojson_pydantic import FeatureCollection
 
-import inference
-from tests.commands.test_inference_tiles import files_of, predict
-from tests.conftest import run_main
-from tests.predict.maps.photographs import GPS, HOME, dji, exif_of, write_photo, xmp_of
+from extras.maps.__main__ import main
+from extras.maps.wgs84 import moved
+from tests.commands.test_inference_tiles import predict
+from tests.support.drone_photos import GPS, HOME, dji, exif_of, write_photo, xmp_of
 from tests.yolo.colour_network import paint
 from utils.common.errors import UserError
-from utils.predict.maps.wgs84 import moved
 
 SIZE = (700, 500)
 CENTRE = {"CalibratedOpticalCenterX": "350.0", "CalibratedOpticalCenterY": "250.0"}
@@ -68,7 +67,8 @@ def poles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def output(photos: Path, poles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
-    assert predict(photos, folder, "--tiles", "320", "--geo", "--assets", str(poles), "--asset-range", "80") == 0
+    assert predict(photos, folder, "--tiles", "320") == 0
+    assert main(["--predictions", str(folder), "--assets", str(poles), "--asset-range", "80"]) == 0
     return folder
 
 
@@ -125,33 +125,38 @@ def test_the_work_list_links_thumbnails_and_pictures_and_escapes_asset_ids(outpu
     assert (output / "detections.kml").exists()
 
 
-def test_without_geo_nothing_of_it_is_written(photos: Path, tmp_path: Path) -> None:
-    assert predict(photos / "b.jpg", tmp_path) == 0
-    assert set(files_of(tmp_path)) == {"b.jpg", "labels/b.txt", "predictions.json"}
-
-
 def test_the_run_says_what_is_on_the_map_and_why_not(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert predict(photos / "e.jpg", tmp_path, "--geo") == 0
+    assert predict(photos / "e.jpg", tmp_path) == 0
+    assert main(["--predictions", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert f"{photos / 'e.jpg'}: XMP refused: it declares a document type (DOCTYPE)\n" in printed
     assert "Map: 2 at the camera (detections.geojson, worklist.csv, detections.kml)" in printed
 
 
-def test_a_wrong_asset_file_or_option_stops_before_the_model_is_opened(
-    photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("poles.geojson", "{}", r"poles.geojson: not a GeoJSON FeatureCollection"),
+        ("poles.geojson", "[" * 100_000, r"poles.geojson: .*nested too deeply"),
+        ("about.json", '{"model": "x.pt"}', r"about.json: lacks 'classes'; run inference.py again"),
+        ("predictions.json", '[\n{"file": "a.jpg"}\n]\n', r"predictions.json:2: no detections; run inference.py again"),
+        ("predictions.json", None, r"predictions.json: no such file; name the --output of inference.py"),
+        ("photograph", None, r"b.jpg: .*; the map needs the photographs where inference.py found them"),
+    ],
+)
+def test_a_damaged_or_missing_file_is_named_and_nothing_is_written(
+    photos: Path, tmp_path: Path, name: str, content: str | None, complaint: str
 ) -> None:
-    flags = ("--model", "none.pt", "--source", photos, "--output", tmp_path / "o")
-    bad = tmp_path / "bad.geojson"
-    bad.write_text("{}")
-    with pytest.raises(UserError, match=r"bad.geojson: not a GeoJSON FeatureCollection"):
-        run_main(inference, monkeypatch, *flags, "--geo", "--assets", bad)
-    for wrong, complaint in (
-        (("--assets", bad), "--assets has no effect without --geo"),
-        (("--ground-height", "-20000"), "at least -10000"),
-    ):
-        with pytest.raises(SystemExit):
-            run_main(inference, monkeypatch, *flags, *wrong)
-        assert complaint in capsys.readouterr().err
-    assert not (tmp_path / "o").exists()
+    photo = tmp_path / "b.jpg"
+    photo.write_bytes((photos / "b.jpg").read_bytes())
+    folder = tmp_path / "out"
+    assert predict(photo, folder) == 0
+    file = {"poles.geojson": tmp_path / name, "photograph": photo}.get(name, folder / name)
+    before = {path for path in folder.rglob("*") if path != file}
+    file.unlink(missing_ok=True) if content is None else file.write_text(content)
+    flags = ("--assets", str(file)) if name == "poles.geojson" else ()
+    with pytest.raises(UserError, match=complaint):
+        main(["--predictions", str(folder), *flags])
+    assert {path for path in folder.rglob("*") if path != file} == before

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from shapely import MultiPoint, Point
 
+from extras.maps.assets import read_assets
+from extras.maps.association import best_pairs
+from extras.maps.survey import Asset, Places, Survey, compare, misfit, shift_between
+from extras.maps.wgs84 import moved
 from utils.common.errors import UserError, printable
 from utils.common.text import plain_text
-from utils.predict.maps.assets import read_assets
-from utils.predict.maps.association import best_pairs
-from utils.predict.maps.survey import Asset, Places, Survey, compare, misfit, shift_between
-from utils.predict.maps.wgs84 import moved
 
 NEW, GONE, MOVED, CLASS = "new", "gone", "moved", "class"
 MOST_CHANCE = 0.05  # a change that errors alone may cause with a higher probability is not reported
@@ -90,7 +90,7 @@ def read_before(file: Path) -> Before:
     for facts, row in zip(assets.properties, assets.rows, strict=True):
         place = f"{name}: feature {row}"
         if not isinstance(facts.get("class"), str):
-            raise UserError(f"{place}: no property class: pass an assets.geojson of inference.py --geo")
+            raise UserError(f"{place}: no property class: pass an assets.geojson of python -m extras.maps")
         major, minor = (_number(facts, key, 1e-3, place) for key in ("ellipse_major_m", "ellipse_minor_m"))
         bearing, shared = _number(facts, "ellipse_bearing_deg", 0, place), _number(facts, "common_sigma_m", 0, place)
         if minor > major or shared * TO_95 > minor + 0.03:

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.assets import HOME, NUM_POLES, Setting, draw_poles, fly, simulate
-from tests.conftest import PROJECT
-from tests.predict.maps.photographs import metadata
+from extras.maps.assets import read_assets
+from extras.maps.camera import Camera, Errors, rotation, sight_lines
+from extras.maps.changes import covariance_of, ellipse_of, read_before
+from extras.maps.findings import Site
+from extras.maps.simulated_flights import HOME, NUM_POLES, Setting, draw_poles, fly, simulate
+from extras.maps.survey import Places, Survey, View, match, places_of, survey, view_of
+from extras.maps.tests.photographs import metadata
+from extras.maps.wgs84 import geocentric, moved, offsets_m
+from tests.support.plugin import PROJECT
 from utils.common.errors import UserError
-from utils.predict.maps.assets import read_assets
-from utils.predict.maps.camera import Camera, Errors, rotation, sight_lines
-from utils.predict.maps.changes import covariance_of, ellipse_of, read_before
-from utils.predict.maps.findings import Site
-from utils.predict.maps.survey import Places, Survey, View, match, places_of, survey, view_of
-from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
 
 DRONE = Setting(0.03, 0.5, 15.0)
 DRONE_CAMERA = Camera(2700, 0, 4000, 3000, rotation(0, 0, 0))
@@ -268,7 +268,7 @@ BAD_ASSETS = [
     (7, "feature 2: not a GeoJSON Feature"),
 ]
 BAD_EARLIER_ASSETS = [
-    (measured(2, **{"class": None}), "feature 2: no property class: pass an assets.geojson of inference.py --geo"),
+    (measured(2, **{"class": None}), "feature 2: no property class: pass an assets.geojson of python -m extras.maps"),
     (measured(2, ellipse_major_m=None), "feature 2: ellipse_major_m None: a number from 0.001 is expected"),
     (measured(2, ellipse_minor_m="1"), "feature 2: ellipse_minor_m '1': a number"),
     (measured(2, ellipse_minor_m=float("nan")), "feature 2: ellipse_minor_m nan: a number"),

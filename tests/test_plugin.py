@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from tests import conftest
+from tests.support import plugin
 
 
 def test_the_tests_that_run_are_named_until_pytest_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conftest, "RUNNING_FILE", str(tmp_path / "running"))
-    monkeypatch.setattr(conftest, "running", {})
+    monkeypatch.setattr(plugin, "RUNNING_FILE", str(tmp_path / "running"))
+    monkeypatch.setattr(plugin, "running", {})
     for nodeid in ("a", "b"):
-        conftest.pytest_runtest_logstart(nodeid)
-    conftest.pytest_runtest_logfinish("a")
-    conftest.pytest_runtest_logstart("c")
+        plugin.pytest_runtest_logstart(nodeid)
+    plugin.pytest_runtest_logfinish("a")
+    plugin.pytest_runtest_logstart("c")
     assert (tmp_path / "running").read_text().split() == [
         *["lost", "while", "it", "ran:", "b", "lost", "while", "it", "ran:", "c"]
     ]
-    conftest.pytest_sessionfinish()
+    plugin.pytest_sessionfinish()
     assert not (tmp_path / "running").exists()

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from geojson_pydantic import FeatureCollection
 
-from tests.predict.maps.photographs import GPS, dji, exif_of, write_photo, xmp_of
-from utils.predict.maps.asset_files import write_asset_files
-from utils.predict.maps.findings import Site
-from utils.predict.maps.map_files import GEOJSON, KML, WORK_LIST, WORK_LIST_COLUMNS, write_map_files
-from utils.predict.maps.metadata import SOFTWARE
-from utils.predict.maps.thumbnails import save_thumbnails, thumbnail
+from extras.maps.asset_files import write_asset_files
+from extras.maps.findings import Site
+from extras.maps.map_files import GEOJSON, KML, WORK_LIST, WORK_LIST_COLUMNS, write_map_files
+from extras.maps.metadata import SOFTWARE
+from extras.maps.thumbnails import save_thumbnails, thumbnail
+from tests.support.drone_photos import GPS, dji, exif_of, write_photo, xmp_of
+from utils.common.errors import UserError
 
 
 def detection(name: str = "pole", centre: tuple[float, float] = (300, 100)) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def detection(name: str = "pole", centre: tuple[float, float] = (300, 100)) -> d
 
 def write_predictions(folder: Path, photos: list[tuple[Path, list[dict[str, Any]]]]) -> None:
     size = {"width": 600, "height": 400}
-    entries = [json.dumps({"file": str(file), **size, "detections": found}) for file, found in photos]
+    entries = [json.dumps({"file": str(file), "key": file.stem, **size, "detections": found}) for file, found in photos]
     (folder / "predictions.json").write_text("[\n" + ",\n".join(entries) + "\n]\n")
 
 
@@ -46,7 +47,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_photo(files[4])
     found = [detection(), detection("insulator", (450, 300))]
     write_predictions(folder, [(files[0], found), (files[1], found[:1]), (files[3], found[1:]), (files[4], [])])
-    lines = write_map_files(folder, [(file, file.stem) for file in files], Site(), {})
+    lines = write_map_files(folder, Site(), {})
     assert lines[0].startswith("Map: 2 on the ground, 1 at the camera, 1 without position")
     assert len(lines) == 3
     return folder
@@ -60,15 +61,14 @@ def test_photographs_that_another_program_wrote_or_turned_are_named_in_one_line_
     viewed[SOFTWARE] = "Microsoft Windows Photo Viewer\n10.0"
     write_photo(files[1], exif=viewed)
     write_predictions(tmp_path, [(file, [detection()]) for file in files])
-    keys = [(file, file.stem) for file in files]
-    tables = write_asset_files(tmp_path, keys, Site(), ["pole"], None)
+    tables = write_asset_files(tmp_path, Site(), ["pole"], None)
     tables.turned.append(str(files[2]))
     lines = [line for line in tables.lines if line.startswith("Left out")]
     assert lines == [
         "Left out of the assets: turned by 180 degrees: c.jpg; use the files that the drone wrote",
         "Left out of the assets: written again after the flight: b.jpg; use the files that the drone wrote",
     ]
-    write_map_files(tmp_path, keys, Site(), {}, tables.turned)
+    write_map_files(tmp_path, Site(), {}, tables.turned)
     assert [row["position_kind"] for row in rows_of(tmp_path)] == ["ground", "camera", "camera"]
     assert "turned by 180 degrees" in rows_of(tmp_path)[2]["reason"]
 
@@ -95,7 +95,7 @@ def test_a_wire_is_a_line_on_the_ground_where_all_of_it_is_seen_from_above(tmp_p
         write_photo(tmp_path / f"{name}.jpg", exif=exif_of(), xmp=xmp_of(dji(GimbalPitchDegree=str(pitch))))
         photos.append((tmp_path / f"{name}.jpg", [detection() | {"centreline": [[100, 100], [300, 100], [500, 60]]}]))
     write_predictions(tmp_path, photos)
-    write_map_files(tmp_path, [(file, file.stem) for file, _ in photos], Site(), {})
+    write_map_files(tmp_path, Site(), {})
     down, level = json.loads((tmp_path / GEOJSON).read_text())["features"]
     assert down["geometry"]["type"] == "LineString"
     assert down["geometry"]["coordinates"][1] == pytest.approx((8.5417, 47.3769 + 10 / 111_190), abs=1e-6)
@@ -152,7 +152,7 @@ def test_names_from_strangers_neither_compute_nor_break_a_file(tmp_path: Path) -
         relative = Path(file.name)
         write_predictions(folder, [(file, [detection(name)])])
         save_thumbnails(folder, relative.stem, np.zeros((40, 60, 3), np.uint8), [0], np.array([[3, 3, 9, 9]]))
-        write_map_files(folder, [(file, relative.stem)], Site(), {})
+        write_map_files(folder, Site(), {})
         (row,) = rows_of(folder)
         assert not any(cell.startswith(("=", "+", "@", "\t", "＝")) for cell in row.values())
         assert row["class"].startswith("-") is False
@@ -170,8 +170,8 @@ def test_names_from_strangers_neither_compute_nor_break_a_file(tmp_path: Path) -
 def test_a_failure_leaves_the_old_files_and_no_parts(tmp_path: Path) -> None:
     (tmp_path / GEOJSON).write_text("old")
     (tmp_path / "predictions.json").write_text('[\n{"file": \n]\n')
-    with pytest.raises(ValueError, match="Expecting value"):
-        write_map_files(tmp_path, [], Site(), {})
+    with pytest.raises(UserError, match=r"predictions.json:2: not valid JSON: Expecting value"):
+        write_map_files(tmp_path, Site(), {})
     assert (tmp_path / GEOJSON).read_text() == "old"
     assert sorted(file.name for file in tmp_path.iterdir()) == [GEOJSON, "predictions.json"]
 

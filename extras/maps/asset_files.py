@@ -3,23 +3,24 @@
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from extras.maps.assets import ASSET_SIGMA_M
+from extras.maps.changes import GONE, Before, Change, ellipse_of, find_changes
+from extras.maps.findings import AT_ASSET, Site
+from extras.maps.map_files import cell, plain
+from extras.maps.metadata import read_metadata
+from extras.maps.survey import Asset, Survey, View, survey, view_of
+from extras.maps.thumbnails import sharpness, thumbnail_path
 from utils.common.errors import printable
 from utils.common.files import write_bytes_atomic, write_text_atomic
 from utils.common.text import csv_text
-from utils.predict.maps.assets import ASSET_SIGMA_M
-from utils.predict.maps.changes import GONE, Before, Change, ellipse_of, find_changes
-from utils.predict.maps.findings import AT_ASSET, Site
-from utils.predict.maps.map_files import cell, plain, read_entries
-from utils.predict.maps.metadata import read_metadata
-from utils.predict.maps.survey import Asset, Survey, View, survey, view_of
-from utils.predict.maps.thumbnails import sharpness, thumbnail_path
+from utils.predict.prediction_files import read_predictions
 
 ASSETS, CHANGES = "assets", "changes"  # .geojson, .csv
 CUT_SHARE = 0.5  # factor for the size of a view whose box touches the photograph's edge
@@ -61,17 +62,14 @@ class AssetTables:
         return lines
 
 
-def write_asset_files(
-    folder: Path, keys: Iterable[tuple[Path, str]], site: Site, names: Sequence[str], before: Before | None
-) -> AssetTables:
+def write_asset_files(folder: Path, site: Site, names: Sequence[str], before: Before | None) -> AssetTables:
     """Write assets.geojson and assets.csv out of predictions.json; with `before` also changes.geojson and changes.csv.
 
-    keys: each photograph's file and the name of its results. names: of the model's classes.
+    names: of the model's classes.
     """
-    key_of = {str(file): key for file, key in keys}
     views, entries = [], {}
     rewritten: list[str] = []
-    for entry in read_entries(folder / "predictions.json"):
+    for entry in read_predictions(folder):
         photo = read_metadata(Path(entry["file"]))
         views.append(view_of(photo, entry))
         rewritten += [entry["file"]] if photo.written_by else []
@@ -84,7 +82,7 @@ def write_asset_files(
     of_detection: dict[tuple[str, int], Row] = {}
     for asset in found.assets:
         if asset.is_placed or asset.known is not None:
-            row = _row(asset, found, _views(folder, asset, entries, key_of), names)
+            row = _row(asset, found, _views(folder, asset, entries), names)
             rows[asset.asset_id] = row
             of_detection |= dict.fromkeys(asset.views, _of_detection(row, asset))
     listed = [_change_row(change, before, rows) for change in changes] if before else None
@@ -106,14 +104,14 @@ def _name(assets: list[Asset], names: Sequence[str], before: Before | None) -> N
             asset.asset_id = f"{names[asset.class_id]} {next(numbers[names[asset.class_id]])}"
 
 
-def _views(folder: Path, asset: Asset, entries: dict[str, Row], key_of: dict[str, str]) -> list[Row]:
+def _views(folder: Path, asset: Asset, entries: dict[str, Row]) -> list[Row]:
     """Return an asset's detections, sorted by the product of size, sharpness and confidence; the best first."""
     views, scores = [], []
     for file, number in asset.views:
-        entry, key = entries[file], key_of[file]
+        entry = entries[file]
         detection, size = entry["detections"][number], (entry["width"], entry["height"])
         box = np.array(detection["box_xyxy"], np.float64)
-        links = {"thumbnail": thumbnail_path(key, number), "picture": f"{key}.jpg"}
+        links = {"thumbnail": thumbnail_path(entry["key"], number), "picture": f"{entry['key']}.jpg"}
         is_cut = (box[:2] <= 2).any() or (box[2:] >= np.array(size) - 2).any()
         area = float(np.prod(box[2:] - box[:2])) * (CUT_SHARE if is_cut else 1)
         sharp = sharpness(folder / links["thumbnail"], box, size) if len(asset.views) > 1 else 1.0

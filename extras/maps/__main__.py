@@ -1,0 +1,102 @@
+"""Put the detections of inference.py on a map: their positions, the assets that they show, changes since an earlier flight.
+
+    python -m extras.maps --predictions outputs/predictions
+
+Reads predictions.json and the photographs, writes its files beside them: extras/maps/README.md.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from extras.maps.asset_files import write_asset_files
+from extras.maps.assets import read_assets
+from extras.maps.changes import read_before
+from extras.maps.findings import Site
+from extras.maps.map_files import write_map_files
+from extras.maps.page import build_page
+from extras.maps.thumbnails import save_thumbnails
+from utils.common.config import Options, option, parse_config
+from utils.common.errors import UserError, printable, run_script
+from utils.common.files import claimed_output, write_text_atomic
+from utils.common.progress import Progress
+from utils.common.read_back import read_back
+from utils.common.threads import ordered_map
+from utils.data.images import ImageError, read_image
+from utils.predict.prediction_files import ABOUT, read_predictions
+
+
+@dataclass(frozen=True)
+class MapsConfig(Options):
+    """Options of `python -m extras.maps`."""
+
+    predictions: str = option("outputs/predictions", "the --output of inference.py; the map goes there", metavar="DIR")
+    assets: str | None = option(None, "GeoJSON file of points, such as poles, to assign detections to")
+    asset_range: float = option(
+        100.0, "metres from the camera within which an asset is looked for", above=0, at_most=10_000, needs="assets"
+    )
+    before: str | None = option(None, "assets.geojson of an earlier flight; also write what has changed since")
+    ground_height: float = option(
+        0.0, "metres of the ground at the objects above the take-off point", at_least=-10_000, at_most=10_000
+    )
+    ground_sigma: float = option(
+        7.0,
+        "standard deviation in metres of the objects' heights from that ground; 7: anywhere on a 12 m pole",
+        at_least=0,
+        at_most=1000,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the map; return the exit code."""
+    config = parse_config(MapsConfig, __doc__, argv)
+    assets = read_assets(Path(config.assets)) if config.assets is not None else None
+    before = read_before(Path(config.before)) if config.before is not None else None
+    site = Site(config.ground_height, config.ground_sigma, assets, config.asset_range)
+    with claimed_output(config.predictions, "--predictions") as folder:
+        names, made_with = read_back(folder / ABOUT, _about, "run inference.py again")
+        num_photos = _write_thumbnails(folder)
+        tables = write_asset_files(folder, site, names, before)
+        lines = write_map_files(folder, site, tables.of_detection, tables.turned)
+        write_text_atomic(folder / "assets.html", build_page(tables, names, made_with, num_photos))
+    print("\n".join([*lines, *tables.lines]))
+    return 0
+
+
+def _about(content: Any) -> tuple[list[str], list[str]]:
+    """Return the names of the classes, and the model's file with the notes of its predictions."""
+    classes, texts = content["classes"], [content["model"], *content["notes"]]
+    if not all(isinstance(text, str) for text in [*classes, *texts]):
+        raise TypeError("model, classes and notes must be texts")
+    return classes, texts
+
+
+def _write_thumbnails(folder: Path) -> int:
+    """Write a thumbnail of each detection; return the number of photographs. Raises UserError if one is gone."""
+    num_photos = sum(1 for _ in read_predictions(folder))
+    photos = ordered_map(_with_photo, read_predictions(folder), min(os.cpu_count() or 1, 2))
+    for entry, photo in Progress("photographs", num_photos, True)(photos):
+        if photo is not None:
+            class_ids = [item["class_id"] for item in entry["detections"]]
+            boxes = np.array([item["box_xyxy"] for item in entry["detections"]])
+            save_thumbnails(folder, entry["key"], photo, class_ids, boxes)
+    return num_photos
+
+
+def _with_photo(entry: dict[str, Any]) -> tuple[dict[str, Any], np.ndarray | None]:
+    """Return an entry of predictions.json with its photograph (H, W, 3); None if it has no detections."""
+    try:
+        return entry, read_image(Path(entry["file"])) if entry["detections"] else None
+    except (ImageError, OSError) as error:
+        file = printable(entry["file"], 400)
+        raise UserError(f"{file}: {error}; the map needs the photographs where inference.py found them") from error
+
+
+if __name__ == "__main__":
+    cv2.setNumThreads(0)
+    run_script(main)

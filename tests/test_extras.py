@@ -1,0 +1,40 @@
+"""The core needs no extra: it imports where none is. `make test` runs its tests there, and each extra's without the others."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.plugin import PROJECT
+
+CORE = ("*.py", "utils/**/*.py", "tests/**/*.py", "benchmarks/**/*.py", "recipes/**/*.py")
+IMPORT_ALL = """
+import importlib, sys
+sys.modules["extras"] = None  # an import of it then fails
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+"""
+
+
+def files_of_the_core() -> list[Path]:
+    return [file for pattern in CORE for file in sorted(PROJECT.glob(pattern))]
+
+
+def test_nothing_but_an_extra_imports_an_extra() -> None:
+    found = []
+    for file in files_of_the_core():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found += [f"{file}: {name}" for name in names if name.split(".")[0] == "extras"]
+    assert found == []
+
+
+def test_the_core_imports_where_there_is_no_extra() -> None:
+    files = [file.relative_to(PROJECT) for pattern in CORE[:2] for file in sorted(PROJECT.glob(pattern))]
+    modules = [file.with_suffix("").as_posix().replace("/", ".") for file in files if file.name != "conftest.py"]
+    assert "utils.predict.tiles" in modules
+    assert "inference" in modules
+    command = [sys.executable, "-c", IMPORT_ALL, *modules]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
