@@ -4,8 +4,13 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 from tests.support.plugin import PROJECT
+from utils.common.errors import UserError
+from utils.common.extras import find_extra, require_extra
 
 CORE = ("*.py", "utils/**/*.py", "tests/**/*.py", "benchmarks/**/*.py", "recipes/**/*.py")
 IMPORT_ALL = """
@@ -38,3 +43,12 @@ def test_the_core_imports_where_there_is_no_extra() -> None:
     command = [sys.executable, "-c", IMPORT_ALL, *modules]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_an_extra_is_found_by_its_name_and_its_absence_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_extra("no_such_extra") is None
+    with pytest.raises(UserError, match="^extras/no_such_extra is not in this folder: "):
+        require_extra("no_such_extra")
+    there = ModuleType("extras.made_up")
+    monkeypatch.setitem(sys.modules, "extras.made_up", there)
+    assert require_extra("made_up") is there

@@ -1,0 +1,24 @@
+"""The one way in which the core reaches an optional feature: by its name, if its folder is there."""
+
+import importlib
+from types import ModuleType
+
+from utils.common.errors import UserError
+
+
+def find_extra(name: str) -> ModuleType | None:
+    """Import the package `extras.<name>`; None if its folder is not there."""
+    try:
+        return importlib.import_module(f"extras.{name}")
+    except ModuleNotFoundError as error:
+        if error.name not in ("extras", f"extras.{name}"):  # the extra is there, and a package that it needs is not
+            raise
+        return None
+
+
+def require_extra(name: str) -> ModuleType:
+    """Import the package `extras.<name>`. Raises UserError if its folder is not there."""
+    extra = find_extra(name)
+    if extra is None:
+        raise UserError(f"extras/{name} is not in this folder: get it from the project's repository")
+    return extra
