@@ -47,7 +47,7 @@ def test_the_core_imports_where_there_is_no_extra() -> None:
 
 def test_an_extra_is_found_by_its_name_and_its_absence_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_extra("no_such_extra") is None
-    with pytest.raises(UserError, match="^extras/no_such_extra is not in this folder: "):
+    with pytest.raises(UserError, match=r"^extras/no_such_extra is not in this folder: "):
         require_extra("no_such_extra")
     there = ModuleType("extras.made_up")
     monkeypatch.setitem(sys.modules, "extras.made_up", there)
