@@ -40,8 +40,8 @@ from utils.measure.profiling import (
     to_record,
     verdict_lines,
 )
-from utils.training.step import build_training
 from utils.yolo.model import build_model, weights_or_description
+from utils.yolo.training_step import build_training
 
 PROFILED_STEPS = {"cuda": 3, "cpu": 1}  # for the table of operators
 

@@ -5,24 +5,157 @@
     python -m torch.distributed.run --nproc_per_node=4 train_yolo_ddp.py
 
 The same command again continues an interrupted run. `--help` lists every option with its default.
-utils/commands/training.py has the steps in their order.
 """
 
 import sys
+from dataclasses import replace
+from pathlib import Path
 
-from utils.commands.training import run
-from utils.common.config import parse_config
-from utils.common.errors import run_script
+import torch
+
+from utils import distributed
+from utils.common.config import parse_config, section_of
+from utils.common.errors import explain_out_of_memory, run_script
+from utils.common.files import output_folder
 from utils.common.signals import die_with_parent
-from utils.run.folder import resume_arguments, without_local_rank
-from utils.training.config import TrainConfig
+from utils.common.text import coloured, next_command
+from utils.data.augment import AugmentOptions
+from utils.data.dataset import DataOptions
+from utils.data.dataset_yaml import load_dataset_yaml
+from utils.data.loader import (
+    EpochBatches,
+    ShardBatches,
+    get_dataloader,
+    largest_side_px,
+    multi_scale_sizes,
+    val_prefetch,
+)
+from utils.distributed import cleanup_ddp, setup_ddp
+from utils.engine import EngineOptions, TrainingEngine
+from utils.engine.nonfinite import Diverged
+from utils.engine.options import LoopOptions
+from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
+from utils.measure.batch_size import agree_batch_size, find_batch_size
+from utils.run.folder import OwnedRun, read_fingerprint, require_same_options, resume_arguments, without_local_rank
+from utils.run.log import print_banner
+from utils.run.mlflow import mirror
+from utils.training.config import MachineOptions, TrainConfig
+from utils.training.data import open_data
+from utils.training.pictures import save_first_pictures
+from utils.training.plan import plan_training, save_arguments, setup_device
+from utils.training.task import Segmentation, follow_epochs
+from utils.yolo.model import build_model, freeze_layers, is_trained
+from utils.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
+
+SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
+MOST_VAL_WORKERS = 8  # each costs the memory of a process, on top of those that load for the training
+
+
+def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
+    """Train; return the history, one list per reported value, and the exit code. Every rank must reach this."""
+    ranks = distributed.read_rank_environment()
+    loading = section_of(config, DataOptions)
+    setup = setup_device(section_of(config, MachineOptions), loading, ranks)
+    device, say = setup.device, distributed.main_printer(ranks.rank)
+
+    # Everything slow or likely to fail comes before the process group, so that no rank waits in a collective for it; what
+    # can be refused without reading a photograph comes first.
+    output_folder(config.save_dir, "--save-dir")
+    require_same_options(config, may_move=True)  # whether it is the same data set is seen when it is read
+    spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
+    model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
+    freeze_layers(model, config.freeze)
+    data = open_data(config, spec, device, say)
+    largest = None
+    if not config.batch_size:  # --batch-size auto
+        side_px = largest_side_px(config.img_size, multi_scale=config.multi_scale)
+        colours = section_of(config, AugmentOptions)
+        largest = find_batch_size(device, setup.precision, model, side_px, colours, len(data.train) // ranks.world_size)
+
+    setup_ddp(device, ranks)
+    config = replace(config, batch_size=agree_batch_size(config.batch_size, largest, Path(config.save_dir)))
+    too_large = (
+        f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "
+        f"halve it and double --accumulate (the same training), or let --batch-size auto choose"
+    )
+    fingerprint = distributed.run_on_main(lambda: data.fingerprint(read_fingerprint(Path(config.save_dir))))
+    with explain_out_of_memory(too_large), OwnedRun(config, data=fingerprint) as run, mirror(run.folder, config.mlflow):
+        print_banner(ranks.world_size, ranks.rank)
+        plan = plan_training(config, setup, run, data, is_trained=is_trained(model))
+        config = plan.config  # without `auto`, and with what a resumed run keeps
+        say("\n".join(plan.lines))
+
+        # The batches of each rank, and the loaders that make them.
+        sizes = multi_scale_sizes(config.img_size) if config.multi_scale else ()
+        share = (ranks.rank, ranks.world_size)
+        batches = EpochBatches(len(data.train), config.batch_size, *share, config.seed, sizes, config.accumulate)
+        val_batches = ShardBatches(len(data.val), 2 * config.batch_size, *share)
+        if ranks.is_main:
+            save_arguments(plan, run.folder)
+        if ranks.is_main and not run.resumes:
+            save_first_pictures(data.train, batches, data.names, run.folder)
+
+        # What one step does with them.
+        optimizer = build_optimizer(model, plan.optimizer)
+        shares_statistics = device.type == "cuda" and config.batch_size < SMALL_BATCH_SIZE
+        options = EngineOptions(
+            **vars(section_of(config, LoopOptions)),
+            precision=config.amp,
+            clip_norm=GRADIENT_CLIP_NORM,
+            sync_batchnorm=config.sync_bn == "on" or (config.sync_bn == "auto" and shares_statistics),
+            static_graph=config.accumulate == 1,
+            monitor=config.monitor,
+            save_every_s=config.save_every_minutes * 60 or None,
+        )
+        task = Segmentation(plan, model, run, data)
+        engine = TrainingEngine(model, device, options, task=task, run=run.folder, facts=plan.facts)
+        follow_epochs(task.criterion, engine)
+        steps = -(-len(batches) // config.accumulate)
+        warmup = warmup_steps(config.warmup_epochs, steps, config.epochs)
+        schedule = ScheduleSpec(plan.optimizer.lr, steps * config.epochs, warmup, momentum=plan.optimizer.momentum)
+        engine.begin(optimizer, scheduler=StepSchedule(optimizer, schedule))
+
+        pins = device.type == "cuda"
+        train_loader = get_dataloader(data.train, batches, plan.workers, pins, config.prefetch)
+        val_workers = min(plan.workers, len(val_batches), MOST_VAL_WORKERS)
+        val_loader = get_dataloader(data.val, val_batches, val_workers, pins, val_prefetch(config.prefetch))
+
+        with engine.running(train_loader, resume=run.resumes):
+            while engine.begin_epoch():  # no more after the last, after --patience, or when the ranks were told to stop
+                with engine.rolling_back():  # to the last checkpoint, after several gradients that are not finite
+                    record = engine.progress.record_awaiting_validation or engine.train_one_epoch(train_loader)
+                    engine.finish_epoch(record, train_loader, val_loader)  # validates, reports, saves
+        code = conclude(engine, run, config)
+    cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
+    return engine.progress.history, code
+
+
+def conclude(engine: TrainingEngine, run: OwnedRun, config: TrainConfig) -> int:
+    """Report how the training ended, on the console and in the run's status; return the exit code. Raises Diverged without a model."""
+    progress, monitor, say = engine.progress, engine.options.monitor, engine.log.print
+    if progress.best_value is None and not engine.stopped_by:
+        raise Diverged(f"{run.folder}: no best.pt, because {monitor} was never a number; lower --lr or --batch-size")
+    reason = "stopped early" if progress.stopped_early else ""
+    code = run.conclude(engine.stopped_by, reason, epoch=progress.epoch, step=progress.global_step)
+    if engine.stopped_by:
+        return code
+    words, best = f"\nTraining complete after {progress.epoch} epochs", progress.best_epoch
+    say(f"{words}; the best is epoch {best + 1}, by {monitor} {progress.best_value:.4f}:")
+    scores = [f"{kind} mAP50-95 {progress.history[f'{kind}_map50_95'][best]:.4f}" for kind in ("mask", "box")]
+    where = "windows" if config.windows else "whole photographs"
+    say(f"  {coloured(', '.join(scores), 'green')} on {where} at {config.img_size} px")
+    if config.windows:
+        say("  evaluate_model.py measures whole photographs at their own size: other scores")
+    say(f"Files in {run.folder}: best.pt, last.pt, results.csv, results.png")
+    say(next_command("python", "evaluate_model.py", "--model", run.folder / "best.pt", "--data", config.data))
+    return code
 
 
 def main() -> int:
     """Train; return the exit code."""
     config = parse_config(TrainConfig, __doc__, resume_arguments(without_local_rank(sys.argv[1:])))
     die_with_parent()
-    return run(config)[1]
+    return train(config)[1]
 
 
 if __name__ == "__main__":

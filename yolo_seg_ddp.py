@@ -36,7 +36,7 @@ def train(config: str | Path | None = None, **options: Any) -> dict[str, list[fl
 
     Every rank must reach this; without a launcher it is one process. Like the script it continues an interrupted run.
     """
-    from utils.commands.training import run
+    from train_yolo_ddp import train as run
     from utils.run.folder import resume_arguments
     from utils.training.config import TrainConfig
 

@@ -22,9 +22,9 @@ from utils.engine.state import Progress
 from utils.engine.step_timer import StepTimer, time_training_steps
 from utils.measure.operators import OperatorCount, count_operators
 from utils.measure.step_ranges import MarkedLoader
-from utils.training.step import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, build_training
 from utils.yolo.model import YoloModel
 from utils.yolo.optimizer import OPTIMIZER_NAMES
+from utils.yolo.training_step import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, build_training
 
 
 class OurSide:

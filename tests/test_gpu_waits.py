@@ -24,11 +24,11 @@ from utils.data.synthetic import synthetic_batch
 from utils.engine import EngineOptions, TrainingEngine
 from utils.evaluation.evaluate import PhotoPixels, evaluate
 from utils.predict.tiles import Predictor
-from utils.training.step import SegmentationStep
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import YoloModel, build_model
 from utils.yolo.optimizer import OptimizerPlan, build_optimizer
+from utils.yolo.training_step import SegmentationStep
 
 GPU = torch.device("cuda", 0)
 NAMES = ("pole", "wire", "insulator")

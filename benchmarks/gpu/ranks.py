@@ -18,10 +18,10 @@ from utils.data.synthetic import synthetic_batch
 from utils.distributed import collectives, rank, read_rank_environment, world_size
 from utils.distributed.rank_processes import join_ranks, read_job, write_answer
 from utils.engine import EngineOptions, TrainingEngine
-from utils.training.step import SegmentationStep
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import build_model
 from utils.yolo.optimizer import parameter_groups
+from utils.yolo.training_step import SegmentationStep
 
 NAMES = tuple("abcdefgh")
 STEPS = 4

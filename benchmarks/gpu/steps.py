@@ -21,8 +21,8 @@ from utils.data.synthetic import synthetic_batch, training_colours
 from utils.engine import TrainingEngine
 from utils.engine.step_timer import Repeated, run_training_steps, time_training_steps
 from utils.measure.operators import count_operators, profile_operators
-from utils.training.step import build_training
 from utils.yolo.model import build_model
+from utils.yolo.training_step import build_training
 
 CLASSES = tuple("abcdefgh")
 

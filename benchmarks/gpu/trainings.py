@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gpu.plan import Finding, Json, NeedsGpu, PartFailed, Setting
 from benchmarks.jobs import Job, difference
-from utils.commands.training import run
+from train_yolo_ddp import train as run
 from utils.common.config import parse_config
 from utils.common.errors import EXIT_STOPPED_BY_SIGNAL
 from utils.engine.loading import tensors_in

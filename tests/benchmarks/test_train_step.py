@@ -24,8 +24,8 @@ from utils.data.synthetic import synthetic_batch
 from utils.engine import TrainingEngine, step_timer
 from utils.engine.ema import ModelEMA
 from utils.measure.operators import LOSS_BACKWARD, PARTS, count_operators, outside_network
-from utils.training.step import build_training
 from utils.yolo.model import build_model
+from utils.yolo.training_step import build_training
 
 CPU = torch.device("cpu")
 NAMES = ("pole", "wire", "insulator")

@@ -11,6 +11,7 @@ from tests.data.pictures import NAMES, PICTURES
 from utils.common.config import parse_config, section_of, to_dict
 from utils.common.errors import UsageError
 from utils.data.augment import Augmentation, AugmentOptions
+from utils.data.augmentation_policy import resolve_augmentation
 from utils.data.dataset import Batch, count_classes
 from utils.data.label_shapes import LabelShapes
 from utils.data.synthetic import synthetic_batch
@@ -18,7 +19,6 @@ from utils.distributed.sync_bn import convert_sync_batchnorm
 from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
 from utils.run.folder import differences
 from utils.training.config import TrainConfig
-from utils.training.regime import regime_of
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss, inverse_frequency_weights
 from utils.yolo.model import build_model, freeze_layers, load_weights, save_deployable
@@ -127,7 +127,7 @@ def test_the_options_reach_the_augmentation() -> None:
     facts = LabelShapes((), {}, None, are_all_thin=False)
 
     def augment(config: TrainConfig) -> Augmentation:
-        return regime_of(None, "auto", section_of(config, AugmentOptions), facts, NAMES).augment
+        return resolve_augmentation(None, "auto", section_of(config, AugmentOptions), facts, NAMES).augment
 
     config = parse_config(TrainConfig, "", ["--shear=3", "--mixup=0.2", "--copy-paste=0.4", "--multi-scale"])
     assert (augment(config).shear, augment(config).mixup, augment(config).copy_paste) == (3, 0.2, 0.4)

@@ -14,10 +14,10 @@ from utils.data.loader import EpochBatches
 from utils.distributed import RankInfo
 from utils.distributed import rank as current_rank
 from utils.engine import EngineOptions, TrainingEngine
-from utils.training.step import SegmentationStep
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import build_model
 from utils.yolo.optimizer import OptimizerPlan, build_optimizer
+from utils.yolo.training_step import SegmentationStep
 
 SIZE_PX = 64
 GLOBAL_BATCH = 4

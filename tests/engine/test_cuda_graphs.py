@@ -11,7 +11,7 @@ from tests.support.pretended.graphs import PretendedGraph, capture
 from utils.common.devices import Precision
 from utils.engine import EngineOptions, Task, TrainingEngine, cuda_graphs
 from utils.engine.cuda_graphs import GraphedNetwork
-from utils.training.step import SegmentationStep
+from utils.yolo.training_step import SegmentationStep
 
 CPU = torch.device("cpu")
 OTHERS: dict[str, Any] = {"accumulate": 2, "compile": True, "cuda_graph": "off"}

@@ -24,7 +24,7 @@ from utils.run.checkpoint import latest_facts, load_latest, save_checkpoint, ver
 from utils.run.records import read_epochs
 from utils.training import plan as train_plan
 from utils.training.config import TrainConfig
-from utils.training.plan import batches_per_step, keep_choices, keep_threads
+from utils.training.plan import batches_per_step, keep_threads, restore_resolved_options
 from utils.yolo.optimizer import MuSGD
 
 BATCHES = 12  # per epoch
@@ -271,15 +271,15 @@ def test_another_number_of_ranks_keeps_the_images_per_step_or_is_refused_with_a_
 
 def test_a_run_that_continues_keeps_what_auto_chose_when_it_began() -> None:
     config = TrainConfig()
-    kept, lines = keep_choices(config, {"optimizer": "adamw", "amp": "off"}, CPU)
+    kept, lines = restore_resolved_options(config, {"optimizer": "adamw", "amp": "off"}, CPU)
     assert (kept.optimizer, kept.amp, lines) == ("adamw", "off", [])
-    assert keep_choices(config, {}, CPU) == (config, [])
-    assert keep_choices(config, {"optimizer": "musgd", "lr": 0.002}, CPU)[0].lr == 0.002
-    assert keep_choices(config, {"optimizer": "adamw", "lr": 0.0008}, CPU)[0].lr == 0.0008
+    assert restore_resolved_options(config, {}, CPU) == (config, [])
+    assert restore_resolved_options(config, {"optimizer": "musgd", "lr": 0.002}, CPU)[0].lr == 0.002
+    assert restore_resolved_options(config, {"optimizer": "adamw", "lr": 0.0008}, CPU)[0].lr == 0.0008
     foreign = {"optimizer": "lion", "amp": 7}
-    assert keep_choices(config, foreign, CPU) == (config, [])
+    assert restore_resolved_options(config, foreign, CPU) == (config, [])
     told = TrainConfig(optimizer="sgd", amp="bf16")
-    assert keep_choices(told, {"optimizer": "adamw", "amp": "off"}, CPU) == (told, [])
+    assert restore_resolved_options(told, {"optimizer": "adamw", "amp": "off"}, CPU) == (told, [])
 
 
 def test_a_resumed_run_keeps_its_threads_with_as_many_cores_and_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +294,7 @@ def test_a_resumed_run_keeps_its_threads_with_as_many_cores_and_processes(monkey
 
 
 def test_a_precision_that_the_new_machine_has_not_is_told_of() -> None:
-    kept, lines = keep_choices(TrainConfig(), {"amp": "fp16"}, CPU)
+    kept, lines = restore_resolved_options(TrainConfig(), {"amp": "fp16"}, CPU)
     chosen = choose_precision("auto", CPU).name
     told = f"The run began with --amp fp16, which this device does not support; continuing with {chosen}"
     assert (kept.amp, lines) == ("auto", [told])

@@ -23,8 +23,8 @@ from utils.measure.profiling import (
     state_bytes,
     verdict_lines,
 )
-from utils.training.step import build_training
 from utils.yolo.model import build_model
+from utils.yolo.training_step import build_training
 
 # --- the sweep -------------------------------------------------------------------------------------------------------
 

@@ -13,9 +13,9 @@ from utils.data.synthetic import synthetic_batch, training_colours
 from utils.engine import step_timer
 from utils.engine.step_timer import PHASES, StepTimer, middle_half, time_training_steps
 from utils.measure.step_ranges import RANGES, RangeTimer
-from utils.training.step import build_training
 from utils.yolo.model import build_model
 from utils.yolo.optimizer import MuSGD
+from utils.yolo.training_step import build_training
 
 # --- Synthetic batches -----------------------------------------------------------------------------------------------
 

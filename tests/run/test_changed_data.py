@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from utils.commands import training
+from train_yolo_ddp import train
 from utils.common.config import parse_config
 from utils.common.errors import UserError
 from utils.common.files import claimed_output
@@ -178,11 +178,11 @@ def test_what_needs_no_photograph_is_refused_before_one_is_read(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(training, "open_data", lambda *_: pytest.fail("photographs are read first"))
+    monkeypatch.setattr("train_yolo_ddp.open_data", lambda *_: pytest.fail("photographs are read first"))
     words = flags.format(file=tmp_path / "file").split()
     given = ["--data", str(data / "data.yaml"), "--model", "yolov8n-seg.yaml", "--device", "cpu", *words]
     with pytest.raises(UserError, match=re.escape(words[0]) + "|" + re.escape(words[1])):
-        training.run(parse_config(TrainConfig, "", given))
+        train(parse_config(TrainConfig, "", given))
 
 
 def test_two_processes_do_not_write_into_one_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ TESTED = {  # attributes that code branches on
     "resumes": False,
     "stopped_by": "",
     "any_rank": lambda *_: False,
+    "begin_epoch": lambda *_: False,
     "is_file": lambda: True,
     "is_dir": lambda: False,
     "exists": lambda: False,

@@ -78,8 +78,9 @@ SCRIPTS = [
         "TrainConfig",
         home="utils.training.config",
         real=(
-            "utils.commands.training",
-            *(f"utils.training.{name}" for name in ("assembly", "data", "plan", "regime")),
+            *(f"utils.training.{name}" for name in ("task", "data", "plan")),
+            "utils.data.augmentation_policy",
+            "utils.measure.batch_size",
         ),
         values={"window_scale": ((0.25, 1.0),), "mlflow": ("https://host",)},
         readers={"OwnedRun": ("save_dir", "accept_changed_data")},

@@ -11,11 +11,12 @@ import torch
 from PIL import Image
 from torch import nn
 
-from utils.commands.training import conclude
+from train_yolo_ddp import conclude
 from utils.common.config import parse_config, section_of
 from utils.common.devices import Precision, choose_precision
 from utils.common.errors import EXIT_DIVERGED, UsageError, UserError
 from utils.data.augment import Augmentation, AugmentOptions
+from utils.data.augmentation_policy import AugmentationPolicy, resolve_augmentation
 from utils.data.dataset import Batch, DataOptions
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.drawn_wires import band
@@ -24,21 +25,21 @@ from utils.data.labels import Photo
 from utils.data.windows import WindowConfig
 from utils.engine import EngineOptions
 from utils.engine.nonfinite import Diverged
+from utils.measure import batch_size
+from utils.measure.batch_size import largest_that_fits
 from utils.run import folder
 from utils.run.folder import differences, resume_arguments, without_local_rank
 from utils.training import data as training_data
-from utils.training import plan
 from utils.training.config import TrainConfig
-from utils.training.plan import largest_that_fits, plan_optimizer
-from utils.training.regime import Regime, regime_of
+from utils.training.plan import plan_optimizer, plan_workers
 
 
 def config_of(*arguments: str) -> TrainConfig:
     return parse_config(TrainConfig, "", list(arguments))
 
 
-def regime(config: TrainConfig, facts: LabelShapes) -> Regime:
-    return regime_of(config.window_config, config.reach, section_of(config, AugmentOptions), facts, NAMES)
+def policy(config: TrainConfig, facts: LabelShapes) -> AugmentationPolicy:
+    return resolve_augmentation(config.window_config, config.reach, section_of(config, AugmentOptions), facts, NAMES)
 
 
 def test_words_and_numbers_that_yaml_misreads_are_understood(tmp_path: Path) -> None:
@@ -70,10 +71,10 @@ def test_windows_need_a_low_and_a_high_scale() -> None:
 
 def test_objects_are_assigned_within_reach_when_training_on_windows() -> None:
     facts = LabelShapes((), {}, None, are_all_thin=False)
-    assert not regime(TrainConfig(), facts).within_reach
-    assert regime(TrainConfig(reach="on"), facts).within_reach
-    assert regime(TrainConfig(windows=8), facts).within_reach
-    assert not regime(TrainConfig(windows=8, reach="off"), facts).within_reach
+    assert not policy(TrainConfig(), facts).within_reach
+    assert policy(TrainConfig(reach="on"), facts).within_reach
+    assert policy(TrainConfig(windows=8), facts).within_reach
+    assert not policy(TrainConfig(windows=8, reach="off"), facts).within_reach
 
 
 def test_a_resumed_run_has_the_same_scales_as_its_yaml() -> None:
@@ -139,9 +140,9 @@ def test_rate_and_decay_follow_the_effective_batch() -> None:
 
 def test_the_trainer_plans_with_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("utils.data.loader.shared_memory_free_bytes", lambda: 120_000_000)
-    assert plan.plan_workers(4, DataOptions(img_size=640, prefetch=2, multi_scale=False), 8, 1)[0] == 5
+    assert plan_workers(4, DataOptions(img_size=640, prefetch=2, multi_scale=False), 8, 1)[0] == 5
     larger = DataOptions(img_size=640, prefetch=2, multi_scale=True)
-    assert plan.plan_workers(4, larger, 8, 1)[0] == 2  # sides up to 1.5 times
+    assert plan_workers(4, larger, 8, 1)[0] == 2  # sides up to 1.5 times
 
 
 def test_a_cache_that_was_asked_for_is_not_left_out_silently(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -193,7 +194,7 @@ def arcs(file: Path, sag: float, number: int = 24) -> Photo:
 
 
 def choose(photos: list[Photo], **options: float) -> tuple[tuple[float | None, ...], list[str], Augmentation]:
-    chosen = regime(TrainConfig(**options), shapes_of(photos))  # type: ignore[arg-type]
+    chosen = policy(TrainConfig(**options), shapes_of(photos))  # type: ignore[arg-type]
     augment = chosen.augment
     return (augment.degrees, augment.flipud, augment.draw_wires), list(chosen.lines), augment
 
@@ -284,18 +285,21 @@ def test_a_batch_that_lacks_memory_does_not_fit_and_another_error_is_raised(monk
     def fail(*_: Any) -> None:
         raise next(errors)
 
-    monkeypatch.setattr(plan, "build_training", fail)
+    monkeypatch.setattr(batch_size, "build_training", fail)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
     arguments: Any = (nn.Identity(), CPU, choose_precision("off", CPU), None)
-    assert not plan._fits(*arguments)
+    assert not batch_size._fits(*arguments)
     with pytest.raises(RuntimeError, match="illegal"):
-        plan._fits(*arguments)
+        batch_size._fits(*arguments)
 
 
 def test_a_cpu_has_a_plain_answer() -> None:
     precision = choose_precision("off", CPU)
-    assert plan.find_batch_size(CPU, precision, nn.Identity(), 640, AugmentOptions(), 99) == plan.CPU_BATCH_SIZE
+    assert (
+        batch_size.find_batch_size(CPU, precision, nn.Identity(), 640, AugmentOptions(), 99)
+        == batch_size.CPU_BATCH_SIZE
+    )
 
 
 def test_auto_is_a_word_for_the_batch_size(tmp_path: Path) -> None:
@@ -306,10 +310,10 @@ def test_auto_is_a_word_for_the_batch_size(tmp_path: Path) -> None:
 
 
 def test_auto_keeps_the_batch_size_of_a_run_that_continues(tmp_path: Path) -> None:
-    assert plan.agree_batch_size(0, 12, tmp_path) == 12
+    assert batch_size.agree_batch_size(0, 12, tmp_path) == 12
     (tmp_path / "config.yaml").write_text("batch_size: 24\n", encoding="utf-8")
-    assert plan.agree_batch_size(0, 12, tmp_path) == 24
-    assert plan.agree_batch_size(6, None, tmp_path) == 6
+    assert batch_size.agree_batch_size(0, 12, tmp_path) == 24
+    assert batch_size.agree_batch_size(6, None, tmp_path) == 6
 
 
 @pytest.mark.parametrize(
@@ -324,10 +328,10 @@ def test_the_probe_varies_colours(options: dict[str, Any], has_gains: bool, monk
         probed.append(batch)
         return len(batch) == 1
 
-    monkeypatch.setattr(plan, "_fits", fits)
+    monkeypatch.setattr(batch_size, "_fits", fits)
     model: Any = SimpleNamespace(nc=3)
     gpu, precision = torch.device("cuda", 0), choose_precision("off", CPU)
-    assert plan.find_batch_size(gpu, precision, model, 64, AugmentOptions(**options), 99) == 1
+    assert batch_size.find_batch_size(gpu, precision, model, 64, AugmentOptions(**options), 99) == 1
     assert (probed[0].colour_gains is not None) == has_gains
 
 

@@ -14,7 +14,7 @@ from tests.yolo.conftest import NAMES, SIZE_PX, assert_same_gradients, batch_of,
 from utils import distributed
 from utils.engine import EngineOptions, Task, TrainingEngine, stopping
 from utils.predict.detections import OneToOne, detect, raw_outputs
-from utils.training.assembly import follow_epochs
+from utils.training.task import follow_epochs
 from utils.yolo.inputs import Targets
 from utils.yolo.loss import PARTS
 from utils.yolo.loss26 import EndToEndLoss, loss_for

@@ -35,6 +35,11 @@ def multi_scale_sizes(size_px: int) -> tuple[int, ...]:
     return tuple(range(low, size_px * 3 // 2 + 1, MODEL_STRIDE))
 
 
+def largest_side_px(size_px: int, *, multi_scale: bool) -> int:
+    """Return the largest side that a network input may have."""
+    return max(multi_scale_sizes(size_px)) if multi_scale else size_px
+
+
 class EpochBatches(Sampler[list[Key]]):
     """This rank's batches of an epoch as lists of (epoch, index), or of (epoch, index, size) with `sizes_px`.
 

@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,7 @@ class TrainingEngine:
         self.stop_agreement = StopAgreement()
         self.stopped_by = ""  # the signal that ended the training on all ranks
         self.stall_watch = StallWatch(folder, rank(), STALL_SHARE * collective_timeout_s())
+        self._epoch_start_s = time.perf_counter()
 
     @property
     def progress(self) -> Progress:
@@ -109,7 +110,7 @@ class TrainingEngine:
         """The module to evaluate and to deploy: the moving average, or without one the raw module."""
         return self.state.ema.module if self.state.ema is not None else self.state.model
 
-    # -- the loop ---------------------------------------------------------------------------------------------------
+    # -- the loop: `train`, or its steps one by one, as train_yolo_ddp.py shows them -----------------------------------
 
     def train(
         self,
@@ -129,49 +130,72 @@ class TrainingEngine:
         return.
         """
         self.begin(optimizer, criterion, scheduler)
-        require_equal_batches(train_loader)
-        if resume:
-            self.recovery.load()
-        is_off, total = not (self.log.is_main and is_terminal(sys.stdout, sys.stderr)), len(train_loader)
-        self.batch_log.bar = bar = tqdm(total=total * self.options.epochs, disable=is_off, leave=False, bar_format=BAR)
-        with bar, self.stop_flag, self.stall_watch, self.batch_log.rank_meter.gpu or nullcontext():
-            epoch_start_s = time.perf_counter()
-            while self.progress.epoch < self.options.epochs and not self.progress.stopped_early:
-                self.stop_agreement.start(self.progress.global_step)
-                if self._agree_to_stop():
-                    self.recovery.save_if_owed()
-                    break
-                self.log.print(f"\nEpoch {self.progress.epoch + 1}", "-" * 60)
-                try:
+        with self.running(train_loader, resume=resume):
+            while self.begin_epoch():
+                with self.rolling_back():
                     record = self.progress.record_awaiting_validation or self.train_one_epoch(train_loader)
-                except RollBack:
-                    self.recovery.roll_back()
-                    continue
-                self.recovery.require_agreement()
-                if record is None:
-                    self.recovery.save(is_last_chance=True)
-                    break
-                if hasattr(train_loader, "begin") and self.progress.epoch + 1 < self.options.epochs:
-                    train_loader.begin(self.progress.epoch + 1)  # its workers load during the validation
-                with self.recovery.validating(record):
-                    record.update(self.validate(val_loader))
-                if self.state.scheduler is not None and not hasattr(self.state.scheduler, "step_update"):
-                    self.state.scheduler.step()
-                is_best = self.epoch_end.count(record, self.evaluation_model)
-                record["total_epoch_time_s"] = time.perf_counter() - epoch_start_s
-                self.batch_log.validation_s = max(record["total_epoch_time_s"] - record["epoch_time_s"], 0)
-                epoch_start_s = time.perf_counter()
-                # Before the checkpoint: a kill between the two repeats the epoch, and then its report too.
-                self.epoch_end.report(record, self._epoch(self.progress.epoch), is_best)
-                self.recovery.save()
-        self.log.close()
+                    self.finish_epoch(record, train_loader, val_loader)
         return self.progress.history
 
     def begin(self, optimizer: torch.optim.Optimizer, criterion: Any = None, scheduler: Any = None) -> None:
-        """Set what `train_one_epoch` trains with; `train` calls it."""
+        """Set what `train_one_epoch` trains with."""
         self.state.optimizer, self.state.scheduler = optimizer, scheduler
         if criterion is not None:
             self.task.criterion = criterion
+
+    @contextmanager
+    def running(self, train_loader: Any, *, resume: bool = False) -> Iterator[None]:
+        """Listen to signals and watch for a stall while epochs are trained; `resume`: first load the newest checkpoint."""
+        require_equal_batches(train_loader)
+        if resume:
+            self.recovery.load()
+        self.stopped_by = ""
+        is_off, total = not (self.log.is_main and is_terminal(sys.stdout, sys.stderr)), len(train_loader)
+        self.batch_log.bar = bar = tqdm(total=total * self.options.epochs, disable=is_off, leave=False, bar_format=BAR)
+        with bar, self.stop_flag, self.stall_watch, self.batch_log.rank_meter.gpu or nullcontext():
+            self._epoch_start_s = time.perf_counter()
+            yield
+        self.log.close()
+
+    def begin_epoch(self) -> bool:
+        """Return whether there is an epoch to train: False after the last, and when all ranks agreed to stop."""
+        if self.stopped_by or self.progress.epoch >= self.options.epochs or self.progress.stopped_early:
+            return False
+        self.stop_agreement.start(self.progress.global_step)
+        if self._agree_to_stop():
+            self.recovery.save_if_owed()
+            return False
+        self.log.print(f"\nEpoch {self.progress.epoch + 1}", "-" * 60)
+        return True
+
+    @contextmanager
+    def rolling_back(self) -> Iterator[None]:
+        """Return to the last checkpoint after several steps with non-finite gradients; the epochs then go on from there."""
+        try:
+            yield
+        except RollBack:
+            self.recovery.roll_back()
+
+    def finish_epoch(self, record: dict[str, Any] | None, train_loader: Any, val_loader: Any) -> None:
+        """Validate, report and save the trained epoch of `record`; None: save where all ranks agreed to stop."""
+        self.recovery.require_agreement()
+        if record is None:
+            self.recovery.save(is_last_chance=True)
+            return
+        if hasattr(train_loader, "begin") and self.progress.epoch + 1 < self.options.epochs:
+            train_loader.begin(self.progress.epoch + 1)  # its workers load during the validation
+        with self.recovery.validating(record):
+            record.update(self.validate(val_loader))
+        if self.state.scheduler is not None and not hasattr(self.state.scheduler, "step_update"):
+            self.state.scheduler.step()
+        is_best = self.epoch_end.count(record, self.evaluation_model)
+        now_s = time.perf_counter()
+        record["total_epoch_time_s"] = now_s - self._epoch_start_s
+        self.batch_log.validation_s = max(record["total_epoch_time_s"] - record["epoch_time_s"], 0)
+        self._epoch_start_s = now_s
+        # Before the checkpoint: a kill between the two repeats the epoch, and then its report too.
+        self.epoch_end.report(record, self._epoch(self.progress.epoch), is_best)
+        self.recovery.save()
 
     def train_one_epoch(self, loader: Any) -> dict[str, Any] | None:
         """Train the rest of the current epoch; return its record, or None when all ranks agreed to stop.

@@ -19,8 +19,8 @@ from utils.distributed.rank_processes import join_ranks, read_job, write_answer
 from utils.engine import TrainingEngine
 from utils.engine.step_timer import Repeated, run_training_steps
 from utils.measure.step_ranges import DATA, MarkedLoader, RangeTimer, timed_collectives, training_loader
-from utils.training.step import build_training
 from utils.yolo.model import build_model
+from utils.yolo.training_step import build_training
 
 REDUCE_WARMUP, REDUCE_REPEATS = 3, 10
 REDUCE_BYTES = tuple(2**power for power in range(10, 27, 2))  # 1 KiB to 64 MiB; the gradients' size is added

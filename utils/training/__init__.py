@@ -1,4 +1,4 @@
-"""What assembles options, data, network and engine into `train_yolo_ddp.py`, and starts it.
+"""What train_yolo_ddp.py trains with: its options, data and plan, and what the engine needs for YOLO segmentation.
 
-In: the trainer's options. Out: an engine that is ready to train. Read `data.py` and `regime.py`, then `assembly.py`.
+In: the trainer's options. Out: `Data`, `TrainPlan` and the task. Read train_yolo_ddp.py first: it shows the steps in their order.
 """

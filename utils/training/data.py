@@ -1,4 +1,4 @@
-"""Opens the photographs that a run trains on and evaluates: labels, caches or windows, and the regime that they make."""
+"""Opens the photographs that a run trains on and evaluates: labels, caches or windows, and how it augments them."""
 
 import os
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +12,7 @@ from utils import distributed
 from utils.common.config import section_of
 from utils.common.errors import UserError
 from utils.data.augment import AugmentOptions
+from utils.data.augmentation_policy import AugmentationPolicy, resolve_augmentation
 from utils.data.cache import open_or_build_check
 from utils.data.dataset import DataOptions, SegmentationDataset, open_images, read_photos
 from utils.data.dataset_yaml import DatasetSpec
@@ -22,7 +23,6 @@ from utils.data.labels import Photo
 from utils.data.windows import WindowConfig, open_windows
 from utils.predict.lines.label_facts import LabelledPhoto, measure_wire_labels
 from utils.training.config import TrainConfig
-from utils.training.regime import Regime, regime_of
 from utils.yolo.inputs import varies_colours_on
 
 VAL_SEED = 0  # of the windows on which trainings validate: those of all runs show the same
@@ -35,7 +35,7 @@ class Data:
     names: tuple[str, ...]
     train: SegmentationDataset
     val: SegmentationDataset
-    regime: Regime
+    policy: AugmentationPolicy
     root: Path = Path()
     stretch: tuple[float, float] | None = None
 
@@ -53,12 +53,12 @@ class Data:
 
     def file_facts(self) -> dict[str, Any]:
         """Return what a model file says of its photographs' values, and of a training on windows and its labels."""
-        photos, regime = self.train.photos, self.regime
+        photos, policy = self.train.photos, self.policy
         facts: dict[str, Any] = {"stretch": [*self.stretch]} if self.stretch else {}
-        if regime.windows is None or self.train.windowed is None:
+        if policy.windows is None or self.train.windowed is None:
             return facts
-        facts["windows"] = asdict(regime.windows)
-        if thin := regime.augment.wire_classes:  # predictions follow their objects as lines
+        facts["windows"] = asdict(policy.windows)
+        if thin := policy.augment.wire_classes:  # predictions follow their objects as lines
             facts |= {"thin_classes": [*thin], **wire_facts(photos, thin)}
         lengths = label_lengths_of(photos, self.train.windowed.store.index.sizes)
         return facts | ({"label_lengths": lengths} if lengths else {})
@@ -89,19 +89,19 @@ def open_data(config: TrainConfig, spec: DatasetSpec, device: torch.device, say:
     if train.windowed:
         say("\n".join(train.windowed.windows.describe(config.epochs)))
     augment = section_of(config, AugmentOptions)
-    regime = regime_of(windows, config.reach, augment, shapes_of(train.photos), spec.names)
-    for line in regime.lines:
+    policy = resolve_augmentation(windows, config.reach, augment, shapes_of(train.photos), spec.names)
+    for line in policy.lines:
         say(line)
     train = replace(
         train,
-        augment=regime.augment,
+        augment=policy.augment,
         mosaic_epochs=augment.mosaic_epochs(config.epochs),
         colours_on_device=varies_colours_on(device, augment.colour),
     )
     val = open_split(options, windows, spec, "val", labelled["val"], VAL_SEED, say)
     if not windows and (hint := small_labels_hint(train.photos, spec.names, options.img_size)):
         say(hint)
-    return Data(spec.names, train, val, regime, spec.root, spec.stretch)
+    return Data(spec.names, train, val, policy, spec.root, spec.stretch)
 
 
 def open_split(

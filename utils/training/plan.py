@@ -1,8 +1,5 @@
 """What follows from the trainer's options on this machine, decided once: device, threads, batch, optimizer, what a resumed run keeps."""
 
-import copy
-import gc
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,21 +18,15 @@ from utils.common.devices import (
     seed_everything,
     tune_device,
 )
-from utils.common.errors import UserError, is_out_of_memory, printable
+from utils.common.errors import UserError, printable
 from utils.common.files import warn_on_write_error, write_text_atomic
-from utils.data.augment import AugmentOptions
-from utils.data.dataset import Batch, DataOptions, count_classes
-from utils.data.loader import batch_bytes, multi_scale_sizes, plan_loader
-from utils.data.synthetic import synthetic_batch
-from utils.engine.step_timer import time_training_steps
+from utils.data.dataset import DataOptions, count_classes
+from utils.data.loader import batch_bytes, largest_side_px, plan_loader
 from utils.run.folder import NOT_KEPT, OwnedRun
-from utils.run.records import CONFIG_FILE, read_config
+from utils.run.records import CONFIG_FILE
 from utils.training.config import MachineOptions, TrainConfig
 from utils.training.data import Data
-from utils.training.step import build_training
-from utils.yolo.inputs import varies_colours_on
 from utils.yolo.loss import inverse_frequency_weights
-from utils.yolo.model import YoloModel
 from utils.yolo.optimizer import (
     ADAMW_LR,
     FEW_STEPS,
@@ -51,19 +42,13 @@ THREADS, CORES = "threads", "cores"  # two more: compute threads per process, an
 SKIPPED_PHOTOGRAPHS = "skipped_photographs"  # another: what --skip-bad left out, by its path in the data set, sorted
 ARGUMENTS_FILE = "args.yaml"
 SKIPPED_FILE = "skipped_photographs.txt"
-# Of `--batch-size auto`, which trains with growing batches:
-CPU_BATCH_SIZE = 16  # a CPU is not faster with more, and other processes share its memory
-MEMORY_SHARE = 0.85  # of the free memory: communication and photographs with many objects need the rest
-LARGEST = 1024
-OBJECTS_PER_IMAGE = 60
-_STEPS = 2
 
 
 # --- this process ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Share:
+class DeviceSetup:
     """What a process uses of its machine. `most_threads` is what its cores allow, `threads` what it begins with."""
 
     ranks: distributed.RankInfo
@@ -74,7 +59,7 @@ class Share:
     workers: int
 
 
-def take_share(machine: MachineOptions, data: DataOptions, ranks: distributed.RankInfo) -> Share:
+def setup_device(machine: MachineOptions, data: DataOptions, ranks: distributed.RankInfo) -> DeviceSetup:
     """Choose this process's device, compute threads and loader workers, and prepare PyTorch for them."""
     device = choose_device(machine.device, ranks.local_rank)
     most_threads, workers = choose_threads_and_workers(ranks.local_world_size, data.num_workers, device.type)
@@ -85,61 +70,7 @@ def take_share(machine: MachineOptions, data: DataOptions, ranks: distributed.Ra
     torch.set_num_threads(threads)
     seed_everything(machine.seed)
     tune_device(device, deterministic=machine.deterministic, fixed_shapes=not data.multi_scale)
-    return Share(ranks, device, choose_precision(machine.amp, device), most_threads, threads, workers)
-
-
-def find_batch_size(
-    device: torch.device, precision: Precision, model: YoloModel, side_px: int, augment: AugmentOptions, num_images: int
-) -> int:
-    """Return what `--batch-size auto` means for this process's device.
-
-    `side_px`: the largest side of an input. `num_images`: those of a rank in an epoch, the most. Some memory is left free.
-    The model is not changed. Call this before the process group exists: each rank probes its own device. Raises UserError
-    when not even one image fits.
-    """
-    if device.type != "cuda":
-        return CPU_BATCH_SIZE
-    colours = augment if varies_colours_on(device, augment.colour) else None  # that takes memory, too
-
-    def fits(batch_size: int) -> bool:
-        batch = synthetic_batch(batch_size, side_px, model.nc, objects_per_image=OBJECTS_PER_IMAGE, colours=colours)
-        return _fits(model, device, precision, batch)
-
-    return largest_that_fits(fits, side_px, max(min(LARGEST, num_images), 1))
-
-
-def largest_side_px(data: DataOptions) -> int:
-    """Return the largest side that a network input may have."""
-    return max(multi_scale_sizes(data.img_size)) if data.multi_scale else data.img_size
-
-
-def largest_that_fits(fits: Callable[[int], bool], img_size: int, most: int) -> int:
-    """Return the largest of 1, 2, 3, 4, 6, 8, 12, 16, … up to `most` that fits. Above one that does not fit none is tried."""
-    found, step = 0, 1
-    while step <= most and fits(step):
-        found, step = step, step * 2
-    if not found:
-        raise UserError(f"--batch-size auto: not one image of {img_size} pixels fits the GPU; use a smaller --img-size")
-    between = found + found // 2
-    return between if found > 1 and between <= most and fits(between) else found
-
-
-def _fits(model: YoloModel, device: torch.device, precision: Precision, batch: Batch) -> bool:
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    free_bytes = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    try:
-        engine = build_training(copy.deepcopy(model), device, precision)
-        time_training_steps(engine, batch, warmup_steps=1, steps=_STEPS)
-        return torch.cuda.max_memory_reserved(device) <= MEMORY_SHARE * free_bytes
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        return False
-    finally:
-        engine = None  # type: ignore[assignment] # before the next, larger attempt
-        gc.collect()
-        torch.cuda.empty_cache()
+    return DeviceSetup(ranks, device, choose_precision(machine.amp, device), most_threads, threads, workers)
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------
@@ -161,24 +92,24 @@ class TrainPlan:
     lines: list[str]
 
 
-def plan_training(config: TrainConfig, share: Share, run: OwnedRun, data: Data, *, is_trained: bool) -> TrainPlan:
+def plan_training(config: TrainConfig, setup: DeviceSetup, run: OwnedRun, data: Data, *, is_trained: bool) -> TrainPlan:
     """Decide how the run trains, and set the number of compute threads. Every rank must reach this.
 
     `is_trained`: the model begins with trained weights.
     """
-    ranks, device = share.ranks, share.device
-    threads = config.threads or keep_threads(share.threads, share.most_threads, ranks.world_size, run.choices)
+    ranks, device = setup.ranks, setup.device
+    threads = config.threads or keep_threads(setup.threads, setup.most_threads, ranks.world_size, run.choices)
     torch.set_num_threads(threads)
     loading = section_of(config, DataOptions)
-    workers, notes = plan_workers(config.batch_size, loading, share.workers, ranks.local_world_size)
+    workers, notes = plan_workers(config.batch_size, loading, setup.workers, ranks.local_world_size)
     lines = [*run.notes, *notes]
     lines.append(f"Device: {device}, {threads} threads and {workers} loader workers per process")
-    if threads < share.most_threads and not config.threads:
+    if threads < setup.most_threads and not config.threads:
         reason = "as when the run began" if run.resumes else "because other programs use the cores"
         lines.append(
-            f"Compute threads: {threads} of {share.most_threads}, {reason} (--threads {share.most_threads} uses all)"
+            f"Compute threads: {threads} of {setup.most_threads}, {reason} (--threads {setup.most_threads} uses all)"
         )
-    config, kept = keep_choices(config, run.choices, device)
+    config, kept = restore_resolved_options(config, run.choices, device)
     lines += [*kept, *keep_skipped(run, data.skipped)]
     batch_size, accumulate = batches_per_step(config, ranks.world_size, run.choices)
     if (batch_size, accumulate) != (config.batch_size, config.accumulate):
@@ -223,7 +154,7 @@ def save_arguments(plan: TrainPlan, folder: Path) -> None:
 
 def plan_workers(batch_size: int, data: DataOptions, workers: int, local_world_size: int) -> tuple[int, list[str]]:
     """Cut the loader's workers to what shared memory holds, at the largest size that a batch may have."""
-    largest_bytes = batch_bytes(batch_size, largest_side_px(data))
+    largest_bytes = batch_bytes(batch_size, largest_side_px(data.img_size, multi_scale=data.multi_scale))
     return plan_loader(workers, data.prefetch, largest_bytes, local_world_size)
 
 
@@ -259,18 +190,9 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, *, is_
 # --- what a resumed run keeps ----------------------------------------------------------------------------------------
 
 
-def agree_batch_size(given: int, found: int | None, folder: Path) -> int:
-    """Return the batch size of all ranks: as given, else that of the run in `folder`, else the least found.
-
-    Every rank must reach this.
-    """
-    if found is None:
-        return given
-    earlier = distributed.broadcast_from_main(read_config(folder).get("batch_size"))
-    return earlier if type(earlier) is int and earlier > 0 else distributed.min_over_ranks(found)
-
-
-def keep_choices(config: TrainConfig, choices: dict[str, Any], device: torch.device) -> tuple[TrainConfig, list[str]]:
+def restore_resolved_options(
+    config: TrainConfig, choices: dict[str, Any], device: torch.device
+) -> tuple[TrainConfig, list[str]]:
     """Return the options with `auto` replaced by what the run chose when it began, and lines for the console.
 
     `choices` are those of the resumed run; empty for a new one. Another version or machine might choose differently, but

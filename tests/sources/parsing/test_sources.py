@@ -146,8 +146,8 @@ def test_photographs_of_12_bits_are_stretched_once_for_the_data_set_and_alike_in
     spec = load_dataset_yaml(tmp_path / "processed" / "dataset.yaml")
     assert spec.stretch == pytest.approx((20, 3980), abs=60)
     dataset: Any = SimpleNamespace(photos=[], windowed=None)
-    regime: Any = SimpleNamespace(windows=None)
-    model: Any = SimpleNamespace(args=Data((), dataset, dataset, regime, stretch=spec.stretch).file_facts())
+    policy: Any = SimpleNamespace(windows=None)
+    model: Any = SimpleNamespace(args=Data((), dataset, dataset, policy, stretch=spec.stretch).file_facts())
     means = []
     for item in manifest["photographs"]:
         found = read_image(tmp_path / "processed" / item["split"] / "images" / item["file"]).astype(int)

@@ -15,7 +15,7 @@ MAX_AGREEMENT = 0.9  # poles of photographs from the ground have 1.0, wires of a
 
 
 @dataclass(frozen=True)
-class Regime:
+class AugmentationPolicy:
     """What data set, loss, task and model file need to know of `--windows` and of what follows from it.
 
     windows: how many of each photograph make up an epoch, and their scale; None: whole photographs.
@@ -30,9 +30,9 @@ class Regime:
     lines: tuple[str, ...]
 
 
-def regime_of(
+def resolve_augmentation(
     windows: WindowConfig | None, reach: str, options: AugmentOptions, facts: LabelShapes, names: tuple[str, ...]
-) -> Regime:
+) -> AugmentationPolicy:
     """Decide how a run trains, alike on all ranks. `reach` is auto, on or off.
 
     Raises UsageError for `--draw-wires` where no class is thin, and for `--paste` where all are.
@@ -52,7 +52,9 @@ def regime_of(
     if augment.draw_wires and not facts.thin:
         raise UsageError("--draw-wires: no class of the training labels is as thin as wires are")
     lines += [*reasons, *thin_lines(windows, augment, facts, names)]
-    return Regime(windows, reach == "on" or (reach == "auto" and windows is not None), augment, tuple(lines))
+    return AugmentationPolicy(
+        windows, reach == "on" or (reach == "auto" and windows is not None), augment, tuple(lines)
+    )
 
 
 def turns_and_wires(

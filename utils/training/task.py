@@ -1,4 +1,4 @@
-"""Builds the parts of a YOLO segmentation training from the trainer's options and plan: task, engine, loaders."""
+"""What the engine needs to train YOLO segmentation: its batches, loss, evaluation, pictures and files."""
 
 from pathlib import Path
 from typing import Any
@@ -6,23 +6,18 @@ from typing import Any
 import torch
 
 from utils import distributed
-from utils.common.config import section_of
-from utils.data.loader import EpochBatches, ShardBatches, get_dataloader, multi_scale_sizes, val_prefetch
-from utils.engine import EngineOptions, Epoch, TrainingEngine
-from utils.engine.options import LoopOptions
-from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
+from utils.engine import Epoch, TrainingEngine
 from utils.evaluation.evaluate import evaluate, headline
 from utils.run.folder import OwnedRun
 from utils.run.records import MEAN_MAP
 from utils.run.status import RUNNING
 from utils.training.data import Data
-from utils.training.pictures import CHOSEN_FROM, Curves, ValidationPictures, save_first_pictures
-from utils.training.plan import TrainPlan, save_arguments
-from utils.training.step import SegmentationStep
+from utils.training.pictures import CHOSEN_FROM, Curves, ValidationPictures
+from utils.training.plan import TrainPlan
 from utils.yolo.loss import PARTS
 from utils.yolo.loss26 import EndToEndLoss, loss_for
 from utils.yolo.model import YoloModel, copy_for_prediction, save_deployable
-from utils.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
+from utils.yolo.training_step import SegmentationStep
 
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
 MOST_VAL_WORKERS = 8  # each costs the memory of a process, on top of those that load for the training
@@ -54,7 +49,7 @@ class Segmentation(SegmentationStep):
     columns = COLUMNS
 
     def __init__(self, plan: TrainPlan, model: YoloModel, run: OwnedRun, data: Data) -> None:
-        super().__init__(loss_for(model, class_weights=plan.class_weights, within_reach=data.regime.within_reach))
+        super().__init__(loss_for(model, class_weights=plan.class_weights, within_reach=data.policy.within_reach))
         self.config, self.names, self.run = plan.config, data.names, run
         self.val_criterion = loss_for(model)  # always the same, so that all runs' losses compare
         self.curves = Curves(run.folder)
@@ -94,56 +89,3 @@ def follow_epochs(criterion: Any, engine: TrainingEngine) -> None:
     """
     if isinstance(criterion, EndToEndLoss):
         criterion.run_done = lambda: engine.progress.epoch / max(engine.options.epochs - 1, 1)
-
-
-def build_engine(plan: TrainPlan, device: torch.device, model: YoloModel, run: OwnedRun, data: Data) -> TrainingEngine:
-    """Return the engine of a run, with its task."""
-    config = plan.config
-    small_batch = device.type == "cuda" and config.batch_size < SMALL_BATCH_SIZE
-    options = EngineOptions(
-        **vars(section_of(config, LoopOptions)),
-        precision=config.amp,
-        clip_norm=GRADIENT_CLIP_NORM,
-        sync_batchnorm=config.sync_bn == "on" or (config.sync_bn == "auto" and small_batch),
-        static_graph=config.accumulate == 1,
-        monitor=config.monitor,
-        save_every_s=config.save_every_minutes * 60 or None,
-    )
-    task = Segmentation(plan, model, run, data)
-    engine = TrainingEngine(model, device, options, task=task, run=run.folder, facts=plan.facts)
-    follow_epochs(task.criterion, engine)
-    return engine
-
-
-def train(plan: TrainPlan, device: torch.device, model: YoloModel, run: OwnedRun, data: Data) -> TrainingEngine:
-    """Train all epochs; return the engine. Every rank must reach this."""
-    config, rank, world_size = plan.config, distributed.rank(), distributed.world_size()
-    sizes = multi_scale_sizes(config.img_size) if config.multi_scale else ()
-    num_images = len(data.train)
-    batches = EpochBatches(num_images, config.batch_size, rank, world_size, config.seed, sizes, config.accumulate)
-    val_batches = ShardBatches(len(data.val), 2 * config.batch_size, rank, world_size)
-    if rank == 0:
-        save_arguments(plan, run.folder)
-    if rank == 0 and not run.resumes:
-        save_first_pictures(data.train, batches, data.names, run.folder)
-    optimizer = build_optimizer(model, plan.optimizer)
-    engine = build_engine(plan, device, model, run, data)
-    pins, prefetch = device.type == "cuda", config.prefetch
-    val_workers = min(plan.workers, len(val_batches), MOST_VAL_WORKERS)
-    engine.train(
-        train_loader=get_dataloader(data.train, batches, plan.workers, pins, prefetch),
-        val_loader=get_dataloader(data.val, val_batches, val_workers, pins, val_prefetch(prefetch)),
-        optimizer=optimizer,
-        scheduler=build_schedule(plan, optimizer, len(batches)),
-        resume=run.resumes,
-    )
-    return engine
-
-
-def build_schedule(plan: TrainPlan, optimizer: torch.optim.Optimizer, batches_per_epoch: int) -> StepSchedule:
-    """Warm-up and cosine over all optimizer steps of the run."""
-    config, chosen = plan.config, plan.optimizer
-    steps = -(-batches_per_epoch // config.accumulate)
-    warmup = warmup_steps(config.warmup_epochs, steps, config.epochs)
-    spec = ScheduleSpec(chosen.lr, steps * config.epochs, warmup, momentum=chosen.momentum)
-    return StepSchedule(optimizer, spec)
