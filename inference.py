@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,8 @@ import numpy as np
 
 from utils import distributed
 from utils.common.config import option, parse_config
-from utils.common.errors import UsageError, printable, run_script
+from utils.common.errors import printable, run_script
+from utils.common.extras import refuse_orthophoto
 from utils.common.files import claimed_output, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
@@ -30,7 +31,6 @@ from utils.common.text import counted, without_mask_line
 from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import list_photos
 from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, Stretch, read_image
-from utils.data.raster import is_orthophoto, open_orthophoto
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.pages import NO_DETECTIONS, draw_instances, save_image
 from utils.predict.annotation_files import (
@@ -42,11 +42,10 @@ from utils.predict.annotation_files import (
     merge_tool_files,
 )
 from utils.predict.detections import PhotoPrediction
-from utils.predict.map_layers import GEOJSON, GEOPACKAGE, write_orthophoto
 from utils.predict.options import PredictOptions, cores_of, open_predictor
 from utils.predict.prediction_files import ABOUT, PredictionWriter, Source, merge_parts
 from utils.predict.thresholds import Thresholds
-from utils.predict.tiles import LONGEST_WAIT_S, Tiling
+from utils.predict.tiles import LONGEST_WAIT_S
 from utils.yolo.trained import trained_stretch
 
 T = TypeVar("T")
@@ -58,9 +57,7 @@ class InferenceConfig(PredictOptions):
     """Options of `inference.py`."""
 
     source: str = option(
-        None,
-        "photograph, folder (with its subfolders), quoted pattern, .txt file with a path a line, or GeoTIFF (docs/orthophotos.md)",
-        required=True,
+        None, "photograph, folder (with its subfolders), quoted pattern or .txt file with a path a line", required=True
     )
     output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
     save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
@@ -74,8 +71,8 @@ def main() -> int:
     die_with_parent()
     ranks = distributed.read_rank_environment()
     with claimed_output(config.output) as output:
-        is_map = is_orthophoto(Path(config.source))
-        return predict_orthophoto(config, ranks) if is_map else predict_photos(config, output, ranks)
+        refuse_orthophoto("--source", config.source, "python -m extras.orthophotos")
+        return predict_photos(config, output, ranks)
 
 
 def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.RankInfo) -> int:
@@ -126,31 +123,6 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
             print(line)
     cleanup_ddp()
     return 0 if num_read else 1
-
-
-def predict_orthophoto(config: InferenceConfig, ranks: distributed.RankInfo) -> int:
-    """Predict on a GeoTIFF in blocks, which the ranks share; write map layers (docs/orthophotos.md)."""
-    for name in ("save_crops", "save_coco", "save_label_studio", "thresholds"):
-        if getattr(config, name):
-            raise UsageError(
-                f"--{name.replace('_', '-')}: is for photographs, and --source {config.source} is an orthophoto"
-            )
-    if config.tiles == "off":
-        raise UsageError(f"--tiles off: --source {config.source} is an orthophoto, which is always cut into tiles")
-    raster = open_orthophoto(Path(config.source))
-    predictor, names = open_predictor(replace(config, thresholds="off"), ranks)
-    predictor = replace(predictor, tiling=predictor.tiling or Tiling(predictor.size_px, config.overlap))
-    os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)
-    setup_ddp(predictor.device, ranks)
-    counts = write_orthophoto(predictor, raster, Path(config.model), names, Path(config.output), ranks)
-    if ranks.is_main:
-        summary = (
-            ", ".join(f"{counts[number]} {name}" for number, name in enumerate(names) if counts[number]) or "nothing"
-        )
-        print(f"{raster.width:,} x {raster.height:,} pixels; found {summary}")
-        print(f"Results in {config.output}: {GEOPACKAGE} (reference system of the raster), {GEOJSON} (WGS84)")
-    cleanup_ddp()
-    return 0
 
 
 def tool_files(config: InferenceConfig, names: tuple[str, ...], files: list[Path]) -> ToolFiles:

@@ -3,7 +3,6 @@
 python parse_labels.py --input data/raw --output data/processed
 """
 
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,23 +10,21 @@ from pathlib import Path
 
 from utils.common.config import Options, ignored, option, parse_config
 from utils.common.errors import EXIT_DONE, UserError, print_warning, run_script
+from utils.common.extras import refuse_orthophoto
 from utils.common.text import next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.images import NATIVE_LONG_SIDE_PX
 from utils.data.label_shapes import class_sizes, small_labels_hint
 from utils.data.labels import read_photos
-from utils.data.raster import is_orthophoto, open_orthophoto
 from utils.pages.label_picture import save_label_picture
 from utils.sources.parsing.account import SIZE_PX, account_lines
 from utils.sources.parsing.build import BuildOptions, build_dataset
-from utils.sources.parsing.formats import AUTO, EPRI, FORMAT_CHOICES, YOLO
+from utils.sources.parsing.formats import AUTO, EPRI, FORMAT_CHOICES
 from utils.sources.parsing.manifest import UNREADABLE_KINDS, report_lines
 from utils.sources.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
-from utils.sources.parsing.raster_pieces import cut_raster
 from utils.sources.parsing.reading import choose_format
-from utils.sources.parsing.split import CIRCUIT, FOLDERS, SPLIT_BY_CHOICES, TIME_GAP_S, TRAIN
+from utils.sources.parsing.split import CIRCUIT, SPLIT_BY_CHOICES, TIME_GAP_S, TRAIN
 from utils.sources.parsing.state import DATASET_FILE
-from utils.sources.parsing.vector_labels import read_map_labels
 
 PICTURE_FILE = "labels.jpg"
 
@@ -37,20 +34,8 @@ class ParseConfig(Options):
     """Options of parse_labels.py."""
 
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
-    input: str = option(
-        "data/raw",
-        "folder with the labels and the photographs, in folders or zips; with --labels a GeoTIFF",
-        metavar="DIR",
-    )
-    labels: tuple[str, ...] = option(
-        (), "labels of an orthophoto, polygons and lines: GeoJSON or GeoPackage (docs/orthophotos.md)", metavar="FILE"
-    )
-    format: str = option(
-        AUTO,
-        "format of the labels; auto: found by the content of the files",
-        choices=FORMAT_CHOICES,
-        needs="not labels",
-    )
+    input: str = option("data/raw", "folder with the labels and the photographs, in folders or zips", metavar="DIR")
+    format: str = option(AUTO, "format of the labels; auto: found by the content of the files", choices=FORMAT_CHOICES)
     classes: tuple[str, ...] | None = option(
         None,
         "classes and their order; unset: those of EPRI's data set if they cover all labels, else those of the label file",
@@ -72,20 +57,11 @@ class ParseConfig(Options):
         at_most=1000,
         needs=("not format=coco", "not format=labelstudio", "not format=yolo", "not format=masks"),
     )
-    line_width_m: float | None = option(
-        None,
-        "width in metres of lines without a width_m of their own; unset: --line-width",
-        above=0,
-        at_most=100,
-        needs="labels",
-        metavar="METRES",
-    )
     split_by: str = option(
         AUTO,
         "split by the input's folders train, val and test, by a hash of each photograph's name, by circuit (or folder), or by "
         "pauses in time; auto: by such folders if some hold val or test, else hash",
         choices=SPLIT_BY_CHOICES,
-        needs="not labels",
     )
     time_gap: float | None = option(
         None,
@@ -99,16 +75,14 @@ class ParseConfig(Options):
         "auto",
         "whether outlines of EXIF-rotated photographs refer to upright or stored pixels",
         choices=EXIF_FRAME_CHOICES,
-        needs="not labels",
     )
     keep_unlabelled: bool = option(
-        False, "keep photographs that the label file does not list, as images without objects", needs="not labels"
+        False, "keep photographs that the label file does not list, as images without objects"
     )
     keep_unusable: bool = option(
         False,
         "keep photographs whose objects all are unusable, as images without objects, and go on if more than half of the "
         "objects, or all of a class, are lost",
-        needs="not labels",
     )
     trust_links: bool = option(False, TRUST_LINKS_HELP)
     workers: int = option(0, "threads; 0: all usable cores", at_least=0)
@@ -118,25 +92,8 @@ class ParseConfig(Options):
 def main(argv: Sequence[str] | None = None) -> int:
     """Build the data set; return the exit code."""
     config = parse_config(ParseConfig, __doc__, argv)
-    if config.labels:
-        beside = Path(config.output).absolute().parent
-        beside.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".orthophoto-", dir=beside) as folder:
-            return build(cut_orthophoto(config, Path(folder)))
-    if is_orthophoto(Path(config.input)):
-        raise UserError(f"--input {config.input}: an orthophoto; name its labels, GeoJSON or GeoPackage, with --labels")
+    refuse_orthophoto("--input", config.input, "python -m extras.orthophotos.cut")
     return build(config)
-
-
-def cut_orthophoto(config: ParseConfig, folder: Path) -> ParseConfig:
-    """Cut a GeoTIFF and its labels into photographs in a folder; return the options that read them."""
-    raster = open_orthophoto(Path(config.input))
-    labels, num_skipped = read_map_labels([Path(file) for file in config.labels], raster)
-    if num_skipped:
-        print_warning(f"--labels: {num_skipped} features are neither polygons nor lines and are left out")
-    widths = (config.line_width, config.line_width_m)
-    print(cut_raster(raster, labels, folder, config.long_side, *widths, config.val_fraction), flush=True)
-    return replace(config, input=str(folder), format=YOLO, split_by=FOLDERS, labels=(), line_width_m=None)
 
 
 def build(config: ParseConfig) -> int:

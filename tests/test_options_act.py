@@ -20,11 +20,10 @@ KINDS = ("needs", "wants")
 HANDED_ON = {
     "train_yolo_ddp": {"ema_decay", "ema_ramp", "prefetch", "colour", "close_mosaic"},
     "inference --model=m --source=s": {"iou"},
-    "inference --model=m --source=map.tif": {"iou", "overlap"},
     "evaluate_model --model=m": {"centreline_tolerance", "centreline_confidence", "coco_eval"},
     "export --model=m": {"thresholds"},
     "benchmark_ddp": {"num_workers", "objects_per_image"},
-    "parse_labels": {"line_width", "time_gap", "exif_frame", "keep_unlabelled", "keep_unusable"},
+    "parse_labels": {"line_width", "time_gap"},
     "crowd_bt.train": {"eta_lr", "auto_resume"},
     "distributed_training_example": {"backend", "data_dir"},
     "underwater_ir.student.train_student": {"pseudo_root"},

@@ -24,7 +24,6 @@ def tiling(tiles: str, overlap: float, *_: object) -> Tiling | None:
     return choose_tiling(tiles, overlap, model, 640)  # type: ignore[arg-type]
 
 
-PHOTOGRAPHS = {"is_orthophoto": lambda _: False}
 TILING = {"choose_tiling": tiling, "check_tiles": check_tiles}
 TILES = {"tiles": ("320", "off")}
 
@@ -98,20 +97,7 @@ SCRIPTS = [
         real=("utils.predict.options",),
         stubs=("named_classes",),
         values=TILES,
-        kept=TILING | PHOTOGRAPHS,
-    ),
-    Script(
-        "inference",
-        "InferenceConfig",
-        ("--model=m", "--source=map.tif"),
-        real=("utils.predict.options",),
-        stubs=("named_classes",),
-        values=TILES,
-        kept=TILING | {"is_orthophoto": lambda _: True},
-        elsewhere=(
-            *("geo", "assets", "asset_range", "before", "ground_height", "ground_sigma"),
-            *("save_coco", "save_crops", "save_label_studio", "thresholds"),
-        ),
+        kept=TILING,
     ),
     Script(
         "evaluate_model",
@@ -146,7 +132,7 @@ SCRIPTS = [
         kept={"process_counts": process_counts, "usable_cpu_count": lambda: 8, "visible_gpu_count": lambda: 4},
     ),
     Script("download_data", "DownloadConfig", stubs=("utils.sources.sample.write_sample",)),
-    Script("parse_labels", "ParseConfig", kept=PHOTOGRAPHS),
+    Script("parse_labels", "ParseConfig"),
     Script("test_ddp", "MachineCheckConfig"),
     Script(
         "utils.run.monitor",

@@ -1,9 +1,10 @@
 """The one way in which the core reaches an optional feature: by its name, if its folder is there."""
 
 import importlib
+from pathlib import Path
 from types import ModuleType
 
-from utils.common.errors import UserError
+from utils.common.errors import UserError, printable
 
 
 def find_extra(name: str) -> ModuleType | None:
@@ -14,6 +15,13 @@ def find_extra(name: str) -> ModuleType | None:
         if error.name not in ("extras", f"extras.{name}"):  # the extra is there, and a package that it needs is not
             raise
         return None
+
+
+def refuse_orthophoto(flag: str, path: str, command: str) -> None:
+    """Raise UserError that names the command for an orthophoto, which is read as a photograph where that extra is not there."""
+    orthophotos = find_extra("orthophotos")
+    if orthophotos is not None and orthophotos.is_orthophoto(Path(path)):
+        raise UserError(f"{flag} {printable(path)}: an orthophoto; {command} reads it (extras/orthophotos/README.md)")
 
 
 def require_extra(name: str) -> ModuleType:

@@ -13,7 +13,8 @@ OTHER_NAMES = {
     "weights": ("model",),
 }
 # Options that became commands, and where they are described.
-MOVED = dict.fromkeys(
+ORTHOPHOTOS = "orthophotos have their own commands: python -m extras.orthophotos (extras/orthophotos/README.md)"
+MOVED = dict.fromkeys(("labels", "line_width_m"), ORTHOPHOTOS) | dict.fromkeys(
     ("geo", "assets", "asset_range", "before", "ground_height", "ground_sigma"),
     "the map is now a command after inference.py: python -m extras.maps (extras/maps/README.md)",
 )

@@ -12,20 +12,24 @@ import pytest
 import shapely
 import torch
 
+import inference
+import parse_labels
+from extras.orthophotos import blocks as blocks_module
+from extras.orthophotos import map_layers
+from extras.orthophotos.__main__ import main
+from extras.orthophotos.blocks import NO_GAPS, BlockPiece, cut_blocks, join_blocks, lines_of, piece_of
+from extras.orthophotos.map_layers import BLOCKS, GEOJSON, GEOPACKAGE, write_orthophoto
+from extras.orthophotos.raster import open_orthophoto
+from extras.orthophotos.tests.rasters import CRS, ORIGIN, PIXEL_M, write_raster
 from tests.predict.tile_scenes import Truth, iou_of, stroke
 from tests.sources.test_mask_rings import filled
 from tests.support.ranks import run_ranks
-from tests.support.rasters import CRS, ORIGIN, PIXEL_M, write_raster
 from tests.yolo.colour_network import NAMES, ColourNetwork, install, paint
 from utils import distributed
 from utils.common.errors import UserError
 from utils.data.images import FILL
-from utils.data.raster import open_orthophoto
-from utils.predict import map_layers, orthophoto
 from utils.predict.joining import JoinedObject
 from utils.predict.lines.line import Line
-from utils.predict.map_layers import BLOCKS, GEOJSON, GEOPACKAGE, write_orthophoto
-from utils.predict.orthophoto import NO_GAPS, BlockPiece, cut_blocks, join_blocks, lines_of, piece_of
 from utils.predict.regions import Runs
 from utils.predict.tiles import Predictor, Tiling, cut_tiles
 from utils.sources.mask_rings import outline_of
@@ -72,7 +76,7 @@ def eight_blocks() -> Iterator[None]:
     """Let orthophotos be predicted by the network that sees colours, in eight blocks."""
     with pytest.MonkeyPatch.context() as patch:
         install(patch)
-        patch.setattr(orthophoto, "LONGEST_BLOCK_PX", SMALL_BLOCK_PX)
+        patch.setattr(blocks_module, "LONGEST_BLOCK_PX", SMALL_BLOCK_PX)
         yield
 
 
@@ -103,7 +107,7 @@ def test_blocks_cover_the_raster_and_share_tiles(size: tuple[int, int]) -> None:
             for block in (one, other)
         ]
         assert one[2] - 320 in tiles[0] & tiles[1]
-    assert max(block[2] - block[0] for block in rows[0]) <= orthophoto.LONGEST_BLOCK_PX
+    assert max(block[2] - block[0] for block in rows[0]) <= blocks_module.LONGEST_BLOCK_PX
 
 
 def test_a_raster_of_one_block_has_the_photographs_detections_to_the_pixel(
@@ -190,11 +194,11 @@ def test_a_killed_run_goes_on_and_writes_the_same_files(
 
 
 def test_blocks_of_other_options_are_not_taken_over(tmp_path: Path) -> None:
-    done = orthophoto.FinishedBlocks(tmp_path / BLOCKS, "0.25")
+    done = blocks_module.FinishedBlocks(tmp_path / BLOCKS, "0.25")
     assert done.prepare(3) == []
     done.save(1, [])
     assert done.prepare(3) == [1]
-    assert orthophoto.FinishedBlocks(tmp_path / BLOCKS, "0.5").prepare(3) == []
+    assert blocks_module.FinishedBlocks(tmp_path / BLOCKS, "0.5").prepare(3) == []
 
 
 def test_objects_are_complete_as_soon_as_no_further_row_can_change_them() -> None:
@@ -247,3 +251,24 @@ def test_two_ranks_write_what_one_writes(truth: list[Truth], whole: Whole, tmp_p
     assert len(json.loads(alone)["features"]) == len(truth)
     assert 0 < first[1] < num_views
     assert first[1] + second[1] == num_views
+
+
+def test_the_command_predicts_and_photographs_commands_name_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_raster(tmp_path / "a.tif", paint([(1, stroke((700, 500), [(0, 60), (699, 80)], 8))], (700, 500)))
+    monkeypatch.setattr("utils.predict.options.open_model", lambda *given, **named: ColourNetwork())
+    flags = ["--model", "x.pt", "--source", str(source), "--output", str(tmp_path / "out"), "--device", "cpu"]
+    (tmp_path / "x.pt").write_bytes(b"a stand-in")
+    with eight_blocks():
+        assert main([*flags, "--img-size", "320"]) == 0
+    said = capsys.readouterr().out
+    assert "700 x 500 pixels; found 1 " in said
+    assert (tmp_path / "out" / GEOPACKAGE).exists()
+    for run, place in ((inference.main, "--source"), (parse_labels.main, "--input")):
+        monkeypatch.setattr("sys.argv", ["script", *(flags if place == "--source" else (place, str(source)))])
+        with pytest.raises(UserError, match=rf"^{place} .*a\.tif: an orthophoto; python -m extras\.orthophotos"):
+            run()
+    with pytest.raises(SystemExit):
+        parse_labels.main(["--labels", "poles.geojson"])
+    assert "unknown argument --labels; orthophotos have their own commands" in capsys.readouterr().err

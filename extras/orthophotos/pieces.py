@@ -8,17 +8,17 @@ import shapely
 from shapely.geometry.base import BaseGeometry
 from shapely.geometry.polygon import orient
 
+from extras.orthophotos.raster import Orthophoto
+from extras.orthophotos.vector_labels import SWAPPED, MapLabel
 from utils.common.errors import UserError, print_warning
 from utils.common.files import write_text_atomic
 from utils.common.progress import Progress
 from utils.data.images import FILL, write_jpeg
 from utils.data.labels import format_yolo_label
-from utils.data.raster import Orthophoto
 from utils.sources.mask_rings import join_rings
 from utils.sources.parsing.outlines import MAX_RINGS, MIN_PART_AREA_PX
 from utils.sources.parsing.photograph import JPEG_QUALITY
 from utils.sources.parsing.split import TRAIN, VAL
-from utils.sources.parsing.vector_labels import SWAPPED, MapLabel
 
 MAX_PIECE_PX = 4096
 FEWEST = 3  # photographs along the longer side: for training, left out, for validation

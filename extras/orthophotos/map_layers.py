@@ -17,14 +17,14 @@ import numpy as np
 import shapely
 from shapely.geometry import LineString, MultiPolygon, mapping
 
+from extras.orthophotos.blocks import BlockPiece, FinishedBlocks, cut_blocks, join_blocks, lines_of, predict_block
+from extras.orthophotos.raster import WGS84, Orthophoto, transformer
 from utils import distributed
 from utils.common.errors import ADVICE, UserError, one_line, print_warning, printable
 from utils.common.files import new_text_file
 from utils.common.progress import Progress
 from utils.common.text import plain_text
-from utils.data.raster import WGS84, Orthophoto, transformer
 from utils.predict.joining import JoinedObject
-from utils.predict.orthophoto import BlockPiece, FinishedBlocks, cut_blocks, join_blocks, lines_of, predict_block
 from utils.predict.regions import Corners
 from utils.predict.tiles import Predictor
 from utils.sources.mask_rings import outline_of

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.rasters import CRS, rasterio, write_raster
+from extras.orthophotos.raster import is_orthophoto, open_orthophoto
+from extras.orthophotos.tests.rasters import CRS, rasterio, write_raster
 from utils.common.errors import UserError
 from utils.data.images import FILL
-from utils.data.raster import is_orthophoto, open_orthophoto
 
 PIXELS = np.random.default_rng(0).integers(1, 255, (700, 600, 5), dtype=np.uint8)
 SEEN = np.arange(700)[:, None] + np.arange(600) > 500
@@ -115,7 +115,7 @@ def test_rasters_that_cannot_be_used_are_refused_in_one_line(
 
 def test_a_strip_too_large_for_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write_raster(tmp_path / "a.tif", RGB, tiled=False, blockysize=700)
-    monkeypatch.setattr("utils.data.raster.MAX_STORED_BYTES", 1_000_000)
+    monkeypatch.setattr("extras.orthophotos.raster.MAX_STORED_BYTES", 1_000_000)
     with pytest.raises(UserError, match=r"one strip or tile of it takes .*TILED=YES"):
         open_orthophoto(file)
 

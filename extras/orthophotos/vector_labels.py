@@ -14,8 +14,8 @@ import numpy as np
 import shapely
 from shapely.geometry.base import BaseGeometry
 
+from extras.orthophotos.raster import WGS84, Orthophoto, plain_crs, transformer
 from utils.common.errors import UserError, one_line, printable
-from utils.data.raster import WGS84, Orthophoto, plain_crs, transformer
 from utils.sources.parsing.json_stream import MAX_ITEM_BYTES, JsonStream
 from utils.sources.parsing.outlines import MAX_POINTS
 
