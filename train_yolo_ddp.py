@@ -8,6 +8,7 @@ The same command again continues an interrupted run. `--help` lists every option
 """
 
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 from utils import distributed
 from utils.common.config import parse_config, section_of
 from utils.common.errors import explain_out_of_memory, run_script
+from utils.common.extras import find_extra
 from utils.common.files import output_folder
 from utils.common.signals import die_with_parent
 from utils.common.text import coloured, next_command
@@ -38,7 +40,6 @@ from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.measure.batch_size import agree_batch_size, find_batch_size
 from utils.run.folder import OwnedRun, read_fingerprint, require_same_options, resume_arguments, without_local_rank
 from utils.run.log import print_banner
-from utils.run.mlflow import mirror
 from utils.training.config import MachineOptions, TrainConfig
 from utils.training.data import open_data
 from utils.training.pictures import save_first_pictures
@@ -79,7 +80,12 @@ def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
         f"halve it and double --accumulate (the same training), or let --batch-size auto choose"
     )
     fingerprint = distributed.run_on_main(lambda: data.fingerprint(read_fingerprint(Path(config.save_dir))))
-    with explain_out_of_memory(too_large), OwnedRun(config, data=fingerprint) as run, mirror(run.folder, config.mlflow):
+    mlflow = find_extra("mlflow")
+    with (
+        explain_out_of_memory(too_large),
+        OwnedRun(config, data=fingerprint) as run,
+        mlflow.mirror(run.folder, config.mlflow) if mlflow else nullcontext(),
+    ):
         print_banner(ranks.world_size, ranks.rank)
         plan = plan_training(config, setup, run, data, is_trained=is_trained(model))
         config = plan.config  # without `auto`, and with what a resumed run keeps

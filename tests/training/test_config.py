@@ -84,17 +84,6 @@ def test_a_resumed_run_has_the_same_scales_as_its_yaml() -> None:
     assert differences(config_of(), {}) == []
 
 
-def test_a_password_in_mlflows_address_is_refused_before_anything_is_written(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        config_of("--mlflow", "https://me:hush-4f1d@example.org")
-    assert stop.value.code == 2
-    said = capsys.readouterr().err
-    assert "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in said
-    assert "hush-4f1d" not in said
-
-
 def test_another_folder_beside_a_resume_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "run_folder_of", Path)
     assert " ".join(resume_arguments(["--resume", "a", "--epochs", "9"])[2:]) == "--resume a --epochs 9 --save-dir a"

@@ -15,12 +15,12 @@ from utils import distributed
 from utils.common.config import CONFIG_HELP, Options, option, to_dict
 from utils.common.environment import environment_report
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, UserError, printable
+from utils.common.extras import require_extra
 from utils.common.files import in_the_way, warn_on_write_error, write_text_atomic
 from utils.common.read_back import read_back
 from utils.common.spellings import FOLDER_PARTS
 from utils.data.fingerprint import Fingerprint
 from utils.run.checkpoint import has_checkpoint, latest_facts
-from utils.run.mlflow import checked_uri
 from utils.run.records import BEST_METRICS, CONFIG_FILE, read_config
 from utils.run.status import FAILED, FINISHED, RUNNING, STATUS_FILE, STOPPED, RunLock, write_status
 
@@ -44,7 +44,7 @@ class RunOptions(Options):
     val_pictures_every: int = option(5, "epochs between validation pictures; 0: none", at_least=0, may_differ=True)
     mlflow: str | None = option(
         None,
-        "MLflow server (docs/python.md); unset: that of MLFLOW_TRACKING_URI; empty: none",
+        "MLflow server (extras/mlflow); unset: that of MLFLOW_TRACKING_URI; empty: none",
         metavar="URI",
         may_differ=True,
     )
@@ -52,7 +52,7 @@ class RunOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mlflow:
-            checked_uri(self.mlflow, "--mlflow")
+            require_extra("mlflow").checked_uri(self.mlflow, "--mlflow")
 
     @property
     def monitor(self) -> str:

@@ -14,11 +14,11 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from tests.run.test_mlflow import recorded
+from extras.mlflow.sending import SETTINGS
+from extras.mlflow.tests.test_mirror import recorded
 from tests.support.plugin import PROJECT, free_port, must_run, torchrun
 from tests.support.processes import wait_until
 from utils.data.images import encode_jpeg
-from utils.run.mlflow import SETTINGS
 from utils.run.records import read_status
 
 MLFLOW = os.environ.get("MLFLOW_SERVER")  # mlflow-skinny's own command has no server

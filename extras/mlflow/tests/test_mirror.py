@@ -12,14 +12,16 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.support.mlflow_server import FakeMlflow, hang_up, never_answer, reply
+from extras.mlflow import sending as mlflow
+from extras.mlflow.tests.mlflow_server import FakeMlflow, hang_up, never_answer, reply
 from tests.support.plugin import PROJECT
 from tests.support.processes import wait_until
+from utils.common.config import parse_config
 from utils.common.errors import UsageError
-from utils.run import mlflow
 from utils.run.log import RunLog
 from utils.run.records import read_epochs
 from utils.run.status import FAILED, FINISHED, RUNNING, STOPPED, write_status
+from utils.training.config import TrainConfig
 
 TOKEN = "hush-4f1d"
 
@@ -27,7 +29,7 @@ TOKEN = "hush-4f1d"
 @pytest.fixture(autouse=True)
 def hurried() -> Iterator[None]:
     """Shorten every wait, and restore the environment."""
-    settings = patch.dict(mlflow.SETTINGS, MLFLOW_HTTP_REQUEST_TIMEOUT="1")
+    settings = patch.dict(mlflow.SETTINGS, MLFLOW_HTTP_REQUEST_TIMEOUT="2")
     waits = patch.multiple(mlflow, POLL_S=0.02, MOST_BACKOFF_S=0.05, STOP_WAIT_S=3.0)
     with patch.dict(os.environ, no_proxy="*"), settings, waits:
         yield
@@ -225,7 +227,7 @@ import atexit, pathlib, socket, sys
 addresses, lookup, connect = set(), socket.getaddrinfo, socket.socket.connect
 socket.getaddrinfo = lambda host, *rest, **more: (addresses.add(str(host)), lookup(host, *rest, **more))[1]
 socket.socket.connect = lambda self, address: (addresses.add(str(address[0])), connect(self, address))[1]
-from utils.run import mlflow
+from extras.mlflow import sending as mlflow
 from utils.run.status import write_status
 with mlflow.Mirror(pathlib.Path(sys.argv[1]), sys.argv[2]):
     write_status(pathlib.Path(sys.argv[1]), "finished")
@@ -269,3 +271,14 @@ def test_rank_0_alone_sends_and_a_broken_token_and_a_missing_package_are_refused
     with pytest.raises(UsageError, match="MLFLOW_TRACKING_TOKEN: holds a character") as error:
         mlflow.checked_uri("http://127.0.0.1", "--mlflow")
     assert TOKEN not in str(error.value)
+
+
+def test_a_password_in_mlflows_address_is_refused_before_anything_is_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse_config(TrainConfig, "", ["--mlflow", "https://me:hush-4f1d@example.org"])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in said
+    assert "hush-4f1d" not in said
