@@ -22,7 +22,6 @@ HANDED_ON = {
     "inference --model=m --source=s": {"iou"},
     "inference --model=m --source=map.tif": {"iou", "overlap"},
     "evaluate_model --model=m": {"centreline_tolerance", "centreline_confidence", "coco_eval"},
-    "export --model=m": {"thresholds"},
     "benchmark_ddp": {"num_workers", "objects_per_image"},
     "parse_labels": {"line_width", "time_gap", "exif_frame", "keep_unlabelled", "keep_unusable"},
     "crowd_bt.train": {"eta_lr", "auto_resume"},
