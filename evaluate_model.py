@@ -3,7 +3,7 @@
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt
 python evaluate_model.py --model run/best.pt --mask-resolution native
 python evaluate_model.py --model run/best.pt --compare models/earlier/best.pt
-python evaluate_model.py --model run/best.onnx   # an export (docs/export.md)
+python evaluate_model.py --model run/best.onnx   # an export (extras/exports/README.md)
 torchrun --nproc_per_node=4 evaluate_model.py --model run/best.pt
 """
 

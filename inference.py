@@ -5,7 +5,7 @@
 A few photographs are read ahead, so memory does not grow with their number. All results are in the photographs' own
 pixels, upright. A photograph that cannot be read, or whose results cannot be written, is named and skipped. Started with
 torchrun, the ranks share the photographs. A model that was trained on windows predicts on tiles of large photographs
-(docs/windows.md). The model may be an export (docs/export.md). `python -m extras.maps` puts the detections on a map.
+(docs/windows.md). The model may be an export (extras/exports/README.md). `python -m extras.maps` puts the detections on a map.
 """
 
 import itertools

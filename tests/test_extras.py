@@ -8,9 +8,11 @@ from types import ModuleType
 
 import pytest
 
-from tests.support.plugin import PROJECT
+import export
+from tests.support.plugin import PROJECT, run_main
 from utils.common.errors import UserError
 from utils.common.extras import find_extra, require_extra
+from yolo_seg_ddp import open_model
 
 CORE = ("*.py", "utils/**/*.py", "tests/**/*.py", "benchmarks/**/*.py", "recipes/**/*.py")
 IMPORT_ALL = """
@@ -52,3 +54,12 @@ def test_an_extra_is_found_by_its_name_and_its_absence_is_one_line(monkeypatch: 
     there = ModuleType("extras.made_up")
     monkeypatch.setitem(sys.modules, "extras.made_up", there)
     assert require_extra("made_up") is there
+
+
+def test_an_export_without_its_extra_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "extras.exports", None)  # an import of it then fails
+    for name in ("best.onnx", "best.torchscript", "best.engine", "."):  # a folder is OpenVINO's
+        with pytest.raises(UserError, match=rf"^{tmp_path / name}: an export, which extras/exports opens: get that"):
+            open_model(tmp_path / name)
+    with pytest.raises(UserError, match=r"^extras/exports is not in this folder: "):
+        run_main(export, monkeypatch, "--model", "best.pt")

@@ -21,7 +21,6 @@ HANDED_ON = {
     "train_yolo_ddp": {"ema_decay", "ema_ramp", "prefetch", "colour", "close_mosaic"},
     "inference --model=m --source=s": {"iou"},
     "evaluate_model --model=m": {"centreline_tolerance", "centreline_confidence", "coco_eval"},
-    "export --model=m": {"thresholds"},
     "benchmark_ddp": {"num_workers", "objects_per_image"},
     "parse_labels": {"line_width", "time_gap"},
     "crowd_bt.train": {"eta_lr", "auto_resume"},

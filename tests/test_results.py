@@ -11,7 +11,8 @@ from benchmarks.pictures import CHART, draw
 from tests.support.plugin import PROJECT
 
 RECORDS = "docs/results/records.jsonl"
-PAGES = ("README.md", *(path.relative_to(PROJECT).as_posix() for path in sorted((PROJECT / "docs").rglob("*.md"))))
+FILES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md")), *sorted(PROJECT.glob("extras/*/*.md"))]
+PAGES = [file.relative_to(PROJECT).as_posix() for file in FILES]
 LINK = re.compile(r"records\.jsonl(?:#([\w-]+))?|results/README\.md")
 IMAGE = re.compile(r'(?:!\[[^\]]+\]\(|<img src=")([^)"]+\.(?:svg|png|jpg))(?:\)|" alt="[^"])')  # each has an alt text
 # Code, the target of a link, a date, a version, and a word that holds digits are no numbers.

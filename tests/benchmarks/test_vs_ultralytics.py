@@ -14,7 +14,7 @@ from benchmarks import comparison
 from benchmarks.comparison import BY_CLASS, SIDES, Run, Setting, compare, initial_weights, open_data
 from benchmarks.ultralytics_job import machine_share, optimizer_arguments, require_same_weights, skip_trial_of_amp
 from benchmarks.vs_ultralytics import class_means, class_means_table, ratio, ratio_line, summarise, table
-from tests.predict.exports import NAMES, smooth_data
+from tests.predict.tiny_network import NAMES, smooth_data
 from tests.support.plugin import PROJECT, run_script
 from utils.common.errors import UserError
 from utils.training.config import TrainConfig

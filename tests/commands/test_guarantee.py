@@ -11,11 +11,10 @@ import pytest
 import yaml
 
 import evaluate_model
-import export
 import inference
 from benchmarks import guarantee as benchmark
 from tests.pages.report.elements import check_figures
-from tests.predict.exports import NAMES, smooth_data, tiny_weights
+from tests.predict.tiny_network import NAMES, smooth_data, tiny_weights
 from tests.support.plugin import run_main
 from utils.common.errors import UserError
 from utils.data.dataset import read_photos
@@ -71,23 +70,6 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
     assert counts == Counter(names), "as many as were judged"
     assert found[0]["guarantee"]["classes"] == words
     assert "Like the folders it was checked on" in capsys.readouterr().out
-    monkeypatch.setattr(export.signal, "signal", lambda *_: None)
-    of_proof = ("--format", "torchscript", "--no-speed", "--max-images", "2", "--data", "data.yaml")
-    carried = ("--model", weights, *of_proof, "--thresholds", "out/thresholds.yaml")
-    run_main(export, monkeypatch, *carried)
-    of_export = ("--model", "last.torchscript", "--source", "flight0/images", "--output", "exported")
-    run_main(inference, monkeypatch, *of_export)
-    theirs, said = json.loads(Path("exported/predictions.json").read_text()), capsys.readouterr().out
-    ours, its = ([one["class"] for one in entry["detections"]] for entry in (found[0], theirs[0]))
-    assert (ours, theirs[0]["file"]) == (its, found[0]["file"])
-    assert theirs[0]["guarantee"]["model_sha256"] == found[0]["guarantee"]["model_sha256"], "of the .pt file"
-    assert theirs[0]["guarantee"]["proof"].endswith("judged with the .pt file, whose outputs the export has")
-    assert all(line in said for line in (f"wire {levels['wire']}", "Like the folders it was checked on"))
-    for flags, cure in ((("--iou", "0.5"), "judged with --iou"), (options[2:4], "made for another model file")):
-        with pytest.raises(UserError, match=cure):
-            run_main(inference, monkeypatch, *of_export, *flags)
-    run_main(inference, monkeypatch, *of_export, "--thresholds", "off")
-    assert "guarantee" not in json.loads(Path("exported/predictions.json").read_text())[0]
     cv2.imwrite("dark.png", read_image(Path("flight0/images/0.png")) // 4)
     run_main(inference, monkeypatch, *options, "dark.png")
     assert "NOT like the folders it was checked on" in (said := capsys.readouterr().out)
@@ -99,9 +81,6 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
     other = tiny_weights(tmp_path / "other.pt", prototype_scale=2)
     with pytest.raises(UserError, match=r"made for another model file than .*other\.pt; evaluate this one"):
         run_main(inference, monkeypatch, *options, "dark.png", "--model", other)
-    for changed, cure in ((("--model", other), "for another model file"), (("--img-size", "96"), "the export's is 96")):
-        with pytest.raises(UserError, match=cure):
-            run_main(export, monkeypatch, *carried, *changed)
     drawn = ("--recalls", "0.05", "--flights", "80", "--draws", "9", "--json", "d.json", "--data", "data.yaml")
     Path("data.yaml").write_text(yaml.safe_dump({"train": folders, "val": folders[:3], "names": [*NAMES]}))
     run_main(benchmark, monkeypatch, "--model", weights, "--class-name", "wire", *drawn)

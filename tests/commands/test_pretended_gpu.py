@@ -156,11 +156,6 @@ COMMANDS: dict[str, tuple[str, str, Callable[[Path, TrainedRun], Mapping[str, st
         "--model {sure} --source {photos} --tiles 96 --conf 0.00001 --output {out} --thin-classes {classes}",
         sure,
     ),
-    "export": (
-        "export",
-        "--model {best} --data {data} --img-size 64 --format torchscript --max-images 2 --output {out}",
-        nothing,
-    ),
     "profile": (
         "profile_gpu",
         "--model yolov8n-seg.yaml --batch-sizes 1 --steps 1 --img-size 64 --output {out}",

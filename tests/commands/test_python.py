@@ -17,7 +17,7 @@ import shapely
 import torch
 
 import inference
-from tests.predict.exports import smooth_data, tiny_weights
+from tests.predict.tiny_network import smooth_data, tiny_weights
 from tests.support.plugin import PROJECT, run_main
 from utils.common.errors import UsageError, UserError
 from utils.data.images import decode_image, read_image

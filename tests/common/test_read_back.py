@@ -26,7 +26,7 @@ from utils.sources.parsing.state import STATE_FILE, BuildState
 from utils.training.config import TrainConfig
 from utils.training.launch import trainer_settings
 
-# How each file is read, and what the message says to do. tests/predict/test_bad_exports.py has the metadata of exports.
+# How each file is read, and what the message says to do.
 READERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "data.json": (lambda file: read_fingerprint(file.parent), "restore it, or remove it"),
     "config.yaml": (lambda file: read_config(file.parent), "restore it, or remove it"),

@@ -10,7 +10,7 @@ from unittest.mock import ANY
 from recipes.compressed_ad.learner import Learner
 from recipes.compressed_ad.sizes import ModelSize
 from utils.common.config import section_of
-from utils.common.errors import UsageError, UserError
+from utils.common.errors import UserError
 from utils.data.augment import Augmentation
 from utils.measure.scaling import process_counts
 from utils.pages.report import Viewer
@@ -57,12 +57,6 @@ class Script:
 
     def __str__(self) -> str:
         return self.module + " ".join(("", *self.flags))
-
-
-def need_one(variants: list[Any], _: object) -> None:
-    """Stand for `check_variants`, which also asks what is installed."""
-    if not variants:
-        raise UsageError("--no-fp32 alone")
 
 
 def wait(seconds: float) -> None:
@@ -116,13 +110,6 @@ SCRIPTS = [
         kept=TILING,
         stubs=("print_results", "first_error"),
         tested={"world_size": 1},
-    ),
-    Script(
-        "export",
-        "ExportConfig",
-        ("--model=m",),
-        values={**TILES, "max_images": (2,), "calibration_images": (2,)},
-        kept={**TILING, "check_variants": need_one},
     ),
     Script("profile_gpu", "ProfileConfig"),
     Script(

@@ -42,7 +42,7 @@ from utils.pages.report import (
     num_errors,
     write_photographs,
 )
-from utils.predict.exported import open_model
+from utils.predict.models import open_model
 from utils.predict.options import ModelOptions, overlap_option
 from utils.predict.tiles import LONGEST_WAIT_S, Predictor, choose_tiling
 from utils.yolo.model import class_names, require_classes

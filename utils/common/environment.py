@@ -6,7 +6,6 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -29,15 +28,6 @@ def prepare_environment() -> None:
         os.environ["YOLO_CONFIG_DIR"] = str(own_folder("ultralytics"))
     # Ultralytics sets OMP_NUM_THREADS=1 if it is unset. PyTorch reads it only when imported: import it first.
     import torch  # noqa: F401
-
-
-def block_telemetry() -> None:
-    """Keep OpenVINO and NNCF from sending statistics. Call it before they are imported.
-
-    Both send through the package openvino-telemetry and use stand-ins of their own if it cannot be imported. Its switch
-    `opt_in_out --opt_out` is not used: it sends a message itself.
-    """
-    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # an import now raises ImportError
 
 
 def own_folder(name: str) -> Path:

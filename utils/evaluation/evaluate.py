@@ -23,7 +23,6 @@ from utils.evaluation.metrics.summary import summarise, summarise_sizes
 from utils.evaluation.metrics.thin_objects import ThinRule, found_lengths, measure, summarise_thin
 from utils.evaluation.native_masks import OnMasks, masks_in_photo, place, region_iou, target_areas
 from utils.predict.detections import Detections, Placement, detect, photo_masks, raw_outputs
-from utils.predict.exported import ExportedModel
 from utils.predict.regions import Region
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import PARTS, SegmentationLoss
@@ -127,7 +126,7 @@ def evaluate(
 
 def criterion_of(model: nn.Module) -> SegmentationLoss | None:
     """Return the loss that a model is evaluated with; None for an export, whose outputs have none."""
-    return None if isinstance(model, ExportedModel) else loss_for(model)
+    return loss_for(model) if getattr(model, "has_loss", True) else None
 
 
 def strides_of(criterion: SegmentationLoss | None) -> list[float]:

@@ -1,4 +1,4 @@
-"""From the network's output to objects in a photograph: detections, tiles, joined masks, `lines/`, label files, `maps/`.
+"""From the network's output to objects in a photograph: detections, tiles, joined masks, `lines/`, label files.
 
 In: a checkpoint or an exported model, photographs. Out: boxes and masks in the photograph's own pixels, best first.
 Read `detections.py` first, then `tiles.py`.

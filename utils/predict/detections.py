@@ -85,7 +85,7 @@ def decode(outputs: dict[str, torch.Tensor], strides: list[float], size_px: int)
     """Return boxes (B, A, 4) xyxy in input pixels and class probabilities (B, A, classes), in float32.
 
     The model's own decoding is not used: under bf16 autocast it rounds coordinates to whole pixels. Exports
-    (utils/predict/exported.py) hold it in their graph.
+    (extras/exports) hold it in their graph.
     """
     if "xywh" in outputs:
         centres, sizes = outputs["xywh"].float().transpose(1, 2).chunk(2, 2)

@@ -11,7 +11,7 @@ from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import UserError
 from utils.data.label_shapes import named_classes
-from utils.predict.exported import open_model
+from utils.predict.models import open_model
 from utils.predict.thresholds import Thresholds
 from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
 from utils.yolo.model import class_names

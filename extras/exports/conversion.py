@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from utils.common.environment import block_telemetry, prepare_environment
+from extras.exports.exported import FACTS_KEY, ExportFacts, import_runtime
+from utils.common.environment import prepare_environment
 from utils.common.errors import UsageError, UserError, one_line
 from utils.data.images import letterbox, read_image
-from utils.predict.exported import FACTS_KEY, ExportFacts, import_runtime
 from utils.predict.tiles import Tiling
 from utils.yolo.model import YoloModel
 
@@ -40,11 +40,6 @@ class Variant:
 
     kind: str
     precision: str
-
-    def file_name(self, stem: str) -> str:
-        """Return the name of the file or folder; Ultralytics also recognises the format by its end."""
-        stem += "" if self.precision == "fp32" else f"_{self.precision}"
-        return f"{stem}_openvino_model" if self.kind == "openvino" else f"{stem}.{self.kind}"
 
 
 def check_variants(variants: Sequence[Variant], device: torch.device) -> None:
@@ -123,14 +118,15 @@ def convert(
             made = _exporter(overrides, facts, calibration)(model=model)
     except Exception as error:  # each converter has errors of its own
         raise UserError(f"--format {variant.kind} ({variant.precision}): {one_line(error, 300)}") from error
-    path = folder / variant.file_name(stem)
+    stem += "" if variant.precision == "fp32" else f"_{variant.precision}"
+    # Ultralytics also recognises the format by its end.
+    path = folder / (f"{stem}_openvino_model" if variant.kind == "openvino" else f"{stem}.{variant.kind}")
     os.replace(Path(made), path)
     return path
 
 
 def _exporter(overrides: dict[str, Any], facts: ExportFacts, calibration: CalibrationImages | None) -> Any:
     prepare_environment()
-    block_telemetry()
     from ultralytics.engine.exporter import Exporter
 
     class OfflineExporter(Exporter):
@@ -139,11 +135,9 @@ def _exporter(overrides: dict[str, Any], facts: ExportFacts, calibration: Calibr
         def get_int8_calibration_dataloader(self, prefix: str = "") -> CalibrationImages | None:
             return calibration
 
-    def add_facts(exporter: Any) -> None:
-        exporter.metadata[FACTS_KEY] = facts.to_json()
-
     exporter = OfflineExporter(overrides=overrides)
-    exporter.callbacks = {"on_export_start": [add_facts]}  # without Ultralytics' statistics
+    mine = {FACTS_KEY: facts.to_json()}  # without Ultralytics' statistics:
+    exporter.callbacks = {"on_export_start": [lambda exporter: exporter.metadata.update(mine)]}
     return exporter
 
 

@@ -12,9 +12,9 @@ from utils.common.devices import choose_precision, peak_memory_bytes
 from utils.common.environment import prepare_environment
 from utils.distributed.rank_processes import read_job, run_ranks, write_answer
 from utils.predict.detections import raw_outputs
-from utils.predict.exported import open_model
+from utils.predict.models import open_model
 
-MEMORY_CODE = "from utils.export.speed import measure_memory; run_script(measure_memory)"
+MEMORY_CODE = "from extras.exports.speed import measure_memory; run_script(measure_memory)"
 ROUNDS = 15
 TIMEOUT_S = 600.0
 

@@ -11,17 +11,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.predict.exports import NAMES, SIZE_PX, export, facts, tiny_weights
+from extras.exports import proof as export_proof
+from extras.exports.exported import ExportedModel, open_export
+from extras.exports.proof import AP_NAMES, BOUNDS, Judge, Proof, bounds_of, compare_ap, compare_outputs, decoded_outputs
+from extras.exports.report import how_to_use, instead_of_ap, table
+from extras.exports.tests.test_exported import export, facts
+from tests.predict.tiny_network import NAMES, SIZE_PX, tiny_weights
 from tests.support.oracle import NAMES as ORACLE_NAMES
 from tests.support.oracle import SIZE_PX as ORACLE_PX
 from tests.support.oracle import STRIDES, Oracle, draw_photos
 from utils.data.dataset import Photo
 from utils.data.images import letterbox, read_image
-from utils.export import proof as export_proof
-from utils.export.proof import AP_NAMES, BOUNDS, Judge, Proof, bounds_of, compare_ap, compare_outputs, decoded_outputs
-from utils.export.report import how_to_use, instead_of_ap, table
 from utils.predict.detections import decode
-from utils.predict.exported import ExportedModel, open_model
 from utils.yolo.inputs import prepare_images
 from utils.yolo.model import load_for_prediction
 
@@ -102,7 +103,7 @@ def test_an_overflow_in_fp16_is_noticed(judge: Judge, tmp_path: Path) -> None:
     mine = Judge(judge.photos, NAMES, SIZE_PX, CPU, None)
     mine.learn(load_for_prediction(str(large), CPU))
     path = export(large, "onnx", tmp_path / "half", facts("fp16"))
-    failures = mine.prove(open_model(str(path), CPU), facts("fp16")).failures
+    failures = mine.prove(open_export(path, CPU), facts("fp16")).failures
     assert any("its prototypes differ" in line or "prototypes are infinite" in line for line in failures)
     assert not any("probabilities" in line for line in failures)
 

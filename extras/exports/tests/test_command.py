@@ -10,19 +10,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import evaluate_model
 import export
 import inference
-from tests.predict.exports import SIZE_PX, WINDOWS, smooth_data, tiny_weights
+from extras.exports import exported
+from extras.exports import report as export_report
+from extras.exports import speed as export_speed
+from extras.exports.conversion import LOCK_FILE, CalibrationImages, publish, scratch_folder
+from extras.exports.speed import images_per_second
+from tests import test_options_act as options_act
+from tests.commands import test_pretended_gpu as pretended_gpu
+from tests.predict.tiny_network import NAMES, SIZE_PX, WINDOWS, smooth_data, tiny_weights
+from tests.support.option_scripts import TILES, TILING, Script
 from tests.support.plugin import run_main
 from utils.common.errors import UsageError, UserError
-from utils.export import report as export_report
-from utils.export import speed as export_speed
-from utils.export.conversion import LOCK_FILE, CalibrationImages, publish, scratch_folder
-from utils.export.speed import images_per_second
-from utils.predict import exported
+from utils.common.extras import require_extra
+from utils.predict.thresholds import FEWEST_GROUPS, NUM_TRAITS, VERSION, digest_of_model
 from utils.predict.tiles import Tiling
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -237,3 +245,70 @@ def test_the_process_that_measures_memory_opens_the_model_and_answers(
     monkeypatch.setattr(export_speed, "write_answer", answers.append)
     export_speed.measure_memory()
     assert answers[0]["bytes"] > 50 * 2**20
+
+
+def write_thresholds(weights: Path) -> Path:
+    """Write what `evaluate_model.py --guarantee` would, with groups of which nothing is known."""
+    classes = [{"class": name, "threshold": level} for name, level in zip(NAMES, (0.4, 0.5, None), strict=True)]
+    numbers = {"img_size": SIZE_PX, "overlap": 0.0, "iou": 0.7, "max_detections": 300, "confidence": 0.001}
+    settings = {**numbers, "amp": "off", "tiles": "off", "thin_classes": ["none"]}
+    groups = [[float("nan")] * NUM_TRAITS] * FEWEST_GROUPS
+    judged = {"version": VERSION, "classes": classes, "settings": settings, "calibration": groups}
+    words = {"promises": ["recall=0.15"], "certainty": 0.95, "unit": "folders", "proof": "proved"}
+    file = weights.with_name("thresholds.yaml")
+    file.write_text(yaml.safe_dump({**judged, **words, "model_sha256": digest_of_model(weights)}))
+    return file
+
+
+def test_thresholds_go_from_the_pt_file_to_its_export(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    weights = tiny_weights(tmp_path / "last.pt")
+    thresholds = ("--thresholds", write_thresholds(weights))
+    carried = ("--model", weights, *thresholds, "--format", "torchscript", "--no-speed", "--data", data)
+    assert run_main(export, monkeypatch, *carried) == 0
+    with pytest.raises(UserError, match="judged with --img-size 64, the export's is 96"):
+        run_main(export, monkeypatch, *carried, "--img-size", "96")
+    where = ("--source", data.parent / "val/images", "--output")
+    of_export = ("--model", "last.torchscript", *where, "exported")
+    run_main(inference, monkeypatch, *of_export)
+    said = capsys.readouterr().out
+    run_main(inference, monkeypatch, "--model", weights, *thresholds, *where, "found")
+    ours, theirs = (json.loads(Path(f"{folder}/predictions.json").read_text()) for folder in ("found", "exported"))
+    classes = [[one["class"] for entry in found for one in entry["detections"]] for found in (ours, theirs)]
+    assert classes[0] == classes[1]
+    assert set(classes[0]) == set(NAMES)
+    assert theirs[0]["guarantee"]["model_sha256"] == ours[0]["guarantee"]["model_sha256"], "of the .pt file"
+    assert theirs[0]["guarantee"]["proof"] == "proved; judged with the .pt file, whose outputs the export has"
+    assert all(line in said for line in ("wire 0.4, pole 0.5, sign none", "Like the folders it was checked on"))
+    for flags, cure in ((("--iou", "0.5"), "judged with --iou"), (thresholds, "made for another model file")):
+        with pytest.raises(UserError, match=cure):
+            run_main(inference, monkeypatch, *of_export, *flags)
+    run_main(inference, monkeypatch, *of_export, "--thresholds", "off")
+    assert "guarantee" not in json.loads(Path("exported/predictions.json").read_text())[0]
+
+
+def test_the_command_runs_on_a_gpu(weights: Path, data: Path, tmp_path: Path) -> None:
+    line = f"--model {weights} --data {data} --format torchscript --tiles off --output {tmp_path}/out"
+    (seen,) = pretended_gpu.run(tmp_path, 1, "export", line)
+    assert seen["code"] == 0, (tmp_path / "printed.txt").read_text()
+    assert seen["copies"] > 0
+
+
+def need_one(variants: list[Any], _: object) -> None:
+    """Stand for `check_variants`, which also asks what is installed."""
+    if not variants:
+        raise UsageError("--no-fp32 alone")
+
+
+def test_every_option_acts_or_is_refused_in_every_mode_and_each_rule_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = "extras.exports.command"
+    values = {**TILES, "max_images": (2,), "calibration_images": (2,)}
+    kept = {**TILING, "check_variants": need_one, "require_extra": require_extra}
+    script = Script("export", "ExportConfig", ("--model=m",), where, (where,), values=values, kept=kept)
+    with monkeypatch.context() as patch:
+        options_act.test_every_option_acts_or_is_refused_in_every_mode(script, patch)
+    monkeypatch.setattr(options_act, "SCRIPTS", [script])
+    monkeypatch.setattr(options_act, "HANDED_ON", {str(script): {"thresholds"}})
+    options_act.test_each_rule_is_needed(monkeypatch)

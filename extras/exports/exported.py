@@ -4,10 +4,13 @@ An export takes float32 (B, 3, S, S) in 0..1 and returns boxes that it has decod
 suppression, masks and tiles are the code that the torch model uses.
 """
 
+from __future__ import annotations
+
 import ast
 import functools
 import importlib
 import json
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -19,11 +22,10 @@ import torch
 from torch import nn
 
 from utils.common.devices import choose_precision
-from utils.common.environment import block_telemetry
 from utils.common.errors import UserError, one_line
 from utils.common.read_back import mapping, parse_json, read_back
 from utils.data.target_masks import MASK_STRIDE
-from utils.yolo.model import MAX_INPUT_PX, RESIZE, YoloModel, load_for_prediction
+from utils.yolo.model import MAX_INPUT_PX, RESIZE
 from utils.yolo.trained import are_possible_windows
 from utils.yolo.weights_file import ForeignFile, checked_names
 
@@ -31,10 +33,11 @@ FACTS_KEY = "yolo_seg_ddp"  # under which Ultralytics' metadata hold this projec
 FACTS_VERSION = 1
 LABEL_FACTS = ("wires_end_at", "wire_width", "wires_parallel", "wires_bent", "label_lengths", "stretch")
 REQUIREMENTS = "requirements-export.txt"
-# Formats by their file's suffix; an OpenVINO model is a folder.
-SUFFIXES = {".onnx": "onnx", ".torchscript": "torchscript", ".engine": "engine"}
 MAX_NAMES_CHARACTERS = 300_000
 METADATA_BYTES = 4  # in front of an engine: the length of its metadata, little-endian
+# OpenVINO and NNCF send statistics through this package, and use stand-ins of their own if its import fails. Its switch
+# `opt_in_out --opt_out` is not used: it sends a message itself.
+sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -67,17 +70,13 @@ class ExportFacts:
         return json.dumps({"version": FACTS_VERSION, "resize": RESIZE, **asdict(self)})
 
 
-def open_model(source: str, device: torch.device, amp: str = "off", *, nms: bool = True) -> YoloModel:
-    """Open a model for prediction: a .pt file, or an export by its suffix (a folder for OpenVINO).
+def open_export(path: Path, device: torch.device, amp: str = "off", *, nms: bool = True) -> ExportedModel:
+    """Open an export by its suffix (a folder for OpenVINO), for `utils.predict.models.open_model`.
 
-    `amp` is the command's option, which only OpenVINO obeys here, on the CPU. Without `nms` YOLO26 predicts with its one-to-one
-    outputs, which exports do not have.
+    Only OpenVINO obeys `amp`, on the CPU. No export has the outputs that YOLO26 predicts with without `nms`.
     Raises UserError: one line with the file, the problem and the fix.
     """
-    path = Path(source)
-    kind = "openvino" if path.is_dir() else SUFFIXES.get(path.suffix)
-    if kind is None:
-        return load_for_prediction(source, device, nms=nms)
+    kind = "openvino" if path.is_dir() else path.suffix[1:]
     if not path.exists():
         raise UserError(f"{path}: no such file; make it with python export.py --model best.pt --format {kind}")
     for file in path.iterdir() if kind == "openvino" else [path]:
@@ -104,6 +103,7 @@ class ExportedModel(nn.Module):
     """
 
     stride = (8, 16, 32)
+    has_loss = False  # its outputs are decoded
 
     def __init__(
         self, path: Path, kind: str, facts: ExportFacts, run: Callable[[torch.Tensor], list[torch.Tensor]]
@@ -182,7 +182,11 @@ def read_facts(path: Path, metadata: Mapping[str, Any]) -> ExportFacts:
         raise UserError(f"{path}: made by another version of this project ({version}, {resize}); {again}")
     try:
         facts = ExportFacts(**{**content, "names": checked_names(content["names"])})
-        theirs = checked_names(_plain_names(metadata.get("names")))
+        theirs = metadata.get("names")  # ONNX stores them as one text, JSON with texts for the numbers
+        theirs = ast.literal_eval(theirs[:MAX_NAMES_CHARACTERS]) if isinstance(theirs, str) else theirs
+        if not isinstance(theirs, dict):
+            raise TypeError(f"class names are {type(theirs).__name__}")
+        theirs = checked_names({int(index): name for index, name in theirs.items()})
         is_sound = _is_sound(facts)
     except (TypeError, ValueError, KeyError, SyntaxError, RecursionError, MemoryError, ForeignFile) as error:
         raise UserError(f"{path}: its metadata are damaged ({one_line(error)}); {again}") from error
@@ -214,17 +218,8 @@ def most_images(size_px: int) -> int:
     return MAX_INPUT_PX**2 // size_px**2
 
 
-def _plain_names(names: Any) -> dict[int, Any]:
-    """Return class names by number. ONNX stores them as one text, JSON with texts for the numbers."""
-    found = ast.literal_eval(names[:MAX_NAMES_CHARACTERS]) if isinstance(names, str) else names
-    if not isinstance(found, dict):
-        raise TypeError(f"class names are {type(found).__name__}")
-    return {int(index): name for index, name in found.items()}
-
-
 def import_runtime(package: str) -> Any:
     """Import an optional package. Raises UserError with the cure if it is missing. Nothing is sent over the network."""
-    block_telemetry()
     try:
         return importlib.import_module(package)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A tiny network with random weights whose outputs are not trivial, and its exports."""
+"""A tiny network with random weights whose outputs are not trivial, and a data set for it."""
 
 from pathlib import Path
 from typing import Any
@@ -9,14 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from utils.export.conversion import Variant, convert
-from utils.predict.exported import ExportFacts
-from utils.yolo.model import build_model, load_weights, save_deployable
+from utils.yolo.model import build_model, save_deployable
 
 NAMES = ("wire", "pole", "sign")
 SIZE_PX = 64
 WINDOWS = {"per_photo": 2, "low_scale": 0.25, "high_scale": 1.0}
-SHA256 = "0" * 64
 GAMMA = 0.15  # of BatchNorm; at 1 the layers of a random network multiply rounding by hundreds
 
 
@@ -74,15 +71,3 @@ def smooth_images(count: int, size_px: int = SIZE_PX) -> torch.Tensor:
     """Return (count, 3, size_px, size_px) in 0..1. White noise would average out: rounding then decides deep layers."""
     colours = torch.rand(count, 3, 4, 4, generator=torch.Generator().manual_seed(5))
     return F.interpolate(colours, size_px, mode="bicubic").clamp(0, 1)
-
-
-def facts(precision: str = "fp32", batch_size: int = 1, *, dynamic: bool = False, **others: Any) -> ExportFacts:
-    """Return the facts of an export of this network."""
-    known = {"windows": None, "source_sha256": SHA256, "names": NAMES, "size_px": SIZE_PX, **others}
-    return ExportFacts(batch_size=batch_size, is_dynamic=dynamic, precision=precision, **known)
-
-
-def export(weights: Path, kind: str, folder: Path, wanted: ExportFacts) -> Path:
-    """Return the export in a new folder."""
-    folder.mkdir()
-    return convert(load_weights(str(weights)), Variant(kind, wanted.precision), wanted, folder, weights.stem)

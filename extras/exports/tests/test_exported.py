@@ -15,18 +15,31 @@ import numpy as np
 import pytest
 import torch
 
-from tests.predict.exports import NAMES, SIZE_PX, WINDOWS, export, facts, smooth_images, tiny_weights
+from extras.exports import exported
+from extras.exports.conversion import Variant, check_variants, convert
+from extras.exports.exported import FACTS_KEY, ExportedModel, ExportFacts
+from extras.exports.proof import BOUNDS, compare_outputs, decoded_outputs
+from tests.predict.tiny_network import NAMES, SIZE_PX, WINDOWS, smooth_images, tiny_weights
 from tests.support.plugin import PROJECT
 from utils.common.errors import UserError
-from utils.export.conversion import Variant, check_variants
-from utils.export.proof import BOUNDS, compare_outputs, decoded_outputs
-from utils.predict import exported
-from utils.predict.exported import FACTS_KEY, ExportedModel, open_model
-from utils.yolo.model import class_names, load_for_prediction
+from utils.predict.models import open_model
+from utils.yolo.model import class_names, load_for_prediction, load_weights
 from utils.yolo.trained import trained_size_px, trained_windows
 
 CPU = torch.device("cpu")
 KINDS = ("onnx", "openvino", "torchscript")
+
+
+def facts(precision: str = "fp32", batch_size: int = 1, *, dynamic: bool = False, **others: Any) -> ExportFacts:
+    """Return the facts of an export of this network."""
+    known = {"windows": None, "source_sha256": "0" * 64, "names": NAMES, "size_px": SIZE_PX, **others}
+    return ExportFacts(batch_size=batch_size, is_dynamic=dynamic, precision=precision, **known)
+
+
+def export(weights: Path, kind: str, folder: Path, wanted: ExportFacts) -> Path:
+    """Return the export in a new folder."""
+    folder.mkdir()
+    return convert(load_weights(str(weights)), Variant(kind, wanted.precision), wanted, folder, weights.stem)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +156,7 @@ import socket, sys
 def refuse(*arguments, **named):
     raise SystemExit(f"looked up {arguments}")
 socket.getaddrinfo = socket.socket.connect = socket.socket.connect_ex = refuse
-from utils.predict.exported import import_runtime
+from extras.exports.exported import import_runtime
 openvino, wrapper = import_runtime("openvino"), import_runtime("nncf.telemetry.wrapper")
 from openvino.tools.ovc import telemetry_utils
 assert telemetry_utils.tm.__name__ == "openvino.tools.ovc.telemetry_stub", telemetry_utils.tm

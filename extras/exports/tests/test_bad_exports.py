@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.predict.exports import NAMES, WINDOWS, facts, smooth_images
+from extras.exports.exported import FACTS_KEY, ExportedModel, read_facts
+from extras.exports.tests.test_exported import facts
+from tests.predict.tiny_network import NAMES, WINDOWS, smooth_images
 from utils.common.errors import UserError
-from utils.predict.exported import FACTS_KEY, ExportedModel, open_model, read_facts
+from utils.predict.models import open_model
 from utils.predict.tiles import Predictor
 
 CPU = torch.device("cpu")

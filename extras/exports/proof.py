@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from extras.exports.exported import LABEL_FACTS, ExportedModel, ExportFacts
 from utils.common.progress import Progress
 from utils.data.dataset import Photo, SegmentationDataset
 from utils.data.images import letterbox, read_image
@@ -16,7 +17,6 @@ from utils.data.loader import ShardBatches, get_dataloader
 from utils.evaluation.evaluate import AP_LIMITS, PhotoPixels, criterion_of, evaluate
 from utils.evaluation.tile_search import TileSearch
 from utils.predict.detections import decode, raw_outputs
-from utils.predict.exported import LABEL_FACTS, ExportedModel, ExportFacts
 from utils.predict.tiles import Predictor, Tiling
 from utils.yolo.inputs import prepare_images
 
@@ -51,7 +51,7 @@ class Bounds:
 
 
 # fp16 has 11 bits: its spacing is 0.25 px at boxes beyond 256 px, and an export decodes boxes in its graph. On trained
-# weights the largest differences were 1.3 px of 320, 0.005 in probabilities and 0.02 in prototypes (docs/research/export.md).
+# weights the largest differences were 1.3 px of 320, 0.005 in probabilities and 0.02 in prototypes (extras/exports/research.md).
 BOUNDS = {
     "fp32": Bounds(1e-3, 1e-4, 0.002),
     "fp16": Bounds(2e-2, 5e-2, 0.005, box_share=0.01),
@@ -218,7 +218,12 @@ class Judge:
     ) -> None:
         self.photos, self.names, self.size_px = list(photos), names, size_px
         self.device, self.tiling, self.workers = device, tiling, workers
-        self.inputs = network_inputs(self.photos[:PHOTOGRAPHS_FOR_OUTPUTS], size_px, device)
+        canvases = []
+        for photo in self.photos[:PHOTOGRAPHS_FOR_OUTPUTS]:
+            image = read_image(photo.file)
+            lower_right = image[image.shape[0] // 2 :, image.shape[1] // 2 :]
+            canvases += [letterbox(part, size_px)[0] for part in (image, lower_right)]
+        self.inputs = prepare_images(torch.from_numpy(np.stack(canvases)), device)  # float32 (2 n, 3, S, S) in 0..1
         self._outputs: dict[str, torch.Tensor] = {}
         self._metrics: dict[str, Any] = {}
 
@@ -253,13 +258,3 @@ class Judge:
         find = TileSearch(predictor, self.photos, Progress("photographs", len(self.photos)))
         pixels = PhotoPixels(sizes_on_disk(self.photos), compare=True, find=find)
         return evaluate(model, loader, self.names, criterion, self.device, photo=pixels).metrics
-
-
-def network_inputs(photos: Sequence[Photo], size_px: int, device: torch.device) -> torch.Tensor:
-    """Return each photograph and its lower right quarter, letterboxed: float32 (2 n, 3, S, S) in 0..1."""
-    canvases = []
-    for photo in photos:
-        image = read_image(photo.file)
-        height, width = image.shape[:2]
-        canvases += [letterbox(part, size_px)[0] for part in (image, image[height // 2 :, width // 2 :])]
-    return prepare_images(torch.from_numpy(np.stack(canvases)), device)

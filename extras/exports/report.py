@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from extras.exports.conversion import Variant
+from extras.exports.proof import MASKS_PER_INPUT, NO_AP, Proof, finds_nothing, largest_change
+from extras.exports.speed import images_per_second, peak_memory
 from utils.common.devices import choose_precision
 from utils.common.text import format_bytes, format_table
-from utils.export.conversion import Variant
-from utils.export.proof import MASKS_PER_INPUT, NO_AP, Proof, finds_nothing, largest_change
-from utils.export.speed import images_per_second, peak_memory
-from utils.predict.exported import open_model
+from utils.predict.models import open_model
 
 Row = dict[str, Any]
 

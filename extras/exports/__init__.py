@@ -1,0 +1,13 @@
+"""Exported models (ONNX, OpenVINO, TorchScript, TensorRT) and the proof that they find what the checkpoint finds.
+
+In: a checkpoint. Out: an exported model with its facts, a report. Read `command.py` first, then `conversion.py` and `proof.py`.
+"""
+
+from extras.exports.exported import open_export
+
+
+def main(description: str) -> int:
+    """Run the command `export.py`."""
+    from extras.exports.command import run  # here: to open an export needs no evaluation, and its memory is measured
+
+    return run(description)

@@ -1,0 +1,191 @@
+"""The command `export.py`: its options and its steps."""
+
+import errno
+import hashlib
+import json
+import shutil
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from extras.exports.conversion import (
+    FORMATS,
+    CalibrationImages,
+    Variant,
+    check_variants,
+    convert,
+    publish,
+    scratch_folder,
+)
+from extras.exports.exported import ExportFacts, most_images, open_export
+from extras.exports.proof import Judge
+from extras.exports.report import add_speed, how_to_use, instead_of_ap, row_of, table
+from utils.common.config import CONFIG_HELP, INPUT_SIZE, THREADS_HELP, Options, option, parse_config, to_dict
+from utils.common.cores import choose_threads_and_workers
+from utils.common.devices import choose_device
+from utils.common.environment import environment_report
+from utils.common.errors import UsageError
+from utils.common.files import claimed_output, write_text_atomic
+from utils.data.dataset import Photo, read_photos
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
+from utils.predict.options import overlap_option
+from utils.predict.thresholds import Thresholds
+from utils.predict.tiles import check_tiles, choose_tiling
+from utils.yolo.model import YoloModel, class_names, load_for_prediction, load_weights, require_classes
+from utils.yolo.trained import (
+    trained_label_lengths,
+    trained_size_px,
+    trained_stretch,
+    trained_thin_classes,
+    trained_windows,
+    trained_wire_labels,
+)
+
+REPORT = "export.json"
+
+
+@dataclass(frozen=True)
+class ExportConfig(Options):
+    """Options of `export.py`."""
+
+    model: str = option(None, "trained model, such as models/epri_distribution_ddp/best.pt", required=True)
+    format: tuple[str, ...] = option(("onnx",), "formats to export to", choices=FORMATS)
+    fp32: bool = option(True, "export in fp32")
+    half: bool = option(False, "export in fp16, too")
+    int8: bool = option(False, "export in INT8, too; its ranges are measured on photographs of the training split")
+    calibration_images: int = option(
+        300, "photographs that INT8 ranges are measured on, at most", at_least=1, needs="int8"
+    )
+    dynamic: bool = option(False, "accept any batch size and any input size that is a multiple of 32")
+    batch_size: int = option(1, "images per forward pass of the export; others are split or filled up", at_least=1)
+    img_size: int | None = option(None, "side of the network input in pixels; unset: as in training", **INPUT_SIZE)
+    data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML for proof and calibration", metavar="YAML")
+    trust_links: bool = option(False, TRUST_LINKS_HELP)
+    max_images: int | None = option(
+        None, "photographs of the validation split for the proof, evenly spaced; unset: all", at_least=1
+    )
+    tiles: str = option(
+        "auto",
+        "judge AP on tiles of this side, in the photographs' pixels; auto: as the model was trained, which is no tiles if "
+        "it saw whole photographs",
+        metavar="auto|off|SIZE",
+    )
+    overlap: float = overlap_option("not tiles=off")
+    ap_tolerance: float | None = option(
+        None,
+        "how much a class's AP may differ from torch's; unset: 0.002 in fp32, 0.005 in fp16, a loss of 0.02 in INT8",
+        at_least=0,
+        at_most=1,
+    )
+    thresholds: str | None = option(
+        None,
+        "thresholds.yaml of this model (evaluate_model.py --guarantee), which exports in fp32 shall carry (docs/guarantee.md)",
+        metavar="FILE",
+        needs=("fp32", "not ap_tolerance"),
+    )
+    speed: bool = option(True, "measure images per second and peak memory of each format")
+    output: str | None = option(None, f"folder for the exports and {REPORT}; unset: the model's", metavar="DIR")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    threads: int = option(0, THREADS_HELP, at_least=0)
+    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tiles(self.tiles)
+
+    @property
+    def variants(self) -> list[Variant]:
+        """The exports to make, format by format."""
+        wanted = {"fp32": self.fp32, "fp16": self.half, "int8": self.int8}
+        kinds = dict.fromkeys(self.format)
+        return [Variant(kind, precision) for kind in kinds for precision in wanted if wanted[precision]]
+
+
+def run(description: str) -> int:
+    """Export and prove; return the exit code: 1 if a proof failed."""
+    config = parse_config(ExportConfig, description)
+    with claimed_output(config.output or str(Path(config.model).parent)) as output:
+        device = choose_device(config.device, 0)
+        threads, workers = choose_threads_and_workers(1, 4, device.type)
+        torch.set_num_threads(config.threads or threads)
+        torch.backends.cudnn.allow_tf32 = False  # the proof compares with true fp32
+        check_variants(config.variants, device)
+        model = load_weights(config.model)
+        spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
+        require_classes(config.model, model, config.data, spec.names)
+        size_px = config.img_size or trained_size_px(model)
+        if config.batch_size > most_images(size_px):
+            raise UsageError(f"--batch-size {config.batch_size}: at most {most_images(size_px)} images of {size_px} px")
+        thresholds = Thresholds.text_of(config.thresholds, config.model, size_px) if config.thresholds else ""
+        tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
+        photos = evenly_spaced(read_photos(spec, "val", print), config.max_images)
+        judge = Judge(photos, spec.names, size_px, device, tiling, workers)
+        output.mkdir(parents=True, exist_ok=True)
+        print(f"torch: AP on {len(photos)} photographs", flush=True)
+        judge.learn(load_for_prediction(config.model, device))
+        training = read_photos(spec, "train") if config.int8 else []
+        files = [photo.file for photo in evenly_spaced(training, config.calibration_images)]
+        rows = make_exports(config, model, judge, CalibrationImages(files, size_px, tiling), output, thresholds)
+        if config.speed:
+            rows = add_speed(rows, config.model, output, judge.inputs[: config.batch_size], device)
+        report = {
+            "config": to_dict(config),
+            "environment": environment_report(),
+            "input_px": size_px,
+            "tiles_px": tiling.size_px if tiling else None,
+            "num_photographs": len(photos),
+            "rows": rows,
+        }
+        write_text_atomic(output / REPORT, json.dumps(report, indent=2) + "\n")
+        print("\n".join([table(rows), *instead_of_ap(rows, config.model)]))
+        failures = [failure for row in rows for failure in row["failures"]]
+        first = f"; {len(failures)} failures, the first: {failures[0]}" if failures else ""
+        print(f"Results in {output}: {REPORT}{first}")
+        if use := how_to_use([row for row in rows if not thresholds or row.get("thresholds")], output):
+            print(use)
+        return 1 if failures else 0
+
+
+def make_exports(
+    config: ExportConfig, model: YoloModel, judge: Judge, calibration: CalibrationImages, output: Path, thresholds: str
+) -> list[dict[str, Any]]:
+    """Convert and prove each variant; move those that pass to `output`. Return the report's rows."""
+    rows = []
+    digest = hashlib.sha256(Path(config.model).read_bytes()).hexdigest()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the folder below is removed
+    if shutil.disk_usage(output).free < 4 * Path(config.model).stat().st_size:  # PyTorch aborts on a full disk
+        raise OSError(errno.ENOSPC, "no room for an export", str(output))
+    with scratch_folder(output) as scratch:
+        for variant in config.variants:
+            how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)
+            thin, labels = [*trained_thin_classes(model)], trained_wire_labels(model)
+            labels["label_lengths"] = trained_label_lengths(model)
+            labels["stretch"] = [*(trained_stretch(model) or ())]
+            is_exact = variant.precision == "fp32" and variant.kind != "engine"  # which computes with the bits of fp16
+            labels["thresholds"] = carried = thresholds if is_exact else ""
+            facts = ExportFacts(class_names(model), *how, trained_windows(model), digest, thin, **labels)
+            folder = Path(tempfile.mkdtemp(dir=scratch))
+            print(f"{variant.kind} {variant.precision}: converting and comparing", flush=True)
+            made = convert(model, variant, facts, folder, Path(config.model).stem, calibration, judge.device)
+            proof = judge.prove(open_export(made, judge.device), facts, config.ap_tolerance)
+            for failure in proof.failures:
+                print(f"✗ {made.name}: {failure}; not written", flush=True)
+            rows.append(row_of(variant, made, proof, has_thresholds=bool(carried)))
+            if not proof.failures:
+                publish(made, output / made.name)
+                if carried != thresholds:
+                    print(
+                        f"{made.name} has other confidences, so no thresholds: judge it, evaluate_model.py --guarantee"
+                    )
+    return rows
+
+
+def evenly_spaced(photos: list[Photo], most: int | None) -> list[Photo]:
+    """Return at most `most` photographs, evenly spaced."""
+    number = min(most or len(photos), len(photos))
+    return [photos[index * len(photos) // number] for index in range(number)]
