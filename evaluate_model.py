@@ -7,15 +7,315 @@ python evaluate_model.py --model run/best.onnx   # an export (extras/exports/REA
 torchrun --nproc_per_node=4 evaluate_model.py --model run/best.pt
 """
 
+import json
 import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from utils.commands.evaluation import EvaluationConfig, result_lines, run
-from utils.common.config import parse_config
-from utils.common.errors import run_script
+import numpy as np
+import torch
+from torch import nn
+
+from utils import distributed
+from utils.common.config import option, parse_config
+from utils.common.cores import choose_threads_and_workers
+from utils.common.devices import choose_device, choose_precision
+from utils.common.errors import printable, run_script
+from utils.common.files import claimed_output, write_text_atomic
+from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
-from utils.common.text import next_command
-from utils.data.dataset_yaml import load_dataset_yaml
+from utils.common.text import next_command, without_mask_line
+from utils.data.dataset import Photo, SegmentationDataset, read_photos
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
+from utils.data.label_shapes import choose_thin_classes, sizes_on_disk
+from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
+from utils.distributed import cleanup_ddp, setup_ddp
+from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
+from utils.evaluation.evaluate import AP_LIMITS, Evaluation, OnImage, PhotoPixels, criterion_of, evaluate
+from utils.evaluation.flights import Guarantor
+from utils.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves
+from utils.evaluation.metrics.thin_objects import MIN_SCORE, TOLERANCE_PX, ThinRule
 from utils.evaluation.tables import all_tables
+from utils.evaluation.tile_search import TileSearch
+from utils.pages import plot_confusion_matrix, plot_curves
+from utils.pages.report import (
+    Subject,
+    Thumbnails,
+    Viewer,
+    build_page,
+    choose_worst,
+    count_errors,
+    draw_cards,
+    num_errors,
+    write_photographs,
+)
+from utils.predict.models import open_model
+from utils.predict.options import ModelOptions, overlap_option
+from utils.predict.tiles import LONGEST_WAIT_S, Predictor, choose_tiling
+from utils.yolo.model import class_names, require_classes
+from utils.yolo.trained import trained_size_px, trained_thin_classes, trained_windows
+
+PREFETCH = 4  # batches that each loader process prepares ahead
+METRICS_FILES = ("metrics.json", "compared_metrics.json")
+JUDGED_BY_CENTRELINES = ("not mask_resolution=proto", "not thin_classes=none")
+NATIVE_ONLY = ("overlap", "thin_classes", "centreline_tolerance", "centreline_confidence")
+
+
+@dataclass(frozen=True)
+class EvaluationConfig(ModelOptions):
+    """Options of `evaluate_model.py`."""
+
+    compare: str | None = option(None, "a second model, shown next to the first in report.html", metavar="MODEL")
+    data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
+    trust_links: bool = option(False, TRUST_LINKS_HELP)
+    split: str = option("val", "split to evaluate on", choices=("train", "val", "test"))
+    output: str = option("outputs/evaluation", "folder for the results", metavar="DIR")
+    batch_size: int = option(16, "images per process and forward pass", at_least=1)
+    num_workers: int = option(8, "loader processes per process, at most; fewer if there are too few cores")
+    mask_resolution: str = option(
+        "auto",
+        "resolution at which masks are compared: proto, a quarter of the input, as in Ultralytics; native, the "
+        "photograph's own pixels, for boxes too; auto: native if a model was trained on windows, else proto",
+        choices=("auto", "proto", "native"),
+    )
+    tiles: str = option(
+        "auto",
+        "side in pixels of the tiles that larger photographs are cut into, with --mask-resolution native; auto: "
+        "as the model was trained, which is no tiles if it saw whole photographs",
+        metavar="auto|off|SIZE",
+        needs="not mask_resolution=proto",
+    )
+    overlap: float = overlap_option("not mask_resolution=proto", "not tiles=off")
+    thin_classes: tuple[str, ...] = option(
+        ("auto",),
+        "classes judged by their centrelines, with --mask-resolution native: names; auto: those that were thin in the "
+        "training on windows, else those whose median object is 50 times as long as wide; none",
+        metavar="CLASS",
+        needs="not mask_resolution=proto",
+    )
+    centreline_tolerance: float = option(
+        TOLERANCE_PX,
+        "how far a centreline may lie from the true one, in pixels of the photograph",
+        at_least=0,
+        at_most=20,
+        needs=JUDGED_BY_CENTRELINES,
+    )
+    centreline_confidence: float = option(
+        MIN_SCORE,
+        "lowest confidence of a detection whose centreline counts",
+        at_least=0.001,
+        at_most=1,
+        needs=JUDGED_BY_CENTRELINES,
+    )
+    guarantee: tuple[str, ...] | None = option(
+        None,
+        "also find the highest confidence of each class at which at least this share is found, recall=0.9, or a photograph "
+        "has at most so many false alarms, false_alarms=2, or both; writes thresholds.yaml (docs/guarantee.md)",
+        metavar="PROMISE",
+    )
+    certainty: float = option(0.95, "probability with which the guarantee holds", above=0.5, below=1, needs="guarantee")
+    predictions: bool = option(True, "write predictions.json (COCO format, masks at the photographs' size)")
+    coco_eval: bool = option(
+        False,
+        "also write ground_truth.json and compute AP with faster-coco-eval (masks always at native resolution)",
+        needs="predictions",
+    )
+
+
+def run(config: EvaluationConfig) -> list[dict[str, Any]]:
+    """Evaluate, and write the results; return each model's metrics, on rank 0. Every rank must reach this."""
+    with claimed_output(config.output):
+        return evaluate_models(config)
+
+
+def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
+    """Do the work of `run`."""
+    ranks = distributed.read_rank_environment()
+    device = choose_device(config.device, ranks.local_rank)
+    threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
+    torch.set_num_threads(config.threads or threads)
+    paths = [config.model, config.compare] if config.compare else [config.model]
+    models = [open_model(path, device, config.amp, nms=config.nms) for path in paths]
+    spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
+    for path, model in zip(paths, models, strict=True):
+        require_classes(path, model, config.data, spec.names)
+    say = distributed.main_printer(ranks.rank)
+    photos = read_photos(spec, config.split, say)
+    size_of = sizes_on_disk(photos)
+    config = choose_resolution(config, models)
+    is_native = config.mask_resolution == "native"
+    thin_classes = thin_classes_for(config, models[0], photos, size_of, spec.names)
+    asked_of = (config.certainty, config.model, spec, config.split, photos)
+    guarantor = Guarantor(config.guarantee, *asked_of) if config.guarantee else None
+    thin = ThinRule(thin_classes, config.centreline_tolerance, config.centreline_confidence, guarantor is not None)
+    candidates = [
+        get_candidate(path, model, photos, config, device, thin) for path, model in zip(paths, models, strict=True)
+    ]
+    loaders = [get_loader(candidate, config, ranks, workers) for candidate in candidates]
+    if any(candidate.find for candidate in candidates):
+        os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
+    setup_ddp(device, ranks)
+    collector = CocoCollector([photo.file for photo in photos], size_of)
+    thumbnails = Thumbnails(photos, is_native, collector.see_masks)
+    evaluations = []
+    for candidate, loader in zip(candidates, loaders, strict=True):
+        is_main = candidate is candidates[0]  # the COCO files are written for --model alone
+        on_masks = thumbnails.see_masks if config.predictions and is_main else None
+        on_image: OnImage | None = collector.see_image if config.coco_eval and is_main else None
+        on_image = guarantor.watch(on_image) if guarantor and is_main else on_image
+        photo = PhotoPixels(size_of, is_native, on_masks, thin, candidate.find)
+        batches = Progress("batches", len(loader), ranks.is_main and candidate.find is None)(loader)
+        how: dict[str, Any] = {"precision": candidate.precision, "on_image": on_image, "photo": photo}
+        evaluations.append(evaluate(candidate.model, batches, spec.names, candidate.criterion, device, **how))
+        if candidate.find:
+            number = int(distributed.all_reduce_sum(torch.tensor([float(candidate.find.num_without_mask)])).item())
+            if number:
+                say(without_mask_line(number))
+    if guarantor:
+        first = candidates[0]
+        how = {"autocast_dtype": first.precision.dtype}
+        whole = Predictor(first.model, first.dataset.size_px, device, config.batch_size, None, AP_LIMITS, **how)
+        predictor = first.find.predictor if first.find else whole
+        evaluations[0].metrics["guarantee"] = guarantor.finish(evaluations[0].results, predictor)
+    predictions, ground_truth = collector.gather(spec.names)
+    small_pictures = thumbnails.gather()
+    metrics: list[dict[str, Any]] = []
+    if ranks.is_main:
+        files: dict[str, Any] = {"predictions.json": predictions} if config.predictions else {}
+        files |= {"ground_truth.json": ground_truth} if config.coco_eval else {}
+        metrics = write_results(config, candidates, evaluations, files)
+        if guarantor:
+            guarantor.write(Path(config.output))
+        write_page(config, candidates, evaluations, metrics, small_pictures)
+    cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
+    return metrics
+
+
+def choose_resolution(config: EvaluationConfig, models: Sequence[nn.Module]) -> EvaluationConfig:
+    """Return the options with `--mask-resolution auto` decided: native for tiles, and where an option asks for it."""
+    if config.mask_resolution != "auto":
+        return config
+    has_tiles = config.tiles.isdecimal() or (config.tiles == "auto" and any(map(trained_windows, models)))
+    asks = any(getattr(config, name) != getattr(EvaluationConfig, name) for name in NATIVE_ONLY)
+    return replace(config, mask_resolution="native" if has_tiles or asks else "proto")
+
+
+def thin_classes_for(
+    config: EvaluationConfig,
+    model: nn.Module,
+    photos: list[Photo],
+    size_of: Callable[[int], tuple[int, int]],
+    names: tuple[str, ...],
+) -> tuple[int, ...]:
+    """Return the classes that are judged by their centrelines: by default those that were thin in the model's training."""
+    asked = config.thin_classes if config.mask_resolution == "native" else ("none",)
+    if asked == ("auto",):
+        asked = tuple(names[class_id] for class_id in trained_thin_classes(model)) or asked
+    return choose_thin_classes(asked, photos, size_of, names)
+
+
+def get_candidate(
+    path: str, model: nn.Module, photos: list[Photo], config: EvaluationConfig, device: torch.device, rule: ThinRule
+) -> Viewer:
+    """Return a model with the split at its input size, and with the search on tiles if there are to be tiles."""
+    size_px, precision = config.img_size or trained_size_px(model), choose_precision(config.amp, device)
+    dataset, is_native = SegmentationDataset(photos, size_px), config.mask_resolution == "native"
+    candidate = Viewer(path, model, criterion_of(model), dataset, class_names(model), device, precision, is_native)
+    tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
+    if tiling is None:
+        return candidate
+    if not is_native:
+        print(f"{path} was trained on windows: evaluated on whole photographs; tiles need --mask-resolution native")
+        return candidate
+    limits, dtype, thin = AP_LIMITS, precision.dtype, rule.classes
+    predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, autocast_dtype=dtype, thin=thin)
+    ranks = distributed.read_rank_environment()
+    progress = Progress("photographs", len(photos[ranks.rank :: ranks.world_size]), ranks.is_main)
+    return replace(candidate, find=TileSearch(predictor, photos, progress))
+
+
+def get_loader(candidate: Viewer, config: EvaluationConfig, ranks: distributed.RankInfo, workers: int) -> Any:
+    """Return the loader of this rank's share of the images; rank 0 prints what the machine's limits changed."""
+    dataset = candidate.dataset
+    batches = ShardBatches(len(dataset), config.batch_size, ranks.rank, ranks.world_size)
+    bytes_per_batch = batch_bytes(config.batch_size, dataset.size_px)
+    workers, notes = plan_loader(workers, PREFETCH, bytes_per_batch, ranks.local_world_size)
+    if ranks.is_main and notes:
+        print(*notes, sep="\n")
+    return get_dataloader(dataset, batches, workers, candidate.device.type == "cuda", PREFETCH)
+
+
+def write_results(
+    config: EvaluationConfig, candidates: Sequence[Viewer], evaluations: Sequence[Evaluation], files: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Write COCO files and metrics; with --coco-eval also compute COCO's AP. Return each model's metrics."""
+    folder = Path(config.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file_name, content in files.items():
+        write_text_atomic(folder / file_name, json.dumps(content))
+    metrics = [metrics_of(config, *judged) for judged in zip(candidates, evaluations, strict=True)]
+    if config.coco_eval:
+        coco_files = (folder / "ground_truth.json", folder / "predictions.json")
+        metrics[0]["coco_eval"] = evaluate_with_faster_coco_eval(*coco_files)
+    if len(metrics) < len(METRICS_FILES):  # left by an earlier --compare
+        (folder / METRICS_FILES[1]).unlink(missing_ok=True)
+    for file_name, content in zip(METRICS_FILES, metrics, strict=False):
+        write_text_atomic(folder / file_name, json.dumps(content, indent=2) + "\n")
+    return metrics
+
+
+def metrics_of(config: EvaluationConfig, candidate: Viewer, evaluation: Evaluation) -> dict[str, Any]:
+    """Return the content of a model's metrics.json."""
+    settings: dict[str, Any] = candidate.find.settings if candidate.find else {}
+    if config.mask_resolution == "native":
+        judged = {"tolerance_px": config.centreline_tolerance, "confidence": config.centreline_confidence}
+        settings = {**settings, "centrelines": judged}
+    return {
+        "model": candidate.path,
+        "data": config.data,
+        "split": config.split,
+        "img_size": candidate.dataset.size_px,
+        "mask_resolution": config.mask_resolution,
+        **settings,
+        **evaluation.metrics,
+        "operating_points": operating_points(evaluation.results, candidate.names),
+        "calibration": calibration(evaluation.results),
+        "worst_images": choose_worst(count_errors(evaluation.results, len(candidate.names), candidate.dataset.photos)),
+    }
+
+
+def write_page(
+    config: EvaluationConfig,
+    candidates: Sequence[Viewer],
+    evaluations: Sequence[Evaluation],
+    metrics: Sequence[dict[str, Any]],
+    small_pictures: dict[int, bytes],
+) -> None:
+    """Write figures and report.html. The model runs a second time on the few images that it shows large; none were kept."""
+    names, folder = candidates[0].names, Path(config.output)
+    subjects = [
+        Subject(values, precision_recall_curves(evaluation.results, names))
+        for values, evaluation in zip(metrics, evaluations, strict=True)
+    ]
+    plot_curves(subjects[0].curves, names, folder)
+    plot_confusion_matrix(np.array(metrics[0]["confusion_matrix"]), names, folder / "confusion_matrix.png")
+    cards = draw_cards(metrics[0]["worst_images"], candidates)
+    errors = count_errors(evaluations[0].results, len(names), candidates[0].dataset.photos) if small_pictures else []
+    thumbnails = [(row, small_pictures.get(row["image_id"], b"")) for row in errors]
+    write_text_atomic(folder / "report.html", build_page(subjects, cards, thumbnails))
+    write_photographs(folder, [card.view for card in cards if card.view is not None])
+
+
+def result_lines(config: EvaluationConfig, metrics: dict[str, Any]) -> list[str]:
+    """Return the lines that name the files, and the photographs to look at: those with the most errors."""
+    names = ("report.html", "photographs.html", "metrics.json", "predictions.json")
+    found = [name for name in names if (Path(config.output) / name).exists()]
+    files = f"Results in {config.output}: {', '.join(found)}, *_curve.png, confusion_matrix.png"
+    worst = [f"{printable(row['file'], 60)} ({num_errors(row)})" for row in metrics["worst_images"][:3]]
+    page = f"{config.output}/{'photographs.html' if names[1] in found else 'report.html'}"
+    return [files, *([f"Most errors: {', '.join(worst)}; {page} shows them"] if worst else [])]
 
 
 def main() -> int:

@@ -49,7 +49,7 @@ def evaluate(model: str | Path, **options: Any) -> dict[str, Any]:
 
     Every rank must reach this; ranks above 0 get an empty dictionary.
     """
-    from utils.commands.evaluation import EvaluationConfig, run
+    from evaluate_model import EvaluationConfig, run
 
     metrics = run(parse_config(EvaluationConfig, "", words_of({"model": model, **options}), exits=False))
     return metrics[0] if metrics else {}

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from evaluate_model import EvaluationConfig, choose_resolution
 from tests.support.oracle import NAMES, SIZE_PX, Oracle, draw_photos, evaluate_oracle
 from tests.support.ranks import run_ranks
 from utils import distributed
-from utils.commands.evaluation import EvaluationConfig, choose_resolution
 from utils.common.files import write_text_atomic
 from utils.data.dataset import Photo, Sample, SegmentationDataset, collate
 from utils.data.images import write_jpeg

@@ -93,15 +93,7 @@ SCRIPTS = [
         values=TILES,
         kept=TILING,
     ),
-    Script(
-        "evaluate_model",
-        "EvaluationConfig",
-        ("--model=m",),
-        home="utils.commands.evaluation",
-        real=("utils.commands.evaluation",),
-        values=TILES,
-        kept=TILING | {"Viewer": Viewer},
-    ),
+    Script("evaluate_model", "EvaluationConfig", ("--model=m",), values=TILES, kept=TILING | {"Viewer": Viewer}),
     Script(
         "check_data",
         "CheckConfig",

@@ -6,7 +6,7 @@ from typing import Any
 from utils.common.errors import UsageError
 from utils.data.augment import Augmentation, AugmentOptions
 from utils.data.label_shapes import LabelShapes
-from utils.data.label_statistics import MIN_ELONGATION
+from utils.data.polygons import MIN_ELONGATION
 from utils.data.windows import WindowConfig
 
 # For photographs from above: with --fliplr 0.5 every direction is equally likely. docs/research/wires.md has the measurement.

@@ -12,15 +12,9 @@ from utils.common.errors import UsageError
 from utils.common.spellings import nearest
 from utils.common.text import coloured
 from utils.data.images import upright_size
-from utils.data.label_statistics import (
-    class_bends,
-    common_direction,
-    elongated_classes,
-    elongation,
-    label_lengths,
-    spread_out,
-)
+from utils.data.label_statistics import class_bends, common_direction, label_lengths, spread_out
 from utils.data.labels import Photo
+from utils.data.polygons import elongated_classes, elongation
 
 MEASURED_PHOTOS = 1000  # whose labels' lengths are measured
 THIN_PX, SMALL_PX = 4.0, 12.0  # width, and longer side, of labels in the network's input that are hard to learn

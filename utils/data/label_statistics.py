@@ -18,7 +18,6 @@ LEAST_SPREAD, MOST_SPREAD = (
 # (MAX_SAG): real wires 0.004, drawn ones 0.03 to 0.08; roots 0.13, cracks 0.23, vessels 0.9.
 MAX_BEND, STRAIGHT_SHARE = 0.012, 0.75
 BEND_POINTS = 256  # that stand for an outline in `bend_of`
-MIN_ELONGATION = 50.0  # of a class's median object; poles have 10 to 40, wires 70 to 900
 LONG = 3.0  # an object has a direction if its smallest rectangle is this many times as long as wide
 MIN_LONG_OBJECTS = 20  # of a class, for their directions to say anything
 DIRECTION_PHOTOS = 64  # whose objects' directions are measured, spread over the split
@@ -108,21 +107,3 @@ def common_direction(
                 of_class.setdefault(class_id, []).append(np.exp(2j * direction))
     agreements = [float(abs(np.mean(values))) for values in of_class.values() if len(values) >= MIN_LONG_OBJECTS]
     return max(agreements, default=None)
-
-
-def elongation(outline: np.ndarray) -> float:
-    """Return length over width of the straight or curved strip with the area and perimeter of an outline (V, 2); 1 at least."""
-    (x, y), (next_x, next_y) = outline.T.astype(np.float64), np.roll(outline, -1, axis=0).T.astype(np.float64)
-    area = abs(float(x @ next_y - y @ next_x)) / 2
-    perimeter = float(np.hypot(next_x - x, next_y - y).sum())
-    # The sides a >= b of a rectangle: a + b = perimeter / 2, a * b = area.
-    half, root = perimeter / 4, max((perimeter / 4) ** 2 - area, 0.0) ** 0.5
-    return (half + root) / max(half - root, 1e-6)
-
-
-def elongated_classes(class_ids: Iterable[int], elongations: Iterable[float]) -> tuple[int, ...]:
-    """Return the classes whose objects have a median elongation of MIN_ELONGATION or more, ascending."""
-    of_class: dict[int, list[float]] = {}
-    for class_id, value in zip(class_ids, elongations, strict=True):
-        of_class.setdefault(int(class_id), []).append(value)
-    return tuple(sorted(class_id for class_id, values in of_class.items() if np.median(values) >= MIN_ELONGATION))

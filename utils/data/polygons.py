@@ -4,6 +4,7 @@
 """
 
 import itertools
+from collections.abc import Iterable
 
 import cv2
 import numpy as np
@@ -13,6 +14,7 @@ MIN_SIDE_PX = 2.0  # of the longer side of an augmented outline; smaller ones ar
 MIN_VISIBLE_FRACTION = 0.01  # of the area of an outline's box, as in YOLOv8
 SIZES = ("small", "medium", "large")
 SIZE_BOUNDS_PX2 = (32.0**2, 96.0**2)  # COCO's: small below the first, large from the second on
+MIN_ELONGATION = 50.0  # of a class's median object; poles have 10 to 40, wires 70 to 900
 
 
 def transform_points(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
@@ -135,3 +137,21 @@ def draw_index_map(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
 def size_classes(areas: np.ndarray) -> np.ndarray:
     """Return the position in SIZES of each area in pixels of the photograph: uint8, the shape of `areas`."""
     return np.digitize(np.asarray(areas, np.float64), SIZE_BOUNDS_PX2).astype(np.uint8)
+
+
+def elongation(outline: np.ndarray) -> float:
+    """Return length over width of the straight or curved strip with the area and perimeter of an outline (V, 2); 1 at least."""
+    (x, y), (next_x, next_y) = outline.T.astype(np.float64), np.roll(outline, -1, axis=0).T.astype(np.float64)
+    area = abs(float(x @ next_y - y @ next_x)) / 2
+    perimeter = float(np.hypot(next_x - x, next_y - y).sum())
+    # The sides a >= b of a rectangle: a + b = perimeter / 2, a * b = area.
+    half, root = perimeter / 4, max((perimeter / 4) ** 2 - area, 0.0) ** 0.5
+    return (half + root) / max(half - root, 1e-6)
+
+
+def elongated_classes(class_ids: Iterable[int], elongations: Iterable[float]) -> tuple[int, ...]:
+    """Return the classes whose objects have a median elongation of MIN_ELONGATION or more, ascending."""
+    of_class: dict[int, list[float]] = {}
+    for class_id, value in zip(class_ids, elongations, strict=True):
+        of_class.setdefault(int(class_id), []).append(value)
+    return tuple(sorted(class_id for class_id, values in of_class.items() if np.median(values) >= MIN_ELONGATION))

@@ -11,7 +11,7 @@ import numpy as np
 from utils.common.colors import class_color, contrast_color
 from utils.common.files import write_bytes_atomic
 from utils.data.images import encode_jpeg, fit_long_side
-from utils.data.label_statistics import elongation
+from utils.data.polygons import elongation
 from utils.predict.regions import Region
 
 _MASK_TENTHS = 4  # tenths of the class colour in a tinted pixel; an integer, so that no float picture is needed

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.evaluation.made_up import image_result
-from utils.data.label_statistics import elongated_classes, elongation
+from utils.data.polygons import elongated_classes, elongation
 from utils.evaluation.guarantee import Promise
 from utils.evaluation.metrics import thin_objects
 from utils.evaluation.metrics.matching import LEVELS
