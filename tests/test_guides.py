@@ -16,7 +16,6 @@ import benchmark_ddp
 import tests.recipes.crowd_bt
 import tests.recipes.training_engine
 import tests.recipes.underwater_ir  # noqa: F401 # these three make the recipes' modules importable
-from tests.support.option_scripts import SCRIPTS
 from tests.support.plugin import PROJECT
 from utils.common.config import parse_config, read_config
 from utils.common.cores import choose_threads_and_workers
@@ -56,8 +55,18 @@ def read_settings(words: Sequence[str]) -> Any:
     return read_config(settings.Settings, PROJECT / "recipes/compressed_ad" / [*words, settings.DEFAULT_CONFIG][0])
 
 
+OPTIONS = {
+    "benchmark_ddp": "BenchmarkConfig",
+    "download_data": "DownloadConfig",
+    "evaluate_model": "EvaluationConfig",
+    "inference": "InferenceConfig",
+    "parse_labels": "ParseConfig",
+    "profile_gpu": "ProfileConfig",
+    "test_ddp": "MachineCheckConfig",
+}
 READERS: dict[str, Callable[[Sequence[str]], Any]] = {
-    **{f"{script.module}.py": partial(options_of, script.home, script.options) for script in SCRIPTS},
+    **{f"{script}.py": partial(options_of, script, name) for script, name in OPTIONS.items()},
+    "train_yolo_ddp.py": partial(options_of, "utils.training.config", "TrainConfig"),
     "recipes/crowd_bt/train.py": lambda words: importlib.import_module("crowd_bt.options").read_options(words),
     "recipes/training_engine/distributed_training_example.py": partial(
         options_of, "distributed_training_example", "ExampleConfig"

@@ -20,13 +20,10 @@ from extras.exports import report as export_report
 from extras.exports import speed as export_speed
 from extras.exports.conversion import LOCK_FILE, CalibrationImages, publish, scratch_folder
 from extras.exports.speed import images_per_second
-from tests import test_options_act as options_act
 from tests.commands import test_pretended_gpu as pretended_gpu
 from tests.predict.tiny_network import NAMES, SIZE_PX, WINDOWS, smooth_data, tiny_weights
-from tests.support.option_scripts import TILES, TILING, Script
 from tests.support.plugin import run_main
 from utils.common.errors import UsageError, UserError
-from utils.common.extras import require_extra
 from utils.predict.thresholds import FEWEST_GROUPS, NUM_TRAITS, VERSION, digest_of_model
 from utils.predict.tiles import Tiling
 
@@ -294,21 +291,3 @@ def test_the_command_runs_on_a_gpu(weights: Path, data: Path, tmp_path: Path) ->
     (seen,) = pretended_gpu.run(tmp_path, 1, "export", line)
     assert seen["code"] == 0, (tmp_path / "printed.txt").read_text()
     assert seen["copies"] > 0
-
-
-def need_one(variants: list[Any], _: object) -> None:
-    """Stand for `check_variants`, which also asks what is installed."""
-    if not variants:
-        raise UsageError("--no-fp32 alone")
-
-
-def test_every_option_acts_or_is_refused_in_every_mode_and_each_rule_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = "extras.exports.command"
-    values = {**TILES, "max_images": (2,), "calibration_images": (2,)}
-    kept = {**TILING, "check_variants": need_one, "require_extra": require_extra}
-    script = Script("export", "ExportConfig", ("--model=m",), where, (where,), values=values, kept=kept)
-    with monkeypatch.context() as patch:
-        options_act.test_every_option_acts_or_is_refused_in_every_mode(script, patch)
-    monkeypatch.setattr(options_act, "SCRIPTS", [script])
-    monkeypatch.setattr(options_act, "HANDED_ON", {str(script): {"thresholds"}})
-    options_act.test_each_rule_is_needed(monkeypatch)
