@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+import check_data
 from tests.support.plugin import PROJECT
 from utils.common.errors import UserError
 from utils.common.extras import find_extra, require_extra
@@ -52,3 +53,9 @@ def test_an_extra_is_found_by_its_name_and_its_absence_is_one_line(monkeypatch: 
     there = ModuleType("extras.made_up")
     monkeypatch.setitem(sys.modules, "extras.made_up", there)
     assert require_extra("made_up") is there
+
+
+def test_a_command_whose_extra_is_not_there_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "extras.check", None)
+    with pytest.raises(UserError, match=r"^extras/check is not in this folder: "):
+        check_data.main()

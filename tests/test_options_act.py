@@ -15,7 +15,6 @@ from utils.data.augment import Augmentation
 from utils.engine import EngineOptions
 from utils.training.config import TrainConfig
 
-KINDS = ("needs", "wants")
 # Rules that the walk cannot prove: the script hands the option on in every mode, and what it calls leaves it out there.
 HANDED_ON = {
     "train_yolo_ddp": {"ema_decay", "ema_ramp", "prefetch", "colour", "close_mosaic"},
@@ -54,15 +53,8 @@ def test_each_rule_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, set[str]] = {}
     for script in (script for script in SCRIPTS if not script.only):
         with monkeypatch.context() as patch:
-            walk = Walk(script, patch)
-            modes = walk.modes()
-            for option in walk.options.values():
-                if any(option.metadata[kind] for kind in KINDS) and option.name not in script.elsewhere:
-                    with monkeypatch.context() as without:
-                        without.setattr(option, "metadata", {**option.metadata, "needs": (), "wants": ()})
-                        if not any(walk.idle(mode, [option.name]) for mode in modes):
-                            found.setdefault(str(script), set()).add(option.name)
-    assert found == HANDED_ON
+            found[str(script)] = Walk(script, patch).unneeded_rules()
+    assert {script: names for script, names in found.items() if names} == HANDED_ON
 
 
 def test_no_script_is_left_out() -> None:

@@ -122,15 +122,6 @@ SCRIPTS = [
         kept=TILING | {"Viewer": Viewer},
     ),
     Script(
-        "check_data",
-        "CheckConfig",
-        modes=(("--model=m",),),
-        values=TILES,
-        kept=TILING,
-        stubs=("print_results", "first_error"),
-        tested={"world_size": 1},
-    ),
-    Script(
         "export",
         "ExportConfig",
         ("--model=m",),

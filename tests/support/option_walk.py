@@ -104,6 +104,17 @@ class Walk:
         idle = [(mode, name) for mode in self.modes() for name in self.idle(mode, wanted, acted)]
         return acted, idle
 
+    def unneeded_rules(self) -> set[str]:
+        """Return the options whose `needs` and `wants` the walk does not miss when they are taken away."""
+        found, modes = set(), self.modes()
+        for option in self.options.values():
+            if conditions_of(option) and option.name not in self.script.elsewhere:
+                with pytest.MonkeyPatch.context() as without:
+                    without.setattr(option, "metadata", {**option.metadata, "needs": (), "wants": ()})
+                    if not any(self.idle(mode, [option.name]) for mode in modes):
+                        found.add(option.name)
+        return found
+
     def idle(self, mode: tuple[str, ...], names: Iterable[str], acted: set[str] | None = None) -> list[str]:
         """Return the options that neither act in a mode nor are refused nor named; add those that act to `acted`."""
         try:
