@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+import check_data
 import export
 from tests.support.plugin import PROJECT, run_main
 from utils.common.errors import UserError
@@ -63,3 +64,9 @@ def test_an_export_without_its_extra_is_one_line(tmp_path: Path, monkeypatch: py
             open_model(tmp_path / name)
     with pytest.raises(UserError, match=r"^extras/exports is not in this folder: "):
         run_main(export, monkeypatch, "--model", "best.pt")
+
+
+def test_a_command_whose_extra_is_not_there_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "extras.check", None)
+    with pytest.raises(UserError, match=r"^extras/check is not in this folder: "):
+        check_data.main()

@@ -12,8 +12,7 @@ from extras.maps.changes import GONE
 from extras.maps.wgs84 import geocentric, offsets_m
 from utils.common.colors import class_color
 from utils.common.text import counted
-from utils.pages.report.markup import Markup, color_key, element, joined, number_cards, report_page
-from utils.pages.report.tables import heading, name_cell, table
+from utils.pages.markup import Markup, color_key, element, heading, joined, name_cell, number_cards, report_page, table
 
 MAP_PX, LEAST_SHARE = 640, 0.45  # width of the map, and least height or width of what is drawn, as a share of that
 MARGIN_PX, DOT_PX, MOST_NAMES = 34, 5, 40

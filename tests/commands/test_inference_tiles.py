@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import benchmark_ddp
-import check_data
 import download_data
 import evaluate_model
 import inference
@@ -164,7 +163,7 @@ def test_an_output_that_is_no_folder_is_refused_before_the_work(
     (tmp_path / "file").write_text("a result of another program")
     place = tmp_path / output
     flags = {inference: ("--model", "x.pt", "--source", "y"), evaluate_model: ("--model", "x.pt")}
-    flags |= {download_data: ("--sample", "1"), check_data: (), profile_gpu: (), benchmark_ddp: ()}
+    flags |= {download_data: ("--sample", "1"), profile_gpu: (), benchmark_ddp: ()}
     for script in flags:
         with pytest.raises(UserError, match=rf"^--output {place}: .+; name a folder in which files can be written$"):
             run_main(script, monkeypatch, *flags[script], "--output", place)

@@ -166,7 +166,6 @@ COMMANDS: dict[str, tuple[str, str, Callable[[Path, TrainedRun], Mapping[str, st
         "--batch-size 2 --steps 1 --warmup 1 --repeats 1 --scaling strong --img-size 64 --output {out}",
         nothing,
     ),
-    "check data": ("check_data", "--model {best} --data {data} --tiles 96 --output {out} --tolerate", nothing),
     "check machine": ("test_ddp", "--data {data}", nothing),
     "crowd_bt": (
         "recipes/crowd_bt/train",

@@ -75,7 +75,7 @@ def test_the_pictures_of_all_photographs_stay_within_their_bytes(monkeypatch: py
     assert "3 of 4 photographs. " in page
     assert "1.jpg: 9 objects, 2 missed, 1 false, 2 confused" in page
     assert page.index("2.jpg: 9") < page.index("1.jpg: 9") < page.index("0.jpg: 9"), "most errors first"
-    monkeypatch.setattr("utils.pages.report.markup.MAX_THUMBNAIL_BYTES", sum(len(card.truth) for card in cards[:2]))
+    monkeypatch.setattr("utils.pages.markup.MAX_THUMBNAIL_BYTES", sum(len(card.truth) for card in cards[:2]))
     page = build_page([made_up_subject(("pole",), 1)], [], pictures)
     assert "2 of 4 photographs" in page
     assert "All photographs" not in build_page([made_up_subject(("pole",), 1)], [])

@@ -38,6 +38,16 @@ def photo(width: int = 400, height: int = 300, shade: int = 90, orientation: int
     return stream.getvalue()
 
 
+def picture(seed: int, size: tuple[int, int] = (400, 300)) -> np.ndarray:
+    """Draw a photograph-like picture: coarse and fine structure, RGB uint8 (H, W, 3)."""
+    rng = np.random.default_rng(seed)
+    image = np.zeros((size[1], size[0], 3), np.float32)
+    for cells, strength in ((3, 55), (8, 30), (24, 20), (70, 12), (200, 8)):
+        noise = rng.normal(0, strength, (cells * 3 // 4, cells, 3)).astype(np.float32)
+        image += cv2.resize(noise, size, interpolation=cv2.INTER_CUBIC)
+    return np.clip(image + 120, 0, 255).astype(np.uint8)
+
+
 def polygon(value: str, *pairs: tuple[float, float]) -> dict[str, Any]:
     return {"value": value, "polygon": [{"x": x, "y": y} for x, y in pairs]}
 

@@ -8,14 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.sources.checks.planted import picture
-from tests.sources.parsing.raw_folder import BOX, WIRE, build, write_csv
+from tests.sources.parsing.raw_folder import BOX, WIRE, build, picture, write_csv
 from utils.common.errors import UserError
-from utils.sources import near_duplicates
-from utils.sources.checks.pictures import measure, same_measured
-from utils.sources.near_duplicates import Likeness, same_pictures, signature
 from utils.sources.parsing.manifest import report_lines
-from utils.sources.parsing.photograph import build_image
 
 START = datetime(2023, 4, 3, 13, 26, 37)
 
@@ -52,34 +47,10 @@ def test_the_same_picture_in_train_and_val(pairs: Path) -> None:
     split_of = sides(processed)
     assert set(split_of.values()) == {"train", "val"}
     assert all(split_of[str(number)] == split_of[f"copy {number}"] for number in range(12))
-    files = sorted(processed.glob("*/images/*.jpg"))
-    numbers, _ = same_measured([measure(file) for file in files])  # what check_data.py finds
-    assert len(set(numbers.tolist())) == 12
     assert sorted(manifest["copies"]) == sorted([f"{number}.jpg", f"copy {number}.jpg"] for number in range(12))
     assert "copies: 24 photographs show only 12 pictures; each is on one side" in report_lines(manifest)
     build(pairs)  # moves no copy
     assert sides(processed) == split_of
-
-
-def test_parsing_and_checking_find_the_same_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first said that each was on one side, and the second that a pair was in two splits."""
-    for name, image in (("small.jpg", picture(1)), ("large.jpg", np.kron(picture(1), np.ones((9, 9, 1), np.uint8)))):
-        write(tmp_path, name, image)
-        jpeg, facts = build_image((tmp_path / name).read_bytes(), 1280)
-        (tmp_path / "output.jpg").write_bytes(jpeg)
-        assert bytes.fromhex(facts.signature) == signature(measure(tmp_path / "output.jpg").thumb)
-    seen: list[list[bytes]] = []
-
-    def record(*two: np.ndarray) -> Likeness:
-        seen.append([thumb.tobytes() for thumb in two])
-        return Likeness()
-
-    monkeypatch.setattr(near_duplicates, "likeness", record)
-    thumbs = np.stack([measure(tmp_path / name).thumb for name in ("small.jpg", "output.jpg")])
-    for order in ([0, 1], [1, 0]):
-        kept = thumbs[order]
-        same_pictures("ab", [signature(thumb) for thumb in kept], kept.__getitem__)
-    assert seen[0] == seen[1]
 
 
 def test_photographs_that_are_all_alike_are_split_one_by_one(tmp_path: Path) -> None:

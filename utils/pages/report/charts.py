@@ -11,7 +11,7 @@ import numpy as np
 
 from utils.common.colors import PALETTE, class_color
 from utils.pages.figures import MAX_CLASSES_SHOWN
-from utils.pages.report.markup import Markup, element, joined
+from utils.pages.markup import Markup, element, joined
 
 WIDTH, HEIGHT = 460, 310  # of a chart, in SVG units
 LEFT, TOP, RIGHT, BOTTOM = 46, 12, 448, 268  # of the axes; report.js has the same numbers

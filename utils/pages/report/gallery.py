@@ -23,7 +23,8 @@ from utils.evaluation.metrics.results import ImageResult
 from utils.evaluation.native_masks import OnMasks, outlines_in_photo, place
 from utils.evaluation.tile_search import TileSearch
 from utils.pages import NO_DETECTIONS, draw_instances
-from utils.pages.pictures import Mask
+from utils.pages.markup import MAX_THUMBNAILS, thumbnail_px
+from utils.pages.pictures import CONFUSED, FALSE, MISSED, RIGHT, Mask
 from utils.pages.report.photographs import JPEG_QUALITY as FULL_QUALITY
 from utils.pages.report.photographs import MAX_PHOTOS, MIN_LONG_SIDE_PX, FullView, Shape, region_outlines
 from utils.predict.detections import Detections, Placement, detect, photo_masks, raw_outputs
@@ -36,11 +37,7 @@ MAX_BYTES = 4_000_000  # of all JPEG files together; base64 makes them a third l
 LONG_SIDE_PX = 640
 JPEG_QUALITY = 80
 KINDS_OF_ERROR = ("missed", "false", "confused")
-MAX_THUMBNAILS = 280
 Color = tuple[int, int, int]
-# Okabe and Ito's sky blue, vermillion and yellow, and a violet. In the simulations of Machado et al. (2009) of the three
-# kinds of colour blindness any two of them are at least 34 apart (CIE76), missed and false 87.
-RIGHT, MISSED, FALSE, CONFUSED = (86, 180, 233), (213, 94, 0), (128, 64, 255), (240, 228, 66)
 ERROR_OF = {RIGHT: "", MISSED: "missed", FALSE: "false", CONFUSED: "confused"}
 
 
@@ -69,11 +66,6 @@ class Card:
     lines: Sequence[str] = ()  # the first model's errors, such as "12 × missed: wire"
     view: FullView | None = None  # of a large photograph, with the first model's predictions
     full_size: int | None = None  # the number of `view` among those of all cards
-
-
-def thumbnail_px(num_photos: int) -> int:
-    """Return the long side of the small pictures, with which a drone's photographs take at most MAX_BYTES as JPEG."""
-    return 400 if num_photos <= 100 else 256
 
 
 def count_errors(results: Sequence[ImageResult], num_classes: int, photos: Sequence[Photo]) -> list[dict[str, Any]]:

@@ -9,10 +9,10 @@ import numpy as np
 from utils.common.text import counted
 from utils.evaluation.tables import guarantee_lines
 from utils.pages.figures import MAX_CLASSES_SHOWN
+from utils.pages.markup import Markup, color_key, element, joined, report_page, thumbnails, zoomable
 from utils.pages.report import photographs, tables
 from utils.pages.report.charts import Line, class_style, confusion_chart, curve_chart, reliability_chart
 from utils.pages.report.gallery import ERROR_OF, KINDS_OF_ERROR, Card, num_errors
-from utils.pages.report.markup import Markup, color_key, element, joined, report_page, thumbnails, zoomable
 from utils.pages.report.tables import KINDS, MODEL_LETTERS
 
 CURVES = (

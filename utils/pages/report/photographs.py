@@ -13,7 +13,7 @@ import numpy as np
 from utils.common.colors import contrast_color
 from utils.common.files import write_bytes_atomic, write_text_atomic
 from utils.common.text import counted
-from utils.pages.report.markup import Markup, document, element
+from utils.pages.markup import Markup, document, element
 from utils.predict.regions import Region
 
 PAGE, FOLDER = "photographs.html", "photographs"
@@ -92,7 +92,7 @@ def build_photographs(views: Sequence[FullView]) -> str:
     ]
     return document(
         "Photographs at full size",
-        "photographs",
+        Path(__file__),
         "img-src 'self' file: data:",
         element(
             "header",

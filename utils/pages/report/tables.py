@@ -4,12 +4,12 @@ An element that shows a metric has its key in `data-key` and its unrounded value
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from utils.common.text import counted
 from utils.data.polygons import SIZES
-from utils.pages.report.markup import Markup, element
+from utils.pages.markup import Markup, element, heading, name_cell, table
 
 KINDS = {"mask": "masks", "box": "boxes"}
 NOTHING = "–"
@@ -169,24 +169,6 @@ def confusions_table(metrics: Metrics) -> Markup:
         for count, row, column in entries[:MAX_CONFUSIONS]
     ]
     return table("The most frequent confusions", head, rows)
-
-
-def table(caption: str, head: Iterable[str], rows: Iterable[str], total: Markup | None = None) -> Markup:
-    """Return a sortable table, in an element that scrolls if the window is narrow."""
-    parts = [element("thead", element("tr", *head)), element("tbody", *rows)]
-    parts += [element("tfoot", total)] if total else []
-    inside = element("table", *parts, class_="sortable", aria_label=caption)
-    return element("div", inside, class_="scroll tall", tabindex="0", role="region", aria_label=caption)
-
-
-def heading(label: str, is_name: bool = False) -> Markup:
-    """Return the heading of a column, which sorts the table when it is clicked."""
-    return element("th", element("button", label, type="button"), scope="col", class_="name" if is_name else None)
-
-
-def name_cell(name: str) -> Markup:
-    """Return the first cell of a row."""
-    return element("th", element("span", name), scope="row", class_="name")
 
 
 def number_cell(metrics: Metrics, key: str, digits: int, *, model: int = 0, is_bar: bool = False) -> Markup:

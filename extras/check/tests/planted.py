@@ -2,27 +2,16 @@
 
 from pathlib import Path
 
-import cv2
 import numpy as np
 
+from tests.sources.parsing.raw_folder import picture
 from utils.data.images import write_jpeg
 
 NAMES = ("pole", "insulator", "crossarm", "cutout", "unused")
-SIZE = (400, 300)  # width, height
 NUM_TRAIN, NUM_VAL = 24, 12
 # A pole and an insulator, as normalised corners; neither touches the edge nor is an upright rectangle.
 POLE = ((0.42, 0.1), (0.5, 0.12), (0.52, 0.9), (0.4, 0.9))
 INSULATOR = ((0.6, 0.3), (0.75, 0.32), (0.72, 0.5), (0.62, 0.48))
-
-
-def picture(seed: int, size: tuple[int, int] = SIZE) -> np.ndarray:
-    """Draw a photograph-like picture: coarse and fine structure, RGB uint8 (H, W, 3)."""
-    rng = np.random.default_rng(seed)
-    image = np.zeros((size[1], size[0], 3), np.float32)
-    for cells, strength in ((3, 55), (8, 30), (24, 20), (70, 12), (200, 8)):
-        noise = rng.normal(0, strength, (cells * 3 // 4, cells, 3)).astype(np.float32)
-        image += cv2.resize(noise, size, interpolation=cv2.INTER_CUBIC)
-    return np.clip(image + 120, 0, 255).astype(np.uint8)
 
 
 def row(class_id: int, points: object) -> str:

@@ -1,4 +1,4 @@
-"""Builds HTML safely: all text that is not `Markup` is escaped."""
+"""Builds HTML pages safely: all text that is not `Markup` is escaped."""
 
 import base64
 import hashlib
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from utils.common.errors import printable
 
-HERE = Path(__file__).resolve().parent
 MOST_CHARACTERS = 1000  # of one text; names in a model file can be of any length
+MAX_THUMBNAILS = 280  # of a gallery
 MAX_THUMBNAIL_BYTES = 4_000_000  # of all JPEG files of a gallery; base64 makes them a third larger
 _EMPTY = {"br", "circle", "img", "input", "line", "link", "meta", "polyline", "rect"}
 
@@ -42,12 +42,12 @@ def joined(*parts: str) -> Markup:
     return Markup("".join(escaped(part) for part in parts))
 
 
-def document(title: str, name: str, pictures: str, *body: str) -> str:
-    """Return a page with its style and script, from `name`.css and `name`.js beside this file.
+def document(title: str, parts: Path, pictures: str, *body: str) -> str:
+    """Return a page with its style and script, the files `parts` with the suffixes .css and .js.
 
     The content security policy allows no other script, and the pictures that the directive `pictures` names.
     """
-    style, script = ((HERE / f"{name}.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    style, script = (parts.with_suffix(kind).read_text(encoding="utf-8") for kind in (".css", ".js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; {pictures}; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     head = element(
@@ -76,7 +76,7 @@ def report_page(
     links = (element("a", label, href=f"#{name}") for name, label in sections.items())
     return document(
         title,
-        "report",
+        Path(__file__).with_name("report"),
         pictures,
         element("header", *header),
         element("div", *controls, element("nav", *links, aria_label="Sections"), class_="switch"),
@@ -84,6 +84,24 @@ def report_page(
         element("dialog", element("form", element("button", "Close"), method="dialog"), aria_label="Enlarged picture"),
         element("footer", footer),
     )
+
+
+def table(caption: str, head: Iterable[str], rows: Iterable[str], total: Markup | None = None) -> Markup:
+    """Return a sortable table, in an element that scrolls if the window is narrow."""
+    parts = [element("thead", element("tr", *head)), element("tbody", *rows)]
+    parts += [element("tfoot", total)] if total else []
+    inside = element("table", *parts, class_="sortable", aria_label=caption)
+    return element("div", inside, class_="scroll tall", tabindex="0", role="region", aria_label=caption)
+
+
+def heading(label: str, is_name: bool = False) -> Markup:
+    """Return the heading of a column, which sorts the table when it is clicked."""
+    return element("th", element("button", label, type="button"), scope="col", class_="name" if is_name else None)
+
+
+def name_cell(name: str) -> Markup:
+    """Return the first cell of a row."""
+    return element("th", element("span", name), scope="row", class_="name")
 
 
 def number_cards(values: Mapping[str, int]) -> Markup:
@@ -97,6 +115,11 @@ def zoomable(jpeg: bytes, caption: str, alt: str) -> Markup:
     source = Markup("data:image/jpeg;base64," + base64.b64encode(jpeg).decode())
     image = element("img", src=source, alt=alt)
     return element("figure", element("figcaption", caption), element("button", image, type="button", class_="zoom"))
+
+
+def thumbnail_px(num_photos: int) -> int:
+    """Return the long side of the small pictures, with which a drone's photographs take at most MAX_THUMBNAIL_BYTES as JPEG."""
+    return 400 if num_photos <= 100 else 256
 
 
 def thumbnails(pictures: Iterable[tuple[str, bytes | None]], num_photos: int, *note: str) -> list[Markup]:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from extras.check.findings import Finding, View, shown_path
+from extras.check.outlines import Labels, Row, check_rows, read_rows
+from extras.check.pictures import Picture, measure
 from utils.common.errors import UserError
 from utils.common.progress import Progress
 from utils.common.threads import ordered_map
@@ -13,9 +16,6 @@ from utils.data.dataset import find_label_file
 from utils.data.dataset_yaml import DatasetSpec, is_photograph, label_file_for
 from utils.data.images import ImageError, one_opencv_thread
 from utils.data.labels import LabelError
-from utils.sources.checks.findings import Finding, View, shown_path
-from utils.sources.checks.outlines import Labels, Row, check_rows, read_rows
-from utils.sources.checks.pictures import Picture, measure
 
 NO_LABEL_FILES = ("classes.txt",)  # annotation tools write it beside the labels
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from extras.check.findings import KINDS, MODEL_KINDS, Finding, View, count_kinds, num_errors
+from extras.check.reading import Entry
 from utils.common.colors import class_color
 from utils.common.text import counted
 from utils.common.threads import ordered_map
@@ -15,11 +17,21 @@ from utils.data.cache import load_photo
 from utils.data.images import ImageError, encode_jpeg, fit_long_side, read_image, resize_area, scaled_size
 from utils.data.polygons import SIZES
 from utils.pages import draw_instances
-from utils.pages.report.gallery import CONFUSED, MAX_THUMBNAILS, MISSED, RIGHT, thumbnail_px
-from utils.pages.report.markup import Markup, color_key, element, number_cards, report_page, thumbnails, zoomable
-from utils.pages.report.tables import heading, name_cell, table
-from utils.sources.checks.findings import KINDS, MODEL_KINDS, Finding, View, count_kinds, num_errors
-from utils.sources.checks.reading import Entry
+from utils.pages.markup import (
+    MAX_THUMBNAILS,
+    Markup,
+    color_key,
+    element,
+    heading,
+    name_cell,
+    number_cards,
+    report_page,
+    table,
+    thumbnail_px,
+    thumbnails,
+    zoomable,
+)
+from utils.pages.pictures import CONFUSED, MISSED, RIGHT
 
 MAX_CARDS = 8  # pictures of a kind
 MAX_ROWS = 200  # rows of a kind

@@ -13,12 +13,13 @@ import pytest
 from PIL import Image
 
 import check_data
-from tests.sources.checks.planted import INSULATOR, NAMES, POLE, DataFolder, picture, row
+from extras.check.findings import KINDS, MODEL_KINDS
+from extras.check.tests.planted import INSULATOR, NAMES, POLE, DataFolder, row
+from tests.sources.parsing.raw_folder import picture
 from tests.support.browser import CHROMIUM, browser_page
 from tests.support.plugin import run_main
 from utils.common.errors import UsageError, UserError
 from utils.data.images import EXIF_ORIENTATION_TAG, encode_jpeg, fit_long_side, write_jpeg
-from utils.sources.checks.findings import KINDS, MODEL_KINDS
 
 # An outline with a hole, joined to it by a bridge of zero width as parse_labels.py writes it.
 WITH_HOLE = (

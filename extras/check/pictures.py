@@ -8,8 +8,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from extras.check.findings import Finding, View, shown_path
 from utils.data.images import decode_image, exif_orientation, fit_long_side, upright_size
-from utils.sources.checks.findings import Finding, View, shown_path
 from utils.sources.near_duplicates import (
     MEASURED_PX,
     UNIFORM_CONTRAST,

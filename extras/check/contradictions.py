@@ -11,6 +11,8 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
+from extras.check.findings import Finding, Mark, View
+from extras.check.reading import Entry
 from utils.common.threads import ordered_map
 from utils.data.images import scaled_size
 from utils.evaluation.evaluate import AP_IOU
@@ -21,8 +23,6 @@ from utils.predict.detections import PhotoPrediction
 from utils.predict.prediction_files import outline
 from utils.predict.regions import Region, canvas_of, shrunk
 from utils.predict.tiles import Predictor
-from utils.sources.checks.findings import Finding, Mark, View
-from utils.sources.checks.reading import Entry
 
 GRID_PX = 1024
 UNSURE = 0.05  # confidence from which a prediction supports a label

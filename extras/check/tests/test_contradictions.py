@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import check_data
+from extras.check import command
+from extras.check.tests.planted import row
 from tests.predict.tile_scenes import stroke
-from tests.sources.checks.planted import row
 from tests.support.plugin import run_main
 from tests.yolo.colour_network import NAMES, ColourNetwork, install, paint
 from utils.common.errors import UserError
@@ -59,7 +60,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check(data: Path, output: Path, *flags: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         install(monkeypatch)
-        monkeypatch.setattr(check_data, "load_for_prediction", lambda path, device: ColourNetwork())
+        monkeypatch.setattr(command, "load_for_prediction", lambda path, device: ColourNetwork())
         words = ("--data", data / "data.yaml", "--model", "x.pt", "--output", output, "--img-size", "640")
         run_main(check_data, monkeypatch, *words, *flags)
     content: dict[str, Any] = json.loads((output / "check.json").read_text())
@@ -88,7 +89,7 @@ def test_each_contradiction_is_found_and_nothing_else(data: Path, tmp_path: Path
 
 
 def test_a_class_seldom_found_is_not_listed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("utils.evaluation.contradictions.MIN_FOUND", 0.9)  # it finds three of four labelled poles
+    monkeypatch.setattr("extras.check.contradictions.MIN_FOUND", 0.9)  # it finds three of four labelled poles
     facts = check(data, tmp_path, "--tiles", "off")
     assert facts["counts"]["unfound_label"] == 0
     assert [note.partition(",")[0] for note in facts["notes"] if note.startswith("pole")] == [
@@ -100,6 +101,6 @@ def test_a_model_of_other_classes_is_refused(data: Path, tmp_path: Path) -> None
     other = tmp_path / "other.yaml"
     other.write_text(f"path: {data}\ntrain: train/images\nnames: [cat, dog]\n")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(check_data, "load_for_prediction", lambda path, device: ColourNetwork())
+        monkeypatch.setattr(command, "load_for_prediction", lambda path, device: ColourNetwork())
         with pytest.raises(UserError, match=f"x.pt knows the classes {', '.join(NAMES)} but {other} has cat, dog"):
             run_main(check_data, monkeypatch, "--data", other, "--model", "x.pt", "--output", tmp_path)

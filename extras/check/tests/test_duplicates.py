@@ -6,10 +6,13 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.sources.checks.planted import picture
-from utils.data.images import encode_jpeg, fit_long_side
-from utils.sources.checks.pictures import Picture, find_duplicates, measure, same_measured
-from utils.sources.near_duplicates import THUMB_PX
+from extras.check.pictures import Picture, find_duplicates, measure, same_measured
+from tests.sources.parsing.raw_folder import build, picture
+from tests.sources.parsing.test_copies import pairs, write  # noqa: F401 # pairs: a fixture
+from utils.data.images import ImageError, encode_jpeg, fit_long_side
+from utils.sources import near_duplicates
+from utils.sources.near_duplicates import THUMB_PX, Likeness, same_pictures, signature
+from utils.sources.parsing.photograph import build_image
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +77,8 @@ def test_round_pictures_of_one_kind_are_no_copies_for_their_rim(tmp_path: Path) 
     rows, columns = np.mgrid[:400, :400] - 200
     outside = np.hypot(rows, columns) > 180
     for number in range(6):
-        image = picture(number, (400, 400)) // 3 + np.array(
-            [120, 50, 20], np.uint8
-        )  # the disc is alike, its detail is not
-        image[outside] = 0
+        image = picture(number, (400, 400)) // 3 + np.array([120, 50, 20], np.uint8)
+        image[outside] = 0  # the disc is alike, its detail is not
         (tmp_path / f"{number}.jpg").write_bytes(encode_jpeg(image))
     (tmp_path / "6.jpg").write_bytes(encode_jpeg(np.rot90(image).copy(), 60))
     found = same_measured([measure(tmp_path / f"{number}.jpg") for number in range(7)])
@@ -91,15 +92,8 @@ def test_other_objects_before_a_fixed_camera_are_other_pictures(tmp_path: Path) 
         cv2.ellipse(image, (250 + 140 * number, 300 + 60 * number), (60, 20), 30.0 * number, 0, 360, (90, 110, 60), -1)
         (tmp_path / f"{number}.jpg").write_bytes(encode_jpeg(image))
     (tmp_path / "6.jpg").write_bytes(encode_jpeg((0.7 * image).astype(np.uint8), 40))
-    assert same_measured([measure(tmp_path / f"{number}.jpg") for number in range(7)])[0].tolist() == [
-        0,
-        1,
-        2,
-        3,
-        4,
-        5,
-        5,
-    ]
+    numbers, _ = same_measured([measure(tmp_path / f"{number}.jpg") for number in range(7)])
+    assert numbers.tolist() == [0, 1, 2, 3, 4, 5, 5]
 
 
 def test_copies_are_found_across_blocks_as_by_comparing_all_pairs() -> None:
@@ -118,3 +112,37 @@ def test_pictures_of_one_colour_are_the_same_only_as_the_same_file(tmp_path: Pat
     for name, quality in (("a", 95), ("b", 95), ("c", 60)):
         (tmp_path / name).write_bytes(encode_jpeg(grey, quality))
     assert same_measured([measure(tmp_path / name) for name in "abc"])[0].tolist() == [0, 0, 2]
+
+
+def test_copies_that_parsing_put_on_one_side_are_the_copies_that_the_check_finds(pairs: Path) -> None:  # noqa: F811
+    build(pairs)
+    numbers, _ = same_measured([measure(file) for file in (pairs.parent / "processed").glob("*/images/*.jpg")])
+    assert (len(numbers), len(set(numbers.tolist()))) == (24, 12)
+
+
+def test_parsing_and_checking_find_the_same_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first said that each was on one side, and the second that a pair was in two splits."""
+    for name, image in (("small.jpg", picture(1)), ("large.jpg", np.kron(picture(1), np.ones((9, 9, 1), np.uint8)))):
+        write(tmp_path, name, image)
+        jpeg, facts = build_image((tmp_path / name).read_bytes(), 1280)
+        (tmp_path / "output.jpg").write_bytes(jpeg)
+        assert bytes.fromhex(facts.signature) == signature(measure(tmp_path / "output.jpg").thumb)
+    seen: list[list[bytes]] = []
+
+    def record(*two: np.ndarray) -> Likeness:
+        seen.append([thumb.tobytes() for thumb in two])
+        return Likeness()
+
+    monkeypatch.setattr(near_duplicates, "likeness", record)
+    thumbs = np.stack([measure(tmp_path / name).thumb for name in ("small.jpg", "output.jpg")])
+    for order in ([0, 1], [1, 0]):
+        kept = thumbs[order]
+        same_pictures("ab", [signature(thumb) for thumb in kept], kept.__getitem__)
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("missing", [1, 2, 500])
+def test_a_jpeg_without_its_last_bytes_is_refused(missing: int, tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(encode_jpeg(picture(1))[:-missing])
+    with pytest.raises(ImageError, match="truncated"):
+        measure(tmp_path / "a.jpg")

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from extras.check.findings import Finding
+from extras.check.reading import Entry
 from utils.data.polygons import SIZES, areas, join_outlines, size_classes
-from utils.sources.checks.findings import Finding
-from utils.sources.checks.reading import Entry
 
 MIN_DEVIATIONS = 3.3  # of the difference between two shares of photographs; chance exceeds it once in 1000 times
 MIN_FACTOR = 1.5  # between the shares

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import shapely
 
+from extras.check.findings import Finding, Mark, View
 from utils.data.labels import OUTSIDE_TOLERANCE, LabelError, label_rows, parse_yolo_row
 from utils.data.polygons import areas, join_outlines
 from utils.data.target_masks import MASK_STRIDE
-from utils.sources.checks.findings import Finding, Mark, View
 from utils.sources.parsing.outlines import MAX_CROSSINGS, estimated_crossings
 
 MIN_AREA_PX2 = 0.05  # at the trained size; a label file's six decimals give less for points on a line

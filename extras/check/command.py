@@ -1,0 +1,199 @@
+"""The steps of a check: read everything, find, write check.html and check.json, print."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from extras.check.classes import check_classes, count_classes
+from extras.check.contradictions import LIMITS, find_contradictions
+from extras.check.findings import KINDS, Finding, count_kinds, in_order, num_errors
+from extras.check.page import build_page
+from extras.check.pictures import check_pictures, find_duplicates
+from extras.check.reading import Entry, read_all
+from utils import distributed
+from utils.common.config import CONFIG_HELP, THREADS_HELP, Options, option, parse_config
+from utils.common.cores import usable_cpu_count
+from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
+from utils.common.errors import EXIT_USAGE, UsageError, UserError, printable
+from utils.common.files import claimed_output, write_text_atomic
+from utils.common.text import counted, format_table, next_command
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, DatasetSpec, load_dataset_yaml
+from utils.data.label_shapes import small_labels_hint
+from utils.data.labels import Photo
+from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
+from utils.yolo.model import YoloModel, load_for_prediction, require_classes
+from utils.yolo.trained import trained_size_px
+
+DEFAULT_SIZE_PX = 640  # the trainer's
+REPORT, FACTS = "check.html", "check.json"
+
+
+@dataclass(frozen=True)
+class CheckConfig(Options):
+    """Options of `check_data.py`."""
+
+    data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
+    model: str | None = option(None, "trained model whose predictions are compared with the labels")
+    output: str = option("outputs/check", f"folder for {REPORT} and {FACTS}", metavar="DIR")
+    tolerate: bool = option(False, "exit with code 0 when the data has errors; otherwise 1", wants="not strict")
+    strict: bool = option(
+        False, "exit with code 1 for errors even with --tolerate; hints never count", wants="tolerate"
+    )
+    trust_links: bool = option(False, TRUST_LINKS_HELP)
+    img_size: int | None = option(
+        None,
+        "side of the network input in pixels, at which small objects are judged; unset: the model's, or 640",
+        at_least=32,
+        multiple_of=32,
+    )
+    tiles: str = option(
+        "auto",
+        "with --model: side in pixels of the tiles that larger photographs are cut into; auto: as the model was trained, "
+        "which is no tiles if it saw whole photographs",
+        metavar="auto|off|SIZE",
+        needs="model",
+    )
+    batch_size: int = option(8, "with --model: photographs or tiles per forward pass", at_least=1, needs="model")
+    amp: str = option("off", "with --model: mixed precision", choices=PRECISION_CHOICES, needs="model")
+    device: str = option("auto", "with --model: auto, cpu, cuda or cuda:N", needs="model")
+    threads: int = option(0, f"with --model: {THREADS_HELP}", at_least=0, needs="model")
+    num_workers: int = option(0, "threads that read photographs; 0: all usable cores", at_least=0)
+    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tiles(self.tiles)
+
+
+def main(description: str) -> int:
+    """Check a data set; return the exit code. Raises UserError for an error in the data, unless it is tolerated."""
+    config = parse_config(CheckConfig, description)
+    ranks = distributed.read_rank_environment()
+    if ranks.world_size > 1:
+        if ranks.is_main:
+            raise UsageError("check_data.py is one process with threads: start it without torchrun")
+        return EXIT_USAGE
+    with claimed_output(config.output):
+        return check(config)
+
+
+def check(config: CheckConfig) -> int:
+    """Do the work of `main`."""
+    num_threads = config.num_workers or usable_cpu_count()
+    spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
+    predictor = load_predictor(config, spec) if config.model else None
+    size_px = predictor.size_px if predictor else config.img_size or DEFAULT_SIZE_PX
+    entries, findings = read_all(spec, size_px, num_threads, print)
+    findings += [finding for entry in entries for finding in entry.findings]
+    pictures = [(entry.split, entry.file, entry.picture) for entry in entries if entry.picture]
+    findings += check_pictures(pictures) + find_duplicates(pictures)
+    counts = count_classes(entries, list(spec.splits), len(spec.names))
+    findings += check_classes(counts, spec.names, spec.yaml_file)
+    notes: list[str] = []
+    if predictor:
+        contradicted, notes = find_contradictions(entries, predictor, spec.names)
+        findings += contradicted
+    findings = in_order(findings)
+    write_results(config, spec, counts, entries, findings, size_px, notes)
+    labelled = [
+        Photo(one.file, np.array([row.class_id for row in one.rows], int), [row.polygon for row in one.rows])
+        for one in entries
+        if one.rows and one.picture and one.split == next(iter(spec.splits))
+    ]
+    print_results(config, counts, findings, notes, small_labels_hint(labelled, spec.names, size_px))
+    if not any(entry.rows for entry in entries):
+        raise UserError(f"{config.data}: no photograph has an object, so there is nothing to learn; check its labels")
+    if num_errors(findings) and (config.strict or not config.tolerate):
+        raise UserError(
+            f"{config.data} has {counted(num_errors(findings), 'error')}; the first: {first_error(findings)}. "
+            "Correct them, or pass --tolerate"
+        )
+    return 0
+
+
+def load_predictor(config: CheckConfig, spec: DatasetSpec) -> Predictor:
+    """Load the model and say how it is applied. Raises UserError if it was trained on other classes."""
+    device = choose_device(config.device, 0)
+    if device.type == "cpu" or config.threads:
+        torch.set_num_threads(config.threads or config.num_workers or usable_cpu_count())
+    model: YoloModel = load_for_prediction(str(config.model), device)
+    require_classes(str(config.model), model, config.data, spec.names)
+    size_px = config.img_size or trained_size_px(model)
+    tiling = choose_tiling(config.tiles, OVERLAP, model, size_px)
+    dtype = choose_precision(config.amp, device).dtype
+    return Predictor(model, size_px, device, config.batch_size, tiling, LIMITS, autocast_dtype=dtype)
+
+
+def write_results(
+    config: CheckConfig,
+    spec: DatasetSpec,
+    counts: dict[str, dict[str, Any]],
+    entries: Sequence[Entry],
+    findings: Sequence[Finding],
+    size_px: int,
+    notes: Sequence[str],
+) -> None:
+    """Write check.html and check.json."""
+    folder = Path(config.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    errors = num_errors(findings)
+    content = {
+        "data": config.data,
+        "model": config.model,
+        "img_size": size_px,
+        "names": spec.names,
+        "num_errors": errors,
+        "num_hints": len(findings) - errors,
+        "counts": count_kinds(findings),
+        "splits": counts,
+        "notes": notes,
+        "findings": [finding.to_dict() for finding in findings],
+    }
+    write_text_atomic(folder / FACTS, json.dumps(content, indent=1) + "\n")
+    compared = [f"Labels are compared with the predictions of {config.model}"] if config.model else []
+    about = [f"Small objects are judged at an input of {size_px} px", *compared, *notes]
+    page = build_page(config.data, counts, spec.names, entries, findings, about, config.model is not None)
+    write_text_atomic(folder / REPORT, page)
+
+
+def print_results(
+    config: CheckConfig, counts: dict[str, dict[str, Any]], findings: Sequence[Finding], notes: Sequence[str], hint: str
+) -> None:
+    """Print what was checked, a row for each kind of finding, and where the report is."""
+    for split, count in counts.items():
+        print(f"{split}: {counted(count['photographs'], 'photograph')}, {counted(count['objects'], 'object')}")
+    rows = []
+    for kind, number in count_kinds(findings).items():
+        if number:
+            first = next(finding for finding in findings if finding.kind == kind)
+            weight = "error" if KINDS[kind].is_error else "hint"
+            rows.append([weight, KINDS[kind].title, number, printable(first.place, 200)])
+    if rows:
+        print(format_table(["", "finding", "number", "first"], rows, cut=3))
+    for note in notes:
+        print(note)
+    errors = num_errors(findings)
+    print(
+        f"{counted(errors, 'error')}, {counted(len(findings) - errors, 'hint')}: {config.output}/{REPORT} and {FACTS}"
+    )
+    if hint:
+        print(hint)
+    if errors:
+        print(f"Next: open {config.output}/{REPORT}, correct the errors, and run this again")
+    elif config.model is None:
+        words = ["--model", "yolov8n-seg.pt"]
+        if config.data != CheckConfig.data:  # a run folder of the data set's name
+            words += ["--data", config.data, "--save-dir", f"models/{Path(config.data).absolute().parent.name}"]
+        windows = ["--windows", "8"] if hint else []
+        print(next_command("python", "train_yolo_ddp.py", *words, *windows))
+
+
+def first_error(findings: Sequence[Finding]) -> str:
+    """Return the place and text of the first error, as one printable line."""
+    first = next(finding for finding in findings if KINDS[finding.kind].is_error)
+    return printable(f"{first.place}: {first.text}", 400)
