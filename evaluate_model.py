@@ -32,9 +32,9 @@ from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load
 from utils.data.label_shapes import choose_thin_classes, sizes_on_disk
 from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
 from utils.distributed import cleanup_ddp, setup_ddp
+from utils.evaluation.calibration import ThresholdCalibrator
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import AP_LIMITS, Evaluation, OnImage, PhotoPixels, criterion_of, evaluate
-from utils.evaluation.flights import Guarantor
 from utils.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves
 from utils.evaluation.metrics.thin_objects import MIN_SCORE, TOLERANCE_PX, ThinRule
 from utils.evaluation.tables import all_tables
@@ -148,7 +148,7 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
     is_native = config.mask_resolution == "native"
     thin_classes = thin_classes_for(config, models[0], photos, size_of, spec.names)
     asked_of = (config.certainty, config.model, spec, config.split, photos)
-    guarantor = Guarantor(config.guarantee, *asked_of) if config.guarantee else None
+    guarantor = ThresholdCalibrator(config.guarantee, *asked_of) if config.guarantee else None
     thin = ThinRule(thin_classes, config.centreline_tolerance, config.centreline_confidence, guarantor is not None)
     candidates = [
         get_candidate(path, model, photos, config, device, thin) for path, model in zip(paths, models, strict=True)

@@ -22,13 +22,13 @@ if __package__ in (None, ""):  # started by its path: Python would search this f
 
 import numpy as np
 
+import evaluate_model
 from benchmarks.results import results_file, write_results
-from utils.commands import evaluation
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import run_script
 from utils.common.text import format_table
 from utils.data.dataset_yaml import load_dataset_yaml
-from utils.evaluation.flights import Guarantor
+from utils.evaluation.calibration import ThresholdCalibrator
 from utils.evaluation.guarantee import RECALL, Assessed, Promise
 from utils.evaluation.metrics.matching import LEVELS
 from utils.evaluation.metrics.results import ImageResult
@@ -74,15 +74,15 @@ def record(config: GuaranteeConfig) -> tuple[list[ImageResult], list[str]]:
     """Evaluate with a guarantee; return what it is found from: each photograph's result and its group."""
     kept: list[Any] = []
 
-    class Keeper(Guarantor):
+    class Keeper(ThresholdCalibrator):
         def finish(self, results: Sequence[ImageResult], predictor: Predictor) -> dict[str, Any]:
             few = len(set(self.groups)) < LEAST_GROUPS
             kept.extend((results, [f"{one.image_id:09}" if few else self.groups[one.image_id] for one in results]))
             return super().finish(results, predictor)
 
     how: Any = {"guarantee": ("recall=0.9",), "mask_resolution": "native", "output": config.output}
-    with patch.object(evaluation, "Guarantor", Keeper):
-        evaluation.run(evaluation.EvaluationConfig(config.model, data=config.data, **how))
+    with patch.object(evaluate_model, "ThresholdCalibrator", Keeper):
+        evaluate_model.run(evaluate_model.EvaluationConfig(config.model, data=config.data, **how))
     return kept[0], kept[1]
 
 

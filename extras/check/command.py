@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from extras.check.classes import check_classes, count_classes
-from extras.check.contradictions import LIMITS, find_contradictions
 from extras.check.findings import KINDS, Finding, count_kinds, in_order, num_errors
+from extras.check.label_errors import LIMITS, find_contradictions
 from extras.check.page import build_page
 from extras.check.pictures import check_pictures, find_duplicates
 from extras.check.reading import Entry, read_all

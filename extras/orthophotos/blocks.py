@@ -2,7 +2,7 @@
 
 A block has the size of a drone's photograph and is treated like one (utils/predict/tiles.py). Neighbouring blocks use the same
 grid of tiles and overlap by one tile, so both see the same tiles there. Detections that reach into a neighbour are joined by
-the rules for tiles (utils/predict/joining.py), with blocks instead of tiles. The others stay as they are.
+the rules for tiles (utils/predict/merge_tiles.py), with blocks instead of tiles. The others stay as they are.
 
 Each finished block is written to a file, so that a killed run can continue. The ranks share the blocks.
 """
@@ -23,8 +23,8 @@ import shapely
 from utils.common.files import write_bytes_atomic, write_text_atomic
 from utils.data.images import FILL
 from utils.predict.agreement import WIDEN_PX
-from utils.predict.joining import JoinedObject, TilePiece, join_tiles
 from utils.predict.lines.line import Line
+from utils.predict.merge_tiles import MergedInstance, TileDetection, join_tiles
 from utils.predict.regions import ROW, Corners, Runs, has_pixels, hull, intersection
 from utils.predict.tiles import Predictor, Tiling, overlap_px
 
@@ -35,7 +35,7 @@ MIN_TOLERANCE_PX = 4.0  # two blocks' lines of one wire may lie this far apart, 
 
 
 @dataclass(frozen=True, eq=False)
-class BlockPiece(TilePiece):
+class BlockPiece(TileDetection):
     """A detection in a block, in pixels of the raster. `tile` is the block's number; a wire has a line."""
 
     line: Line | None = None
@@ -137,7 +137,7 @@ class FinishedBlocks:
 
 def join_blocks(
     rows: Sequence[Sequence[Corners]], load: Callable[[int], list[BlockPiece]]
-) -> Iterator[list[JoinedObject]]:
+) -> Iterator[list[MergedInstance]]:
     """Yield after each row of blocks the objects that later rows cannot change. `load` returns a block's detections.
 
     Memory holds one row's detections, and those of objects that reach into the next row.
@@ -196,15 +196,15 @@ def _near(pieces: Iterable[BlockPiece], corners: Corners) -> np.ndarray:
     return np.array(rows, np.int64)
 
 
-def _joined(group: list[BlockPiece], blocks: list[Corners]) -> list[JoinedObject]:
+def _joined(group: list[BlockPiece], blocks: list[Corners]) -> list[MergedInstance]:
     if len(group) == 1:
-        return [JoinedObject((group[0],))]
+        return [MergedInstance((group[0],))]
     numbers = sorted({piece.tile for piece in group})
     tiles = [*(blocks[number] for number in numbers), hull(blocks)]  # the last: where the raster ends
     return join_tiles([replace(piece, tile=numbers.index(piece.tile)) for piece in group], tiles, NEVER)
 
 
-def lines_of(detected: JoinedObject) -> list[tuple[np.ndarray, float]]:
+def lines_of(detected: MergedInstance) -> list[tuple[np.ndarray, float]]:
     """Return an object's lines, points float64 (K, 2) xy and the mean width in pixels; none if it is no wire.
 
     The longest line is extended by the parts of other blocks' lines beyond its ends.

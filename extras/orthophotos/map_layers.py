@@ -24,7 +24,7 @@ from utils.common.errors import ADVICE, UserError, one_line, print_warning, prin
 from utils.common.files import new_text_file
 from utils.common.progress import Progress
 from utils.common.text import plain_text
-from utils.predict.joining import JoinedObject
+from utils.predict.merge_tiles import MergedInstance
 from utils.predict.regions import Corners
 from utils.predict.tiles import Predictor
 from utils.sources.mask_rings import outline_of
@@ -131,7 +131,7 @@ class MapLayers:
                 for part, target in zip(self._parts, self._targets, strict=True):
                     os.replace(part, target)
 
-    def add(self, objects: Sequence[JoinedObject]) -> Counter[int]:
+    def add(self, objects: Sequence[MergedInstance]) -> Counter[int]:
         """Write objects; a wire of several lines becomes several. Return their number by class."""
         rows: dict[str, list[tuple[Any, list[Any]]]] = {}
         counts: Counter[int] = Counter()
@@ -186,7 +186,7 @@ class MapLayers:
                     raise UserError(f"{name}: {reason}; {ADVICE[errno.ENOSPC]}") from error
 
 
-def _shapes(detected: JoinedObject) -> Iterator[tuple[str, Any, float]]:
+def _shapes(detected: MergedInstance) -> Iterator[tuple[str, Any, float]]:
     """Yield layer, geometry and width, both in pixels, of each line of an object; without lines, of its outline, width 0."""
     lines = lines_of(detected)
     for points, width_px in lines:

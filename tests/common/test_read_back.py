@@ -13,7 +13,7 @@ from utils.common.config import parse_config
 from utils.common.errors import UserError
 from utils.common.files import read_bytes
 from utils.data.dataset_yaml import load_dataset_yaml
-from utils.evaluation.flights import groups_of
+from utils.evaluation.calibration import groups_of
 from utils.predict.thresholds import Thresholds
 from utils.run.checkpoint import load_latest
 from utils.run.folder import read_fingerprint

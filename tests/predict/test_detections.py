@@ -14,7 +14,7 @@ from utils.predict import detections as predict
 from utils.predict.detections import (
     CLASS_OFFSET_PX,
     Detections,
-    Placement,
+    Letterbox,
     decode,
     detect,
     photo_masks,
@@ -176,10 +176,10 @@ def test_detections_of_a_batch_are_those_of_a_plain_search(
 # --- the way back to the photograph --------------------------------------------------------------------------------
 
 
-def placement_of(width: int, height: int) -> Placement:
+def placement_of(width: int, height: int) -> Letterbox:
     """Return where the project's letterbox puts a photograph."""
     _, inner_size, pad = letterbox(np.zeros((height, width, 3), np.uint8), SIZE_PX)
-    return Placement(SIZE_PX, inner_size, pad, (width, height))
+    return Letterbox(SIZE_PX, inner_size, pad, (width, height))
 
 
 @pytest.mark.parametrize("size", [(200, 100), (101, 333), (64, 64), (30, 17), (5472, 3648)])
@@ -213,12 +213,12 @@ def one_detection(*boxes: tuple[float, ...]) -> Detections:
     return Detections(torch.tensor(boxes), torch.ones(count), torch.zeros(count, dtype=torch.int64), coefficients)
 
 
-def whole_masks(prototypes: torch.Tensor, found: Detections, placement: Placement) -> np.ndarray:
+def whole_masks(prototypes: torch.Tensor, found: Detections, placement: Letterbox) -> np.ndarray:
     """Return the masks in the whole photograph, bool (n, H, W)."""
     return np.array([whole(region, *placement.photo_size) for region in photo_masks(prototypes, found, placement)])
 
 
-def interpolated(prototypes: torch.Tensor, found: Detections, placement: Placement) -> torch.Tensor:
+def interpolated(prototypes: torch.Tensor, found: Detections, placement: Letterbox) -> torch.Tensor:
     """Enlarge the whole mask of each detection with PyTorch, to the input and from there to the photograph: (n, H, W)."""
     (left, top), (width, height) = placement.pad, placement.inner_size
     logits = torch.einsum("nc,chw->nhw", found.coefficients, prototypes)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.predict.tile_scenes import iou_of, made_up_piece, seen_in_tiles, stroke
-from utils.predict.joining import JoinedObject, TilePiece, join_tiles
-from utils.predict.overview import add_overview
+from utils.predict.merge_tiles import MergedInstance, TileDetection, join_tiles
+from utils.predict.overview import merge_coarse_level
 from utils.predict.tiles import cut_tiles
 
 SIZE = (1280, 896)
@@ -16,7 +16,7 @@ TILES = cut_tiles(*SIZE, 320)
 MASK_PX = 16.0  # 4 pixels of an input at a quarter of the photograph's size
 
 
-def coarse(mask: np.ndarray, score: float = 0.6, class_id: int = 0) -> TilePiece:
+def coarse(mask: np.ndarray, score: float = 0.6, class_id: int = 0) -> TileDetection:
     """Return what the pass over the whole photograph finds of a true mask: one decision for each 16 x 16 pixels."""
     small = cv2.resize(mask.astype(np.float32), (SIZE[0] // 16, SIZE[1] // 16), interpolation=cv2.INTER_AREA)
     seen = cv2.resize((small > 0.2).astype(np.uint8), SIZE, interpolation=cv2.INTER_NEAREST).view(bool)
@@ -24,9 +24,9 @@ def coarse(mask: np.ndarray, score: float = 0.6, class_id: int = 0) -> TilePiece
     return piece
 
 
-def joined(pieces: list[TilePiece], *whole: TilePiece) -> list[JoinedObject]:
-    return add_overview(
-        join_tiles(pieces, TILES, 0.7), [JoinedObject((piece,)) for piece in whole], TILES, 320, 1280, MASK_PX
+def joined(pieces: list[TileDetection], *whole: TileDetection) -> list[MergedInstance]:
+    return merge_coarse_level(
+        join_tiles(pieces, TILES, 0.7), [MergedInstance((piece,)) for piece in whole], TILES, 320, 1280, MASK_PX
     )
 
 
@@ -187,7 +187,7 @@ def test_larger_tiles_join_and_replace_as_the_whole_photograph_does() -> None:
     seen = [replace(piece, tile=piece.tile + len(TILES), score=0.99) for piece in seen]
     coarser = join_tiles(seen, tiles, 0.7)
     assert [len(thing.pieces) > 1 for thing in coarser] == [True, True]  # no tile shows either of them whole
-    found = {thing.class_id: thing for thing in add_overview(fine, coarser, tiles, 320, 640, MASK_PX)}
+    found = {thing.class_id: thing for thing in merge_coarse_level(fine, coarser, tiles, 320, 640, MASK_PX)}
     assert len(found) == 2
     assert iou_of(found[0].region(), house) > 0.95
     assert {piece.tile < len(TILES) for piece in found[1].pieces} == {True}  # the finer mask of the wire

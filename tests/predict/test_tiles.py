@@ -9,10 +9,10 @@ import torch
 from tests.predict.tile_scenes import iou_of, stroke, wires_and_pole
 from tests.yolo.colour_network import ColourNetwork, install, paint
 from utils.common.errors import UsageError
-from utils.predict.detections import Detections, PhotoPrediction, Placement
-from utils.predict.finishing import average_with_whole
-from utils.predict.joining import JoinedObject, TilePiece
+from utils.predict.detections import Detections, Letterbox, PhotoPrediction
 from utils.predict.lines.line import Line
+from utils.predict.merge_tiles import MergedInstance, TileDetection
+from utils.predict.postprocess import average_with_whole
 from utils.predict.regions import Region, Runs
 from utils.predict.tiles import Predictor, Tiling, check_tiles, choose_tiling, cut_tiles, overlap_px
 from utils.yolo.model import build_model
@@ -86,7 +86,7 @@ def test_wires_across_24_tiles_are_found_whole_whatever_the_batch_size(
         expected = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
         np.testing.assert_array_equal(prediction.boxes[position], expected)
     assert (np.diff(prediction.found.scores.numpy()) <= 0).all()
-    placement = Placement(320, (320, 224), (0, 48), SIZE)
+    placement = Letterbox(320, (320, 224), (0, 48), SIZE)
     np.testing.assert_allclose(placement.boxes_to_photo(prediction.found.boxes), prediction.boxes, atol=1e-3)
     # The batch size changes no bit.
     _, alone = predict_all(photos[:1], 64, Tiling(320))
@@ -151,10 +151,10 @@ def test_the_whole_photograph_changes_boxes_and_confidences_of_what_it_shows() -
     tiles = PhotoPrediction(found, [Region(number, 0, mask) for number in range(4)], boxes, [None, None, None, line])
     runs = Runs.of(mask, 50, 50)
     whole = [
-        JoinedObject((TilePiece(-1, class_id, score, np.array(box, np.float32), runs),))
+        MergedInstance((TileDetection(-1, class_id, score, np.array(box, np.float32), runs),))
         for class_id, score, box in zip((0, 0, 0, 1, 2, 0), (*[0.5] * 5, 0.3), whole_boxes, strict=True)
     ]
-    placement = Placement(320, (320, 224), (0, 48), SIZE)  # 96 pixels are 24 of the input, 32 are 8
+    placement = Letterbox(320, (320, 224), (0, 48), SIZE)  # 96 pixels are 24 of the input, 32 are 8
     result = average_with_whole(tiles, whole, placement, lines=(1,), least=0.3, most=300)
     np.testing.assert_allclose(result.found.scores, [0.7, 0.7, 0.6, 0.4])  # half of 0.5 is under the least confidence
     np.testing.assert_array_equal(result.boxes, [[0, 20, 100, 220], *boxes[[2, 3, 1]]])

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import cv2
 import numpy as np
 
-from utils.predict.joining import TilePiece
+from utils.predict.merge_tiles import TileDetection
 from utils.predict.regions import Corners, Region, Runs
 
 Truth = tuple[int, np.ndarray]  # class, mask bool (H, W)
@@ -39,7 +39,7 @@ def seen_in_tiles(
     share: float = 0.02,
     short_px: int = 3,
     split: bool = True,
-) -> list[TilePiece]:
+) -> list[TileDetection]:
     """Return what a detector finds in each tile: a piece for each connected part, or for each object unless `split`.
 
     A share of the pixels at the edges are wrong, and a piece ends up to `short_px` before its tile's border.
@@ -61,10 +61,10 @@ def seen_in_tiles(
 
 def made_up_piece(
     tile: int, class_id: int, score: float, mask: np.ndarray, left: int = 0, top: int = 0
-) -> list[TilePiece]:
+) -> list[TileDetection]:
     """Return the piece with this mask, its upper left pixel at (left, top); none for an empty mask."""
     runs = Runs.of(mask, left, top)
-    return [TilePiece(tile, class_id, score, np.array(runs.corners, np.float32), runs)] if not runs.is_empty else []
+    return [TileDetection(tile, class_id, score, np.array(runs.corners, np.float32), runs)] if not runs.is_empty else []
 
 
 def iou_of(region: Region, mask: np.ndarray) -> float:

@@ -69,7 +69,7 @@ ALONE = (
     *("common/test_nvml.py", "common/test_signals.py"),
     *("distributed/test_rendezvous.py", "engine/test_reporting.py", "engine/test_loop.py"),
     *("run/test_status.py", "security/test_data.py", "evaluation/test_native_masks.py"),
-    "predict/test_joining_memory.py",
+    "predict/test_merge_tiles_memory.py",
 )
 READ_FOR_ALONE = (*ALONE, "data/test_loader.py")  # which marks one of its tests itself
 

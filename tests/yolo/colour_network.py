@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from utils.predict import tiles
-from utils.predict.detections import Detections, Placement
+from utils.predict.detections import Detections, Letterbox
 from utils.predict.regions import Runs
 
 NAMES = ("wire", "pole")
@@ -76,7 +76,7 @@ def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
     return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
 
 
-def photo_runs(prototypes: torch.Tensor, found: Detections, placement: Placement) -> Iterator[Runs]:
+def photo_runs(prototypes: torch.Tensor, found: Detections, placement: Letterbox) -> Iterator[Runs]:
     """Yield the parts' masks in photograph pixels."""
     parts = _parts(prototypes)
     (left, top), (width, height) = placement.pad, placement.inner_size

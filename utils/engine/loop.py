@@ -281,7 +281,7 @@ class TrainingEngine:
         state.scaler.unscale_(optimizer)
         most = math.inf if self.options.clip_norm is None else self.options.clip_norm
         norm = nn.utils.clip_grad_norm_(state.model.parameters(), most, foreach=True)
-        if self.guard.allows(optimizer, norm):
+        if self.guard.should_step(optimizer, norm):
             optimizer.step()
         state.scaler.update()  # lowers its scale after a non-finite gradient; without fp16 it does nothing
         optimizer.zero_grad(set_to_none=True)

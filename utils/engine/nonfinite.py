@@ -31,7 +31,7 @@ class NonFiniteGuard:
         self._in_a_row = torch.zeros((), device=device)
         self.num_reported = 0  # skipped steps that the log has reported
 
-    def allows(self, optimizer: torch.optim.Optimizer, gradient_norm: torch.Tensor) -> bool:
+    def should_step(self, optimizer: torch.optim.Optimizer, gradient_norm: torch.Tensor) -> bool:
         """Return whether to take the optimizer's step: not if the gradient's norm () is infinite or NaN.
 
         A fused optimizer is always allowed: it skips the step on the device, by `found_inf`.
@@ -52,7 +52,7 @@ class NonFiniteGuard:
         skipped, in_a_row = torch.stack([self._skipped, self._in_a_row]).tolist()
         return int(skipped), int(in_a_row)
 
-    def forget_row(self) -> None:
+    def reset_streak(self) -> None:
         """Reset the row after a roll-back."""
         self._in_a_row.zero_()
 

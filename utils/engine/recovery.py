@@ -81,7 +81,7 @@ class Recovery:
             raise Diverged(f"the gradient is not finite at step {step}, before the first checkpoint; {CURE}")
         progress = self.state.progress
         progress.left_out += [batch for batch in self._suspects if batch not in progress.left_out]
-        self.guard.forget_row()
+        self.guard.reset_streak()
         self.log.print(f"Rolled back from step {step} to {progress.global_step}, leaving out {self._suspects}")
 
     def is_due(self) -> bool:

@@ -14,7 +14,7 @@ from utils import distributed
 from utils.data.dataset import Sample
 from utils.data.polygons import SIZES
 from utils.evaluation.native_masks import fill_outline, outlines_in_photo, place, target_areas
-from utils.predict.detections import Detections, Placement
+from utils.predict.detections import Detections, Letterbox
 from utils.predict.regions import Region, column_runs
 
 Entry = dict[str, Any]
@@ -34,7 +34,7 @@ class CocoCollector:
         self.images: list[Entry] = []
         self.annotations: list[Entry] = []
 
-    def see_masks(self, sample: Sample, placement: Placement, found: Detections, masks: list[Region]) -> None:
+    def see_masks(self, sample: Sample, placement: Letterbox, found: Detections, masks: list[Region]) -> None:
         """Add some of an image's detections with their masks."""
         boxes = placement.boxes_to_photo(found.boxes).numpy()
         rows = zip(found.class_ids.tolist(), found.scores.tolist(), boxes, masks, strict=True)

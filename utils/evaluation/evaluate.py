@@ -22,7 +22,7 @@ from utils.evaluation.metrics.results import ImageResult, merge_results, pack_re
 from utils.evaluation.metrics.summary import summarise, summarise_sizes
 from utils.evaluation.metrics.thin_objects import ThinRule, found_lengths, measure, summarise_thin
 from utils.evaluation.native_masks import OnMasks, masks_in_photo, place, region_iou, target_areas
-from utils.predict.detections import Detections, Placement, detect, photo_masks, raw_outputs
+from utils.predict.detections import Detections, Letterbox, detect, photo_masks, raw_outputs
 from utils.predict.regions import Region
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import PARTS, SegmentationLoss
@@ -36,7 +36,7 @@ NOTHING_THIN = ThinRule(())
 NO_LENGTHS = np.zeros(0)
 OnImage = Callable[[Sample, Detections, torch.Tensor], None]
 # Yields each sample's detections, with boxes in pixels of the placement's input, and their masks in the photograph's.
-Find = Callable[[Sequence[Sample], Sequence[Placement]], Iterator[tuple[Detections, Sequence[Region]]]]
+Find = Callable[[Sequence[Sample], Sequence[Letterbox]], Iterator[tuple[Detections, Sequence[Region]]]]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def evaluate(
             local += results
         else:
             found = detect(outputs, strides_of(criterion), images.shape[-1], **AP_LIMITS)
-            end_last = begin_results(batch.samples, found, outputs["proto"], len(names), photo)
+            end_last = match_batch_async(batch.samples, found, outputs["proto"], len(names), photo)
         if on_image is not None:
             for arguments in zip(batch.samples, found, outputs["proto"], strict=True):
                 on_image(*arguments)
@@ -139,7 +139,7 @@ def headline(metrics: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
-def begin_results(
+def match_batch_async(
     samples: Sequence[Sample],
     found: Sequence[Detections],
     prototypes: torch.Tensor,
@@ -190,7 +190,7 @@ def find_results(
 
 
 def _compare_in_photo(
-    sample: Sample, detections: Detections, regions: Iterable[Region], placement: Placement, photo: PhotoPixels
+    sample: Sample, detections: Detections, regions: Iterable[Region], placement: Letterbox, photo: PhotoPixels
 ) -> Compared:
     """Compare boxes, masks and the centrelines of thin objects in the photograph's pixels."""
     overlaps = []
@@ -214,7 +214,7 @@ def _compare_in_photo(
 
 
 def _result(
-    sample: Sample, detections: Detections, placement: Placement | None, compared: Compared, num_classes: int
+    sample: Sample, detections: Detections, placement: Letterbox | None, compared: Compared, num_classes: int
 ) -> ImageResult:
     """Match one image's detections and labels by the IoU of their boxes and masks."""
     scores, class_ids = detections.scores.numpy(), detections.class_ids.numpy()

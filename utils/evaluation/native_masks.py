@@ -11,26 +11,26 @@ import numpy as np
 
 from utils.data.dataset import Sample
 from utils.evaluation.metrics.matching import box_iou
-from utils.predict.detections import Detections, Placement
+from utils.predict.detections import Detections, Letterbox
 from utils.predict.regions import Region, fill_outline
 
 PIXELS_PER_PART = 100_000_000  # of the masks kept at a time, a byte each
 # Takes a sample, where its photograph lies, some detections and their masks in the photograph's pixels.
-OnMasks = Callable[[Sample, Placement, Detections, list[Region]], None]
+OnMasks = Callable[[Sample, Letterbox, Detections, list[Region]], None]
 
 
-def place(sample: Sample, photo_size: tuple[int, int]) -> Placement:
+def place(sample: Sample, photo_size: tuple[int, int]) -> Letterbox:
     """Return where a photograph of (width, height) pixels on disk lies in a sample's input."""
-    return Placement(sample.image.shape[0], sample.inner_size, sample.pad, photo_size)
+    return Letterbox(sample.image.shape[0], sample.inner_size, sample.pad, photo_size)
 
 
-def outlines_in_photo(sample: Sample, placement: Placement) -> list[np.ndarray]:
+def outlines_in_photo(sample: Sample, placement: Letterbox) -> list[np.ndarray]:
     """Return the targets' outlines in pixels of the photograph: float64 (V, 2) xy each."""
     enlarge = np.array(placement.photo_size) / placement.inner_size
     return [(polygon.astype(np.float64) - placement.pad) * enlarge for polygon in sample.polygons]
 
 
-def target_areas(sample: Sample, placement: Placement) -> np.ndarray:
+def target_areas(sample: Sample, placement: Letterbox) -> np.ndarray:
     """Return the area inside each target's outline in pixels of the photograph: float64 (m,)."""
     outlines = outlines_in_photo(sample, placement)
     return np.array([cv2.contourArea(outline.astype(np.float32)) for outline in outlines], np.float64)
@@ -48,7 +48,7 @@ class PhotoMasks:
 
 
 def masks_in_photo(
-    sample: Sample, detections: Detections, regions: Iterable[Region], placement: Placement
+    sample: Sample, detections: Detections, regions: Iterable[Region], placement: Letterbox
 ) -> Iterator[PhotoMasks]:
     """Yield all labels with some of the detections at a time, in order, at least once. `regions` are their masks.
 

@@ -14,7 +14,7 @@ from utils.data.cache import unreadable_message
 from utils.data.dataset import Photo, Sample
 from utils.data.images import ImageError, read_image
 from utils.predict.detections import Detections, PhotoPrediction, boxes_to_input
-from utils.predict.photo_masks import Placement
+from utils.predict.photo_masks import Letterbox
 from utils.predict.regions import Region
 from utils.predict.tiles import Predictor
 
@@ -42,7 +42,7 @@ class TileSearch:
         return {"tiles": tiling.size_px, "overlap": tiling.overlap} if tiling else {}
 
     def __call__(
-        self, samples: Sequence[Sample], placements: Sequence[Placement]
+        self, samples: Sequence[Sample], placements: Sequence[Letterbox]
     ) -> Iterator[tuple[Detections, Sequence[Region]]]:
         """Yield each sample's detections, with boxes in the input's pixels, and masks in the photograph's."""
         indices = [sample.index for sample in samples]

@@ -13,7 +13,7 @@ from torch import nn
 
 from utils.common.devices import copy_to_device
 from utils.predict.lines.line import Line
-from utils.predict.photo_masks import Placement, enlarge
+from utils.predict.photo_masks import Letterbox, enlarge
 from utils.predict.regions import Region, Runs
 from utils.yolo.boxes import OneToOne, anchor_points, decode_boxes
 
@@ -286,19 +286,19 @@ def prototype_masks(prototypes: torch.Tensor, detections: Detections, size_px: i
     return masks & _inside(boxes, height, width)
 
 
-def photo_runs(prototypes: torch.Tensor, detections: Detections, placement: Placement) -> Iterator[Runs]:
+def photo_runs(prototypes: torch.Tensor, detections: Detections, placement: Letterbox) -> Iterator[Runs]:
     """Yield each detection's mask in photograph pixels, cut to its box. Waits once for a GPU."""
     both = torch.cat([detections.coefficients.T, prototypes.float().flatten(1)], 1).cpu()  # in one copy
     coefficients, maps = both[:, : len(detections)].T, both[:, len(detections) :].view(prototypes.shape)
     return enlarge(maps, coefficients, placement.boxes_to_photo(detections.boxes), placement)
 
 
-def photo_masks(prototypes: torch.Tensor, detections: Detections, placement: Placement) -> Iterator[Region]:
+def photo_masks(prototypes: torch.Tensor, detections: Detections, placement: Letterbox) -> Iterator[Region]:
     """Yield the masks of `photo_runs` as bitmaps."""
     return (runs.region() for runs in photo_runs(prototypes, detections, placement))
 
 
-def boxes_to_input(boxes: torch.Tensor, placement: Placement) -> torch.Tensor:
+def boxes_to_input(boxes: torch.Tensor, placement: Letterbox) -> torch.Tensor:
     """Map xyxy boxes (n, 4) from photograph to input pixels."""
     inner, photo = boxes.new_tensor(placement.inner_size * 2), boxes.new_tensor(placement.photo_size * 2)
     return boxes / photo * inner + boxes.new_tensor(placement.pad * 2)

@@ -15,7 +15,15 @@ from typing import Any
 import cv2
 import numpy as np
 
-from utils.predict.joining import MIN_AGREEMENT, MOSTLY, SCORE_RATIO, TILE_EDGE_PX, JoinedObject, TilePiece, is_cut
+from utils.predict.merge_tiles import (
+    MIN_AGREEMENT,
+    MOSTLY,
+    SCORE_RATIO,
+    TILE_EDGE_PX,
+    MergedInstance,
+    TileDetection,
+    is_cut,
+)
 from utils.predict.regions import Cells, Corners, Runs, hull, intersections
 
 MIN_COVERED = 0.5  # share of a coarse mask that objects cover, so that they stand for it
@@ -25,25 +33,25 @@ MIN_GAP = 0.25  # share of a coarse mask that no fragment shows, to be filled; l
 ONE_CELL, TWO_CELLS = np.ones((3, 3), np.uint8), np.ones((5, 5), np.uint8)
 
 
-def add_overview(
-    objects: list[JoinedObject],
-    coarse: list[JoinedObject],
+def merge_coarse_level(
+    objects: list[MergedInstance],
+    coarse: list[MergedInstance],
     tiles: list[Corners],
     finer_px: int,
     coarse_px: int,
     mask_px: float,
-) -> list[JoinedObject]:
+) -> list[MergedInstance]:
     """Compare objects with those of a coarser pass; return the objects of both, best first.
 
     tiles: of all passes. finer_px, coarse_px: a tile's side in the pass before and in the coarser pass, for the whole
     photograph its longer side. mask_px: the side of a pixel of the coarser pass's masks. All are in pixels of the photograph.
     """
     cell_px = max(1, round(mask_px / 2))
-    of_class: dict[int, list[JoinedObject]] = {thing.class_id: [] for thing in coarse}
+    of_class: dict[int, list[MergedInstance]] = {thing.class_id: [] for thing in coarse}
     for thing in objects:
         of_class.setdefault(thing.class_id, []).append(thing)
     candidates = {class_id: _Candidates(things, cell_px, tiles) for class_id, things in of_class.items()}
-    kept: list[JoinedObject] = []
+    kept: list[MergedInstance] = []
     for thing in sorted(coarse, key=best_first):
         kept += _decide(thing, candidates[thing.class_id], cell_px, finer_px)
     for group in candidates.values():
@@ -54,7 +62,7 @@ def add_overview(
     return sorted(kept, key=best_first)
 
 
-def best_first(thing: JoinedObject) -> tuple[Any, ...]:
+def best_first(thing: MergedInstance) -> tuple[Any, ...]:
     """What objects are sorted by."""
     return -thing.score, thing.pieces[0].order
 
@@ -67,7 +75,7 @@ def longest_side(tiles: list[Corners]) -> int:
 class _Candidate:
     """An object from smaller tiles that a coarse mask may cover."""
 
-    def __init__(self, number: int, thing: JoinedObject, cell_px: int, tiles: list[Corners]) -> None:
+    def __init__(self, number: int, thing: MergedInstance, cell_px: int, tiles: list[Corners]) -> None:
         self.number, self.thing = number, thing
         self._cell_px, self._tiles = cell_px, tiles
         self.support = 0.0  # the confidence of the coarser pass
@@ -99,7 +107,7 @@ class _Candidate:
         """Whether no tile shows the object whole, and it is not too thin for the coarser pass."""
         return self.sides[1] >= self.tile_px and self.thickness >= MIN_CELLS
 
-    def judged(self, coarse_px: int) -> JoinedObject:
+    def judged(self, coarse_px: int) -> MergedInstance:
         """Return the object with the coarser pass's confidence in it: among `others` if that pass shows it well, else as `support`."""
         if self.sides[1] <= coarse_px and self.thickness >= WELL_SHOWN:
             return replace(self.thing, others=(*self.thing.others, self.support))
@@ -121,13 +129,13 @@ class _Candidate:
 class _Candidates:
     """The objects of a class that coarse masks may cover, and which of them are still free."""
 
-    def __init__(self, things: list[JoinedObject], cell_px: int, tiles: list[Corners]) -> None:
+    def __init__(self, things: list[MergedInstance], cell_px: int, tiles: list[Corners]) -> None:
         self.all = [_Candidate(number, thing, cell_px, tiles) for number, thing in enumerate(things)]
         self.is_free = np.ones(len(things), bool)
         self._scores = np.array([thing.score for thing in things])
         self._corners = np.array([thing.corners for thing in things]).reshape(-1, 4)
 
-    def near(self, coarse: JoinedObject, corners: tuple[int, ...]) -> list[_Candidate]:
+    def near(self, coarse: MergedInstance, corners: tuple[int, ...]) -> list[_Candidate]:
         """Return the free objects in a rectangle whose confidence differs from the coarse mask's by SCORE_RATIO at most."""
         is_near = (self._corners[:, :2] < corners[2:]).all(axis=1) & (self._corners[:, 2:] > corners[:2]).all(axis=1)
         ratio = np.minimum(self._scores, coarse.score) >= SCORE_RATIO * np.maximum(self._scores, coarse.score)
@@ -152,7 +160,7 @@ class _Neighbour:
 class _CoarseMask:
     """A coarse mask on the grid, and the objects from smaller tiles that it is compared with."""
 
-    thing: JoinedObject
+    thing: MergedInstance
     cells: np.ndarray  # bool (h, w): where the mask is
     around: Corners  # the rectangle of `cells`, in cells
     neighbours: list[_Neighbour]
@@ -167,7 +175,7 @@ class _CoarseMask:
         return bool(some) and bool((_widened(some) & self.cells).sum() >= MIN_COVERED * self.cells.sum())
 
 
-def _decide(coarse: JoinedObject, candidates: _Candidates, cell_px: int, tile_px: int) -> list[JoinedObject]:
+def _decide(coarse: MergedInstance, candidates: _Candidates, cell_px: int, tile_px: int) -> list[MergedInstance]:
     """Return the object that a coarse mask becomes, if any. The objects that it joins or replaces are no longer free."""
     mask = _look(coarse, candidates, cell_px)
     replaced = _replaced(mask) if mask.thickness * cell_px >= tile_px else None
@@ -184,7 +192,7 @@ def _decide(coarse: JoinedObject, candidates: _Candidates, cell_px: int, tile_px
     return [coarse] if mask.thickness >= MIN_CELLS else []
 
 
-def _look(coarse: JoinedObject, candidates: _Candidates, cell_px: int) -> _CoarseMask:
+def _look(coarse: MergedInstance, candidates: _Candidates, cell_px: int) -> _CoarseMask:
     """Compare a coarse mask with the objects near it. Those that are too long for a tile count only if both agree."""
     grid = Cells.of(coarse.mask, cell_px)
     left, top, right, bottom = grid.corners
@@ -220,7 +228,7 @@ def _fragments(mask: _CoarseMask) -> list[_Neighbour]:
     return fragments if len(set(tiles)) == len(tiles) else []
 
 
-def _join(mask: _CoarseMask, fragments: list[_Neighbour], cell_px: int) -> JoinedObject:
+def _join(mask: _CoarseMask, fragments: list[_Neighbour], cell_px: int) -> MergedInstance:
     """Join fragments to one object; where they leave a large gap, the coarse mask fills it."""
     pieces = sorted(
         (piece for part in fragments for piece in part.candidate.thing.pieces), key=lambda piece: piece.order
@@ -230,7 +238,7 @@ def _join(mask: _CoarseMask, fragments: list[_Neighbour], cell_px: int) -> Joine
         gap = cv2.dilate(missing.view(np.uint8), TWO_CELLS).view(bool)  # up to the fragments
         rest = [_inside_cells(piece, mask.cells & gap, mask.around, cell_px) for piece in mask.thing.pieces]
         pieces += [piece for piece in rest if not piece.mask.is_empty]
-    return JoinedObject(tuple(pieces))
+    return MergedInstance(tuple(pieces))
 
 
 def _support(mask: _CoarseMask) -> None:
@@ -252,7 +260,7 @@ def _thickness(cells: np.ndarray) -> float:
     return 2 * float(cv2.distanceTransform(padded, cv2.DIST_L2, 5).max())
 
 
-def _inside_cells(piece: TilePiece, is_kept: np.ndarray, around: Corners, cell_px: int) -> TilePiece:
+def _inside_cells(piece: TileDetection, is_kept: np.ndarray, around: Corners, cell_px: int) -> TileDetection:
     """Return a piece with the part of its mask that lies in the kept cells of the rectangle `around`."""
     left, top, right, bottom = piece.mask.corners
     rows = np.arange(top, bottom) // cell_px - around[1]
@@ -262,8 +270,8 @@ def _inside_cells(piece: TilePiece, is_kept: np.ndarray, around: Corners, cell_p
 
 
 def without_mask(
-    pieces: list[TilePiece], objects: list[JoinedObject], tiles: list[Corners], iou: float
-) -> list[JoinedObject]:
+    pieces: list[TileDetection], objects: list[MergedInstance], tiles: list[Corners], iou: float
+) -> list[MergedInstance]:
     """Return the detections with an empty mask, best first. Their boxes decide which ones are left out.
 
     A box is left out if its IoU with a more confident box, or with the box of one of `objects`, of its class is above `iou`. A
@@ -271,7 +279,7 @@ def without_mask(
     """
     photo = (0, 0, max(tile[2] for tile in tiles), max(tile[3] for tile in tiles))
     cut = {piece: _is_cut_off(piece, tiles, photo) for piece in pieces if piece.mask.is_empty}
-    found: list[JoinedObject] = []
+    found: list[MergedInstance] = []
     boxes = np.zeros((len(objects) + len(cut), 4), np.float32)  # of objects, then of what is found
     boxes[: len(objects)] = np.array([thing.box for thing in objects], np.float32).reshape(-1, 4)
     classes = np.array([thing.class_id for thing in objects] + [-1] * len(cut), int)
@@ -280,7 +288,7 @@ def without_mask(
         overlap, inside = box_overlap(piece.box, others)
         if not ((overlap > iou).any() or (cut[piece] and (inside >= MOSTLY).any())):
             boxes[len(objects) + len(found)], classes[len(objects) + len(found)] = piece.box, piece.class_id
-            found.append(JoinedObject((piece,)))
+            found.append(MergedInstance((piece,)))
     return sorted(found, key=lambda thing: thing.pieces[0].order)
 
 
@@ -292,7 +300,7 @@ def box_overlap(box: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.nda
     return shared / (area + areas - shared).clip(1e-9), shared / max(area, 1e-9)
 
 
-def _is_cut_off(piece: TilePiece, tiles: list[Corners], photo: Corners) -> bool:
+def _is_cut_off(piece: TileDetection, tiles: list[Corners], photo: Corners) -> bool:
     """Return whether a piece's box comes within TILE_EDGE_PX of a border of its tile that is not the photograph's."""
     if piece.tile < 0:
         return False

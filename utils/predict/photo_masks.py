@@ -18,7 +18,7 @@ MASKS_PER_PRODUCT = 32  # detections whose prototype masks are kept at a time: 1
 
 
 @dataclass(frozen=True)
-class Placement:
+class Letterbox:
     """Where a photograph of (width, height) pixels lies in the square input: scaled to the inner size, then padded by
     (left, top)."""
 
@@ -36,7 +36,7 @@ class Placement:
 
 
 def enlarge(
-    prototypes: torch.Tensor, coefficients: torch.Tensor, boxes: torch.Tensor, placement: Placement
+    prototypes: torch.Tensor, coefficients: torch.Tensor, boxes: torch.Tensor, placement: Letterbox
 ) -> Iterator[Runs]:
     """Yield the mask of each detection in photograph pixels, cut to its box; boxes (n, 4) xyxy are in these pixels, too.
 
@@ -55,7 +55,7 @@ def enlarge(
             yield Runs(corners, edges)
 
 
-def _axis(placement: Placement, axis: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+def _axis(placement: Letterbox, axis: int, side: int) -> tuple[np.ndarray, np.ndarray]:
     """Return how `side` prototype pixels make up the photograph's pixels along the x (0) or y (1) axis.
 
     Each pixel is a weighted sum of three neighbours: the first of them, int64 (P,), and the weights, float32 (P, 3).

@@ -17,20 +17,20 @@ from utils.data.images import FILL, letterbox
 from utils.data.target_masks import MASK_STRIDE
 from utils.predict.detections import (
     Detections,
+    Letterbox,
     PhotoPrediction,
-    Placement,
     boxes_to_input,
     detect,
     photo_runs,
     raw_outputs,
 )
-from utils.predict.finishing import average_with_whole, with_lines
-from utils.predict.joining import JoinedObject, TilePiece, join_tiles
 from utils.predict.lines.label_facts import LabelFacts
 from utils.predict.lines.replacing import votes_of
-from utils.predict.overview import add_overview, best_first, longest_side, without_mask
+from utils.predict.merge_tiles import MergedInstance, TileDetection, join_tiles
+from utils.predict.overview import best_first, longest_side, merge_coarse_level, without_mask
+from utils.predict.postprocess import average_with_whole, with_lines
 from utils.predict.regions import Corners, LazyRegions
-from utils.predict.traits import above, look_of
+from utils.predict.shift_features import above, image_statistics
 from utils.yolo.inputs import prepare_images
 from utils.yolo.model import YoloModel
 from utils.yolo.trained import trained_label_lengths, trained_windows, trained_wire_labels
@@ -168,7 +168,7 @@ class Predictor:
         for view, found, prototypes in zip(batch, found_in, outputs["proto"], strict=False):
             state = view.state
             if self.keep is not None and view.number == WHOLE_PHOTO:
-                state.look = look_of(prototypes, view.canvas, view.placement)
+                state.look = image_statistics(prototypes, view.canvas, view.placement)
             if not state.tiles:
                 masks = [runs.region() for runs in photo_runs(prototypes, found, view.placement)]
                 boxes = view.placement.boxes_to_photo(found.boxes).numpy()
@@ -183,19 +183,19 @@ class Predictor:
     def _join(self, state: _Open) -> PhotoPrediction:
         pieces = [piece for piece in state.pieces if state.is_joined(piece.class_id, piece.score)]
         pieces.sort(key=lambda piece: piece.order)
-        objects: list[JoinedObject] = []
+        objects: list[MergedInstance] = []
         first, finer_px = 0, 0
         for level in state.levels:
             numbers = range(first, first + len(level))
             joined = join_tiles([piece for piece in pieces if piece.tile in numbers], state.tiles, self.limits["iou"])
             side_px = longest_side(level)
             mask_px = MASK_STRIDE * side_px / self.size_px
-            objects = add_overview(objects, joined, state.tiles, finer_px, side_px, mask_px) if first else joined
+            objects = merge_coarse_level(objects, joined, state.tiles, finer_px, side_px, mask_px) if first else joined
             first, finer_px = numbers.stop, side_px
-        whole = [JoinedObject((piece,)) for piece in pieces if piece.tile == WHOLE_PHOTO and not piece.mask.is_empty]
+        whole = [MergedInstance((piece,)) for piece in pieces if piece.tile == WHOLE_PHOTO and not piece.mask.is_empty]
         side_px = max(state.photo.shape[:2])
         mask_px = MASK_STRIDE * side_px / self.size_px
-        objects = add_overview(objects, whole, state.tiles, finer_px, side_px, mask_px)
+        objects = merge_coarse_level(objects, whole, state.tiles, finer_px, side_px, mask_px)
         if bare := without_mask(pieces, objects, state.tiles, self.limits["iou"]):
             objects = sorted([*objects, *bare], key=best_first)
         objects = self._judged_by_length(objects)
@@ -210,14 +210,16 @@ class Predictor:
             boxes_to_input(torch.from_numpy(boxes), state.whole), scores, class_ids, torch.zeros(len(objects), 0)
         )
         num_bare = sum(thing.pieces[0].mask.is_empty for thing in objects)
-        prediction = PhotoPrediction(found, LazyRegions(objects, JoinedObject.region), boxes, num_without_mask=num_bare)
+        prediction = PhotoPrediction(
+            found, LazyRegions(objects, MergedInstance.region), boxes, num_without_mask=num_bare
+        )
         return self._lined(prediction, state.whole, state, whole)
 
     @cached_property
     def _labels(self) -> LabelFacts:
         return LabelFacts.of_model(self.thin, trained_wire_labels(self.model) if self.thin else {})
 
-    def _judged_by_length(self, objects: list[JoinedObject]) -> list[JoinedObject]:
+    def _judged_by_length(self, objects: list[MergedInstance]) -> list[MergedInstance]:
         """Lower the confidence of objects that are short for their class (docs/research/tiles.md, rule 7); return all, best first."""
         windows, facts = trained_windows(self.model), trained_label_lengths(self.model)
         if not windows or not self.tiling:
@@ -235,7 +237,7 @@ class Predictor:
         return sorted(judged, key=best_first)
 
     def _lined(
-        self, prediction: PhotoPrediction, placement: Placement, state: _Open, whole: Sequence[JoinedObject] = ()
+        self, prediction: PhotoPrediction, placement: Letterbox, state: _Open, whole: Sequence[MergedInstance] = ()
     ) -> PhotoPrediction:
         labels, votes = self._labels, {}
         if labels.end_at and state.levels:
@@ -259,9 +261,9 @@ class _Open:
     levels: list[list[Corners]]  # tiles, the smallest first
     best_scores: list[float]  # as many of the highest as pieces are joined, ascending; 0 while there are fewer
     best_of_class: dict[int, float] = field(default_factory=dict)
-    pieces: list[TilePiece] = field(default_factory=list)
-    whole: Placement | None = None  # where the whole photograph lies in the input
-    look: np.ndarray | None = None  # see `look_of`
+    pieces: list[TileDetection] = field(default_factory=list)
+    whole: Letterbox | None = None  # where the whole photograph lies in the input
+    look: np.ndarray | None = None  # see `image_statistics`
 
     @cached_property
     def tiles(self) -> list[Corners]:
@@ -295,7 +297,7 @@ class _Open:
         boxes = view.placement.boxes_to_photo(found.boxes).numpy() + np.array([left, top, left, top], np.float32)
         masks = photo_runs(prototypes, found, view.placement)
         for number, box, mask in zip(kept, boxes, masks, strict=True):
-            self.pieces.append(TilePiece(view.number, *scored[number], box, mask.moved(left, top)))
+            self.pieces.append(TileDetection(view.number, *scored[number], box, mask.moved(left, top)))
 
 
 @dataclass(frozen=True)
@@ -305,7 +307,7 @@ class _View:
     state: _Open
     number: int  # of the tile, or WHOLE_PHOTO
     corner: tuple[int, int]  # left, top in the photograph
-    placement: Placement
+    placement: Letterbox
     canvas: np.ndarray
 
     @classmethod
@@ -314,5 +316,5 @@ class _View:
         height, width = state.photo.shape[:2]
         left, top, right, bottom = (0, 0, width, height) if number == WHOLE_PHOTO else state.tiles[number]
         canvas, inner_size, pad = letterbox(state.photo[top:bottom, left:right], state.size_px)
-        placement = Placement(state.size_px, inner_size, pad, (right - left, bottom - top))
+        placement = Letterbox(state.size_px, inner_size, pad, (right - left, bottom - top))
         return cls(state, number, (left, top), placement, canvas)

@@ -28,8 +28,8 @@ from tests.yolo.colour_network import NAMES, ColourNetwork, install, paint
 from utils import distributed
 from utils.common.errors import UserError
 from utils.data.images import FILL
-from utils.predict.joining import JoinedObject
 from utils.predict.lines.line import Line
+from utils.predict.merge_tiles import MergedInstance
 from utils.predict.regions import Runs
 from utils.predict.tiles import Predictor, Tiling, cut_tiles
 from utils.sources.mask_rings import outline_of
@@ -225,7 +225,9 @@ def test_a_hair_that_the_next_block_shows_beside_is_one(below_px: int, num_objec
 def test_a_wires_width_is_the_mean_over_its_length() -> None:
     ends, mask = ((0.0, 300.0, 10.0), (250.0, 400.0, 4.0)), Runs.of(np.ones((4, 4), bool))
     lines = [Line(np.array([[low, 50], [high, 50]]), np.full(2, width), NO_GAPS) for low, high, width in ends]
-    ((points, width),) = lines_of(JoinedObject(tuple(piece_of(n, 0, 0.9, mask, line) for n, line in enumerate(lines))))
+    ((points, width),) = lines_of(
+        MergedInstance(tuple(piece_of(n, 0, 0.9, mask, line) for n, line in enumerate(lines)))
+    )
     assert [np.ptp(points[:, 0]), width] == pytest.approx([400, (300 * 10 + 100 * 4) / 400])
 
 

@@ -8,16 +8,16 @@ import torch
 
 from tests.predict.lines.drawn import CROSSARM, SAGGING, SIZE, STRAIGHT, drawn, parabola, straight
 from tests.predict.tile_scenes import iou_of
-from utils.predict.detections import Detections, PhotoPrediction, Placement
-from utils.predict.finishing import with_lines
-from utils.predict.joining import TilePiece
+from utils.predict.detections import Detections, Letterbox, PhotoPrediction
 from utils.predict.lines.label_facts import LabelFacts
 from utils.predict.lines.replacing import votes_of
+from utils.predict.merge_tiles import TileDetection
+from utils.predict.postprocess import with_lines
 from utils.predict.regions import Region, Runs, fill_outline
 
 POLE = np.zeros(SIZE[::-1], bool)
 POLE[:, 400:440] = True
-PLACEMENT = Placement(450, (450, 300), (0, 75), SIZE)
+PLACEMENT = Letterbox(450, (450, 300), (0, 75), SIZE)
 
 
 def predicted(*masks: np.ndarray, scores: Sequence[float] = (), class_ids: Sequence[int] = ()) -> PhotoPrediction:
@@ -174,8 +174,8 @@ def test_one_sample_of_a_hair_thin_wire_is_no_line() -> None:
 def test_a_wire_ends_where_tiles_hardly_see_it() -> None:
     tiles = [(0, 0, 500, 600), (400, 0, 900, 600), (300, 0, 700, 600)]
 
-    def piece(tile: int, start: int, end: int, score: float) -> TilePiece:
-        return TilePiece(tile, 1, score, np.zeros(4, np.float32), Runs.of(drawn(parabola(start, end, 0))))
+    def piece(tile: int, start: int, end: int, score: float) -> TileDetection:
+        return TileDetection(tile, 1, score, np.zeros(4, np.float32), Runs.of(drawn(parabola(start, end, 0))))
 
     seen = [piece(0, 40, 490, 0.8), piece(1, 410, 600, 0.8), piece(1, 660, 840, 0.8), piece(2, 310, 690, 0.2)]
     votes = votes_of([*seen, piece(-1, 40, 840, 0.9)], tiles, SIZE, (1, 2))

@@ -27,7 +27,7 @@ from utils.pages.markup import MAX_THUMBNAILS, thumbnail_px
 from utils.pages.pictures import CONFUSED, FALSE, MISSED, RIGHT, Mask
 from utils.pages.report.photographs import JPEG_QUALITY as FULL_QUALITY
 from utils.pages.report.photographs import MAX_PHOTOS, MIN_LONG_SIDE_PX, FullView, Shape, region_outlines
-from utils.predict.detections import Detections, Placement, detect, photo_masks, raw_outputs
+from utils.predict.detections import Detections, Letterbox, detect, photo_masks, raw_outputs
 from utils.predict.regions import Region, shrunk
 from utils.yolo.inputs import prepare_images
 from utils.yolo.loss import SegmentationLoss
@@ -158,7 +158,7 @@ def draw_image(
     return drawn[0], drawn[1], lines, view
 
 
-def judge(sample: Sample, found: Detections, in_photo: Placement | None) -> tuple[list[Color], list[Color]]:
+def judge(sample: Sample, found: Detections, in_photo: Letterbox | None) -> tuple[list[Color], list[Color]]:
     """Return the colour of each label and of each detection by its kind of error, as the confusion matrix pairs them.
 
     in_photo: where the photograph lies, if boxes are compared in its pixels.
@@ -189,7 +189,7 @@ class Thumbnails:
         self.wanted = set(range(0, len(photos), max(1, -(-len(photos) // MAX_THUMBNAILS))))
         self.jpegs: dict[int, bytes] = {}
 
-    def see_masks(self, sample: Sample, placement: Placement, found: Detections, masks: list[Region]) -> None:
+    def see_masks(self, sample: Sample, placement: Letterbox, found: Detections, masks: list[Region]) -> None:
         """Draw a photograph when its first masks arrive, those of the most confident detections; later ones are ignored."""
         self.on_masks(sample, placement, found, masks)
         if sample.index not in self.wanted:
@@ -228,7 +228,7 @@ def _shapes(
 
 @torch.no_grad()
 def _predict(
-    viewer: Viewer, sample: Sample, shown: Placement, full: Placement | None
+    viewer: Viewer, sample: Sample, shown: Letterbox, full: Letterbox | None
 ) -> tuple[Detections, list[Region], list[Region] | None]:
     """Return an image's detections that the confusion matrix counts, their masks in the shown picture, and in the photograph.
 

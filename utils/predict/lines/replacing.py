@@ -13,7 +13,6 @@ from dataclasses import replace
 import cv2
 import numpy as np
 
-from utils.predict.joining import MOSTLY, WIDEN_KERNEL, TilePiece
 from utils.predict.lines.confidence import Row, lower_crossing, lower_wide, raise_continuing
 from utils.predict.lines.from_mask import find_lines
 from utils.predict.lines.in_photo import fit_to_photo, length_factor, likeness
@@ -21,6 +20,7 @@ from utils.predict.lines.label_facts import LabelFacts
 from utils.predict.lines.line import Line
 from utils.predict.lines.numbers import NUMBERS
 from utils.predict.lines.routes import find_routes
+from utils.predict.merge_tiles import MOSTLY, WIDEN_KERNEL, TileDetection
 from utils.predict.regions import Corners, Region, canvas_of, fill_outline
 
 
@@ -112,7 +112,7 @@ def _joined(rows: list[Row]) -> list[Row]:
 
 
 def votes_of(
-    pieces: Sequence[TilePiece], tiles: Sequence[Corners], size: tuple[int, int], classes: tuple[int, ...]
+    pieces: Sequence[TileDetection], tiles: Sequence[Corners], size: tuple[int, int], classes: tuple[int, ...]
 ) -> dict[int, np.ndarray]:
     """Return for some classes how confident the tiles are, on average, that an object is at each pixel: float32 (H, W) each.
 
@@ -122,7 +122,7 @@ def votes_of(
     """
     votes = {class_id: np.zeros(size[::-1], np.float32) for class_id in classes}
     views = np.zeros(size[::-1], np.uint8)
-    of_tile: dict[tuple[int, int], list[TilePiece]] = defaultdict(list)
+    of_tile: dict[tuple[int, int], list[TileDetection]] = defaultdict(list)
     for piece in pieces:
         if piece.score >= NUMBERS.min_score:
             of_tile[piece.tile, piece.class_id].append(piece)

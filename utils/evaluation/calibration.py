@@ -23,9 +23,9 @@ from utils.evaluation.metrics.matching import LEVELS
 from utils.evaluation.metrics.results import ImageResult
 from utils.evaluation.native_masks import place
 from utils.predict.detections import Detections
+from utils.predict.shift_features import image_statistics, mean_traits, photo_traits
 from utils.predict.thresholds import VERSION, digest_of_model, settings_of
 from utils.predict.tiles import Predictor
-from utils.predict.traits import look_of, mean_traits, photo_traits
 from utils.run.folder import CHANGES_FILE, read_fingerprint
 
 FILE = "thresholds.yaml"
@@ -82,7 +82,7 @@ def prove(model: str, spec: DatasetSpec, split: str, photos: Sequence[Photo]) ->
     return judged.digest, f"none is among the {len(seen)} that the model was trained on{caution}"
 
 
-class Guarantor:
+class ThresholdCalibrator:
     """Finds the confidences that keep promises for a model's classes, from the photographs of an evaluation."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Guarantor:
         """Return an `on_image` for `evaluate` that remembers what each photograph is like, and calls `then`."""
 
         def see(sample: Sample, found: Detections, prototypes: torch.Tensor) -> None:
-            look = look_of(prototypes, sample.image, place(sample, (1, 1)))
+            look = image_statistics(prototypes, sample.image, place(sample, (1, 1)))
             self.traits[sample.index] = photo_traits(found, look, len(sample.image))
             if then:
                 then(sample, found, prototypes)

@@ -4,7 +4,7 @@ Masks decide, not boxes: two parallel wires that cross many tiles have nearly th
 in neighbouring tiles have boxes that hardly overlap.
 
 docs/research/tiles.md lists the rules: duplicates in a tile, links between tiles, objects, fragments (1 to 4). utils/predict/overview.py
-compares the result with what larger tiles and the whole photograph show (5 and 6), and utils/predict/finishing.py the boxes (8).
+compares the result with what larger tiles and the whole photograph show (5 and 6), and utils/predict/postprocess.py the boxes (8).
 
 All decisions follow from sorted lists, so the order of tiles and the batch size do not matter.
 """
@@ -34,7 +34,7 @@ CONNECT_PX = 4  # rule 3: side of the cells of the grid that tells whether parts
 
 
 @dataclass(frozen=True, eq=False)
-class TilePiece:
+class TileDetection:
     """A detection in one tile, in pixels of the photograph: its box float32 (4,) xyxy and its mask."""
 
     tile: int  # position in the list of tiles; -1 in the pass over the whole photograph
@@ -50,10 +50,10 @@ class TilePiece:
 
 
 @dataclass(frozen=True, eq=False)
-class JoinedObject:
+class MergedInstance:
     """An object: the pieces it is joined from, and how confident coarser passes are that it is there."""
 
-    pieces: tuple[TilePiece, ...]
+    pieces: tuple[TileDetection, ...]
     support: float = 0.0  # the highest confidence of the passes that hardly show it
     others: tuple[float, ...] = ()  # the confidences of the passes that show it well; 0 where nothing was found
     factor: float = 1.0  # lower for an object that is short for its class
@@ -101,7 +101,7 @@ class JoinedObject:
         return Region(left, top, mask)
 
 
-def join_tiles(pieces: list[TilePiece], tiles: list[Corners], iou: float) -> list[JoinedObject]:
+def join_tiles(pieces: list[TileDetection], tiles: list[Corners], iou: float) -> list[MergedInstance]:
     """Join the pieces of all tiles by rules 1 to 4, with duplicates in a tile above `iou`; return the objects, best first."""
     pieces = sorted((piece for piece in pieces if not piece.mask.is_empty), key=lambda piece: piece.order)
     if not pieces:
@@ -118,14 +118,14 @@ def join_tiles(pieces: list[TilePiece], tiles: list[Corners], iou: float) -> lis
     are_left = np.isin(in_tiles.positions[:, 0], left) & np.isin(in_tiles.positions[:, 1], left)
     pairs = in_tiles.chosen(are_left) + comparison.pairs(left, in_tiles=False)
     groups = _group(table, wide, left.tolist(), _links(table, pairs))
-    objects = [JoinedObject(tuple(pieces[position] for position in group)) for group in groups]
+    objects = [MergedInstance(tuple(pieces[position] for position in group)) for group in groups]
     return _drop_fragments(objects, _groups_around(groups, wide, pairs), tiles)
 
 
 class _Pieces:
     """The properties of pieces as arrays (n,), corners as (n, 4). A piece is named by its position, the best first."""
 
-    def __init__(self, pieces: list[TilePiece], tiles: list[Corners]) -> None:
+    def __init__(self, pieces: list[TileDetection], tiles: list[Corners]) -> None:
         self.masks = [piece.mask for piece in pieces]
         self.score = np.array([piece.score for piece in pieces])
         self.class_id = np.array([piece.class_id for piece in pieces])
@@ -311,8 +311,8 @@ def _groups_around(groups: list[list[int]], wide: list[Runs], pairs: _Pairs) -> 
 
 
 def _drop_fragments(
-    objects: list[JoinedObject], around: dict[int, set[int]], tiles: list[Corners]
-) -> list[JoinedObject]:
+    objects: list[MergedInstance], around: dict[int, set[int]], tiles: list[Corners]
+) -> list[MergedInstance]:
     """Drop the fragments that lie mostly inside a more confident object; return the other objects, best first."""
     order = sorted(range(len(objects)), key=lambda number: (-objects[number].score, objects[number].pieces[0].order))
     kept: set[int] = set()
@@ -322,7 +322,7 @@ def _drop_fragments(
     return [objects[number] for number in order if number in kept]
 
 
-def is_cut(thing: JoinedObject, tiles: list[Corners]) -> bool:
+def is_cut(thing: MergedInstance, tiles: list[Corners]) -> bool:
     """Return whether the object ends at a tile's border, and no piece of a tile that reaches further continues it there."""
     photo = (0, 0, max(tile[2] for tile in tiles), max(tile[3] for tile in tiles))
     masks = np.array([piece.mask.corners for piece in thing.pieces])

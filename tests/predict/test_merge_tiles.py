@@ -9,7 +9,7 @@ import pytest
 
 from tests.predict.tile_scenes import Truth, blur_edges, iou_of, made_up_piece, seen_in_tiles, stroke, wires_and_pole
 from utils.predict.agreement import WIDEN_PX, Masks, widen
-from utils.predict.joining import JoinedObject, TilePiece, is_cut, join_tiles
+from utils.predict.merge_tiles import MergedInstance, TileDetection, is_cut, join_tiles
 from utils.predict.overview import without_mask
 from utils.predict.regions import Runs
 from utils.predict.tiles import cut_tiles
@@ -22,7 +22,7 @@ WIRE, POLE = 0, 1
 SCENE = wires_and_pole(SIZE)
 
 
-def assert_found(objects: list[JoinedObject], truth: list[Truth], min_iou: float = 0.99) -> None:
+def assert_found(objects: list[MergedInstance], truth: list[Truth], min_iou: float = 0.99) -> None:
     """Every true object is found once, with its class, and nothing else is."""
     assert len(objects) == len(truth)
     for class_id, mask in truth:
@@ -202,8 +202,8 @@ def test_a_sliver_at_a_border_goes_and_a_true_neighbour_stays() -> None:
     sliver[100:130, 317:] = True
     (whole,) = [piece for piece in seen_in_tiles([(POLE, pole)], TILES, share=0.0, short_px=0) if piece.tile == 1]
     pieces = [whole, *made_up_piece(0, POLE, 0.25, sliver)]
-    assert is_cut(JoinedObject((pieces[1],)), TILES)
-    assert not is_cut(JoinedObject((whole,)), TILES)
+    assert is_cut(MergedInstance((pieces[1],)), TILES)
+    assert not is_cut(MergedInstance((whole,)), TILES)
     assert [thing.pieces for thing in join_tiles(pieces, TILES, 0.7)] == [(whole,)]
     beside = np.zeros((320, 320), bool)
     beside[250:300, 290:] = True
@@ -213,7 +213,7 @@ def test_a_sliver_at_a_border_goes_and_a_true_neighbour_stays() -> None:
 
 def test_without_detections_there_is_nothing_to_join() -> None:
     assert join_tiles([], TILES, 0.7) == []
-    nothing = TilePiece(0, 0, 0.5, np.zeros(4, np.float32), Runs.of(np.zeros((4, 4), bool)))
+    nothing = TileDetection(0, 0, 0.5, np.zeros(4, np.float32), Runs.of(np.zeros((4, 4), bool)))
     assert join_tiles([nothing], TILES, 0.7) == []
 
 
@@ -232,15 +232,15 @@ def test_pairs_of_masks_are_counted_together_not_one_by_one_in_python() -> None:
 def test_of_detections_without_a_mask_the_boxes_decide() -> None:
     empty, tiles = Runs.of(np.zeros((1, 1), bool)), [(0, 0, 320, 200), (192, 0, 512, 200)]
 
-    def bare(tile: int, score: float, *box: float, class_id: int = POLE) -> TilePiece:
-        return TilePiece(tile, class_id, score, np.array(box, np.float32), empty)
+    def bare(tile: int, score: float, *box: float, class_id: int = POLE) -> TileDetection:
+        return TileDetection(tile, class_id, score, np.array(box, np.float32), empty)
 
     first = bare(0, 0.9, 20, 30, 80, 130)
     copies = [bare(0, 0.5, 22, 30, 80, 130), bare(-1, 0.4, 20, 32, 81, 130)]
     whole = bare(1, 0.6, 230, 40, 420, 90)  # tile 0 shows a part of it, up to its border
     part, other = bare(0, 0.8, 230, 40, 318, 90), bare(0, 0.3, 21, 30, 80, 130, class_id=WIRE)
-    masked = JoinedObject(
-        (TilePiece(1, POLE, 0.7, np.array([440, 20, 500, 180], np.float32), Runs.of(np.ones((9, 9), bool))),)
+    masked = MergedInstance(
+        (TileDetection(1, POLE, 0.7, np.array([440, 20, 500, 180], np.float32), Runs.of(np.ones((9, 9), bool))),)
     )
     hidden, edge = bare(1, 0.9, 441, 20, 500, 180), bare(1, 0.2, 500, 0, 512, 60)  # at the photograph's own edge
     pieces = [first, *copies, part, whole, other, hidden, edge]

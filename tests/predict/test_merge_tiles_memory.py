@@ -9,8 +9,8 @@ import numpy as np
 
 from tests.predict.tile_scenes import made_up_piece
 from tests.support.plugin import must_run
-from utils.predict.joining import TilePiece, join_tiles
-from utils.predict.overview import add_overview
+from utils.predict.merge_tiles import TileDetection, join_tiles
+from utils.predict.overview import merge_coarse_level
 from utils.predict.regions import Corners
 from utils.predict.tiles import cut_tiles
 
@@ -18,7 +18,7 @@ SIZE = (5472, 3648)
 NUM_WIRES, NUM_PARTS = 40, 260  # wires cross the whole photograph
 
 
-def make_pieces(tiles: list[Corners]) -> list[TilePiece]:
+def make_pieces(tiles: list[Corners]) -> list[TileDetection]:
     rng = np.random.default_rng(0)
     ends = rng.integers(0, SIZE[1], (NUM_WIRES, 2))
     lines = [((0, int(a)), (SIZE[0], int(b)), 8, 0) for a, b in ends]
@@ -42,7 +42,7 @@ def measure() -> dict[str, float]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     pieces = make_pieces(tiles)
     start = time.thread_time()
-    objects = add_overview(join_tiles(pieces, tiles, 0.7), [], tiles, 640, 5472, 34.0)
+    objects = merge_coarse_level(join_tiles(pieces, tiles, 0.7), [], tiles, 640, 5472, 34.0)
     seconds = time.thread_time() - start
     largest = max(thing.region().mask.size for thing in objects)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before

@@ -89,7 +89,7 @@ def test_each_contradiction_is_found_and_nothing_else(data: Path, tmp_path: Path
 
 
 def test_a_class_seldom_found_is_not_listed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("extras.check.contradictions.MIN_FOUND", 0.9)  # it finds three of four labelled poles
+    monkeypatch.setattr("extras.check.label_errors.MIN_FOUND", 0.9)  # it finds three of four labelled poles
     facts = check(data, tmp_path, "--tiles", "off")
     assert facts["counts"]["unfound_label"] == 0
     assert [note.partition(",")[0] for note in facts["notes"] if note.startswith("pole")] == [

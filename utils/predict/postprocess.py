@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from utils.predict.detections import Detections, PhotoPrediction, Placement, boxes_to_input
-from utils.predict.joining import MIN_AGREEMENT, JoinedObject
+from utils.predict.detections import Detections, Letterbox, PhotoPrediction, boxes_to_input
 from utils.predict.lines.confidence import Row
 from utils.predict.lines.from_mask import band_line
 from utils.predict.lines.label_facts import LabelFacts
 from utils.predict.lines.numbers import NUMBERS
 from utils.predict.lines.replacing import replace_masks
+from utils.predict.merge_tiles import MIN_AGREEMENT, MergedInstance
 from utils.predict.overview import box_overlap
 from utils.predict.regions import LazyRegions, fill_outline
 
@@ -25,7 +25,7 @@ EXACT_PX = 8  # of the input, by which boxes of the whole photograph may be wron
 def with_lines(
     prediction: PhotoPrediction,
     labels: LabelFacts,
-    placement: Placement,
+    placement: Letterbox,
     photo: np.ndarray,
     min_score: float = 0.0,
     votes: Mapping[int, np.ndarray] | None = None,
@@ -63,8 +63,8 @@ def with_lines(
 
 def average_with_whole(
     found: PhotoPrediction,
-    whole: Sequence[JoinedObject],
-    placement: Placement,
+    whole: Sequence[MergedInstance],
+    placement: Letterbox,
     lines: Collection[int],
     least: float,
     most: int,

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from utils.predict.detections import Detections, PhotoPrediction
-from utils.predict.photo_masks import Placement
+from utils.predict.photo_masks import Letterbox
 
 COUNTED = 0.25  # confidence from which detections count for what a photograph is like
 # Of a photograph: logarithm of the number of detections, their mean confidence, logarithm of their mean side, brightness, contrast.
@@ -19,7 +19,7 @@ TRAITS = (
 )
 
 
-def look_of(prototypes: torch.Tensor, canvas: np.ndarray, placement: Placement) -> np.ndarray:
+def image_statistics(prototypes: torch.Tensor, canvas: np.ndarray, placement: Letterbox) -> np.ndarray:
     """Return a photograph's brightness and contrast in the network's input (S, S, 3), and its mean prototypes: float64 (2 + 32,).
 
     They are logarithms of the 95th percentile, which haze changes little, and of how far the 5th is below it.
@@ -34,7 +34,7 @@ def look_of(prototypes: torch.Tensor, canvas: np.ndarray, placement: Placement) 
 def photo_traits(found: Detections, look: np.ndarray, size_px: int) -> np.ndarray:
     """Return what a photograph is like, float64 (5 + 32,): TRAITS, and the means of the network's prototypes.
 
-    found: with boxes in pixels of the input, whose side is `size_px`. look: see `look_of`. What needs a detection is NaN without.
+    found: with boxes in pixels of the input, whose side is `size_px`. look: see `image_statistics`. What needs a detection is NaN without.
     """
     counted = found.scores.numpy() >= COUNTED
     confidence = scale = np.nan
