@@ -59,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = read_before(Path(config.before)) if config.before is not None else None
     site = Site(config.ground_height, config.ground_sigma, assets, config.asset_range)
     with claimed_output(config.predictions, "--predictions") as folder:
+        if not (folder / ABOUT).is_file():
+            raise UserError(f"{folder / ABOUT}: no such file; name the --output of inference.py")
         names, made_with = read_back(folder / ABOUT, _about, "run inference.py again")
         num_photos = _write_thumbnails(folder)
         tables = write_asset_files(folder, site, names, before)

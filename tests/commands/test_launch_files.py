@@ -204,7 +204,9 @@ def test_the_demo_starts_one_process_for_one_gpu(tmp_path: Path) -> None:
         shutil.copy(PROJECT / name, project)
     (project / "utils").symlink_to(PROJECT / "utils")
     python = project / "python"  # skips the demo's other scripts
-    python.write_text(f'#!/bin/sh\ncase $1 in -*) exec "{sys.executable}" "$@";; *) echo "$1";; esac\n')
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in "-m extras."*) echo "$2";; -*) exec "{sys.executable}" "$@";; *) echo "$1";; esac\n'
+    )
     python.chmod(0o755)
     settings: Any = {"PYTHON": str(python), "PYTHONPATH": str(PRETENCE), "DRY_RUN": "1"}
     for gpus, expected in (("1", "Starting 1 process(es) on cuda"), ("", "Starting 2 process(es) on cpu")):
