@@ -78,7 +78,7 @@ def build_page(
             element("section", element("h2", "All labels"), *_gallery(entries, names), id="labels"),
             *sections,
         ],
-        "All findings are in check.json next to this file. docs/labels.md explains each kind.",
+        "All findings are in check.json next to this file. extras/check/reference.md explains each kind.",
     )
 
 
