@@ -55,9 +55,9 @@ MOST_VAL_WORKERS = 8  # each costs the memory of a process, on top of those that
 def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
     """Train; return the history, one list per reported value, and the exit code. Every rank must reach this."""
     ranks = distributed.read_rank_environment()
-    loading = section_of(config, DataOptions)
-    setup = setup_device(section_of(config, MachineOptions), loading, ranks)
-    device, say = setup.device, distributed.main_printer(ranks.rank)
+    setup = setup_device(section_of(config, MachineOptions), section_of(config, DataOptions), ranks)
+    device = setup.device
+    say = distributed.main_printer(ranks.rank)
 
     # Everything slow or likely to fail comes before the process group, so that no rank waits in a collective for it; what
     # can be refused without reading a photograph comes first.

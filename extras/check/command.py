@@ -109,8 +109,10 @@ def check(config: CheckConfig) -> int:
     if not any(entry.rows for entry in entries):
         raise UserError(f"{config.data}: no photograph has an object, so there is nothing to learn; check its labels")
     if num_errors(findings) and (config.strict or not config.tolerate):
+        error = next(finding for finding in findings if KINDS[finding.kind].is_error)
+        first = printable(f"{error.place}: {error.text}", 400)
         raise UserError(
-            f"{config.data} has {counted(num_errors(findings), 'error')}; the first: {first_error(findings)}. "
+            f"{config.data} has {counted(num_errors(findings), 'error')}; the first: {first}. "
             "Correct them, or pass --tolerate"
         )
     return 0
@@ -191,9 +193,3 @@ def print_results(
             words += ["--data", config.data, "--save-dir", f"models/{Path(config.data).absolute().parent.name}"]
         windows = ["--windows", "8"] if hint else []
         print(next_command("python", "train_yolo_ddp.py", *words, *windows))
-
-
-def first_error(findings: Sequence[Finding]) -> str:
-    """Return the place and text of the first error, as one printable line."""
-    first = next(finding for finding in findings if KINDS[finding.kind].is_error)
-    return printable(f"{first.place}: {first.text}", 400)

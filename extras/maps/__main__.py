@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     site = Site(config.ground_height, config.ground_sigma, assets, config.asset_range)
     with claimed_output(config.predictions, "--predictions") as folder:
         if not (folder / ABOUT).is_file():
-            raise UserError(f"{folder / ABOUT}: no such file; name the --output of inference.py")
+            raise UserError(f"{folder / ABOUT}: no such file; name the --output of inference.py, run with this version")
         names, made_with = read_back(folder / ABOUT, _about, "run inference.py again")
         num_photos = _write_thumbnails(folder)
         tables = write_asset_files(folder, site, names, before)

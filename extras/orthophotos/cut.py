@@ -5,9 +5,11 @@
 The next command is parse_labels.py, as for any labels in YOLO's format.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from extras.orthophotos.pieces import cut_raster
 from extras.orthophotos.raster import open_orthophoto
@@ -24,7 +26,9 @@ class CutConfig(Options):
 
     input: str = option(None, "GeoTIFF with a place on the map", required=True, metavar="FILE")
     labels: tuple[str, ...] = option(None, "polygons and lines: GeoJSON or GeoPackage", required=True, metavar="FILE")
-    output: str = option(None, "folder for the photographs and labels; must not exist", required=True, metavar="DIR")
+    output: str = option(
+        None, "folder for the photographs and labels; empty, or not there yet", required=True, metavar="DIR"
+    )
     long_side: int = option(1280, "longest side of a photograph in pixels", at_least=16)
     line_width: float = option(6.0, "width of lines in pixels", above=0, at_most=1000)
     line_width_m: float | None = option(
@@ -48,7 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if num_skipped:
             print_warning(f"--labels: {num_skipped} features are neither polygons nor lines and are left out")
         widths = (config.line_width, config.line_width_m)
-        print(cut_raster(raster, labels, folder, config.long_side, *widths, config.val_fraction), flush=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as parent:
+            part = Path(parent) / "cut"
+            print(cut_raster(raster, labels, part, config.long_side, *widths, config.val_fraction), flush=True)
+            os.replace(part, folder)  # all of it or nothing
     print(next_command("python", "parse_labels.py", "--input", folder, "--long-side", str(config.long_side)))
     return 0
 

@@ -16,11 +16,12 @@ from tests.predict.tile_scenes import stroke
 from tests.support.drone_photos import exif_of, write_photo
 from tests.support.plugin import run_main
 from tests.support.ranks import run_ranks
-from tests.yolo.colour_network import ColourNetwork, install, paint
+from tests.yolo.colour_network import NAMES, ColourNetwork, install, paint
 from utils.common.errors import UserError
 from utils.common.text import counted
 from utils.data.images import read_image
 from utils.predict.annotation_files import COCO_FILE, LABEL_STUDIO_FILE
+from utils.predict.prediction_files import read_predictions
 
 SIZE = (700, 500)
 FOR_TOOLS = ("--save-coco", "--save-label-studio")
@@ -73,6 +74,22 @@ def test_wires_come_out_whole_in_json_labels_pictures_and_crops(photos: Path, al
         assert f"{number}.jpg" in alone
         assert sum(name.startswith("crops/") and f"/{number}_" in name for name in alone) == 2
     assert not [name for name in alone if name.startswith(".")]
+
+
+def test_other_programs_learn_how_the_predictions_were_made(alone: dict[str, bytes], tmp_path: Path) -> None:
+    assert json.loads(alone["about.json"]) == {"model": "x.pt", "classes": [*NAMES], "notes": []}
+    (tmp_path / "predictions.json").write_bytes(alone["predictions.json"])
+    entries = list(read_predictions(tmp_path))
+    assert entries == json.loads(alone["predictions.json"])
+    assert all(f"{entry['key']}.jpg" in alone for entry in entries)
+
+
+def test_an_option_that_became_a_command_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run_main(inference, monkeypatch, "--model", "x.pt", "--source", "y", "--geo")
+    assert "unknown argument --geo; python -m extras.maps makes the map" in capsys.readouterr().err
 
 
 def test_files_for_annotation_tools_hold_the_wires_in_the_photographs_pixels(alone: dict[str, bytes]) -> None:

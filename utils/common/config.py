@@ -242,8 +242,8 @@ class _Parser(argparse.ArgumentParser):
         if unknown:
             flag = unknown[0].split("=")[0]
             flags = [flag for action in self._actions for flag in action.option_strings]
-            moved = MOVED.get(flag.removeprefix("--").replace("-", "_"))
-            self.error(f"unknown argument {unknown[0]}{f'; {moved}' if moved else nearest(flag, flags)}")
+            moved, where = MOVED.get(self.prog, ((), ""))
+            self.error(f"unknown argument {unknown[0]}{f'; {where}' if flag in moved else nearest(flag, flags)}")
         return known
 
 
@@ -256,7 +256,9 @@ def _build_parser(
     config_class: type, description: str, parser_class: type[_Parser] = _Parser
 ) -> argparse.ArgumentParser:
     sentence, *examples = description.strip().split("\n\n")[:2]
+    module = getattr(sys.modules["__main__"].__spec__, "name", "")  # of `python -m`
     parser = parser_class(
+        prog=f"python -m {module.removesuffix('.__main__')}" if module.startswith("extras.") else None,
         usage=argparse.SUPPRESS,
         description="\n\n".join(
             [*map(textwrap.dedent, examples), textwrap.fill(sentence, 79), "[VALUE]: the default. --no-X undoes --X."]

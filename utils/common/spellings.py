@@ -12,12 +12,17 @@ OTHER_NAMES = {
     "workers": ("num_workers",),
     "weights": ("model",),
 }
-# Options that became commands, and where they are described.
-ORTHOPHOTOS = "orthophotos have their own commands: python -m extras.orthophotos (extras/orthophotos/README.md)"
-MOVED = dict.fromkeys(("labels", "line_width_m"), ORTHOPHOTOS) | dict.fromkeys(
-    ("geo", "assets", "asset_range", "before", "ground_height", "ground_sigma"),
-    "the map is now a command after inference.py: python -m extras.maps (extras/maps/README.md)",
-)
+# Options of a script that became a command of their own.
+MOVED = {
+    "inference.py": (
+        ("--geo", "--assets", "--asset-range", "--before", "--ground-height", "--ground-sigma"),
+        "python -m extras.maps makes the map, after this command (extras/maps/README.md)",
+    ),
+    "parse_labels.py": (
+        ("--labels", "--line-width-m"),
+        "python -m extras.orthophotos.cut reads labels of orthophotos (extras/orthophotos/README.md)",
+    ),
+}
 FOLDER_PARTS = ("project", "name")  # Ultralytics names a folder by two options: its parent and its name
 FOLDERS = ("save_dir", "output")  # the scripts here name it by one of these
 NEAR = 0.75  # similarity by difflib: `modle` is near `model`, `rect` is not near `project`

@@ -141,7 +141,7 @@ def test_the_run_says_what_is_on_the_map_and_why_not(
         ("poles.geojson", "{}", r"poles.geojson: not a GeoJSON FeatureCollection"),
         ("poles.geojson", "[" * 100_000, r"poles.geojson: .*nested too deeply"),
         ("about.json", '{"model": "x.pt"}', r"about.json: lacks 'classes'; run inference.py again"),
-        ("about.json", None, r"about.json: no such file; name the --output of inference.py"),
+        ("about.json", None, r"about.json: no such file; name the --output of inference.py, run with this version"),
         ("predictions.json", '[\n{"file": "a.jpg"}\n]\n', r"predictions.json:2: no detections; run inference.py again"),
         ("predictions.json", None, r"predictions.json: no such file; name the --output of inference.py"),
         ("photograph", None, r"b.jpg: .*; the map needs the photographs where inference.py found them"),

@@ -21,7 +21,9 @@ from extras.orthophotos.blocks import NO_GAPS, BlockPiece, cut_blocks, join_bloc
 from extras.orthophotos.map_layers import BLOCKS, GEOJSON, GEOPACKAGE, write_orthophoto
 from extras.orthophotos.raster import open_orthophoto
 from extras.orthophotos.tests.rasters import CRS, ORIGIN, PIXEL_M, write_raster
+from tests.commands import test_pretended_gpu as pretended_gpu
 from tests.predict.tile_scenes import Truth, iou_of, stroke
+from tests.predict.tiny_network import tiny_weights
 from tests.sources.test_mask_rings import filled
 from tests.support.ranks import run_ranks
 from tests.yolo.colour_network import NAMES, ColourNetwork, install, paint
@@ -271,6 +273,17 @@ def test_the_command_predicts_and_photographs_commands_name_it(
         monkeypatch.setattr("sys.argv", ["script", *(flags if place == "--source" else (place, str(source)))])
         with pytest.raises(UserError, match=rf"^{place} .*a\.tif: an orthophoto; python -m extras\.orthophotos"):
             run()
+    monkeypatch.setattr("sys.argv", ["parse_labels.py"])
     with pytest.raises(SystemExit):
         parse_labels.main(["--labels", "poles.geojson"])
-    assert "unknown argument --labels; orthophotos have their own commands" in capsys.readouterr().err
+    assert "unknown argument --labels; python -m extras.orthophotos.cut reads labels of" in capsys.readouterr().err
+
+
+def test_the_command_runs_on_a_gpu(tmp_path: Path) -> None:
+    source = write_raster(tmp_path / "a.tif", paint([(1, stroke((200, 150), [(0, 60), (199, 80)], 8))], (200, 150)))
+    model = tiny_weights(tmp_path / "best.pt")
+    line = f"--model {model} --source {source} --output {tmp_path}/out --tiles 96 --conf 0.001 --thin-classes wire"
+    (seen,) = pretended_gpu.run(tmp_path, 1, "extras.orthophotos.__main__", line)
+    assert seen["code"] == 0, (tmp_path / "printed.txt").read_text()
+    assert seen["copies"] > 0
+    assert (tmp_path / "out" / GEOPACKAGE).exists()

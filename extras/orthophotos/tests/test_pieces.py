@@ -199,3 +199,18 @@ def test_labels_outside_the_raster_are_said(
         said = str(error)
     assert re.search(message, said)
     assert (tmp_path / "cut").exists() == said.startswith("WARNING")
+
+
+def test_a_refused_cut_leaves_nothing_and_takes_no_folder_that_is_in_use(raster: Path, tmp_path: Path) -> None:
+    labels = write_geojson(tmp_path / "a.geojson", raster)
+    output = tmp_path / "cut"
+    words = ["--input", str(raster), "--labels", str(labels), "--output", str(output)]
+    before = set(tmp_path.iterdir())
+    with pytest.raises(UserError, match="are fewer than 3 photographs along a side"):
+        main([*words, "--long-side", "900"])
+    assert set(tmp_path.iterdir()) == before
+    output.mkdir()
+    (output / "mine.txt").touch()
+    with pytest.raises(UserError, match="is not empty; name a new folder"):
+        main(words)
+    assert [file.name for file in output.iterdir()] == ["mine.txt"]
