@@ -20,7 +20,7 @@ from utils.data.raster import is_orthophoto, open_orthophoto
 from utils.pages.label_picture import save_label_picture
 from utils.sources.parsing.account import SIZE_PX, account_lines
 from utils.sources.parsing.build import BuildOptions, build_dataset
-from utils.sources.parsing.formats import AUTO, EPRI, FORMAT_CHOICES, YOLO
+from utils.sources.parsing.formats import AUTO, EPRI, FORMAT_CHOICES, FORMATS, YOLO
 from utils.sources.parsing.manifest import UNREADABLE_KINDS, report_lines
 from utils.sources.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
 from utils.sources.parsing.raster_pieces import cut_raster
@@ -70,7 +70,7 @@ class ParseConfig(Options):
         "width of objects drawn as lines (EPRI's format, LabelMe, CVAT, VIA, RSML), in pixels of the original photograph",
         above=0,
         at_most=1000,
-        needs=("not format=coco", "not format=labelstudio", "not format=yolo", "not format=masks"),
+        needs=tuple(f"not format={name}" for name, reader in FORMATS.items() if not reader.has_lines),
     )
     line_width_m: float | None = option(
         None,
