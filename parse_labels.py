@@ -19,7 +19,7 @@ from utils.data.labels import read_photos
 from utils.pages.label_picture import save_label_picture
 from utils.sources.parsing.account import SIZE_PX, account_lines
 from utils.sources.parsing.build import BuildOptions, build_dataset
-from utils.sources.parsing.formats import AUTO, EPRI, FORMAT_CHOICES
+from utils.sources.parsing.formats import AUTO, EPRI, FORMAT_CHOICES, FORMATS
 from utils.sources.parsing.manifest import UNREADABLE_KINDS, report_lines
 from utils.sources.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
 from utils.sources.parsing.reading import choose_format
@@ -55,7 +55,7 @@ class ParseConfig(Options):
         "width of objects drawn as lines (EPRI's format, LabelMe, CVAT, VIA, RSML), in pixels of the original photograph",
         above=0,
         at_most=1000,
-        needs=("not format=coco", "not format=labelstudio", "not format=yolo", "not format=masks"),
+        needs=tuple(f"not format={name}" for name, reader in FORMATS.items() if not reader.has_lines),
     )
     split_by: str = option(
         AUTO,

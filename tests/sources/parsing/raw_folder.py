@@ -18,7 +18,7 @@ from PIL import Image
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.data.images import encode_jpeg
 from utils.sources.parsing.build import BuildOptions, build_dataset
-from utils.sources.parsing.formats import FORMATS, MASKS, candidates
+from utils.sources.parsing.formats import FORMATS, candidates
 from utils.sources.parsing.photograph import PhotographOptions
 from utils.sources.parsing.reading import choose_format
 from utils.sources.parsing.sources import LABEL_CSV
@@ -90,7 +90,7 @@ def balanced(raw: Path, manifest: dict[str, Any], label_format: str = "auto") ->
         assert in_source == facts["written"] + left_out, f"{name}: {facts}"
         assert facts["written"] == sum(manifest["counts"]["objects"].get(name, {"": 0}).values())
     chosen = choose_format(raw) if label_format == "auto" else label_format
-    if chosen != MASKS:  # whose objects only the reader tells apart
+    if chosen not in FORMATS or not FORMATS[chosen].are_pictures:  # whose objects only the reader tells apart
         patterns = FORMATS[chosen].patterns if chosen in FORMATS else ("*.csv",)
         files = [file for file in candidates(raw, patterns) if not file.is_symlink()]
         assert sum(sum(facts["source"].values()) for facts in account.values()) == sum(map(objects_in, files))

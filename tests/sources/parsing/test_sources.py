@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from tests.sources.parsing.raw_folder import BOX, NAMES, build, photo, polygon, problems_of, record, write_csv
-from tests.sources.parsing.tool_folder import BOX as LABELLED
-from tests.sources.parsing.tool_folder import HEIGHT, WIDTH, files, mask, png
+from tests.sources.parsing.tool_folder import HEIGHT, TEXT, WIDTH, files, png
 from tests.sources.parsing.tool_folder import build as build_tool
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import label_file_for, load_dataset_yaml
@@ -137,10 +136,10 @@ def test_photographs_of_12_bits_are_stretched_once_for_the_data_set_and_alike_in
 ) -> None:
     """They were nearly black."""
     ramp = np.tile(np.linspace(0, 4095, WIDTH), (HEIGHT, 1))
-    contents: dict[str, bytes | str] = {}
+    contents: dict[str, bytes | str] = {"classes.txt": "pole\nwire"}
     for number, values in enumerate((ramp, ramp / 2)):
         suffix, data = deep_picture(values, kind)
-        contents |= {f"images/{number}{suffix}": data, f"masks/{number}.png": png(mask(LABELLED))}
+        contents |= {f"images/{number}{suffix}": data, f"labels/{number}.txt": TEXT}
     raw = files(tmp_path / "raw", contents)
     manifest = build_tool(raw)
     spec = load_dataset_yaml(tmp_path / "processed" / "dataset.yaml")
@@ -159,7 +158,7 @@ def test_photographs_of_12_bits_are_stretched_once_for_the_data_set_and_alike_in
 
 def test_photographs_with_few_grey_levels_are_said(tmp_path: Path) -> None:
     few = np.tile(np.arange(WIDTH) % 12, (HEIGHT, 1)).astype(np.uint8)
-    raw = files(tmp_path / "raw", {"images/a.png": png(few), "masks/a.png": png(mask(LABELLED))})
+    raw = files(tmp_path / "raw", {"images/a.png": png(few), "labels/a.txt": TEXT, "classes.txt": "pole\nwire"})
     said: list[str] = []
     build_tool(raw, announce=said.append)
     assert "the photographs have at most 12 of 256 grey levels, too few for detail: export them with all" in said

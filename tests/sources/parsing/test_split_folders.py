@@ -19,7 +19,6 @@ from tests.sources.parsing.tool_folder import (
     coco,
     files,
     labels_of,
-    shape,
 )
 from utils.common.errors import UserError
 from utils.sources.parsing.manifest import report_lines
@@ -102,15 +101,6 @@ def test_the_subsets_of_label_files_are_the_split_of_photographs_in_one_folder(t
     assert "split: the input has no val: its test is val" in said
 
 
-def subsets(**boxes: tuple[int, int, int, int]) -> str:
-    """Return CVAT's file of a photograph a.jpg in each subset, with a pole."""
-    images = ""
-    for subset, (left, top, right, bottom) in boxes.items():
-        pole = shape("Box", "pole", xtl=left, ytl=top, xbr=right, ybr=bottom)
-        images += f'<image id="0" name="a.jpg" subset="{subset}" width="{WIDTH}" height="{HEIGHT}">{pole}</image>'
-    return f"<annotations>{images}</annotations>"
-
-
 COCO_POLE = json.dumps(coco([annotation(1, "1", [], bbox=[30, 20, 30, 30])]))
 COCO_OTHER = json.dumps(coco([annotation(1, 1.0, [], bbox=[120, 30, -50, 30])]))
 FLIGHT = "flight 1/annotations/instances_default.json"
@@ -120,8 +110,6 @@ OTHER_BOX = (70, 30, 120, 60)
 @pytest.mark.parametrize(
     ("contents", "places"),
     [
-        ({"a.xml": subsets(Train=BOX, Validation=OTHER_BOX)}, ("images/Train", "images/Validation")),
-        ({"a.xml": subsets(Train=BOX, Validation=OTHER_BOX)}, ("train/images", "val/images")),
         ({"annotations/instances_Train.json": COCO_POLE, "annotations/instances_Val.json": COCO_OTHER},
          ("images/train", "images/valid")),
         ({"train/_annotations.coco.json": COCO_POLE, "valid/_annotations.coco.json": COCO_OTHER}, ("train", "valid")),

@@ -1,7 +1,6 @@
-"""Finds and reads the list of class names near a label file that holds only numbers or colours."""
+"""Finds and reads the list of class names near a label file that holds only their numbers."""
 
 import functools
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,15 +8,18 @@ from pathlib import Path
 from utils.common.errors import UserError, printable
 from utils.common.files import read_text
 from utils.data.dataset_yaml import load_dataset_yaml
+from utils.sources.parsing.rows import NO_OBJECTS
 
+BACKGROUNDS = (*NO_OBJECTS, "background", "bg", "void", "unlabeled", "unlabelled")  # of class lists
+ONLY_CLASS = "object"  # of labels that name no class
 MAX_LIST_BYTES = 1_000_000
 YOLO_LISTS = ("*.yaml", "*.yml", "classes.txt", "obj.names", "_darknet.labels")
-COLOUR_LIST = "labelmap.txt"
-VALUE_LIST = "obj_class_to_machine_color.json"  # Supervisely's
-MASK_LISTS = (COLOUR_LIST, VALUE_LIST, "class_names.txt", "classes.txt", "labels.txt")
-COLOUR = 1 << 24  # added to colours of 24 bits, so that none equals an index of a palette
 _NAMES_KEY = re.compile(r"^(names|nc)\s*:", re.MULTILINE)
-_COLOUR_LINE = re.compile(r"^(.+?):(\d{1,3}),(\d{1,3}),(\d{1,3})(:.*)?$")
+
+
+def is_background(name: str) -> bool:
+    """Return whether a class list's name stands for what belongs to no object."""
+    return name.lower() in BACKGROUNDS
 
 
 def find_list(file: Path, patterns: Sequence[str], top: Path) -> Path | None:
@@ -55,35 +57,3 @@ def _read_names(file: Path, stamp: int, size_bytes: int) -> tuple[str, ...]:
     if not lines or not all(lines):
         raise UserError(f"{file}: line {[*lines, ''].index('') + 1} is empty; write the name of one class in each line")
     return tuple(map(printable, lines))
-
-
-def read_values(file: Path) -> dict[int, str]:
-    """Return the class names by their values in masks.
-
-    A value is a colour (COLOUR plus 24 bits) in CVAT's labelmap.txt (`wire:250,50,83::`), else a number: in LabelMe's
-    class_names.txt, and in its labels.txt, which begins with `__ignore__` for -1. Supervisely writes `{"wire": 1}` or
-    `{"wire": [1, 1, 1]}`. Raises UserError.
-    """
-    if file.name == VALUE_LIST:
-        try:
-            items = json.loads(read_text(file)).items()
-            values = {name: [value] * 3 if isinstance(value, int) else [*map(int, value)] for name, value in items}
-            return {
-                r if r == g == b else COLOUR | r << 16 | g << 8 | b: printable(name)
-                for name, (r, g, b) in values.items()
-            }
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError(
-                f'{file}: not Supervisely\'s list of values, such as {{"wire": 1}}; export it again'
-            ) from error
-    if file.name != COLOUR_LIST:
-        names = read_names(file)
-        return dict(enumerate(names[1:] if names[0] == "__ignore__" else names))
-    found = {}
-    for line in read_text(file).splitlines():
-        if match := _COLOUR_LINE.match(line.strip()):
-            red, green, blue = (int(match[position]) for position in (2, 3, 4))
-            found[COLOUR | red << 16 | green << 8 | blue] = printable(match[1].strip())
-    if not found:
-        raise UserError(f"{file}: names no class; write lines such as wire:250,50,83::")
-    return found

@@ -9,12 +9,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from utils.common.errors import UserError, printable
+from utils.sources.parsing.class_lists import ONLY_CLASS, is_background
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
-from utils.sources.parsing.mask_values import ONLY_CLASS, is_background
+from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size
 from utils.sources.parsing.photograph import UNUSABLE_OBJECT
-from utils.sources.parsing.rows import BOX, MASK, MAX_NAME_CHARACTERS, POLYGON, SPAN, AnnotationRow, Found, LabelFile
+from utils.sources.parsing.rows import BOX, MASK, MAX_NAME_CHARACTERS, POLYGON, SPAN, AnnotationRow, Found
 from utils.sources.parsing.run_lengths import decode_coco
 
 DUPLICATE_ID = "duplicate id"
@@ -29,7 +30,9 @@ class CocoFile(LabelFile):
     The arrays may come in any order. Raises UserError when the file is not COCO's.
     """
 
+    format = "coco"
     title = "COCO file"
+    has_lines = False
     patterns = (
         *("annotations/instances_*.json", "annotations/*.json", "*.json"),
         *("*/_annotations.coco.json", "*/annotations/instances_*.json"),
@@ -66,6 +69,10 @@ class CocoFile(LabelFile):
         kept = [name for key, name in self.categories.items() if key in used or not is_background(name)]
         self.names = dict.fromkeys(kept)
         self.rows = list(self._rows())
+
+    @classmethod
+    def is_own_json(cls, key: str | None, value: Any) -> bool:
+        return key in ("images", "annotations") and value == "["
 
     def _rows(self) -> Iterator[AnnotationRow]:
         """Yield a row for each image. Adds annotations without an image to the problems."""

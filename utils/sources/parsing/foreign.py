@@ -9,12 +9,17 @@ from utils.common.bounded_zip import BoundedZip
 from utils.common.errors import UserError, one_line, printable
 from utils.common.files import walk
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
-from utils.sources.parsing.formats import EPRI_TITLE, FORMATS, HEAD_BYTES, first_element
+from utils.sources.parsing.formats import EPRI_TITLE, EXTRA_READERS, FORMATS
 from utils.sources.parsing.json_stream import JsonStream
+from utils.sources.parsing.label_file import HEAD_BYTES, first_element
 
 EPRI_FOLDER = Path("data/raw")  # into which download_data.py writes
 MAX_SUFFIXES, MAX_KEYS = 6, 5  # that a message lists
 LABEL_SUFFIXES = (".json", ".xml", ".txt", ".csv", ".yaml")
+MISSING_EXTRA = (
+    "; Label Studio, LabelMe, VIA, CVAT for images, RSML and mask pictures need extras/labels, which is not in this folder: "
+    "get it from the project's repository"
+)
 OTHER_FORMATS = {
     ".ndjson": "Labelbox's NDJSON is not read: export as COCO",
     ".tfrecord": "TFRecord is not read: export as COCO",
@@ -42,7 +47,7 @@ def describe_foreign(folder: Path) -> str:
     formats = ", ".join(tool.title for tool in FORMATS.values())
     return (
         f"holds no labels of a known format, only {found}{more}: {_missing(files)}. "
-        f"Known formats: {formats}, {EPRI_TITLE} (docs/labels.md)"
+        f"Known formats: {formats}, {EPRI_TITLE} (docs/labels.md)" + ("" if EXTRA_READERS else MISSING_EXTRA)
     )
 
 

@@ -1,38 +1,21 @@
 """The label formats that can be read. The format of a folder is found by the content of its files."""
 
-import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from utils.common.errors import UserError
+from utils.common.extras import find_extra
 from utils.sources.parsing.coco import CocoFile
-from utils.sources.parsing.cvat import CvatFile
 from utils.sources.parsing.json_stream import JsonStream
 from utils.sources.parsing.label_csv import LABEL_CSV, NAME_COLUMN
-from utils.sources.parsing.label_studio import LabelStudioFile
-from utils.sources.parsing.labelme import LabelMeFile
-from utils.sources.parsing.mask_images import MaskFile, is_mask
-from utils.sources.parsing.rows import LabelFile
-from utils.sources.parsing.rsml import RsmlFile
-from utils.sources.parsing.via import ViaFile
-from utils.sources.parsing.yolo_text import YoloFile, looks_like_labels
+from utils.sources.parsing.label_file import HEAD_BYTES, LabelFile
+from utils.sources.parsing.yolo_text import YoloFile
 
-AUTO, EPRI, COCO, LABEL_STUDIO, LABEL_ME = "auto", "epri", "coco", "labelstudio", "labelme"
-VIA, CVAT, YOLO, MASKS, RSML = "via", "cvat", "yolo", "masks", "rsml"
-COCO_KEYS, LABEL_ME_KEYS = ("images", "annotations"), ("shapes", "imagePath")
-LABEL_STUDIO_KEYS = ("data", "completions", "annotation_id", "annotator", "lead_time")  # the last three: JSON-MIN
-HEAD_BYTES = 65_536
-_COMMENT, _ELEMENT = re.compile(rb"<!--.*?-->", re.DOTALL), re.compile(rb"<([A-Za-z_][\w.:-]*)")
-FORMATS: dict[str, type[LabelFile]] = {
-    COCO: CocoFile,
-    LABEL_STUDIO: LabelStudioFile,
-    LABEL_ME: LabelMeFile,
-    VIA: ViaFile,
-    CVAT: CvatFile,
-    RSML: RsmlFile,
-    YOLO: YoloFile,
-    MASKS: MaskFile,
-}
+AUTO, EPRI, YOLO = "auto", "epri", YoloFile.format
+EXTRA_READERS: tuple[type[LabelFile], ...] = getattr(find_extra("labels"), "READERS", ())  # none without its folder
+READERS: tuple[type[LabelFile], ...] = (CocoFile, *EXTRA_READERS, YoloFile)  # if a folder holds two, the first counts
+FORMATS = {reader.format: reader for reader in sorted(READERS, key=lambda reader: reader.are_pictures)}
 FORMAT_CHOICES = (AUTO, EPRI, *FORMATS)
 EPRI_TITLE = "EPRI's labels"
 
@@ -60,25 +43,16 @@ def candidates(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 def format_of(file: Path) -> str:
     """Return the format of a file by its content; an empty string if it is of none, or cannot be read."""
-    suffix = file.suffix.lower()
     with suppress(UserError, OSError):
-        if suffix == ".json":
+        if file.suffix.lower() == ".json":
             return _json_format(file)
-        if suffix == ".xml":
-            return CVAT if first_element(file) == "annotations" else ""
-        if suffix == ".rsml":
-            return RSML if first_element(file) == "rsml" else ""
-        if suffix == ".txt":
-            return YOLO if looks_like_labels(file) else ""
-        return MASKS if is_mask(file) else ""
+        return next((name for name, reader in FORMATS.items() if reader.is_own_file(file)), "")
     return ""
 
 
-def first_element(file: Path) -> str:
-    """Return the name of an XML file's first element; empty if there is none near its beginning."""
-    with file.open("rb") as stream:
-        match = _ELEMENT.search(_COMMENT.sub(b"", stream.read(HEAD_BYTES)))
-    return match[1].decode("ascii", "replace") if match else ""
+def is_mask(file: Path) -> bool:
+    """Return whether a picture holds labels and is no photograph."""
+    return any(reader.are_pictures and reader.is_own_file(file) for reader in FORMATS.values())
 
 
 def _json_format(file: Path) -> str:
@@ -86,19 +60,19 @@ def _json_format(file: Path) -> str:
     with JsonStream(file) as stream:
         if stream.peek() == "[":
             first = next((item.raw for item in stream.items()), None)
-            return LABEL_STUDIO if isinstance(first, dict) and not first.keys().isdisjoint(LABEL_STUDIO_KEYS) else ""
+            return _json_owner(None, first) if isinstance(first, dict) else ""
         for key in stream.keys():  # noqa: SIM118 - not a dictionary
-            if key in LABEL_ME_KEYS:
-                return LABEL_ME
-            if key.startswith("_via_"):
-                return VIA
-            if key in COCO_KEYS and stream.peek() == "[":
-                return COCO
+            if found := _json_owner(key, stream.peek()):
+                return found
             if stream.peek() != "{":
                 stream.skip()
-            elif {"filename", "regions"} <= stream.item().raw.keys():
-                return VIA
+            elif found := _json_owner(key, stream.item().raw):
+                return found
     return ""
+
+
+def _json_owner(key: str | None, value: Any) -> str:
+    return next((name for name, reader in FORMATS.items() if reader.is_own_json(key, value)), "")
 
 
 def _is_epri(file: Path) -> bool:

@@ -6,7 +6,7 @@ Coordinates are pixels of the photograph, x to the right and y down; the photogr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -36,7 +36,6 @@ SAME_ASPECT = 0.01  # by how much the width and the height may be scaled differe
 MAX_LOST_SHARE = 0.01  # of a mask's area, before it is reported
 MAX_SIDE_PX = 1_000_000
 MEETING_PX = 2.0  # ends of a line that are so near to each other meet
-ELLIPSE_CORNERS = 64
 
 
 class OutlineError(ValueError):
@@ -233,12 +232,6 @@ def _visible_rings(shape: BaseGeometry, size: tuple[int, int], max_rings: int, m
     return [np.asarray(rings[index].coords)[:-1] for index in largest if areas[index] >= min_area_px]
 
 
-def several_labels(labels: Sequence[str]) -> str:
-    """Return the message about an object with several classes; empty for one class."""
-    others = ", ".join(labels[1:])
-    return f"has the labels {labels[0]}, {others}; the first is used, keep one" if others else ""
-
-
 def read_points(numbers: Any, kind: Literal["polygon", "line"] = "polygon") -> np.ndarray:
     """Return a list [x, y, x, y, ...] or [[x, y], ...] as points (V, 2). Raises ValueError."""
     fewest = 3 if kind == "polygon" else 2
@@ -273,20 +266,6 @@ def box_corners(left: float, top: float, width: float, height: float) -> np.ndar
     if not width or not height:
         raise ValueError(f"box of width {width:g} and height {height:g}")
     return np.array([(left, top), (left + width, top), (left + width, top + height), (left, top + height)])
-
-
-def ellipse_corners(centre: np.ndarray, radii: Sequence[float], turn_rad: float = 0.0) -> np.ndarray:
-    """Return an ellipse, rotated as by `turned`, as points (ELLIPSE_CORNERS, 2). Raises ValueError for an empty one."""
-    if min(radii) <= 0:
-        raise ValueError(f"radii {radii[0]:g} and {radii[1]:g}; both must be above 0")
-    angles = np.linspace(0, 2 * np.pi, ELLIPSE_CORNERS, endpoint=False)
-    return turned(centre + np.stack([np.cos(angles), np.sin(angles)], axis=1) * radii, centre, turn_rad)
-
-
-def turned(points: np.ndarray, centre: np.ndarray, turn_rad: float) -> np.ndarray:
-    """Turn points (V, 2) about a centre, clockwise in a picture whose y points down."""
-    cosine, sine = math.cos(turn_rad), math.sin(turn_rad)
-    return (points - centre) @ np.array([[cosine, sine], [-sine, cosine]]) + centre
 
 
 def _same_aspect(first: tuple[int, int], second: tuple[int, int]) -> bool:

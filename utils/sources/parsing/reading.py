@@ -13,17 +13,16 @@ from utils.common.errors import UserError, printable
 from utils.common.progress import Progress
 from utils.common.text import counted
 from utils.sources.parsing.foreign import describe_foreign
-from utils.sources.parsing.formats import AUTO, EPRI, EPRI_TITLE, FORMATS, MASKS, candidates, find_format, format_of
+from utils.sources.parsing.formats import AUTO, EPRI, EPRI_TITLE, FORMATS, candidates, find_format, format_of, is_mask
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem, read_label_csv
+from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.manifest import NO_PHOTOGRAPH, NO_ROW
-from utils.sources.parsing.mask_images import is_mask
 from utils.sources.parsing.matching import Match, match_name, match_names
 from utils.sources.parsing.rows import (
     NO_OBJECT,
     NO_OBJECTS,
     UNUSED_SOURCE,
     AnnotationRow,
-    LabelFile,
     Lost,
     Row,
     lost_for,
@@ -92,7 +91,7 @@ def _read_tool(
     }
     by_key, lost = _rows_by_key(rows, _matches(rows, folder, tool, photographs), problems, tool.has_rows_per_file)
     tool.one_source(read, by_key, problems)
-    if tool is not FORMATS[MASKS]:
+    if not tool.are_pictures:
         photographs = _without_unused(folder, tool, {*files}, photographs, by_key, problems)
     is_kept = keep_unlabelled or tool.missing_is_empty
     kept = _empty(by_key, photographs, keep_unlabelled) if is_kept else set()
@@ -124,8 +123,8 @@ def _without_unused(
 ) -> dict[str, Photograph]:
     """Name labels of other formats in the folder, which are not used; return the photographs without masks."""
     masks = {key for key in photographs.keys() - rows if not photographs[key].member and is_mask(photographs[key].file)}
-    others = [(FORMATS[MASKS], photographs[min(masks)].file)] if masks else []
-    for other in (other for other in FORMATS.values() if other not in (tool, FORMATS[MASKS])):
+    others = [(FORMATS[format_of(file)], file) for file in (photographs[key].file for key in sorted(masks)[:1])]
+    for other in (other for other in FORMATS.values() if other is not tool and not other.are_pictures):
         left = [file for file in candidates(folder, other.patterns) if file not in files][:MAX_LOOKED_AT]
         others += [(other, file) for file in left if FORMATS.get(format_of(file)) is other][:1]
     known = {problem.place for problem in problems}

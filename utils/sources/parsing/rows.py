@@ -1,20 +1,18 @@
 """The rows that each label file becomes, one for each photograph. The objects of a row are read from the file when needed.
 
-The reader of a format is a subclass of `LabelFile`. `formats.py` lists them.
+`label_file.py` says how a reader makes them.
 """
 
 import dataclasses
 import hashlib
 import struct
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
 
-from utils.common.errors import printable
 from utils.data.labels import LabelError
-from utils.sources.parsing.label_csv import MAX_OBJECTS, UNREADABLE_ROW, LabelRow, Problem
+from utils.sources.parsing.label_csv import MAX_OBJECTS, LabelRow
 from utils.sources.parsing.outlines import ShapeObject
 
 DIGEST_BYTES = 16
@@ -101,55 +99,6 @@ def _join_groups(objects: list[ShapeObject]) -> list[ShapeObject]:
 
 
 Row = LabelRow | AnnotationRow
-
-
-class LabelFile:
-    """A label file of an annotation tool. Construction reads it once and adds what cannot be used to `problems`.
-
-    names: the classes, in the order of their numbers in the data set. rows: one for each labelled photograph, in the order of
-    the file.
-
-    patterns: the format's files are those that match the first pattern with any match. several: there may be more than one.
-    title: the format's name in the report. by_file: names of photographs are relative to the label file's folder.
-    sorts_names: the files list only the classes in use. names_subsets: the file itself says the `subset` of a row; else the
-    name of the file does, which is less reliable. has_rows_per_file: a photograph may have several files. missing_is_empty: a
-    photograph without a label file has no objects, if other photographs of its folder have label files. takes_folder: the
-    reader needs the input folder, to look there for a list of the classes. named_by: where the names of the classes stand. is_damaged: nothing of this file can be used; it is
-    not taken for a photograph either.
-    """
-
-    title: str
-    patterns: tuple[str, ...]
-    how_to_export: str
-    several = True
-    named_by = "label"
-    by_file = sorts_names = names_subsets = has_rows_per_file = missing_is_empty = takes_folder = is_damaged = False
-
-    def __init__(self, path: Path, problems: list[Problem]) -> None:
-        self.path, self.problems = path, problems
-        self.names: Collection[str] = ()
-        self.rows: list[AnnotationRow] = []
-        self.lost: Lost = Counter()  # objects that no row has
-
-    def origin_of(self, name: str) -> str:
-        """Return where the name of a class stands."""
-        return self.named_by
-
-    def lose(self, found: Found, reason: str) -> None:
-        """Count objects that no row has."""
-        self.lost += lost_for(found, reason)
-
-    @classmethod
-    def agree(cls, read: Sequence[Self]) -> None:
-        """Decide from all files of a folder what one file alone does not tell."""
-
-    @classmethod
-    def one_source(cls, read: Sequence[Self], rows: dict[str, tuple[Any, ...]], problems: list[Problem]) -> None:
-        """Keep one of several files that each hold all labels of a photograph; `rows` are those of each photograph."""
-
-    def complain(self, text: str, kind: str = UNREADABLE_ROW) -> None:
-        """Add something that cannot be used to the problems."""
-        self.problems.append(Problem(printable(self.path.name, 400), text, kind))
 
 
 def lost_for(found: Found, reason: str) -> Lost:

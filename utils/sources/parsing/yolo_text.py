@@ -16,8 +16,9 @@ from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.data.labels import MAX_LABEL_FILE_BYTES, LabelError, parse_yolo_row
 from utils.sources.parsing.class_lists import YOLO_LISTS, find_list, read_names
 from utils.sources.parsing.label_csv import Problem
+from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.outlines import ShapeObject
-from utils.sources.parsing.rows import BOX, POLYGON, SPAN, AnnotationRow, LabelFile, digest_of
+from utils.sources.parsing.rows import BOX, POLYGON, SPAN, AnnotationRow, digest_of
 
 SHARES = (1.0, 1.0)  # coordinates are shares of the photograph's sides
 BOX_FIELDS = 5  # the class, the centre, the width and the height
@@ -31,7 +32,9 @@ class YoloFile(LabelFile):
     The list of the classes lies in the text's folder or one above it, up to `folder`. Raises UserError without a list.
     """
 
+    format = "yolo"
     title = "YOLO labels"
+    has_lines = False
     patterns = ("**/*.txt",)
     how_to_export = "put data.yaml beside the folders train and valid, each with images/ and labels/"
     by_file = missing_is_empty = takes_folder = True
@@ -63,6 +66,10 @@ class YoloFile(LabelFile):
         ]
         span, objects = SPAN.pack(0, len(data), digest_of(data)), partial(_objects, tuple(self.names))
         self.rows = [AnnotationRow(photographs, path, span, "\n".join(self.names), objects, Counter(rows))]
+
+    @classmethod
+    def is_own_file(cls, file: Path) -> bool:
+        return file.suffix.lower() == ".txt" and looks_like_labels(file)
 
     def origin_of(self, name: str) -> str:
         return f"{self.named_by}: {[*self.names].index(name)}"

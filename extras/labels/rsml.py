@@ -4,13 +4,14 @@ from collections import Counter
 from pathlib import Path
 from xml.parsers import expat
 
+from extras.labels.cvat import MAX_DEPTH, Attributes, bounded_parser
 from utils.common.errors import UserError, one_line
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
-from utils.sources.parsing.cvat import MAX_DEPTH, Attributes, bounded_parser
 from utils.sources.parsing.json_stream import MAX_ITEM_BYTES
 from utils.sources.parsing.label_csv import Problem
+from utils.sources.parsing.label_file import LabelFile, first_element
 from utils.sources.parsing.outlines import ShapeObject, read_points
-from utils.sources.parsing.rows import POLYLINE, SPAN, AnnotationRow, LabelFile, digest_of
+from utils.sources.parsing.rows import POLYLINE, SPAN, AnnotationRow, digest_of
 
 ORDERS = ("primary", "lateral")  # classes of a root, and of roots that grow from another, if `label` is no kind of root
 KINDS = (*ORDERS, "secondary", "tertiary", "seminal", "nodal", "crown", "basal", "adventitious")
@@ -19,6 +20,7 @@ KINDS = (*ORDERS, "secondary", "tertiary", "seminal", "nodal", "crown", "basal",
 class RsmlFile(LabelFile):
     """The roots in one photograph, which has the file's name. Raises UserError when it is not RSML."""
 
+    format = "rsml"
     title = "RSML"
     patterns = ("**/*.rsml",)
     how_to_export = "save each photograph's roots as NAME.rsml"
@@ -41,6 +43,10 @@ class RsmlFile(LabelFile):
         span = SPAN.pack(0, len(data), digest_of(data))
         found = Counter((shape.value, POLYLINE) for shape in objects)
         self.rows = [AnnotationRow(photographs, path, span, "", read_roots, found)]
+
+    @classmethod
+    def is_own_file(cls, file: Path) -> bool:
+        return file.suffix.lower() == ".rsml" and first_element(file) == "rsml"
 
 
 def read_roots(data: bytes) -> tuple[list[ShapeObject], list[str]]:

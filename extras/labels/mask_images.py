@@ -1,7 +1,7 @@
 """Finds masks in PNG, GIF, TIFF or BMP files: Pascal VOC's pairs (LabelMe, CVAT), a file per class or object, binary masks.
 
 Outside of Pascal VOC's folders a file is a mask if its name and folder fit a photograph, and most neighbouring pixels are
-equal. docs/labels.md lists the names.
+equal. reference.md lists the names.
 """
 
 import glob
@@ -16,25 +16,29 @@ from typing import Any, Self
 
 import numpy as np
 
-from utils.common.errors import UserError, printable
-from utils.common.text import counted
-from utils.data.dataset_yaml import IMAGE_SUFFIXES
-from utils.data.images import ImageError, read_image
-from utils.sources.parsing.class_lists import COLOUR, COLOUR_LIST, MASK_LISTS, VALUE_LIST, find_list, read_values
-from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
-from utils.sources.parsing.mask_values import (
-    ONLY_CLASS,
+from extras.labels.mask_values import (
+    COLOUR,
+    COLOUR_LIST,
+    MASK_LISTS,
+    VALUE_LIST,
     VOID,
     MaskFacts,
     Meaning,
-    is_background,
     is_colour,
     mask_objects,
     measured_objects,
     read_mask,
+    read_values,
     unlisted,
 )
-from utils.sources.parsing.rows import MASK, SPAN, UNUSED_SOURCE, AnnotationRow, LabelFile, digest_of
+from utils.common.errors import UserError, printable
+from utils.common.text import counted
+from utils.data.dataset_yaml import IMAGE_SUFFIXES
+from utils.data.images import ImageError, read_image
+from utils.sources.parsing.class_lists import ONLY_CLASS, find_list, is_background
+from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.label_file import LabelFile
+from utils.sources.parsing.rows import MASK, SPAN, UNUSED_SOURCE, AnnotationRow, digest_of
 
 VOC_CLASSES, VOC_OBJECTS = "SegmentationClass", "SegmentationObject"
 PHOTOGRAPH_FOLDERS = ("images", "JPEGImages", "image", "imgs", "img", "photos")
@@ -54,10 +58,12 @@ class MaskFile(LabelFile):
     """The objects of one mask. A file that is not a mask has no rows. The list of the classes lies in `folder` or below;
     without a list the classes are those in use, sorted."""
 
+    format = "masks"
     title = "mask PNGs"
     patterns = (f"**/{VOC_CLASSES}/*.png", "**/*.[pPgGtTbB][nNiImM][gGfFpP]*")
     how_to_export = "put a.png into masks/ for a.jpg in images/"
-    by_file = has_rows_per_file = takes_folder = True
+    by_file = has_rows_per_file = takes_folder = are_pictures = True
+    has_lines = False
     meaning: Meaning
     facts: MaskFacts
     used: set[str]  # the classes of its objects
@@ -70,11 +76,27 @@ class MaskFile(LabelFile):
             if found is None:
                 return
             source, photographs, meaning = found
-            self.class_list, meaning = _with_list(meaning, path, folder)
-            self._read(source, photographs, meaning)
+            digest = (
+                digest_of(meaning.classes.read_bytes()) if meaning.classes else b""
+            )  # of Pascal VOC's mask of the classes
+            self.class_list = None if meaning.label else find_list(path, MASK_LISTS, folder)
+            names = tuple(read_values(self.class_list).items()) if self.class_list else ()
+            self._read(source, photographs, replace(meaning, class_digest=digest, names=names))
         except (ValueError, UserError, OSError) as error:
             self.complain(f"{error}; skipped")
             self.is_damaged = True
+
+    @classmethod
+    def is_own_file(cls, file: Path) -> bool:
+        """Return whether a file is a mask and no photograph. Both masks of a pair are, though only one has rows."""
+        if file.suffix.lower() not in MASK_SUFFIXES:
+            return False
+        try:
+            return file.parent.name in (VOC_CLASSES, VOC_OBJECTS) or find_mask(file) is not None
+        except ValueError:
+            return True
+        except OSError:
+            return False
 
     def _read(self, source: Path, photographs: tuple[str, ...], meaning: Meaning) -> None:
         """Read the mask with a meaning of its values. Raises ValueError, LabelError and OSError."""
@@ -156,18 +178,6 @@ class MaskFile(LabelFile):
         kept = {row.file for own in rows.values() for row in own}
         for file in of.keys() - kept:
             of[file].names = ()
-
-
-def is_mask(path: Path) -> bool:
-    """Return whether a file is a mask and no photograph. Both masks of a pair are, though only one has rows."""
-    if path.suffix.lower() not in MASK_SUFFIXES:
-        return False
-    try:
-        return path.parent.name in (VOC_CLASSES, VOC_OBJECTS) or find_mask(path) is not None
-    except ValueError:
-        return True
-    except OSError:
-        return False
 
 
 def find_mask(path: Path) -> tuple[Path, tuple[str, ...], Meaning] | None:
@@ -347,11 +357,3 @@ def _as_black_and_white(mask: MaskFile) -> None:
 def _shown(values: Collection[int]) -> str:
     shown = ", ".join(map(str, sorted(values)[:5]))
     return f"the value{'s' * (len(values) > 1)} {shown}{', …' * (len(values) > 5)}"
-
-
-def _with_list(meaning: Meaning, path: Path, folder: Path) -> tuple[Path | None, Meaning]:
-    """Return the list near a mask, and the meaning with its classes and the digest of Pascal VOC's mask of the classes."""
-    digest = digest_of(meaning.classes.read_bytes()) if meaning.classes else b""
-    file = None if meaning.label else find_list(path, MASK_LISTS, folder)
-    names = tuple(read_values(file).items()) if file else ()
-    return file, replace(meaning, class_digest=digest, names=names)

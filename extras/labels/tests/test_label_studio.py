@@ -1,14 +1,20 @@
 """Label Studio's export as JSON becomes the data set that EPRI's CSV becomes."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from extras.labels.label_studio import decode_brush
+from extras.labels.tests.tool_files import brush, region, task
+from tests.predict.test_annotation_files import MASKS, go_through_yolo
 from tests.sources.parsing.raw_folder import photo
-from tests.sources.parsing.tool_folder import build, drawn, labels_of, region, task, texts_of, write_folder
+from tests.sources.parsing.tool_folder import HEIGHT, WIDTH, build, drawn, iou, labels_of, texts_of, whole, write_folder
+from utils.predict.regions import Region
 from utils.sources.mask_rings import join_rings
+from utils.sources.parsing.run_lengths import RunLengthError
 
 SIZE = (150, 90)  # of the photographs
 TRIANGLE = [[10, 10], [60, 10], [60, 80]]
@@ -150,3 +156,37 @@ def test_a_second_label_and_a_box_drawn_upwards_are_told_and_read(tmp_path: Path
     assert "task 1 region r1 (pole): has the labels pole, truck; the first is used" in texts_of(manifest)
     ((_, polygon),) = labels_of(tmp_path / "processed", num_classes=1)
     assert (polygon.min(axis=0), polygon.max(axis=0)) == (pytest.approx([0.2, 0.2]), pytest.approx([0.6, 0.8]))
+
+
+@pytest.mark.parametrize("colour", [(0, 0, 0), (255, 255, 255), (10, 200, 30), (0, 0, 255), (0, 255, 255)])
+@pytest.mark.parametrize("name", ["parts", "noise"])
+def test_label_studios_brush_is_decoded_by_its_alpha(name: str, colour: tuple[int, int, int]) -> None:
+    bitmap, left, top = decode_brush(brush(MASKS[name], colour), (WIDTH, HEIGHT))
+    assert (whole(Region(left, top, bitmap)) == MASKS[name]).all()
+
+
+def test_brushes_of_gigapixels_take_no_memory() -> None:
+    side, start_s = 100_000, time.perf_counter()
+    with pytest.raises(RunLengthError, match="400 megapixels"):
+        decode_brush([255] * 8, (side, side))
+    bomb = [*(4 * 20_000 * 19_000).to_bytes(4, "big"), 0b00111_111, *[0xFF] * 40]
+    with pytest.raises(RunLengthError, match="ends too early"):
+        decode_brush(bomb, (20_000, 19_000))
+    assert time.perf_counter() - start_s < 5
+
+
+@pytest.mark.parametrize("codes", ["text", [300] * 9, [0.5], [], [1, 2, 3], brush(MASKS["hole"])[:-40]])
+def test_bad_brushes_are_refused(codes: Any) -> None:
+    with pytest.raises(RunLengthError):
+        decode_brush(codes, (WIDTH, HEIGHT))
+
+
+def test_masks_survive_the_way_from_label_studio_through_yolo_back_to_it(tmp_path: Path) -> None:
+    masks = list(MASKS.values())
+    content = [task(1, "a.jpg", [region(n, "brushlabels", rle=brush(mask)) for n, mask in enumerate(masks)])]
+    entry = go_through_yolo(tmp_path, write_folder(tmp_path / "raw", content), masks)
+    # What the annotator accepts comes back as an annotation.
+    accepted = [{**entry, "id": 1, "annotations": [{"id": 1, "result": entry["predictions"][0]["result"]}]}]
+    build(write_folder(tmp_path / "again" / "raw", accepted))
+    for (_, polygon), mask in zip(labels_of(tmp_path / "again" / "processed", num_classes=1), masks, strict=True):
+        assert iou(whole(drawn(polygon)), mask) >= 0.99

@@ -8,20 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from extras.labels.shapes import ellipse_corners, several_labels
 from utils.common.errors import UserError, printable
 from utils.data.labels import LabelError
+from utils.sources.parsing.class_lists import ONLY_CLASS
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import Problem
-from utils.sources.parsing.mask_values import ONLY_CLASS
-from utils.sources.parsing.outlines import (
-    ShapeObject,
-    box_corners,
-    ellipse_corners,
-    read_number,
-    read_points,
-    several_labels,
-)
-from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, AnnotationRow, Found, LabelFile
+from utils.sources.parsing.label_file import LabelFile
+from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points
+from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, AnnotationRow, Found
 
 IMAGES = "_via_img_metadata"
 Regions = Counter[tuple[frozenset[tuple[str, str]], str]]  # by the texts of their attributes, and kind of shape
@@ -31,6 +26,7 @@ CLASS_ATTRIBUTES = ("class", "label", "name", "category", "type", "object")  # t
 class ViaFile(LabelFile):
     """The regions of a VIA file, and their places. A file of VIA 3 or another program is a problem."""
 
+    format = "via"
     title = "VGG Image Annotator's file"
     patterns = ("*.json", "**/*.json")
     how_to_export = "save the project, or export annotations as JSON"
@@ -69,6 +65,11 @@ class ViaFile(LabelFile):
             for (texts, kind), number in regions.items():
                 found[dict(texts).get(attribute, "") if attribute else ONLY_CLASS * bool(kind), kind] += number
             self.rows.append(AnnotationRow(self._names(name), path, span, attribute, objects, found))
+
+    @classmethod
+    def is_own_json(cls, key: str | None, value: Any) -> bool:
+        has_regions = isinstance(value, dict) and {"filename", "regions"} <= value.keys()
+        return key is not None and (key.startswith("_via_") or has_regions)
 
     def _add(self, item: Item) -> None:
         photograph = item.value()

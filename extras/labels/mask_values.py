@@ -1,6 +1,8 @@
 """Turns the values of a mask's pixels into objects: numbered ones, or the connected parts of each class."""
 
 import io
+import json
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,15 +14,20 @@ import numpy as np
 from PIL import Image
 from scipy import ndimage
 
+from utils.common.errors import UserError, printable
+from utils.common.files import read_text
 from utils.data.images import EXIF_ERRORS, is_deep
 from utils.data.labels import LabelError
-from utils.sources.parsing.class_lists import COLOUR
+from utils.sources.parsing.class_lists import ONLY_CLASS, is_background, read_names
 from utils.sources.parsing.label_csv import MAX_OBJECTS
 from utils.sources.parsing.outlines import ShapeObject
-from utils.sources.parsing.rows import NO_OBJECTS, digest_of
+from utils.sources.parsing.rows import digest_of
 
-ONLY_CLASS = "object"  # of labels that name no class
-BACKGROUNDS = (*NO_OBJECTS, "background", "bg", "void", "unlabeled", "unlabelled")  # of class lists
+COLOUR_LIST = "labelmap.txt"
+VALUE_LIST = "obj_class_to_machine_color.json"  # Supervisely's
+MASK_LISTS = (COLOUR_LIST, VALUE_LIST, "class_names.txt", "classes.txt", "labels.txt")
+COLOUR = 1 << 24  # added to colours of 24 bits, so that none equals an index of a palette
+_COLOUR_LINE = re.compile(r"^(.+?):(\d{1,3}),(\d{1,3}),(\d{1,3})(:.*)?$")
 VOID = 255  # of indexed masks: pixels that belong to no object; alone: white, in a mask of black and white
 MAX_MASK_BYTES, MAX_MASK_PIXELS = 200_000_000, 100_000_000
 MASK_FORMATS = ("PNG", "GIF", "TIFF", "BMP")
@@ -63,9 +70,36 @@ class MaskFacts:
     is_binary: bool
 
 
-def is_background(name: str) -> bool:
-    """Return whether a class list's name stands for what belongs to no object."""
-    return name.lower() in BACKGROUNDS
+def read_values(file: Path) -> dict[int, str]:
+    """Return the class names by their values in masks.
+
+    A value is a colour (COLOUR plus 24 bits) in CVAT's labelmap.txt (`wire:250,50,83::`), else a number: in LabelMe's
+    class_names.txt, and in its labels.txt, which begins with `__ignore__` for -1. Supervisely writes `{"wire": 1}` or
+    `{"wire": [1, 1, 1]}`. Raises UserError.
+    """
+    if file.name == VALUE_LIST:
+        try:
+            items = json.loads(read_text(file)).items()
+            values = {name: [value] * 3 if isinstance(value, int) else [*map(int, value)] for name, value in items}
+            return {
+                r if r == g == b else COLOUR | r << 16 | g << 8 | b: printable(name)
+                for name, (r, g, b) in values.items()
+            }
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(
+                f'{file}: not Supervisely\'s list of values, such as {{"wire": 1}}; export it again'
+            ) from error
+    if file.name != COLOUR_LIST:
+        names = read_names(file)
+        return dict(enumerate(names[1:] if names[0] == "__ignore__" else names))
+    found = {}
+    for line in read_text(file).splitlines():
+        if match := _COLOUR_LINE.match(line.strip()):
+            red, green, blue = (int(match[position]) for position in (2, 3, 4))
+            found[COLOUR | red << 16 | green << 8 | blue] = printable(match[1].strip())
+    if not found:
+        raise UserError(f"{file}: names no class; write lines such as wire:250,50,83::")
+    return found
 
 
 def read_mask(data: bytes, by_colour: bool) -> tuple[np.ndarray, bool]:

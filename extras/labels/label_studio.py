@@ -11,23 +11,19 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 
+from extras.labels.shapes import several_labels, turned
 from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import is_photograph
+from utils.data.images import MAX_IMAGE_PIXELS
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
-from utils.sources.parsing.outlines import (
-    ShapeObject,
-    box_corners,
-    read_number,
-    read_points,
-    read_size,
-    several_labels,
-    turned,
-)
-from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, POLYGON, AnnotationRow, Found, LabelFile
-from utils.sources.parsing.run_lengths import decode_label_studio
+from utils.sources.parsing.label_file import LabelFile
+from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size
+from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, POLYGON, AnnotationRow, Found
+from utils.sources.parsing.run_lengths import RunLengthError, cut_out
 
 PERCENT = (100.0, 100.0)
+TASK_KEYS = ("data", "completions", "annotation_id", "annotator", "lead_time")  # the last three: JSON-MIN
 OTHER_ANNOTATION = "another annotation of the task"
 LOCAL_FILES = "/data/local-files/"
 # Of a result's `type`, with or without `labels` at the end. `labels` belongs to the tag <Labels> beside <Polygon>.
@@ -40,10 +36,11 @@ Regions = list[dict[str, Any]]
 class LabelStudioFile(LabelFile):
     """The labels of a Label Studio export, and where its annotated tasks lie in it. Raises UserError for other exports."""
 
+    format = "labelstudio"
     title = "Label Studio export"
     patterns = ("*.json", "**/*.json")
     how_to_export = "export as JSON and put the file beside the photographs"
-    several = False
+    several = has_lines = False
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
@@ -56,6 +53,10 @@ class LabelStudioFile(LabelFile):
             kinds = " and ".join(f"{number:,} with {kind}" for kind, number in self._unannotated.items())
             raise UserError(f"{path}: no task has an annotation, {kinds}: submit them in Label Studio and export again")
         self.names = sorted(self._labels)
+
+    @classmethod
+    def is_own_json(cls, key: str | None, value: Any) -> bool:
+        return key is None and not value.keys().isdisjoint(TASK_KEYS)
 
     def _add_task(self, item: Item) -> None:
         task = item.value()
@@ -241,7 +242,7 @@ def _object(name: str, label: str, result: dict[str, Any]) -> ShapeObject:
     if "rle" in value:
         if size is None:
             raise ValueError("a brush mask without original_width and original_height")
-        return ShapeObject(label, name, size, size, draw=partial(decode_label_studio, value["rle"], size))
+        return ShapeObject(label, name, size, size, draw=partial(decode_brush, value["rle"], size))
     if "points" in value:
         return ShapeObject(label, name, PERCENT, size, (read_points(value["points"]),))
     if not {"x", "y", "width", "height"} <= value.keys():
@@ -260,3 +261,66 @@ def _turned(corners: np.ndarray, degrees: float, size: tuple[int, int] | None) -
         raise ValueError("a turned box without original_width and original_height")
     scale = np.divide(size, PERCENT)
     return turned(corners * scale, corners[0] * scale, math.radians(degrees)) / scale
+
+
+def decode_brush(codes: Any, size: tuple[int, int]) -> tuple[np.ndarray, int, int]:
+    """Decode Label Studio's `rle`: the bytes of a packed RGBA image of `size` (width, height), row by row.
+
+    A pixel belongs to the mask if its alpha is above 0. The format is that of the npm package @thi.ng/rle-pack: 32 bits for
+    the number of values, 5 for the bits per value minus 1, four times 4 for the bits per run length minus 1. Then follow blocks:
+    1 bit (one repeated value, or different ones), 2 bits (which of the four sizes of length), the length minus 1, the values.
+    Returns like `decode_coco`. Raises RunLengthError.
+    """
+    width, height = size
+    if not isinstance(codes, list) or not all(type(code) is int and 0 <= code <= 255 for code in codes):
+        raise RunLengthError("`rle` is not a list of numbers from 0 to 255")
+    if width * height > MAX_IMAGE_PIXELS:
+        raise RunLengthError(f"{width}x{height} is more than {MAX_IMAGE_PIXELS // 1_000_000} megapixels")
+    bits = _Bits(bytes(codes))
+    num_values = bits.read(32)
+    if num_values != 4 * width * height:
+        raise RunLengthError(f"`rle` holds {num_values:,} values, not 4 for each of {width}x{height} pixels")
+    value_bits = bits.read(5) + 1
+    length_bits = [bits.read(4) + 1 for _ in range(4)]
+    alpha = np.zeros(width * height, bool)
+    done = 0
+    while done < num_values:
+        is_repeated = bits.read(1)
+        end = done + 1 + bits.read(length_bits[bits.read(2)])
+        if end > num_values:
+            raise RunLengthError("`rle` has runs beyond the image")
+        if is_repeated:
+            alpha[done // 4 : end // 4] = bits.read(value_bits) > 0  # those whose fourth value lies in the run
+        else:
+            values = bits.read_many(end - done, value_bits)
+            alpha[done // 4 : end // 4] = values[3 - done % 4 :: 4]
+        done = end
+    return cut_out(alpha.reshape(height, width))
+
+
+class _Bits:
+    """Reads numbers of any bits, highest bit first. Raises RunLengthError at the end."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.position = 0
+
+    def read(self, num_bits: int) -> int:
+        first, last = self.position // 8, (self.position + num_bits + 7) // 8
+        self._advance(num_bits)
+        number = int.from_bytes(self.data[first:last], "big") >> (last * 8 - self.position)
+        return number & ((1 << num_bits) - 1)
+
+    def read_many(self, num_numbers: int, num_bits: int) -> np.ndarray:
+        """Return whether each of the next numbers is above 0, bool (num_numbers,)."""
+        first, offset = divmod(self.position, 8)
+        self._advance(num_numbers * num_bits)
+        octets = np.frombuffer(self.data, np.uint8, (self.position + 7) // 8 - first, first)
+        bits = np.unpackbits(octets)[offset : offset + num_numbers * num_bits]
+        is_above_0: np.ndarray = bits.reshape(num_numbers, num_bits).max(axis=1) > 0
+        return is_above_0
+
+    def _advance(self, num_bits: int) -> None:
+        self.position += num_bits
+        if self.position > 8 * len(self.data):
+            raise RunLengthError("`rle` ends too early")

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from extras.labels.mask_values import read_mask
+from extras.labels.shapes import ellipse_corners
 from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
-from utils.sources.parsing.mask_values import read_mask
-from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_points, read_size
-from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, NO_OBJECTS, POLYLINE, AnnotationRow, Found, LabelFile
+from utils.sources.parsing.label_file import LabelFile
+from utils.sources.parsing.outlines import ShapeObject, box_corners, read_points, read_size
+from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, NO_OBJECTS, POLYLINE, AnnotationRow, Found
 
 AREAS, LINES, MASK = ("polygon", "rectangle", "circle"), ("linestrip", "line"), "mask"
 Size = tuple[int, int] | None
@@ -25,6 +27,7 @@ Size = tuple[int, int] | None
 class LabelMeFile(LabelFile):
     """The labels of a LabelMe file, and the places of its shapes. A file of another program is a problem, not an error."""
 
+    format = "labelme"
     title = "LabelMe's files"
     patterns = ("**/*.json",)
     how_to_export = "save LabelMe's files there, beside the photographs"
@@ -51,6 +54,10 @@ class LabelMeFile(LabelFile):
         beside = [path.stem + suffix for suffix in IMAGE_SUFFIXES]  # if it was renamed together with this file
         names, objects = (name.replace("\\", "/"), *beside), partial(_objects, size)
         self.rows = [AnnotationRow(names, path, bytes(self._spans), f"{size}", objects, self._found)]
+
+    @classmethod
+    def is_own_json(cls, key: str | None, value: Any) -> bool:
+        return key in ("shapes", "imagePath")
 
     def _read(self, stream: JsonStream) -> bool:
         """Read the file's keys; return whether it has shapes. The picture in `imageData` is passed over."""

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,12 +11,15 @@ from xml.parsers import expat
 
 import numpy as np
 
+from extras.labels.shapes import ellipse_corners, turned
 from utils.common.errors import UserError, one_line, printable
+from utils.data.images import MAX_IMAGE_PIXELS
 from utils.sources.parsing.json_stream import CHUNK_BYTES, MAX_ITEM_BYTES
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
-from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_points, read_size, turned
-from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, Found, LabelFile, digest_of
-from utils.sources.parsing.run_lengths import decode_rows
+from utils.sources.parsing.label_file import LabelFile, first_element
+from utils.sources.parsing.outlines import ShapeObject, box_corners, read_points, read_size
+from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, Found, digest_of
+from utils.sources.parsing.run_lengths import RunLengthError, cut_out
 
 IMAGE, LABEL_NAME = ["annotations", "image"], ["labels", "label", "name"]
 READ, NO_SHAPES = ("polygon", "polyline", "box", "ellipse", "mask"), ("image", "attribute", "tag")
@@ -28,6 +31,7 @@ Attributes = dict[str, str]
 class CvatFile(LabelFile):
     """The labels of a CVAT file, and the places of each image's shapes. Raises UserError for a file of another program."""
 
+    format = "cvat"
     title = "CVAT for images"
     patterns = ("annotations.xml", "*.xml", "**/annotations.xml")
     how_to_export = "export as CVAT for images 1.1 and unzip it there"
@@ -56,6 +60,10 @@ class CvatFile(LabelFile):
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}") from error
         self.rows = list(self._rows())
+
+    @classmethod
+    def is_own_file(cls, file: Path) -> bool:
+        return file.suffix.lower() == ".xml" and first_element(file) == "annotations"
 
     def _rows(self) -> Iterator[AnnotationRow]:
         with self.path.open("rb") as file:
@@ -168,6 +176,24 @@ def _object(tag: str, name: str, label: str, size: Size, given: Attributes) -> S
         points = read_points(numbers, "line" if tag == "polyline" else "polygon")
     group = given.get("group_id", "0") != "0" and given["group_id"]
     return ShapeObject(label, name, size, size, (points,), is_line=tag == "polyline", group=group or None)
+
+
+def decode_rows(text: str, box: Sequence[int]) -> tuple[np.ndarray, int, int]:
+    """Decode CVAT's `rle` of a box (left, top, width, height): lengths of runs outside and inside, alternating, row by row.
+
+    Returns like `decode_coco`. Raises RunLengthError.
+    """
+    left, top, width, height = box
+    if min(width, height) < 1 or width * height > MAX_IMAGE_PIXELS:
+        raise RunLengthError(f"a mask of {width}x{height} pixels")
+    try:
+        runs = np.array([int(run) for run in text.split(",")], np.int64)
+    except (ValueError, OverflowError) as error:
+        raise RunLengthError("`rle` is not a list of whole numbers") from error
+    if (runs < 0).any() or (runs > width * height).any() or int(runs.sum()) != width * height:
+        raise RunLengthError(f"its runs do not add up to the {width}x{height} pixels of its box")
+    mask, first_column, first_row = cut_out(np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width))
+    return mask, left + first_column, top + first_row
 
 
 def _label(attributes: Attributes) -> str:

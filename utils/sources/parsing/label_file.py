@@ -1,0 +1,97 @@
+"""What a reader of label files is. `formats.py` lists the core's own; those of other tools are in `extras/labels`.
+
+How to add a format: write one file with a subclass of `LabelFile`, for example `extras/labels/rsml.py`, and add the class to
+`READERS` in `extras/labels/__init__.py`. No other code names it: `--format`, the recognition of a folder and all messages
+follow from the class.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from utils.common.errors import printable
+from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.rows import AnnotationRow, Found, Lost, lost_for
+
+HEAD_BYTES = 65_536
+_COMMENT, _ELEMENT = re.compile(rb"<!--.*?-->", re.DOTALL), re.compile(rb"<([A-Za-z_][\w.:-]*)")
+
+
+class LabelFile:
+    """A label file of an annotation tool. Construction reads it once and adds what cannot be used to `problems`.
+
+    It fills `names`, the classes in the order of their numbers in the data set, and `rows`, one for each labelled photograph in
+    the order of the file. A row keeps only where the photograph's objects lie in the file, and a function that turns these bytes
+    into objects. It names its photograph; the name is compared with the photographs that are there, never opened. What cannot
+    be used becomes a problem (`complain`, `lose`), and the rest is read. A file of another format raises UserError, unless each
+    photograph has its own file.
+
+    `is_own_file`, or `is_own_json` for files called .json, says which files are of the format. UserError and OSError mean no.
+
+    format: the value of `--format`. title: the format's name in the report. patterns: the format's files are those that match
+    the first pattern with any match. several: there may be more than one file. has_lines: some objects are lines, so that
+    `--line-width` acts. are_pictures: the files are pictures, which are never taken for photographs, and which count after all other
+    formats of a folder. by_file: names of photographs are relative to the label file's folder.
+    sorts_names: the files list only the classes in use. names_subsets: the file itself says the `subset` of a row; else the
+    name of the file does, which is less reliable. has_rows_per_file: a photograph may have several files. missing_is_empty: a
+    photograph without a label file has no objects, if other photographs of its folder have label files. takes_folder: the
+    reader needs the input folder, to look there for a list of the classes. named_by: where the names of the classes stand.
+    is_damaged: nothing of this file can be used; it is not taken for a photograph either.
+    """
+
+    format: str
+    title: str
+    patterns: tuple[str, ...]
+    how_to_export: str
+    several = has_lines = True
+    named_by = "label"
+    by_file = sorts_names = names_subsets = has_rows_per_file = missing_is_empty = takes_folder = is_damaged = False
+    are_pictures = False
+
+    def __init__(self, path: Path, problems: list[Problem]) -> None:
+        self.path, self.problems = path, problems
+        self.names: Collection[str] = ()
+        self.rows: list[AnnotationRow] = []
+        self.lost: Lost = Counter()  # objects that no row has
+
+    @classmethod
+    def is_own_file(cls, file: Path) -> bool:
+        """Return whether a file that is not called .json is of this format."""
+        return False
+
+    @classmethod
+    def is_own_json(cls, key: str | None, value: Any) -> bool:
+        """Return whether JSON is of this format by a key of its object and the value: its first character, then a dictionary.
+
+        The key is None if the file is a list; the value is then its first item, a dictionary.
+        """
+        return False
+
+    def origin_of(self, name: str) -> str:
+        """Return where the name of a class stands."""
+        return self.named_by
+
+    def lose(self, found: Found, reason: str) -> None:
+        """Count objects that no row has."""
+        self.lost += lost_for(found, reason)
+
+    @classmethod
+    def agree(cls, read: Sequence[Self]) -> None:
+        """Decide from all files of a folder what one file alone does not tell."""
+
+    @classmethod
+    def one_source(cls, read: Sequence[Self], rows: dict[str, tuple[Any, ...]], problems: list[Problem]) -> None:
+        """Keep one of several files that each hold all labels of a photograph; `rows` are those of each photograph."""
+
+    def complain(self, text: str, kind: str = UNREADABLE_ROW) -> None:
+        """Add something that cannot be used to the problems."""
+        self.problems.append(Problem(printable(self.path.name, 400), text, kind))
+
+
+def first_element(file: Path) -> str:
+    """Return the name of an XML file's first element; empty if there is none near its beginning."""
+    with file.open("rb") as stream:
+        match = _ELEMENT.search(_COMMENT.sub(b"", stream.read(HEAD_BYTES)))
+    return match[1].decode("ascii", "replace") if match else ""
