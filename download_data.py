@@ -54,8 +54,7 @@ class DownloadConfig(Options):
     )
     sample_size: int | None = option(
         None,
-        "longer side of the sample's photographs in pixels, such as 5472: real sizes and textures; unset: small scenes of "
-        "1280 pixels",
+        "longer side of the sample's photographs in pixels, such as 5472 for a drone's; unset: 1280",
         metavar="PX",
         at_least=1280,
         at_most=8192,

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Print the lines and files of each part of the project beside its budget (`[tool.size]` in pyproject.toml).
+"""Print the lines and files of each part of the project beside its cap (`[tool.size]` in pyproject.toml).
 
-Ends with 1 where a part exceeds its budget: a feature then takes its lines from what it makes unnecessary.
+Ends with 1 where a part exceeds its cap, and where a cap is above the one on the main branch or of the commit before: caps only
+fall. A part that an issue allows to grow is named in `[tool.size-raised]` with that reason, until the change has landed.
 """
 
 from __future__ import annotations
@@ -10,8 +11,15 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 PROJECT = Path(__file__).resolve().parent.parent
+EARLIER = ("HEAD~1", "HEAD", "main", "origin/main")
+
+
+def git(*words: str) -> str:
+    """Return what git prints, or nothing if it fails."""
+    return subprocess.run(["git", *words], cwd=PROJECT, capture_output=True, text=True, check=False).stdout
 
 
 def measure(part: str, files: list[str]) -> tuple[int, int]:
@@ -24,29 +32,40 @@ def measure(part: str, files: list[str]) -> tuple[int, int]:
     return sum(len((PROJECT / file).read_text(encoding="utf-8").splitlines()) for file in own), len(own)
 
 
+def rises(tool: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """Return the parts whose cap is above an earlier one without a reason that is new."""
+    raised, old_raised = tool.get("size-raised", {}), before.get("size-raised", {})
+    return [
+        part
+        for part, caps in tool["size"].items()
+        if any(new > old for new, old in zip(caps, before.get("size", {}).get(part, caps), strict=False))
+        and raised.get(part) == old_raised.get(part)
+    ]
+
+
 def main() -> int:
     if not (PROJECT / ".git").exists():
         print("Not a git checkout: the sizes are not measured.")
         return 0
-    budgets = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["size"]
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=PROJECT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    files = [file for file in listed.stdout.splitlines() if (PROJECT / file).is_file()]
+    tool = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    listed = git("ls-files", "--cached", "--others", "--exclude-standard").splitlines()
+    files = [file for file in listed if (PROJECT / file).is_file()]
     exceeded = []
-    print(f"{'part':<22}{'lines':>8}{'budget':>8}{'files':>7}{'budget':>8}")
-    for part, (most_lines, *most_files) in budgets.items():
+    print(f"{'part':<22}{'lines':>8}{'cap':>8}{'files':>7}{'cap':>8}")
+    for part, (most_lines, *most_files) in tool["size"].items():
         lines, number = measure(part, files)
         print(f"{part:<22}{lines:>8,}{most_lines:>8,}{number:>7}{most_files[0] if most_files else '':>8}")
         if lines > most_lines or (most_files and number > most_files[0]):
             exceeded.append(part)
     if exceeded:
-        print(f"Too large: {', '.join(exceeded)}. Make something unnecessary, or give the reason in pyproject.toml.")
-    return 1 if exceeded else 0
+        print(f"Too large: {', '.join(exceeded)}. Make something unnecessary.")
+    revisions = [tomllib.loads(git("show", f"{revision}:pyproject.toml")) for revision in EARLIER]
+    risen = sorted({part for old in revisions if old for part in rises(tool, old["tool"])})
+    if risen:
+        print(
+            f"A cap only falls: {', '.join(risen)}. It may rise where an issue says so: name it in [tool.size-raised]."
+        )
+    return 1 if exceeded or risen else 0
 
 
 if __name__ == "__main__":

@@ -49,7 +49,6 @@ def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
     losses, speed = ("train_loss", "val_loss", "lr"), ("images_per_s", "data_wait_share")
     for name in (*losses, *speed, "box_map50", "mask_map50", "mask_map50_95"):
         assert isinstance(epochs[-1][name], float), name
-    assert epochs[1]["train_loss"] < epochs[0]["train_loss"]
     assert yaml.safe_load((trained.folder / "config.yaml").read_text())["img_size"] == 96
     told = {"task": "segment", "mode": "train", "imgsz": 96, "batch": 4, "epochs": 2, "optimizer": "adamw"}
     options = yaml.safe_load((trained.folder / "args.yaml").read_text())

@@ -2,7 +2,6 @@
 
 import ast
 import csv
-import hashlib
 import io
 import os
 from collections import Counter
@@ -20,12 +19,8 @@ from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.data.images import exif_orientation, read_image, upright_size
 from utils.sources.parsing.label_csv import LABEL_CSV, ClassTable
 from utils.sources.parsing.outlines import object_ring
-from utils.sources.sample import parts, write_sample
-from utils.sources.sample.canvas import Canvas, Colour
-from utils.sources.sample.full_size import draw_full_scene
-from utils.sources.sample.parts import paint_thin_wire
-from utils.sources.sample.scene import draw_scene
-from utils.sources.sample.texture import Ground, clouds, pyramid
+from utils.sources.sample import write_sample
+from utils.sources.sample.scene import Drawing, draw_scene
 
 NUM_PHOTOS = 24
 
@@ -68,20 +63,6 @@ def test_equal_calls_write_equal_bytes_larger_samples_more_other_seeds_others(sa
         write_sample(tmp_path / "four", 2, seed=3)
     again = files_of(tmp_path / "four")
     assert {name: again[name] for name in four} == four
-
-
-def test_the_sample_of_earlier_versions_is_drawn_again(sample: Path) -> None:
-    """Labels are compared by the byte, a picture by its means: OpenCV rounds differently on other processors."""
-    labels = b"\r\n".join((sample / LABEL_CSV).read_bytes().split(b"\r\n")[:6]) + b"\r\n"
-    assert hashlib.sha256(labels).hexdigest() == "305f5751a30cb9539acd00b12d903279903424609507884374541d31dcdaacb7"
-    green = draw_scene(3, 1).image[..., 1].reshape(4, 240, 4, 320).mean(axis=(1, 3))
-    before = [
-        [182.2, 182.9, 182.5, 192.9],
-        [166.4, 161.3, 163.3, 185.4],
-        [90.3, 98.4, 105.3, 106.3],
-        [89.4, 99.0, 96.1, 96.5],
-    ]
-    assert green == pytest.approx(np.array(before), abs=0.1)
 
 
 def test_every_class_is_drawn(sample: Path) -> None:
@@ -213,19 +194,19 @@ def test_photographs_have_the_size_asked_for_wires_are_lines_and_all_else_polygo
 
 
 @pytest.mark.parametrize("width_px", [4.0, 6.5, 10.0])
-@pytest.mark.parametrize("end", [(680.0, 110.0), (690.0, 400.0), (180.0, 560.0)])
+@pytest.mark.parametrize("end", [(680.0, 110.0), (690.0, 400.0), (580.0, 560.0)])
 def test_a_wire_covers_its_width_times_its_length(width_px: float, end: tuple[float, float]) -> None:
     """On black, a white wire's pixels add up to its area, at any slope."""
-    canvas = Canvas(700, 600, 1)
+    drawing = Drawing(np.random.default_rng(0), 700, 600)
     path = np.array([(100.3, 100.2), end])
-    paint_thin_wire(canvas, path, (1e4, 1e4, 1e4), width_px, True)
-    area = canvas.image[..., 0].sum() / 255
+    drawing.paint_wire("conductor", path, (1e4, 1e4, 1e4), width_px)
+    area = drawing.image[..., 0].sum() / 255
     assert area == pytest.approx(width_px * np.linalg.norm(path[1] - path[0]), rel=0.03)
 
 
 def test_labels_of_the_asked_width_cover_the_wires() -> None:
     """Where two drawings differ that differ in the wires' width alone, there is the wider label, and not more."""
-    thin, wide = (draw_full_scene(2, 1, SIZE_PX, width_px) for width_px in (4, 9))
+    thin, wide = (draw_scene(2, 1, SIZE_PX, width_px) for width_px in (4, 9))
     assert [one.name for one in thin.annotations] == [one.name for one in wide.annotations]
     differs = (np.abs(thin.image.astype(int) - wide.image.astype(int)).max(axis=2) > 24).astype(np.uint8)
     size = (thin.image.shape[1], thin.image.shape[0])
@@ -245,31 +226,11 @@ def test_labels_of_the_asked_width_cover_the_wires() -> None:
 
 def test_unasked_wires_are_4_to_10_pixels_wide_and_parts_as_large_as_real_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[float] = []
-
-    def paint(canvas: Canvas, path: np.ndarray, colour: Colour, width_px: float, is_stranded: bool) -> None:
-        widths.append(width_px)
-        paint_thin_wire(canvas, path, colour, width_px, is_stranded)
-
-    monkeypatch.setattr(parts, "paint_thin_wire", paint)
+    monkeypatch.setattr(Drawing, "paint_wire", lambda *arguments: widths.append(arguments[-1]))
     heights = {"insulator": (40, 150), "transformers": (200, 500), "crossarm": (50, 500)}
     for index in (0, 1):
-        for drawn in draw_full_scene(2, index, SIZE_PX).annotations:
+        for drawn in draw_scene(2, index, SIZE_PX).annotations:
             low, high = heights.get(drawn.name, (0, SIZE_PX * 2))
             assert low <= np.ptp(drawn.points[:, 1]) <= high, drawn.name
     assert len(widths) > 5
     assert all(4 <= width_px <= 10 for width_px in widths)
-
-
-def test_tiles_repeat_without_a_seam() -> None:
-    for tile in (pyramid("soil")[0], clouds()[..., None]):
-        steps = np.abs(np.diff(tile.astype(int), axis=1)).mean()
-        seam = np.abs(tile[:, 0].astype(int) - tile[:, -1].astype(int)).mean()
-        assert seam < 1.5 * steps
-
-
-def test_straight_lines_on_the_ground_are_straight_in_the_photograph() -> None:
-    ground = Ground((800, 1200), -500.0, 0.7, 3000.0)
-    points = ground.photo_points(np.linspace((-3, 0.2), (2, 6), 20))
-    start, end = points[0], points[-1]
-    across = (end - start)[::-1] * (1, -1) / np.linalg.norm(end - start)
-    assert np.abs((points - start) @ across).max() < 1.5

@@ -1,9 +1,6 @@
 """Writes the sample in EPRI's raw layout: a folder per circuit and one CSV, with the irregularities of EPRI's files."""
 
-import functools
-import hashlib
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +15,8 @@ from utils.common.text import csv_text
 from utils.common.threads import ordered_map
 from utils.data.images import encode_jpeg, one_opencv_thread
 from utils.sources.parsing.label_csv import LABEL_CSV
-from utils.sources.sample.canvas import Annotation, along, clip
 from utils.sources.sample.drone import TURNS, in_flight
-from utils.sources.sample.full_size import draw_full_scene
-from utils.sources.sample.scene import SAMPLE_LINE_WIDTH_PX, Scene, draw_scene
+from utils.sources.sample.scene import Scene, clip, draw_scene
 
 _DATASET_NAME = "Built-in sample"
 _CIRCUITS = ("Circuit1", "Circuit10")
@@ -68,13 +63,9 @@ def write_sample(
     _refuse_other_data(output_dir, labels_file, set(paths))
     # Old rows must not describe new photographs: no label file until the new one is complete.
     labels_file.unlink(missing_ok=True)
-    if long_side_px is None:
-        draw = functools.partial(draw_scene, seed, wire_width_px=wire_width_px or SAMPLE_LINE_WIDTH_PX)
-    else:
-        draw = functools.partial(draw_full_scene, seed, long_side_px=long_side_px, wire_width_px=wire_width_px)
 
     def write(index: int) -> list[Row]:
-        return _write_one(paths[index], seed, draw, index)
+        return _write_one(paths[index], draw_scene(seed, index, long_side_px, wire_width_px), seed, index)
 
     with one_opencv_thread():
         rows = ordered_map(write, range(len(paths)), min(usable_cpu_count(), MAX_THREADS))
@@ -82,13 +73,11 @@ def write_sample(
     write_bytes_atomic(labels_file, csv_text(_COLUMNS, every).encode("utf-8-sig"))
 
 
-def _write_one(path: Path, seed: int, draw: Callable[[int], Scene], index: int) -> list[Row]:
-    """Draw and write photograph `index`; return its rows of the label file."""
+def _write_one(path: Path, scene: Scene, seed: int, index: int) -> list[Row]:
+    """Write photograph `index`; return its rows of the label file."""
     make_plain_folder(path.parent)
-    scene = draw(index)
     _write_photo(path, scene, seed, index)
-    objects = _label_objects(_annotate(scene, index), scene, seed, index)
-    label = repr({"objects": objects, "classifications": []})
+    label = repr({"objects": _objects(scene, index), "classifications": []})
     return [(label, name, _DATASET_NAME) for name in _row_names(path.name, index)]
 
 
@@ -133,53 +122,32 @@ def _write_photo(path: Path, scene: Scene, seed: int, index: int) -> None:
     write_bytes_atomic(path, in_flight(jpeg, index, (x_px, y_px), orientation))
 
 
-def _annotate(scene: Scene, index: int) -> list[Annotation]:
-    """Apply the irregularities of photograph `index` to its annotations."""
+def _objects(scene: Scene, index: int) -> list[dict[str, Any]]:
+    """Return the annotations with the irregularities of photograph `index`, in Labelbox's format: `repr` is a Python literal."""
     height_px, width_px = scene.image.shape[:2]
-    margin_px = _PAST_EDGE_PX if index % 8 == 0 else 0.0
-    found = []
-    for annotation in scene.annotations:
-        points = annotation.points
-        if index % 120 == 0 and annotation.name == "pole":
+    objects = []
+    for name, points, is_line in scene.annotations:
+        if index % 120 == 0 and name == "pole":
             points = _touching_itself(points)
-        if not annotation.is_line:
-            points = clip(points, width_px, height_px, margin_px)
-        found.append(Annotation(annotation.name, points, annotation.is_line))
+        if not is_line:
+            points = clip(points, (width_px, height_px), _PAST_EDGE_PX if index % 8 == 0 else 0.0)
+        objects.append(_entry(name, points, is_line, index))
     if index % 120 == 1:  # the pole again, with only two points
-        corners = next(annotation.points for annotation in found if annotation.name == "pole")
-        found.append(Annotation("pole", corners[:2]))
-    return found
+        objects.append(
+            _entry("pole", next(points for name, points, _ in scene.annotations if name == "pole")[:2], False, index)
+        )
+    return objects
+
+
+def _entry(name: str, points: np.ndarray, is_line: bool, index: int) -> dict[str, Any]:
+    corners = [{"x": round(float(x), 1), "y": round(float(y), 1)} for x, y in points]
+    return {"value": _SPELLINGS.get((index % 12, name), name), "line" if is_line else "polygon": corners}
 
 
 def _touching_itself(outline: np.ndarray) -> np.ndarray:
     """Notch the left side of a pole up to its right side; `outline` is its four corners, counterclockwise."""
     left_top, left_bottom, right_bottom, right_top = outline
-    touch = along(right_top, right_bottom, 0.4)
-    notch = [along(left_top, left_bottom, 0.39), touch, along(left_top, left_bottom, 0.41)]
-    return np.array([left_top, *notch, left_bottom, right_bottom, touch, right_top])
-
-
-def _label_objects(annotations: list[Annotation], scene: Scene, seed: int, index: int) -> list[dict[str, Any]]:
-    """Return the objects in Labelbox's export format, as plain values, so that `repr` is a Python literal."""
-    height_px, width_px = scene.image.shape[:2]
-    objects = []
-    for number, annotation in enumerate(annotations):
-        points = [{"x": round(float(x), 1), "y": round(float(y), 1)} for x, y in annotation.points]
-        entry = {
-            "featureId": _identifier(f"{seed}/{index}/{number}"),
-            "schemaId": _identifier(annotation.name),
-            "title": annotation.name.replace("_", " ").capitalize(),
-            "value": _SPELLINGS.get((index % 12, annotation.name), annotation.name),
-            "color": f"#{_identifier(annotation.name)[-6:]}",
-            "line" if annotation.is_line else "polygon": points,
-            "instanceURI": "",
-        }
-        if any(point["x"] in (0, width_px) or point["y"] in (0, height_px) for point in points):
-            answer = {"title": "Truncated", "value": "truncated"}
-            entry["classifications"] = [{"title": "Visibility", "value": "visibility", "answer": answer}]
-        objects.append(entry)
-    return objects
-
-
-def _identifier(key: str) -> str:
-    return "ck" + hashlib.sha256(key.encode()).hexdigest()[:23]
+    touch, down = right_top + (right_bottom - right_top) * 0.4, left_bottom - left_top
+    return np.array(
+        [left_top, left_top + down * 0.39, touch, left_top + down * 0.41, left_bottom, right_bottom, touch, right_top]
+    )
