@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 from pathlib import Path
 
 from recipes.compressed_ad.learner import Learner
@@ -52,6 +53,10 @@ class Settings(ModelSize, Learner):
     eval_rollouts: int = option(4, "rollouts for each test goal", at_least=1, may_differ=True)
     eval_recent: int = option(80, "steps in context, at which the oldest are compressed", at_least=1, may_differ=True)
     eval_segment: int = option(60, "how many are compressed at once", at_least=1, may_differ=True)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the option `name`: the guide writes `config['mixed_precision']`. Raises KeyError for another name."""
+        return vars(self)[name]
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -39,7 +39,7 @@ class ExampleConfig(Options):
     epochs: int = option(200, "passes over the training pictures", at_least=1, may_differ=True)
     batch_size: int = option(128, "pictures per GPU (per process) and step", at_least=1)
     lr: float = option(0.1, "learning rate; with N GPUs a rate N times as high is common", above=0)
-    patience: int = option(20, "stop after this many epochs without a better validation accuracy; 0: never", at_least=0)
+    patience: int = option(0, "stop after this many epochs without a better validation accuracy; 0: never", at_least=0)
     data_dir: str = option("./data", "folder of CIFAR-10", metavar="DIR", may_differ=True, needs="not dataset=digits")
     num_workers: int = option(4, "most loader processes per GPU; fewer where cores are few", at_least=0)
     use_amp: bool = option(False, "mixed precision: bf16 where supported, else fp16 on GPUs")
