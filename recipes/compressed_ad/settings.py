@@ -2,8 +2,8 @@
 
 import sys
 from dataclasses import dataclass
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 from recipes.compressed_ad.learner import Learner
 from recipes.compressed_ad.sizes import ModelSize

@@ -31,15 +31,25 @@ def network() -> Network:
     return Network(nn.Linear(6, 16), nn.SiLU(), nn.Linear(16, 3))
 
 
-def train(folder: Path, **options: Any) -> dict[str, np.ndarray]:
-    """Return the weights after some steps on this rank's own data."""
+def train(folder: Path, *, spare: bool = False, **options: Any) -> dict[str, np.ndarray]:
+    """Return the weights after some steps on this rank's own data, with or without a weight that no step uses."""
     model = network()
+    if spare:
+        model.register_parameter("spare", nn.Parameter(torch.ones(3)))
     generator = torch.Generator().manual_seed(distributed.rank())
     batches = [(torch.randn(8, 6, generator=generator), torch.randn(8, 3, generator=generator)) for _ in range(6)]
     engine = TrainingEngine(model, CPU, EngineOptions(precision="off", quiet=True, **options), run=folder)
     engine.begin(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), nn.MSELoss())
     engine.train_one_epoch(batches)
     return {name: value.numpy().copy() for name, value in model.state_dict().items()}
+
+
+def refusal(folder: Path) -> str:
+    try:
+        train(folder, spare=True)
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def on_two_ranks(folder: Path) -> dict[str, Any]:
@@ -49,6 +59,8 @@ def on_two_ranks(folder: Path) -> dict[str, Any]:
         "bf16": train(folder, grad_compression="bf16"),
         "fp16": train(folder, grad_compression="fp16"),
         "accumulated": train(folder, grad_compression="bf16", accumulate=2),
+        "spare": train(folder, spare=True, find_unused_parameters=True),
+        "refused": refusal(folder),
         "buffers": wrapped_buffers(),
         "number of buckets": number_of_buckets(),
     }
@@ -64,6 +76,13 @@ def test_both_ranks_end_with_equal_weights_and_a_static_graph_changes_no_bit(ans
     for kind in ("plain", "static", "bf16", "fp16", "accumulated"):
         np.testing.assert_equal(second[kind], first[kind], err_msg=kind)
     np.testing.assert_equal(first["static"], first["plain"])
+
+
+def test_a_weight_without_gradient_needs_the_option_that_pytorch_names(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        assert np.array_equal(answer["spare"].pop("spare"), np.ones(3))
+        np.testing.assert_equal(answer["spare"], answer["plain"])
+        assert "find_unused_parameters=True" in answer["refused"]
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("bf16", 2e-2), ("fp16", 2e-3)])

@@ -24,12 +24,13 @@ def wrap_for_ranks(
     *,
     backend: str | None = None,
     static_graph: bool = False,
+    find_unused_parameters: bool = False,
     grad_compression: str = "none",
 ) -> DistributedDataParallel:
     """Wrap a module in DDP, which copies rank 0's weights and buffers to all ranks. Every rank must reach this.
 
-    `static_graph` promises that every step uses the same parameters in the same order. `grad_compression` sends and
-    sums gradients as bf16 or fp16, half the bytes.
+    `static_graph` promises that every step uses the same parameters in the same order. `find_unused_parameters`: a step
+    may leave some without gradient. `grad_compression` sends and sums gradients as bf16 or fp16, half the bytes.
     """
     no_forward_sync: Any = {_FORWARD_SYNC: False}  # the engine averages BatchNorm statistics once per optimizer step
     wrapped = DistributedDataParallel(
@@ -37,6 +38,7 @@ def wrap_for_ranks(
         device_ids=[local_rank] if backend != "gloo" and device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         static_graph=static_graph,
+        find_unused_parameters=find_unused_parameters,
         bucket_cap_mb=bucket_bytes(gradient_bytes(module)) / 2**20,
         **no_forward_sync,
     )

@@ -361,6 +361,7 @@ def _prepare_model(
         torch.cuda.current_device() if is_unnumbered_gpu else device.index or 0,
         backend=dist.get_backend(),
         static_graph=options.static_graph,
+        find_unused_parameters=options.find_unused_parameters,
         grad_compression=options.grad_compression,
     )
     return raw, wrapped

@@ -43,6 +43,7 @@ class EngineOptions(LoopOptions):
     clip_norm: float | None = None  # the gradient's largest norm; None: no clipping
     sync_batchnorm: bool = False  # BatchNorm statistics over all ranks
     static_graph: bool = False  # every step uses the same parameters in the same order, which lets DDP do less
+    find_unused_parameters: bool = False  # a step may leave weights without gradient: DDP looks for them, at a cost
     monitor: str = "val_loss"  # the reported value that chooses best.pt
     higher_is_better: bool | None = None  # None: as the task says of the value that `monitor` names
     save_best: bool = True  # write best.pt
