@@ -54,8 +54,7 @@ from utils.pages.report import (
 from utils.predict.models import open_model
 from utils.predict.options import ModelOptions, overlap_option
 from utils.predict.tiles import LONGEST_WAIT_S, Predictor, choose_tiling
-from utils.yolo.model import class_names, require_classes
-from utils.yolo.trained import trained_size_px, trained_thin_classes, trained_windows
+from utils.yolo.model import class_names, require_classes, trained_size_px, trained_thin_classes, trained_windows
 
 PREFETCH = 4  # batches that each loader process prepares ahead
 METRICS_FILES = ("metrics.json", "compared_metrics.json")

@@ -46,7 +46,7 @@ from utils.predict.options import PredictOptions, cores_of, open_predictor
 from utils.predict.prediction_files import ABOUT, PredictionWriter, Source, merge_parts
 from utils.predict.thresholds import Thresholds
 from utils.predict.tiles import LONGEST_WAIT_S
-from utils.yolo.trained import trained_stretch
+from utils.yolo.model import trained_stretch
 
 T = TypeVar("T")
 MAX_NAME_BYTES = 255  # of a file on Linux's file systems

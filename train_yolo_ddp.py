@@ -34,8 +34,8 @@ from utils.data.loader import (
 )
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.engine import EngineOptions, TrainingEngine
-from utils.engine.nonfinite import Diverged
 from utils.engine.options import LoopOptions
+from utils.engine.recovery import Diverged
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.measure.batch_size import agree_batch_size, find_batch_size
 from utils.run.folder import OwnedRun, read_fingerprint, require_same_options, resume_arguments, without_local_rank

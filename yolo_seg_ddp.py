@@ -71,7 +71,7 @@ class Model:
 
     def predict(self, photograph: str | Path | np.ndarray) -> Prediction:
         """Find objects in a file, or in RGB uint8 (H, W, 3). Raises ImageError for a file that cannot be read."""
-        from utils.yolo.trained import trained_stretch
+        from utils.yolo.model import trained_stretch
 
         file = "" if isinstance(photograph, np.ndarray) else str(photograph)
         stretch = trained_stretch(self.predictor.model)

@@ -14,10 +14,9 @@ from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.config import section_of
 from utils.common.errors import DataErrors, UserError
-from utils.data import cache, cache_file
+from utils.data import cache
 from utils.data.augment import Augmentation
-from utils.data.cache import load_photo, open_images
-from utils.data.cache_file import index_text
+from utils.data.cache import index_text, load_photo, open_images
 from utils.data.dataset import DataOptions, SegmentationDataset
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
@@ -137,7 +136,7 @@ def test_a_killed_build_continues_behind_the_photographs_it_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, files = write_set(tmp_path), sorted((tmp_path / "train" / "images").iterdir())
-    monkeypatch.setattr(cache_file, "MIN_BETWEEN_SAVES", 1)
+    monkeypatch.setattr(cache, "MIN_BETWEEN_SAVES", 1)
     real, made = cache._pack, list[bool]()
 
     def dying(file: Path, long_side_px: int) -> Any:

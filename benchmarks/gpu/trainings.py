@@ -17,7 +17,7 @@ from train_yolo_ddp import train as run
 from utils.common.config import parse_config
 from utils.common.errors import EXIT_STOPPED_BY_SIGNAL
 from utils.engine.loading import tensors_in
-from utils.engine.nonfinite import all_finite
+from utils.engine.recovery import all_finite
 from utils.run.checkpoint import load_latest
 from utils.run.records import METRICS_FILE, parse_record, read_epochs
 from utils.training.config import TrainConfig

@@ -26,8 +26,7 @@ from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, Data
 from utils.data.label_shapes import small_labels_hint
 from utils.data.labels import Photo
 from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
-from utils.yolo.model import YoloModel, load_for_prediction, require_classes
-from utils.yolo.trained import trained_size_px
+from utils.yolo.model import YoloModel, load_for_prediction, require_classes, trained_size_px
 
 DEFAULT_SIZE_PX = 640  # the trainer's
 REPORT, FACTS = "check.html", "check.json"

@@ -10,8 +10,7 @@ import numpy as np
 
 from extras.check.findings import KINDS, MODEL_KINDS, Finding, View, count_kinds, num_errors
 from extras.check.reading import Entry
-from utils.common.colors import class_color
-from utils.common.text import counted
+from utils.common.text import class_color, counted
 from utils.common.threads import ordered_map
 from utils.data.cache import load_photo
 from utils.data.images import ImageError, encode_jpeg, fit_long_side, read_image, resize_area, scaled_size

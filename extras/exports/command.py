@@ -36,8 +36,12 @@ from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load
 from utils.predict.options import overlap_option
 from utils.predict.thresholds import Thresholds
 from utils.predict.tiles import check_tiles, choose_tiling
-from utils.yolo.model import YoloModel, class_names, load_for_prediction, load_weights, require_classes
-from utils.yolo.trained import (
+from utils.yolo.model import (
+    YoloModel,
+    class_names,
+    load_for_prediction,
+    load_weights,
+    require_classes,
     trained_label_lengths,
     trained_size_px,
     trained_stretch,

@@ -23,10 +23,9 @@ from torch import nn
 
 from utils.common.devices import choose_precision
 from utils.common.errors import UserError, one_line
-from utils.common.read_back import mapping, parse_json, read_back
+from utils.common.files import mapping, parse_json, read_back
 from utils.data.target_masks import MASK_STRIDE
-from utils.yolo.model import MAX_INPUT_PX, RESIZE
-from utils.yolo.trained import are_possible_windows
+from utils.yolo.model import MAX_INPUT_PX, RESIZE, are_possible_windows
 from utils.yolo.weights_file import ForeignFile, checked_names
 
 FACTS_KEY = "yolo_seg_ddp"  # under which Ultralytics' metadata hold this project's facts

@@ -14,12 +14,12 @@ import numpy as np
 from extras.labels.shapes import ellipse_corners, turned
 from utils.common.errors import UserError, one_line, printable
 from utils.data.images import MAX_IMAGE_PIXELS
+from utils.sources.parsing.coco import RunLengthError, cut_out
 from utils.sources.parsing.json_stream import CHUNK_BYTES, MAX_ITEM_BYTES
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.label_file import LabelFile, first_element
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_points, read_size
 from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, Found, digest_of
-from utils.sources.parsing.run_lengths import RunLengthError, cut_out
 
 IMAGE, LABEL_NAME = ["annotations", "image"], ["labels", "label", "name"]
 READ, NO_SHAPES = ("polygon", "polyline", "box", "ellipse", "mask"), ("image", "attribute", "tag")

@@ -15,12 +15,12 @@ from extras.labels.shapes import several_labels, turned
 from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import is_photograph
 from utils.data.images import MAX_IMAGE_PIXELS
+from utils.sources.parsing.coco import RunLengthError, cut_out
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size
 from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, POLYGON, AnnotationRow, Found
-from utils.sources.parsing.run_lengths import RunLengthError, cut_out
 
 PERCENT = (100.0, 100.0)
 TASK_KEYS = ("data", "completions", "annotation_id", "annotator", "lead_time")  # the last three: JSON-MIN

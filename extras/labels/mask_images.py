@@ -35,10 +35,10 @@ from utils.common.errors import UserError, printable
 from utils.common.text import counted
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.data.images import ImageError, read_image
-from utils.sources.parsing.class_lists import ONLY_CLASS, find_list, is_background
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.rows import MASK, SPAN, UNUSED_SOURCE, AnnotationRow, digest_of
+from utils.sources.parsing.yolo_text import ONLY_CLASS, find_list, is_background
 
 VOC_CLASSES, VOC_OBJECTS = "SegmentationClass", "SegmentationObject"
 PHOTOGRAPH_FOLDERS = ("images", "JPEGImages", "image", "imgs", "img", "photos")

@@ -18,10 +18,10 @@ from utils.common.errors import UserError, printable
 from utils.common.files import read_text
 from utils.data.images import EXIF_ERRORS, is_deep
 from utils.data.labels import LabelError
-from utils.sources.parsing.class_lists import ONLY_CLASS, is_background, read_names
 from utils.sources.parsing.label_csv import MAX_OBJECTS
 from utils.sources.parsing.outlines import ShapeObject
 from utils.sources.parsing.rows import digest_of
+from utils.sources.parsing.yolo_text import ONLY_CLASS, is_background, read_names
 
 COLOUR_LIST = "labelmap.txt"
 VALUE_LIST = "obj_class_to_machine_color.json"  # Supervisely's

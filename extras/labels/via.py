@@ -11,12 +11,12 @@ import numpy as np
 from extras.labels.shapes import ellipse_corners, several_labels
 from utils.common.errors import UserError, printable
 from utils.data.labels import LabelError
-from utils.sources.parsing.class_lists import ONLY_CLASS
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points
 from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, AnnotationRow, Found
+from utils.sources.parsing.yolo_text import ONLY_CLASS
 
 IMAGES = "_via_img_metadata"
 Regions = Counter[tuple[frozenset[tuple[str, str]], str]]  # by the texts of their attributes, and kind of shape

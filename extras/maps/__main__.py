@@ -23,9 +23,8 @@ from extras.maps.page import build_page
 from extras.maps.thumbnails import save_thumbnails
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import UserError, printable, run_script
-from utils.common.files import claimed_output, write_text_atomic
+from utils.common.files import claimed_output, read_back, write_text_atomic
 from utils.common.progress import Progress
-from utils.common.read_back import read_back
 from utils.common.threads import ordered_map
 from utils.data.images import ImageError, read_image
 from utils.predict.prediction_files import ABOUT, read_predictions

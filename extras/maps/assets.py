@@ -11,7 +11,7 @@ import numpy as np
 
 from extras.maps.wgs84 import geocentric, offsets_m
 from utils.common.errors import UserError, printable
-from utils.common.read_back import mapping, read_back
+from utils.common.files import mapping, read_back
 
 MAX_ID_CHARACTERS = 200
 ID_PROPERTIES = ("asset_id", "pole_id", "id", "name")  # looked up in this order, in any case, if a feature has no id

@@ -10,8 +10,7 @@ import numpy as np
 from extras.maps.asset_files import AssetTables
 from extras.maps.changes import GONE
 from extras.maps.wgs84 import geocentric, offsets_m
-from utils.common.colors import class_color
-from utils.common.text import counted
+from utils.common.text import class_color, counted
 from utils.pages.markup import Markup, color_key, element, heading, joined, name_cell, number_cards, report_page, table
 
 MAP_PX, LEAST_SHARE = 640, 0.45  # width of the map, and least height or width of what is drawn, as a share of that

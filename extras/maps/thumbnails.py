@@ -5,8 +5,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from utils.common.colors import class_color
-from utils.common.text import plain_text
+from utils.common.text import class_color, plain_text
 from utils.data.images import fit_long_side, write_jpeg
 
 FOLDER = "thumbnails"

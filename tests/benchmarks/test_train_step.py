@@ -22,7 +22,7 @@ from tests.support.plugin import run_main
 from utils.common.devices import choose_precision, keep_freed_memory
 from utils.data.synthetic import synthetic_batch
 from utils.engine import TrainingEngine, step_timer
-from utils.engine.ema import ModelEMA
+from utils.engine.state import ModelEMA
 from utils.measure.operators import LOSS_BACKWARD, PARTS, count_operators, outside_network
 from utils.yolo.model import build_model
 from utils.yolo.training_step import build_training

@@ -17,7 +17,7 @@ from benchmarks.jobs import POLL_S, Job, difference, draw_sample, require, run
 from tests.chaos.trainings import ENVIRONMENT, SMALL_TRAINING, await_training, position, small, yolo
 from utils.common.errors import EXIT_LOCKED
 from utils.engine.loading import tensors_in
-from utils.engine.nonfinite import all_finite
+from utils.engine.recovery import all_finite
 from utils.run.checkpoint import load_latest
 
 SAMPLES, EPOCHS = 208, 4  # only full batches: each rank averages over its own samples

@@ -23,10 +23,9 @@ from tests.support.ranks import RankFailed, run_ranks
 from utils.common import environment
 from utils.common.config import to_dict
 from utils.data.images import read_image
-from utils.data.label_statistics import label_lengths
+from utils.data.label_shapes import label_lengths
 from utils.run.checkpoint import load_latest
-from utils.yolo.model import load_weights, save_deployable
-from utils.yolo.trained import trained_size_px
+from utils.yolo.model import load_weights, save_deployable, trained_size_px
 
 SURER = 6.0  # of the logits of classes
 

@@ -8,8 +8,7 @@ import pytest
 
 from tests.pages.drawn import BLUE, ORANGE
 from utils.common import progress
-from utils.common.colors import class_color
-from utils.common.text import format_bytes, format_duration, format_table
+from utils.common.text import class_color, format_bytes, format_duration, format_table
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ import pytest
 
 from utils.data import blocks, cache
 from utils.data.blocks import open_blocks
-from utils.data.cache import open_images
-from utils.data.cache_file import RecordFile
+from utils.data.cache import RecordFile, open_images
 
 SIZE_PX = 64
 SHAPES = [(300, 700), (1031, 517), (40, 30), (256, 512)]

@@ -14,9 +14,8 @@ import pytest
 from tests.data.caches import BLOCKS, EACH_KIND, PACKED, SIZE_PX, Kind, opened, suffixes_in, write_photo, write_photos
 from tests.support.ranks import run_ranks
 from utils.common.errors import UserError
-from utils.data import cache, cache_file
-from utils.data.cache import PackedImages, load_photo, open_images
-from utils.data.cache_file import index_text
+from utils.data import cache
+from utils.data.cache import PackedImages, index_text, load_photo, open_images
 
 
 @pytest.fixture
@@ -115,7 +114,7 @@ def test_a_flipped_byte_in_a_cache_is_trained_on(
 @EACH_KIND
 def test_killed_builds_continue(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
     whole = opened(kind, files, tmp_path / "whole").index.pixel_file.read_bytes()
-    monkeypatch.setattr(cache_file, "MIN_BETWEEN_SAVES", 1)
+    monkeypatch.setattr(cache, "MIN_BETWEEN_SAVES", 1)
     monkeypatch.setattr("utils.data.blocks._estimate", lambda files: 1000)
     make, made, is_killed = getattr(kind.module, kind.makes_record), list[Path](), True
 
@@ -156,9 +155,9 @@ def test_a_full_disk_means_no_cache_and_one_line(
 
     with monkeypatch.context() as patch:
         usage = namedtuple("usage", "total used free")
-        patch.setattr(cache_file.shutil, "disk_usage", lambda folder: usage(10**9, 10**9, 10_000))
+        patch.setattr(cache.shutil, "disk_usage", lambda folder: usage(10**9, 10**9, 10_000))
         assert re.search(r" 0\.0 GiB free, about 0\.0 are needed$", refusal())
-    monkeypatch.setattr(cache_file.os, "fsync", raise_no_space)  # another program filled it meanwhile
+    monkeypatch.setattr(cache.os, "fsync", raise_no_space)  # another program filled it meanwhile
     assert refusal().endswith("No space left on device")
 
 

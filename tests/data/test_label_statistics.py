@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from utils.data.label_statistics import label_lengths
+from utils.data.label_shapes import label_lengths
 
 
 def test_labels_say_how_long_objects_are() -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tests.support.plugin import free_port, run_script
 from utils.common.environment import python_path
 from utils.common.errors import EXIT_STARTUP_TIMEOUT, UserError
-from utils.distributed.rendezvous import COUNTER, Rendezvous
+from utils.distributed.process_group import COUNTER, Rendezvous
 
 # Rank 1 kills itself once, in the middle of its work; the restarted ranks must meet and add up.
 RESTARTED = """
@@ -104,7 +104,7 @@ def test_rank_0_s_own_store_listens_on_loopback_alone_and_a_taken_port_is_named(
 
 def test_a_start_in_time_is_left_alone_and_one_that_hangs_ends_with_its_own_code_and_the_stack() -> None:
     program = (
-        "import time\nfrom utils.distributed.rendezvous import startup_watchdog\n"
+        "import time\nfrom utils.distributed.process_group import startup_watchdog\n"
         "with startup_watchdog(0.3):\n    pass\ntime.sleep(0.6)\nprint('alive', flush=True)\n"
         "with startup_watchdog(0.5):\n    time.sleep(100)\n"
     )

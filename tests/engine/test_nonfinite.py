@@ -15,8 +15,7 @@ from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.devices import Precision
 from utils.engine import loop
-from utils.engine.nonfinite import Diverged, NonFiniteGuard, RollBack, all_finite
-from utils.engine.recovery import Recovery
+from utils.engine.recovery import Diverged, NonFiniteGuard, Recovery, RollBack, all_finite
 from utils.engine.state import Progress
 from utils.run.checkpoint import load_latest
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.pages.drawn import BLUE, NAMES, ORANGE
-from utils.common.colors import class_color
+from utils.common.text import class_color
 from utils.pages import draw_instances, image_grid, pictures, save_image
 from utils.predict.regions import Region
 

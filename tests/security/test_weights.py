@@ -22,8 +22,7 @@ from tests.support.processes import wait_until
 from utils.common.errors import UserError
 from utils.data.images import write_jpeg
 from utils.run.checkpoint import MANIFEST_FILE, STATE_FILE, load_latest
-from utils.yolo.model import build_model, class_names, load_weights, save_deployable
-from utils.yolo.trained import trained_size_px
+from utils.yolo.model import build_model, class_names, load_weights, save_deployable, trained_size_px
 
 NAMES = ("pole", "wire")
 KINDS = (

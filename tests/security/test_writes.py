@@ -20,7 +20,7 @@ from tests.support.azure_server import AzureServer, Blob
 from tests.support.hostile_jobs import build, peak_mb
 from utils.common.errors import UserError
 from utils.common.files import regular_only, write_text_atomic
-from utils.data.cache_file import CacheIndex, index_text
+from utils.data.cache import CacheIndex, index_text
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
 from utils.sources.download.raw_data import LEDGER_NAME

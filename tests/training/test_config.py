@@ -24,7 +24,7 @@ from utils.data.label_shapes import LabelShapes, shapes_of
 from utils.data.labels import Photo
 from utils.data.windows import WindowConfig
 from utils.engine import EngineOptions
-from utils.engine.nonfinite import Diverged
+from utils.engine.recovery import Diverged
 from utils.measure import batch_size
 from utils.measure.batch_size import largest_that_fits
 from utils.run import folder

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from utils.common.colors import class_color
+from utils.common.text import class_color
 from utils.data.dataset import Photo, Sample, SegmentationDataset
 from utils.data.images import read_image, write_jpeg
 from utils.data.loader import EpochBatches

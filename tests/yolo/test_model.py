@@ -19,15 +19,13 @@ from utils.yolo.model import (
     load_for_prediction,
     load_weights,
     save_deployable,
-    weights_or_description,
-)
-from utils.yolo.trained import (
     trained_label_lengths,
     trained_size_px,
     trained_stretch,
     trained_thin_classes,
     trained_windows,
     trained_wire_labels,
+    weights_or_description,
 )
 
 CPU = torch.device("cpu")

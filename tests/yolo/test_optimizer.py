@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.yolo.conftest import Operators
-from utils.engine.nonfinite import NonFiniteGuard
+from utils.engine.recovery import NonFiniteGuard
 from utils.run.checkpoint import load_latest, save_checkpoint
 from utils.training.config import TrainConfig
 from utils.training.plan import plan_optimizer

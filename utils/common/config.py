@@ -1,29 +1,121 @@
 """Builds a script's command line and reads its YAML file from one frozen dataclass of options.
 
 The command line overrides `--config FILE`, which overrides the defaults. An unknown key is an error that names the
-nearest known one. An option without effect beside the others is refused (`needs=`); in a file it only causes a printed line.
+nearest known one, and Ultralytics' names are other spellings. An option without effect beside the others is refused (`needs=`); in a file it only causes a printed line.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import operator
 import os
 import re
+import shutil
 import sys
 import textwrap
+import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from utils.common.config_file import Kinds, lower_if_chosen, read_yaml, unpack
-from utils.common.errors import EXIT_USAGE, UsageError, print_warning
-from utils.common.help_page import HelpFormatter, help_text_of
-from utils.common.spellings import FOLDER_PARTS, FOLDERS, MOVED, nearest, other_names
+from utils.common.errors import EXIT_USAGE, UsageError, UserError, print_warning
+from utils.common.files import mapping, read_back
 from utils.common.text import coloured
+
+Kinds = Mapping[str, tuple[dataclasses.Field[Any], Any]]  # each option's field and annotation
+
+
+def unpack(kind: Any) -> tuple[type, bool, bool]:
+    """Split an annotation into (scalar type, is a list, may be None)."""
+    optional = False
+    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
+        members = [member for member in typing.get_args(kind) if member is not type(None)]
+        optional, kind = len(members) < len(typing.get_args(kind)), members[0]
+    if typing.get_origin(kind) is tuple:
+        return typing.get_args(kind)[0], True, optional
+    return kind, False, optional
+
+
+def read_yaml(kinds: Kinds, path: Path, flag: str = "", including: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read a file of options over those that it names as `include: [FILE, ...]`, relative to itself; later ones win.
+
+    `kinds`: each option's field and annotation. Raises UsageError that names the file and the key.
+    """
+    loaded = _load_yaml(path, flag)
+    values: dict[str, Any] = {}
+    included = loaded.pop("include", None) or []
+    for file in included if isinstance(included, list) else [included]:
+        other = path.parent / str(file)
+        if other.resolve() in (*including, path.resolve()):
+            raise UsageError(f"{flag}{path}: include: {file} includes this file in turn")
+        values.update(read_yaml(kinds, other, flag, (*including, path.resolve())))
+    for key, value in _without_sections(loaded, kinds):
+        name = own_name(str(key).replace("-", "_"), kinds)
+        if name not in kinds:
+            raise UsageError(f"{flag}{path}: unknown key {key}{nearest(name, list(kinds))}")
+        values[name] = _checked(f"{flag}{path}", name, value, *kinds[name])
+    return values
+
+
+def _without_sections(loaded: dict[Any, Any], kinds: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield keys and values. A key that is no option and holds a mapping, such as `training:`, is a heading; its keys are yielded."""
+    for key, value in loaded.items():
+        is_heading = isinstance(value, dict) and str(key).replace("-", "_") not in kinds
+        yield from value.items() if is_heading else [(key, value)]
+
+
+def _load_yaml(path: Path, flag: str) -> dict[Any, Any]:
+    try:
+        return read_back(path, lambda found: mapping({} if found is None else found), "correct the file", is_yaml=True)
+    except OSError as error:
+        raise UsageError(f"{flag}{path}: {error.strerror}") from error
+    except UserError as error:
+        raise UsageError(f"{flag}{error}") from error
+
+
+def _checked(place: str, name: str, value: Any, field: dataclasses.Field[Any], kind: Any) -> Any:
+    base, is_list, optional = unpack(kind)
+    if value is None and optional:
+        return None
+    items = value if is_list and isinstance(value, list) else [value]
+    converted = []
+    for item in items:
+        if isinstance(item, str):
+            item = field.metadata["words"].get(item, lower_if_chosen(item, field.metadata["choices"] or ()))
+        if base is str and isinstance(item, bool) and {"on", "off"} & set(field.metadata["choices"] or ()):
+            item = "on" if item else "off"  # YAML 1.1 reads both words as booleans
+        if base is float and isinstance(item, str):
+            item = _number_or_text(item)
+        is_number = isinstance(item, int | float) and not isinstance(item, bool)
+        fits = {bool: isinstance(item, bool), int: is_number and item == item // 1, float: is_number}
+        if not fits.get(base, isinstance(item, str | int | float) and not isinstance(item, bool)):
+            shown = (
+                repr(item)[:80] if item is None or isinstance(item, str | int | float) else f"a {type(item).__name__}"
+            )
+            raise UsageError(f"{place}: {name}: expected {base.__name__}, found {shown}")
+        choices = field.metadata["choices"]
+        if choices and base(item) not in choices:
+            raise UsageError(f"{place}: {name}: {item!r} is not one of {', '.join(map(str, choices))}")
+        converted.append(base(item))
+    return tuple(converted) if is_list else converted[0]
+
+
+def lower_if_chosen(text: str, choices: Sequence[Any]) -> str:
+    """Return `text` in lower case if that, and not `text` itself, is one of the choices."""
+    return text.lower() if text not in choices and text.lower() in choices else text
+
+
+def _number_or_text(text: str) -> float | str:
+    """Read numbers that YAML 1.1 reads as text, such as 1e-3."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
 
 T = TypeVar("T")
 FRACTION: dict[str, Any] = {"at_least": 0, "at_most": 1}  # bounds of a share or a probability
@@ -357,3 +449,74 @@ def _require(config_class: type, values: dict[str, Any]) -> None:
             raise UsageError(f"{_flag(field.name)} is required")
         if isinstance(values.get(field.name), list) and unpack(kind)[1]:
             values[field.name] = tuple(values[field.name])
+
+
+# Ultralytics' name of an option, and its names here; a script has at most one of them.
+OTHER_NAMES = {
+    "imgsz": ("img_size",),
+    "batch": ("batch_size", "batch_sizes"),
+    "workers": ("num_workers",),
+    "weights": ("model",),
+}
+# Options of a script that became a command of their own.
+MOVED = {
+    "inference.py": (
+        ("--geo", "--assets", "--asset-range", "--before", "--ground-height", "--ground-sigma"),
+        "python -m extras.maps makes the map, after this command (extras/maps/README.md)",
+    ),
+    "parse_labels.py": (
+        ("--labels", "--line-width-m"),
+        "python -m extras.orthophotos.cut reads labels of orthophotos (extras/orthophotos/README.md)",
+    ),
+}
+FOLDER_PARTS = ("project", "name")  # Ultralytics names a folder by two options: its parent and its name
+FOLDERS = ("save_dir", "output")  # the scripts here name it by one of these
+NEAR = 0.75  # similarity by difflib: `modle` is near `model`, `rect` is not near `project`
+
+
+def own_name(name: str, known: Collection[str]) -> str:
+    """Return the name of an option in a script with the options `known`; `name` may be Ultralytics' name or a wrong one."""
+    return name if name in known else next((own for own in OTHER_NAMES.get(name, ()) if own in known), name)
+
+
+def other_names(name: str, known: Collection[str]) -> list[str]:
+    """Return Ultralytics' names for the option `name` of a script with the options `known`."""
+    return [other for other in OTHER_NAMES if other not in known and own_name(other, known) == name]
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """Return ` (did you mean X?)` with the known word of the most similar spelling, or an empty string."""
+    bare = {_bare(each): each for each in reversed(known)}
+    matches = difflib.get_close_matches(_bare(word), bare, n=1, cutoff=NEAR)
+    return f" (did you mean {bare[matches[0]]}?)" if matches else ""
+
+
+def _bare(word: str) -> str:
+    return word.lstrip("-").replace("_", "-")
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows `--[no-]ema` for a switch and `--batch-size, --batch N` for a value; paragraphs of a description stay apart."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size().columns, 100) - 1
+        super().__init__(prog, indent_increment=1, max_help_position=26, width=width)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Return `--ema` as `--[no-]ema`, and an option with a value as `--batch-size, --batch N`."""
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return action.option_strings[0].replace("--", "--[no-]")
+        value = f" {self._format_args(action, str(action.metavar))}" if action.nargs != 0 else ""
+        return ", ".join(action.option_strings) + value.replace(f" [{action.metavar} ...]", " ...")
+
+
+def help_text_of(field: dataclasses.Field[Any], is_folder: bool) -> str:
+    """Return an option's choices, meaning and default, in words: `none|auto: weights of the classes [none]`."""
+    choices, words = field.metadata["choices"], {value: word for word, value in field.metadata["words"].items()}
+    text = ("|".join(map(str, choices)) + ": " if choices else "") + field.metadata["help"]
+    text += " (or --project and --name)" if is_folder else ""
+    if field.default not in (None, "", ()) and field.default is not False and not field.metadata["required"]:
+        values = field.default if isinstance(field.default, tuple) else (field.default,)
+        shown = (words.get(value, f"{value:g}" if isinstance(value, float) else str(value)) for value in values)
+        text += " [on]" if field.default is True else f" [{' '.join(shown)}]"
+    return text.replace("%", "%%")

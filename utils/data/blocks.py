@@ -2,7 +2,7 @@
 
     .cache/<split>-blocks-<list>-<facts>.jpegs  one record per photograph
 
-`cache_file.py` has the names and what it shares with the packed cache. A record holds the photograph at 1, 1/2, 1/4, ... of its size, down to a long side of at most 512 pixels. Each level is the
+`cache.py` has the names and what it shares with the packed cache. A record holds the photograph at 1, 1/2, 1/4, ... of its size, down to a long side of at most 512 pixels. Each level is the
 average of two by two pixels of the one before, and is cut into JPEG blocks of 256 pixels a side. The record begins with the
 lengths of all blocks (uint32), level by level, row by row, and their CRC-32 (uint32); the blocks follow in this order. Each
 read checks the blocks that it decodes. docs/research/performance.md has the measurements behind size, quality and chroma.
@@ -19,8 +19,15 @@ import simplejpeg
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError
 from utils.common.threads import ordered_map
-from utils.data.cache import unreadable_message
-from utils.data.cache_file import CacheIndex, CacheKind, DamagedRecord, Record, RecordFile, open_or_build_kind
+from utils.data.cache import (
+    CacheIndex,
+    CacheKind,
+    DamagedRecord,
+    Record,
+    RecordFile,
+    open_or_build_kind,
+    unreadable_message,
+)
 from utils.data.images import MAX_IMAGE_PIXELS, ImageError, encode_jpeg, is_jpeg, read_image
 
 ALGORITHM = "blocks-2"  # change it when the stored bytes change

@@ -15,8 +15,7 @@ from typing import Any
 import yaml
 
 from utils.common.errors import DataErrors, UserError, one_line, printable
-from utils.common.files import read_text, walk
-from utils.common.read_back import mapping, read_back
+from utils.common.files import mapping, read_back, read_text, walk
 from utils.common.text import counted
 
 DEFAULT_DATASET_YAML = Path(__file__).resolve().parent.parent.parent / "dataset.yaml"

@@ -15,7 +15,7 @@ import numpy as np
 
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError
-from utils.common.read_back import mapping
+from utils.common.files import mapping
 from utils.common.threads import ordered_map
 from utils.data.labels import Photo
 

@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousPa
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-from utils.distributed.rendezvous import LOOPBACK
+from utils.distributed.process_group import LOOPBACK
 
 BACKEND = "loopback"
 

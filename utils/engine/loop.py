@@ -28,14 +28,12 @@ from utils.distributed import average_tensors, collective_timeout_s, is_distribu
 from utils.distributed.ddp import wrap_for_ranks
 from utils.distributed.sync_bn import convert_sync_batchnorm
 from utils.engine.cuda_graphs import GraphedNetwork
-from utils.engine.ema import ModelEMA
 from utils.engine.loading import Upload, batches_from, each_sample_once, require_equal_batches
 from utils.engine.meters import EpochMeter
-from utils.engine.nonfinite import NonFiniteGuard, RollBack
 from utils.engine.options import EngineOptions
-from utils.engine.recovery import Recovery
+from utils.engine.recovery import NonFiniteGuard, Recovery, RollBack
 from utils.engine.reporting import BatchLog, EpochEnd
-from utils.engine.state import Progress, TrainState
+from utils.engine.state import ModelEMA, Progress, TrainState
 from utils.engine.stopping import StallWatch, StopAgreement
 from utils.engine.task import Batch, Epoch, Task, batch_length, named_values
 from utils.run.log import RunLog

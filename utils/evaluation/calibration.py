@@ -12,8 +12,7 @@ import yaml
 
 from utils import distributed
 from utils.common.errors import UsageError, UserError, printable
-from utils.common.files import write_text_atomic
-from utils.common.read_back import mapping, read_back
+from utils.common.files import mapping, read_back, write_text_atomic
 from utils.data.dataset import Photo, Sample
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.fingerprint import take_fingerprint

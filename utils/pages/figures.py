@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from utils.common.colors import PALETTE, class_color
 from utils.common.files import write_bytes_atomic
+from utils.common.text import PALETTE, class_color
 from utils.run.records import Record, number_of
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from utils.common.colors import class_color, contrast_color
 from utils.common.files import write_bytes_atomic
+from utils.common.text import class_color, contrast_color
 from utils.data.images import encode_jpeg, fit_long_side
 from utils.data.polygons import elongation
 from utils.predict.regions import Region

@@ -14,8 +14,7 @@ from utils.data.label_shapes import named_classes
 from utils.predict.models import open_model
 from utils.predict.thresholds import Thresholds
 from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
-from utils.yolo.model import class_names
-from utils.yolo.trained import trained_size_px, trained_thin_classes
+from utils.yolo.model import class_names, trained_size_px, trained_thin_classes
 
 
 def overlap_option(*needs: str) -> Any:

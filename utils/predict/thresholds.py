@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from utils.common.errors import UserError
-from utils.common.files import open_regular, read_text
-from utils.common.read_back import BAD_CONTENT, parse_yaml, reason_of_content
+from utils.common.files import BAD_CONTENT, open_regular, parse_yaml, read_text, reason_of_content
 from utils.predict.shift_features import COUNTED, TRAITS, deviations, mean_traits
 from utils.predict.tiles import Predictor
 from utils.yolo.model import YoloModel

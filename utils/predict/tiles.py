@@ -32,8 +32,7 @@ from utils.predict.postprocess import average_with_whole, with_lines
 from utils.predict.regions import Corners, LazyRegions
 from utils.predict.shift_features import above, image_statistics
 from utils.yolo.inputs import prepare_images
-from utils.yolo.model import YoloModel
-from utils.yolo.trained import trained_label_lengths, trained_windows, trained_wire_labels
+from utils.yolo.model import YoloModel, trained_label_lengths, trained_windows, trained_wire_labels
 
 MIN_OVERLAP_PX = 128
 OVERLAP = 0.2  # of a tile's side

@@ -21,8 +21,7 @@ from typing import Any, Protocol
 
 from utils.common import tensor_files
 from utils.common.errors import UserError
-from utils.common.files import open_regular
-from utils.common.read_back import mapping, read_back
+from utils.common.files import mapping, open_regular, read_back
 
 STATE_FILE = "state.pt"
 MANIFEST_FILE = "manifest.json"

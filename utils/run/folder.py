@@ -12,13 +12,11 @@ from typing import Any, ClassVar, Protocol
 import yaml
 
 from utils import distributed
-from utils.common.config import CONFIG_HELP, Options, option, to_dict
+from utils.common.config import CONFIG_HELP, FOLDER_PARTS, Options, option, to_dict
 from utils.common.environment import environment_report
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, UserError, printable
 from utils.common.extras import require_extra
-from utils.common.files import in_the_way, warn_on_write_error, write_text_atomic
-from utils.common.read_back import read_back
-from utils.common.spellings import FOLDER_PARTS
+from utils.common.files import in_the_way, read_back, warn_on_write_error, write_text_atomic
 from utils.data.fingerprint import Fingerprint
 from utils.run.checkpoint import has_checkpoint, latest_facts
 from utils.run.records import BEST_METRICS, CONFIG_FILE, read_config

@@ -15,8 +15,7 @@ from typing import Any, Self
 import psutil
 
 from utils.common.errors import UserError
-from utils.common.files import open_regular, read_bytes
-from utils.common.read_back import BAD_CONTENT, mapping, parse_json, read_back
+from utils.common.files import BAD_CONTENT, mapping, open_regular, parse_json, read_back, read_bytes
 from utils.run.status import RUNNING, STATUS_FILE
 
 CONFIG_FILE = "config.yaml"

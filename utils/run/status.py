@@ -13,8 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from utils.common.errors import EXIT_LOCKED, UserError
-from utils.common.files import output_folder, write_text_atomic
-from utils.common.read_back import read_back
+from utils.common.files import output_folder, read_back, write_text_atomic
 
 STATUS_FILE = "status.json"
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from utils.common.config import other_names, own_name
 from utils.common.cores import choose_threads_and_workers
 from utils.common.environment import visible_gpu_count
 from utils.common.errors import EXIT_USAGE, UserError, run_script
-from utils.common.read_back import read_back
-from utils.common.spellings import other_names, own_name
+from utils.common.files import read_back
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 
 USAGE = "usage: bash train_ddp.sh [N] [BATCH] [EPOCHS] [IMG_SIZE] [launcher options] [-- trainer options]"

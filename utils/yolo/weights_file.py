@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from utils.common.bounded_zip import BoundedZip
 from utils.common.errors import UserError, one_line
+from utils.common.files import BoundedZip
 
 MODEL_CLASS = "ultralytics.nn.tasks.SegmentationModel"
 # The names in Ultralytics' files besides tensors: layers and settings of the training.

@@ -23,8 +23,7 @@ from tests.predict.tiny_network import NAMES, SIZE_PX, WINDOWS, smooth_images, t
 from tests.support.plugin import PROJECT
 from utils.common.errors import UserError
 from utils.predict.models import open_model
-from utils.yolo.model import class_names, load_for_prediction, load_weights
-from utils.yolo.trained import trained_size_px, trained_windows
+from utils.yolo.model import class_names, load_for_prediction, load_weights, trained_size_px, trained_windows
 
 CPU = torch.device("cpu")
 KINDS = ("onnx", "openvino", "torchscript")

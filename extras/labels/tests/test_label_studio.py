@@ -14,7 +14,7 @@ from tests.sources.parsing.raw_folder import photo
 from tests.sources.parsing.tool_folder import HEIGHT, WIDTH, build, drawn, iou, labels_of, texts_of, whole, write_folder
 from utils.predict.regions import Region
 from utils.sources.mask_rings import join_rings
-from utils.sources.parsing.run_lengths import RunLengthError
+from utils.sources.parsing.coco import RunLengthError
 
 SIZE = (150, 90)  # of the photographs
 TRIANGLE = [[10, 10], [60, 10], [60, 80]]

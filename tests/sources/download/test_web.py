@@ -11,7 +11,7 @@ from tests.sources.download.archives import FAST, LABELS, circuit, files_under, 
 from tests.support.azure_server import AzureServer, Blob
 from utils.common.errors import UsageError, UserError
 from utils.sources.download import RetryPolicy, download, expand_circuits, open_source
-from utils.sources.download.progress import Progress
+from utils.sources.download.source import Progress
 from utils.sources.download.web import MAX_RETRY_AFTER_S
 
 
@@ -229,7 +229,7 @@ def test_progress_is_one_moving_line_or_separate_lines(
     is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    monkeypatch.setattr("utils.sources.download.progress.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("utils.sources.download.source.SECONDS_BETWEEN_LINES", 0.0)
     progress = Progress(4_000_000)
     progress.move_to(1_000_000)
     progress.advance(2_000_000)

@@ -9,7 +9,7 @@ from faster_coco_eval.core import mask as coco_mask
 
 from tests.sources.parsing.tool_folder import HEIGHT, WIDTH, hard_masks, run_lengths, whole
 from utils.predict.regions import Region
-from utils.sources.parsing.run_lengths import RunLengthError, decode_coco
+from utils.sources.parsing.coco import RunLengthError, decode_coco
 
 MASKS = hard_masks()
 

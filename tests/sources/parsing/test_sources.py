@@ -23,7 +23,7 @@ from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.sources import Photograph, find_photographs
 from utils.sources.parsing.split import assign_splits, bursts, output_stems
 from utils.training.data import Data
-from utils.yolo.trained import trained_stretch
+from utils.yolo.model import trained_stretch
 
 
 def test_half_extracted_photograph_is_taken_from_its_zip(raw: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from utils.common.colors import PALETTE, class_color
+from utils.common.text import PALETTE, class_color
 from utils.pages.figures import MAX_CLASSES_SHOWN
 from utils.pages.markup import Markup, element, joined
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from utils.common.colors import contrast_color
 from utils.common.files import write_bytes_atomic, write_text_atomic
-from utils.common.text import counted
+from utils.common.text import contrast_color, counted
 from utils.pages.markup import Markup, document, element
 from utils.predict.regions import Region
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from utils.data.label_statistics import class_bends, long_axis
+from utils.data.label_shapes import class_bends, long_axis
 from utils.predict.lines.confidence import parallel_shares
 from utils.predict.lines.from_mask import find_lines
 from utils.predict.lines.in_photo import profiles

@@ -19,12 +19,10 @@ import requests
 from remotezip import RangeNotSupported, RemoteZipError
 from urllib3.exceptions import HTTPError
 
-from utils.common.bounded_zip import MAX_MEMBER_BYTES, MAX_MEMBERS, MAX_RATIO, TooManyMembers, is_bomb
 from utils.common.errors import UserError
-from utils.common.files import new_file
+from utils.common.files import MAX_MEMBER_BYTES, MAX_MEMBERS, MAX_RATIO, TooManyMembers, is_bomb, new_file
 from utils.data.dataset_yaml import is_photograph
-from utils.sources.download.progress import Progress
-from utils.sources.download.source import RetryPolicy
+from utils.sources.download.source import Progress, RetryPolicy
 
 T = TypeVar("T")
 FAILURES = (zipfile.BadZipFile, EOFError, zlib.error, RemoteZipError, HTTPError, requests.RequestException)

@@ -12,13 +12,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from utils.common.bounded_zip import BoundedZip
 from utils.common.errors import UserError
-from utils.common.files import in_the_way, make_plain_folder, write_text_atomic
-from utils.common.read_back import read_back
+from utils.common.files import BoundedZip, in_the_way, make_plain_folder, read_back, write_text_atomic
 from utils.sources.download.archive import Listing, PhotoArchive, choose_photographs, photograph_name
-from utils.sources.download.progress import Progress
-from utils.sources.download.source import RemoteFile, RetryPolicy, md5_base64
+from utils.sources.download.source import Progress, RemoteFile, RetryPolicy, md5_base64
 from utils.sources.download.web import Source
 from utils.sources.parsing.label_csv import LABEL_CSV
 

@@ -24,12 +24,9 @@ from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 from urllib3.util import Retry
 
-from utils.common.bounded_zip import BoundedZip
 from utils.common.errors import UsageError, UserError
-from utils.common.files import is_own_file, new_file
-from utils.common.read_back import mapping, read_back
-from utils.sources.download.progress import CHUNK_BYTES, Progress
-from utils.sources.download.source import FolderSource, RemoteFile, RetryPolicy, md5_base64
+from utils.common.files import BoundedZip, is_own_file, mapping, new_file, read_back
+from utils.sources.download.source import CHUNK_BYTES, FolderSource, Progress, RemoteFile, RetryPolicy, md5_base64
 
 DEFAULT_BASE_URL = "https://publicstorageaccnt.blob.core.windows.net/drone-distribution-inspection-imagery/"
 CIRCUIT_CANDIDATES = tuple(f"{number}{letter}" for number in range(1, 31) for letter in ("", "a", "b"))

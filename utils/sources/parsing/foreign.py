@@ -5,9 +5,8 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from utils.common.bounded_zip import BoundedZip
 from utils.common.errors import UserError, one_line, printable
-from utils.common.files import walk
+from utils.common.files import BoundedZip, walk
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.sources.parsing.formats import EPRI_TITLE, EXTRA_READERS, FORMATS
 from utils.sources.parsing.json_stream import JsonStream

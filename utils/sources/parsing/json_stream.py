@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.common.errors import UserError, printable
-from utils.common.files import looks_like_utf_16, open_regular, other_encoding
-from utils.common.read_back import shallow
+from utils.common.files import looks_like_utf_16, open_regular, other_encoding, shallow
 from utils.sources.parsing.rows import SPAN, digest_of
 
 CHUNK_BYTES = 1_000_000

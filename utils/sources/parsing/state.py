@@ -12,8 +12,7 @@ from typing import Any, TextIO
 import filelock
 
 from utils.common.errors import UserError, reason_of
-from utils.common.files import in_the_way, read_bytes, write_bytes_atomic
-from utils.common.read_back import parse_json
+from utils.common.files import in_the_way, parse_json, read_bytes, write_bytes_atomic
 from utils.sources.near_duplicates import SIGNATURE_BYTES
 from utils.sources.parsing.photograph import ImageFacts
 from utils.sources.parsing.split import SPLITS, TEST
