@@ -6,7 +6,7 @@
     python -m benchmarks.gpu --only nccl profile      # some parts, and those that they need
 
 The last lines are a table with one row per part. Parts that ended well are kept in --output and not run again while
-code, GPU and versions stay the same; --again runs them all. docs/research/gpu.md explains the parts.
+code, GPU and versions stay the same; --again runs them all. docs/research/gpu.md says more.
 """
 
 from __future__ import annotations

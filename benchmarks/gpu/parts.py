@@ -1,4 +1,4 @@
-"""The table of parts, the most important ones first. Parts that measure run alone. docs/research/gpu.md explains each.
+"""The table of parts, the most important ones first. Parts that measure run alone. docs/research/gpu.md says more.
 
 `python -m benchmarks.gpu.parts NAME SETTING.json ANSWER.json` runs a part in a process of its own.
 """
