@@ -23,6 +23,7 @@ from utils.common.config import option, parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, choose_precision
 from utils.common.errors import printable, run_script
+from utils.common.extras import find_extra
 from utils.common.files import claimed_output, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
@@ -35,22 +36,11 @@ from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.calibration import ThresholdCalibrator
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import AP_LIMITS, Evaluation, OnImage, PhotoPixels, criterion_of, evaluate
-from utils.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves
+from utils.evaluation.metrics import summary
 from utils.evaluation.metrics.thin_objects import MIN_SCORE, TOLERANCE_PX, ThinRule
 from utils.evaluation.tables import all_tables
-from utils.evaluation.tile_search import TileSearch
+from utils.evaluation.tile_search import Candidate, TileSearch
 from utils.pages import plot_confusion_matrix, plot_curves
-from utils.pages.report import (
-    Subject,
-    Thumbnails,
-    Viewer,
-    build_page,
-    choose_worst,
-    count_errors,
-    draw_cards,
-    num_errors,
-    write_photographs,
-)
 from utils.predict.models import open_model
 from utils.predict.options import ModelOptions, overlap_option
 from utils.predict.tiles import LONGEST_WAIT_S, Predictor, choose_tiling
@@ -157,11 +147,12 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
         os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
     setup_ddp(device, ranks)
     collector = CocoCollector([photo.file for photo in photos], size_of)
-    thumbnails = Thumbnails(photos, is_native, collector.see_masks)
+    report = find_extra("report")
+    thumbnails = report.Thumbnails(photos, is_native, collector.see_masks) if report else None
     evaluations = []
     for candidate, loader in zip(candidates, loaders, strict=True):
         is_main = candidate is candidates[0]  # the COCO files are written for --model alone
-        on_masks = thumbnails.see_masks if config.predictions and is_main else None
+        on_masks = (thumbnails or collector).see_masks if config.predictions and is_main else None
         on_image: OnImage | None = collector.see_image if config.coco_eval and is_main else None
         on_image = guarantor.watch(on_image) if guarantor and is_main else on_image
         photo = PhotoPixels(size_of, is_native, on_masks, thin, candidate.find)
@@ -179,15 +170,20 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
         predictor = first.find.predictor if first.find else whole
         evaluations[0].metrics["guarantee"] = guarantor.finish(evaluations[0].results, predictor)
     predictions, ground_truth = collector.gather(spec.names)
-    small_pictures = thumbnails.gather()
+    small_pictures = thumbnails.gather() if thumbnails else {}
     metrics: list[dict[str, Any]] = []
     if ranks.is_main:
+        folder = Path(config.output)
         files: dict[str, Any] = {"predictions.json": predictions} if config.predictions else {}
         files |= {"ground_truth.json": ground_truth} if config.coco_eval else {}
         metrics = write_results(config, candidates, evaluations, files)
         if guarantor:
             guarantor.write(Path(config.output))
-        write_page(config, candidates, evaluations, metrics, small_pictures)
+        curves = [summary.precision_recall_curves(evaluation.results, spec.names) for evaluation in evaluations]
+        plot_curves(curves[0], spec.names, folder)
+        plot_confusion_matrix(np.array(metrics[0]["confusion_matrix"]), spec.names, folder / "confusion_matrix.png")
+        if report:
+            report.write_pages(folder, candidates, evaluations, metrics, curves, small_pictures)
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return metrics
 
@@ -217,11 +213,11 @@ def thin_classes_for(
 
 def get_candidate(
     path: str, model: nn.Module, photos: list[Photo], config: EvaluationConfig, device: torch.device, rule: ThinRule
-) -> Viewer:
+) -> Candidate:
     """Return a model with the split at its input size, and with the search on tiles if there are to be tiles."""
     size_px, precision = config.img_size or trained_size_px(model), choose_precision(config.amp, device)
     dataset, is_native = SegmentationDataset(photos, size_px), config.mask_resolution == "native"
-    candidate = Viewer(path, model, criterion_of(model), dataset, class_names(model), device, precision, is_native)
+    candidate = Candidate(path, model, criterion_of(model), dataset, class_names(model), device, precision, is_native)
     tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
     if tiling is None:
         return candidate
@@ -235,7 +231,7 @@ def get_candidate(
     return replace(candidate, find=TileSearch(predictor, photos, progress))
 
 
-def get_loader(candidate: Viewer, config: EvaluationConfig, ranks: distributed.RankInfo, workers: int) -> Any:
+def get_loader(candidate: Candidate, config: EvaluationConfig, ranks: distributed.RankInfo, workers: int) -> Any:
     """Return the loader of this rank's share of the images; rank 0 prints what the machine's limits changed."""
     dataset = candidate.dataset
     batches = ShardBatches(len(dataset), config.batch_size, ranks.rank, ranks.world_size)
@@ -247,7 +243,7 @@ def get_loader(candidate: Viewer, config: EvaluationConfig, ranks: distributed.R
 
 
 def write_results(
-    config: EvaluationConfig, candidates: Sequence[Viewer], evaluations: Sequence[Evaluation], files: dict[str, Any]
+    config: EvaluationConfig, candidates: Sequence[Candidate], evaluations: Sequence[Evaluation], files: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Write COCO files and metrics; with --coco-eval also compute COCO's AP. Return each model's metrics."""
     folder = Path(config.output)
@@ -265,8 +261,9 @@ def write_results(
     return metrics
 
 
-def metrics_of(config: EvaluationConfig, candidate: Viewer, evaluation: Evaluation) -> dict[str, Any]:
+def metrics_of(config: EvaluationConfig, candidate: Candidate, evaluation: Evaluation) -> dict[str, Any]:
     """Return the content of a model's metrics.json."""
+    errors = summary.count_errors(evaluation.results, len(candidate.names), candidate.dataset.photos)
     settings: dict[str, Any] = candidate.find.settings if candidate.find else {}
     if config.mask_resolution == "native":
         judged = {"tolerance_px": config.centreline_tolerance, "confidence": config.centreline_confidence}
@@ -279,32 +276,10 @@ def metrics_of(config: EvaluationConfig, candidate: Viewer, evaluation: Evaluati
         "mask_resolution": config.mask_resolution,
         **settings,
         **evaluation.metrics,
-        "operating_points": operating_points(evaluation.results, candidate.names),
-        "calibration": calibration(evaluation.results),
-        "worst_images": choose_worst(count_errors(evaluation.results, len(candidate.names), candidate.dataset.photos)),
+        "operating_points": summary.operating_points(evaluation.results, candidate.names),
+        "calibration": summary.calibration(evaluation.results),
+        "worst_images": summary.choose_worst(errors),
     }
-
-
-def write_page(
-    config: EvaluationConfig,
-    candidates: Sequence[Viewer],
-    evaluations: Sequence[Evaluation],
-    metrics: Sequence[dict[str, Any]],
-    small_pictures: dict[int, bytes],
-) -> None:
-    """Write figures and report.html. The model runs a second time on the few images that it shows large; none were kept."""
-    names, folder = candidates[0].names, Path(config.output)
-    subjects = [
-        Subject(values, precision_recall_curves(evaluation.results, names))
-        for values, evaluation in zip(metrics, evaluations, strict=True)
-    ]
-    plot_curves(subjects[0].curves, names, folder)
-    plot_confusion_matrix(np.array(metrics[0]["confusion_matrix"]), names, folder / "confusion_matrix.png")
-    cards = draw_cards(metrics[0]["worst_images"], candidates)
-    errors = count_errors(evaluations[0].results, len(names), candidates[0].dataset.photos) if small_pictures else []
-    thumbnails = [(row, small_pictures.get(row["image_id"], b"")) for row in errors]
-    write_text_atomic(folder / "report.html", build_page(subjects, cards, thumbnails))
-    write_photographs(folder, [card.view for card in cards if card.view is not None])
 
 
 def result_lines(config: EvaluationConfig, metrics: dict[str, Any]) -> list[str]:
@@ -312,9 +287,9 @@ def result_lines(config: EvaluationConfig, metrics: dict[str, Any]) -> list[str]
     names = ("report.html", "photographs.html", "metrics.json", "predictions.json")
     found = [name for name in names if (Path(config.output) / name).exists()]
     files = f"Results in {config.output}: {', '.join(found)}, *_curve.png, confusion_matrix.png"
-    worst = [f"{printable(row['file'], 60)} ({num_errors(row)})" for row in metrics["worst_images"][:3]]
-    page = f"{config.output}/{'photographs.html' if names[1] in found else 'report.html'}"
-    return [files, *([f"Most errors: {', '.join(worst)}; {page} shows them"] if worst else [])]
+    worst = [f"{printable(row['file'], 60)} ({summary.num_errors(row)})" for row in metrics["worst_images"][:3]]
+    pages = [f"; {config.output}/{name} shows them" for name in found if name.endswith(".html")]
+    return [files, *([f"Most errors: {', '.join(worst)}{''.join(pages[-1:])}"] if worst else [])]
 
 
 def main() -> int:

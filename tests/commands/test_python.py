@@ -123,7 +123,7 @@ def test_the_cells_of_the_notebook_run_and_its_file_is_small(tmp_path: Path) -> 
     done = subprocess.run(words, cwd=file.parent, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert "mask_map50" in done.stdout
-    assert (tmp_path / "evaluation" / "report.html").exists()
+    assert (tmp_path / "evaluation" / "metrics.json").exists()
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1)), "saved without its outputs"
     assert "image/jpeg" in cells[-1]["outputs"][-1]["data"]
     assert file.stat().st_size < 300_000

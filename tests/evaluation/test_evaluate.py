@@ -25,6 +25,7 @@ from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import Evaluation, PhotoPixels
 from utils.evaluation.input_masks import begin_mask_overlaps
 from utils.evaluation.metrics.results import ImageResult
+from utils.evaluation.metrics.summary import choose_worst, count_errors
 from utils.evaluation.metrics.thin_objects import ThinRule
 from utils.evaluation.native_masks import outlines_in_photo, place
 from utils.predict.detections import Detections, prototype_masks
@@ -232,3 +233,22 @@ def test_masks_are_compared_in_photograph_pixels_after_windows_and_where_an_opti
     other, model = (SimpleNamespace(args={"windows": facts}) for facts in (None, windows))
     config = EvaluationConfig(model="a.pt", compare="b.pt", **options)
     assert choose_resolution(config, [other, model]).mask_resolution == resolution  # type: ignore[list-item]
+
+
+def test_the_errors_of_all_images_are_those_of_the_confusion_matrix(folder: Path) -> None:
+    found = evaluate_photos(folder, 9)
+    errors = count_errors(found.results, len(NAMES), draw_photos(folder, 9))
+    matrix = np.array(found.metrics["confusion_matrix"])
+    inside = matrix[:-1, :-1]
+    assert sum(row["missed"] for row in errors) == matrix[-1].sum() > 0
+    assert sum(row["false"] for row in errors) == matrix[:, -1].sum() > 0
+    assert sum(row["confused"] for row in errors) == inside.sum() - np.trace(inside) > 0
+
+
+def test_the_worst_images_are_those_with_the_most_errors_of_each_kind() -> None:
+    def row(image_id: int, missed: int, false: int, confused: int) -> dict[str, int]:
+        return {"image_id": image_id, "num_targets": 9, "missed": missed, "false": false, "confused": confused}
+
+    rows = [row(0, 0, 0, 0), row(1, 1, 0, 0), row(2, 0, 1, 0), row(3, 0, 0, 1), row(4, 3, 3, 0), row(5, 2, 2, 0)]
+    assert [one["image_id"] for one in choose_worst(rows, 3)] == [4, 5, 3], "also the only one with a confusion"
+    assert [one["image_id"] for one in choose_worst(rows, 99)] == [4, 5, 1, 2, 3], "never one without errors"

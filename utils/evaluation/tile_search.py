@@ -1,22 +1,25 @@
-"""Detections on tiles in the place of those on whole photographs, for `utils/evaluation/evaluate.py`."""
+"""An evaluated model, and its detections on tiles in the place of those on whole photographs, for `evaluate.py`."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
+from utils.common.devices import Precision
 from utils.common.errors import UserError
 from utils.common.progress import Progress
 from utils.common.threads import ordered_map
 from utils.data.cache import unreadable_message
-from utils.data.dataset import Photo, Sample
+from utils.data.dataset import Photo, Sample, SegmentationDataset
 from utils.data.images import ImageError, read_image
 from utils.predict.detections import Detections, PhotoPrediction, boxes_to_input
 from utils.predict.photo_masks import Letterbox
 from utils.predict.regions import Region
 from utils.predict.tiles import Predictor
+from utils.yolo.loss import SegmentationLoss
 
 KEPT_PHOTOGRAPHS = 64  # at most about 3 MB each
 READ_AHEAD_THREADS = 2  # a photograph of 20 megapixels takes 60 MB and is read faster than its tiles are computed
@@ -60,6 +63,21 @@ class TileSearch:
             if len(self._kept) < KEPT_PHOTOGRAPHS:
                 self._kept[index] = prediction
             yield prediction
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An evaluated model and the split at its input size: it can process single images again as in the evaluation."""
+
+    path: str
+    model: nn.Module
+    criterion: SegmentationLoss | None  # as `criterion_of` returns it
+    dataset: SegmentationDataset
+    names: tuple[str, ...]
+    device: torch.device
+    precision: Precision
+    in_photo: bool  # whether boxes are compared in the photographs' pixels
+    find: TileSearch | None = None  # what finds the detections instead of the model on whole photographs
 
 
 def read_photo(file: Path, min_long_side_px: int | None = None, full_above_px: int | None = None) -> np.ndarray:

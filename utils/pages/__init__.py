@@ -1,7 +1,7 @@
 """Figures of a run (matplotlib), instances drawn on photographs (OpenCV), and the HTML pages.
 
 In: metrics, records of epochs, photographs with detections. Out: PNG, JPEG and HTML files, written atomically.
-Pictures are RGB uint8 (height, width, 3). Read `pictures.py` and `markup.py` first, then `report/page.py`.
+Pictures are RGB uint8 (height, width, 3). Read `pictures.py` and `markup.py` first.
 """
 
 from utils.pages.figures import plot_confusion_matrix, plot_curves, plot_label_statistics, plot_training_curves

@@ -14,6 +14,7 @@ from tests.support.plugin import PROJECT
 from utils.evaluation.metrics.matching import box_iou
 from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
 from utils.evaluation.metrics.summary import precision_recall_curves, summarise
+from utils.evaluation.tables import class_table
 
 NAMES = ["conductor", "pole", "crossarm", "insulator", "cutouts"]
 
@@ -112,6 +113,7 @@ def test_classes_without_targets_do_not_count_in_the_means() -> None:
     assert [row["num_targets"] for row in summary["per_class"]] == [1, 0, 2]
     assert [row["num_images"] for row in summary["per_class"]] == [1, 0, 1]
     assert [row["box_map50"] for row in summary["per_class"]] == pytest.approx([0.995, 0, 0])
+    assert class_table(summary).splitlines()[5].split()[3:5] == ["-", "0.000"], "nothing found has no precision"
     assert summary["confusion_matrix"][1][3] == 1
     assert summary["confusion_matrix"][3][2] == 2
     assert (summary["num_images"], summary["num_targets"]) == (3, 3)

@@ -1,6 +1,6 @@
 """The metrics of a data set from its images' results: AP, precision, recall, F1, confusion matrix, AP by size.
 
-Also the calibration of the detections' confidence, and the best confidence threshold of each class.
+Also the calibration of the detections' confidence, the best confidence threshold of each class, and the errors of each image.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from utils.data.labels import Photo
 from utils.data.polygons import SIZES
 from utils.evaluation.metrics.matching import IOU_THRESHOLDS
 from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results, pool_predictions
@@ -19,6 +20,8 @@ _EPSILON = 1e-16
 CALIBRATION_BINS = 10
 # Below it are hundreds of candidates per image that nobody uses; they would dominate the calibration error.
 CALIBRATION_MIN_CONFIDENCE = 0.05
+MAX_WORST = 12
+KINDS_OF_ERROR = ("missed", "false", "confused")
 
 
 def summarise(results: Iterable[ImageResult], names: Sequence[str]) -> dict[str, Any]:
@@ -248,3 +251,37 @@ def _best_point(scores: np.ndarray, hits: np.ndarray, num_targets: int) -> dict[
         "num_false": kept - found,
         "num_missed": num_targets - found,
     }
+
+
+def count_errors(results: Sequence[ImageResult], num_classes: int, photos: Sequence[Photo]) -> list[dict[str, Any]]:
+    """Count each image's errors as in the confusion matrix: `file`, `image_id`, `num_targets` and KINDS_OF_ERROR."""
+    counted = []
+    for result in results:
+        predicted, true = result.box_confusion.T
+        is_missed, is_false = predicted == num_classes, true == num_classes
+        is_confused = (predicted != true) & ~is_missed & ~is_false
+        kinds = zip(KINDS_OF_ERROR, (is_missed, is_false, is_confused), strict=True)
+        counts = {kind: int(found.sum()) for kind, found in kinds}
+        image = {"file": photos[result.image_id].file.name, "image_id": result.image_id}
+        counted.append({**image, "num_targets": len(result.target_class_ids), **counts})
+    return counted
+
+
+def choose_worst(errors: Sequence[dict[str, Any]], most: int = MAX_WORST) -> list[dict[str, Any]]:
+    """Choose images in turn from four rankings: most errors, most missed, most false, most confused."""
+    rankings = [
+        sorted((row for row in errors if num_errors(row, kinds)), key=lambda row: -num_errors(row, kinds))
+        for kinds in (KINDS_OF_ERROR, *((kind,) for kind in KINDS_OF_ERROR))
+    ]
+    chosen: dict[int, dict[str, Any]] = {}
+    for place_in_ranking in range(most):
+        for ranking in rankings:
+            if place_in_ranking < len(ranking) and len(chosen) < most:
+                row = ranking[place_in_ranking]
+                chosen.setdefault(row["image_id"], row)
+    return sorted(chosen.values(), key=lambda row: (-num_errors(row), row["image_id"]))
+
+
+def num_errors(row: dict[str, Any], kinds: Sequence[str] = KINDS_OF_ERROR) -> int:
+    """Return the errors of these kinds in an image, from `count_errors`."""
+    return sum(row[kind] for kind in kinds)

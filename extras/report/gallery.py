@@ -10,50 +10,28 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
+from extras.report.photographs import MAX_PHOTOS, MIN_LONG_SIDE_PX, FullView, Shape, region_outlines
 from utils import distributed
-from utils.common.devices import Precision
 from utils.data.cache import load_photo
-from utils.data.dataset import Photo, Sample, SegmentationDataset
+from utils.data.dataset import Photo, Sample
 from utils.data.images import NATIVE_LONG_SIDE_PX, encode_jpeg, read_image, upright_size
 from utils.evaluation.evaluate import AP_IOU, strides_of
 from utils.evaluation.metrics.matching import CONFUSION_MIN_SCORE, box_iou, pair_ignoring_class
-from utils.evaluation.metrics.results import ImageResult
 from utils.evaluation.native_masks import OnMasks, outlines_in_photo, place
-from utils.evaluation.tile_search import TileSearch
+from utils.evaluation.tile_search import Candidate
 from utils.pages import NO_DETECTIONS, draw_instances
 from utils.pages.markup import MAX_THUMBNAILS, thumbnail_px
 from utils.pages.pictures import CONFUSED, FALSE, MISSED, RIGHT, Mask
-from utils.pages.report.photographs import JPEG_QUALITY as FULL_QUALITY
-from utils.pages.report.photographs import MAX_PHOTOS, MIN_LONG_SIDE_PX, FullView, Shape, region_outlines
 from utils.predict.detections import Detections, Letterbox, detect, photo_masks, raw_outputs
 from utils.predict.regions import Region, shrunk
 from utils.yolo.inputs import prepare_images
-from utils.yolo.loss import SegmentationLoss
 
-MAX_IMAGES = 12
 MAX_BYTES = 4_000_000  # of all JPEG files together; base64 makes them a third larger
 LONG_SIDE_PX = 640
 JPEG_QUALITY = 80
-KINDS_OF_ERROR = ("missed", "false", "confused")
 Color = tuple[int, int, int]
 ERROR_OF = {RIGHT: "", MISSED: "missed", FALSE: "false", CONFUSED: "confused"}
-
-
-@dataclass(frozen=True)
-class Viewer:
-    """An evaluated model and the split at its input size: it can process single images again as in the evaluation."""
-
-    path: str
-    model: nn.Module
-    criterion: SegmentationLoss | None  # as `criterion_of` returns it
-    dataset: SegmentationDataset
-    names: tuple[str, ...]
-    device: torch.device
-    precision: Precision
-    in_photo: bool  # whether boxes are compared in the photographs' pixels
-    find: TileSearch | None = None  # what finds the detections instead of the model on whole photographs
 
 
 @dataclass(frozen=True)
@@ -68,42 +46,15 @@ class Card:
     full_size: int | None = None  # the number of `view` among those of all cards
 
 
-def count_errors(results: Sequence[ImageResult], num_classes: int, photos: Sequence[Photo]) -> list[dict[str, Any]]:
-    """Count each image's errors as in the confusion matrix: `file`, `image_id`, `num_targets` and KINDS_OF_ERROR."""
-    counted = []
-    for result in results:
-        predicted, true = result.box_confusion.T
-        is_missed, is_false = predicted == num_classes, true == num_classes
-        is_confused = (predicted != true) & ~is_missed & ~is_false
-        kinds = zip(KINDS_OF_ERROR, (is_missed, is_false, is_confused), strict=True)
-        counts = {kind: int(found.sum()) for kind, found in kinds}
-        image = {"file": photos[result.image_id].file.name, "image_id": result.image_id}
-        counted.append({**image, "num_targets": len(result.target_class_ids), **counts})
-    return counted
-
-
-def choose_worst(errors: Sequence[dict[str, Any]], most: int = MAX_IMAGES) -> list[dict[str, Any]]:
-    """Choose images in turn from four rankings: most errors, most missed, most false, most confused."""
-    rankings = [
-        sorted((row for row in errors if num_errors(row, kinds)), key=lambda row: -num_errors(row, kinds))
-        for kinds in (KINDS_OF_ERROR, *((kind,) for kind in KINDS_OF_ERROR))
-    ]
-    chosen: dict[int, dict[str, Any]] = {}
-    for place_in_ranking in range(most):
-        for ranking in rankings:
-            if place_in_ranking < len(ranking) and len(chosen) < most:
-                row = ranking[place_in_ranking]
-                chosen.setdefault(row["image_id"], row)
-    return sorted(chosen.values(), key=lambda row: (-num_errors(row), row["image_id"]))
-
-
-def draw_cards(worst: Sequence[dict[str, Any]], viewers: Sequence[Viewer], max_bytes: int = MAX_BYTES) -> list[Card]:
+def draw_cards(
+    worst: Sequence[dict[str, Any]], candidates: Sequence[Candidate], max_bytes: int = MAX_BYTES
+) -> list[Card]:
     """Draw the images with the predictions of each model, as many as fit into `max_bytes`."""
     cards: list[Card] = []
     num_views = 0
     for errors in worst:
         has_room = num_views < MAX_PHOTOS
-        pictures = [draw_image(one, errors["image_id"], one is viewers[0] and has_room) for one in viewers]
+        pictures = [draw_image(one, errors["image_id"], one is candidates[0] and has_room) for one in candidates]
         truth, _, lines, view = pictures[0]
         card = Card(errors, truth, [one[1] for one in pictures], lines, view, None if view is None else num_views)
         max_bytes -= len(card.truth) + sum(map(len, card.predictions))
@@ -115,23 +66,23 @@ def draw_cards(worst: Sequence[dict[str, Any]], viewers: Sequence[Viewer], max_b
 
 
 def draw_image(
-    viewer: Viewer, index: int, at_full_size: bool = False
+    candidate: Candidate, index: int, at_full_size: bool = False
 ) -> tuple[bytes, bytes, list[str], FullView | None]:
     """Draw an image's labels and the predictions that the confusion matrix counts; return both as JPEG, and its errors.
 
     Only errors are named; a wrong prediction also shows its confidence. With `at_full_size` the photograph with all outlines
     is returned too, if it is larger than the pictures.
     """
-    sample = viewer.dataset[(0, index)]
-    file = viewer.dataset.photos[index].file
+    sample = candidate.dataset[(0, index)]
+    file = candidate.dataset.photos[index].file
     photo = load_photo(file, LONG_SIDE_PX)
     placement = place(sample, (photo.shape[1], photo.shape[0]))
     full = place(sample, upright_size(file.read_bytes()))
     at_full_size &= MIN_LONG_SIDE_PX <= max(full.photo_size) <= NATIVE_LONG_SIDE_PX
-    found, masks, full_masks = _predict(viewer, sample, placement, full if at_full_size else None)
-    true_colors, found_colors = judge(sample, found, placement if viewer.in_photo else None)
+    found, masks, full_masks = _predict(candidate, sample, placement, full if at_full_size else None)
+    true_colors, found_colors = judge(sample, found, placement if candidate.in_photo else None)
     scores, class_ids = found.scores.tolist(), found.class_ids.numpy()
-    true_names, found_names = ([viewer.names[one] for one in ids] for ids in (sample.class_ids, class_ids))
+    true_names, found_names = ([candidate.names[one] for one in ids] for ids in (sample.class_ids, class_ids))
     texts = [f"{name} {score:.2f}" for name, score in zip(found_names, scores, strict=True)]
     drawn = []
     for ids, shapes, colors, words, nothing in (
@@ -140,17 +91,14 @@ def draw_image(
     ):
         labels = ["" if color == RIGHT else text for color, text in zip(colors, words, strict=True)]
         look: dict[str, Any] = {"colors": colors, "labels": labels, "dashed": [color == MISSED for color in colors]}
-        picture = draw_instances(photo, ids, None, shapes, None, viewer.names, **look, nothing=nothing)
+        picture = draw_instances(photo, ids, None, shapes, None, candidate.names, **look, nothing=nothing)
         drawn.append(encode_jpeg(picture, JPEG_QUALITY))
     view = None
     if full_masks is not None:
-        true_outlines = [[outline] for outline in outlines_in_photo(sample, full)]
-        found_outlines = [region_outlines(region) for region in full_masks]
-        jpeg = encode_jpeg(read_image(file), FULL_QUALITY)
-        true_shapes = _shapes(true_outlines, true_names, true_colors, [None] * len(true_names))
-        view = FullView(
-            file.name, full.photo_size, jpeg, true_shapes, _shapes(found_outlines, found_names, found_colors, scores)
-        )
+        outlines = [[outline] for outline in outlines_in_photo(sample, full)]
+        truth = _shapes(outlines, true_names, true_colors, [None] * len(true_names))
+        predicted = _shapes([region_outlines(region) for region in full_masks], found_names, found_colors, scores)
+        view = FullView(file.name, full.photo_size, encode_jpeg(read_image(file), JPEG_QUALITY), truth, predicted)
     # A confused object has a label and a prediction: it is one error, named as the label.
     is_error = [(ERROR_OF[color], name) for color, name in zip(true_colors, true_names, strict=True) if color != RIGHT]
     is_error += [("false", name) for color, name in zip(found_colors, found_names, strict=True) if color == FALSE]
@@ -206,10 +154,9 @@ class Thumbnails:
             if color == MISSED:
                 colors.append(color)
                 shapes.append(outline)
-        dashed, nameless = [color == MISSED for color in colors], [""] * len(colors)
-        drawn = draw_instances(
-            photo, [0] * len(colors), None, shapes, None, [""], colors=colors, labels=nameless, dashed=dashed
-        )
+        look: dict[str, Any] = {"colors": colors, "dashed": [color == MISSED for color in colors]}
+        nameless = [""] * len(colors)
+        drawn = draw_instances(photo, [0] * len(colors), None, shapes, None, [""], labels=nameless, **look)
         self.jpegs[sample.index] = encode_jpeg(drawn, JPEG_QUALITY)
 
     def gather(self) -> dict[int, bytes]:
@@ -228,27 +175,22 @@ def _shapes(
 
 @torch.no_grad()
 def _predict(
-    viewer: Viewer, sample: Sample, shown: Letterbox, full: Letterbox | None
+    candidate: Candidate, sample: Sample, shown: Letterbox, full: Letterbox | None
 ) -> tuple[Detections, list[Region], list[Region] | None]:
     """Return an image's detections that the confusion matrix counts, their masks in the shown picture, and in the photograph.
 
     The last are None without `full`.
     """
-    viewer.model.eval()
-    if viewer.find is not None:
-        in_photo = full or place(sample, upright_size(viewer.dataset.photos[sample.index].file.read_bytes()))
-        ((found, masks),) = viewer.find([sample], [in_photo])
+    candidate.model.eval()
+    if candidate.find is not None:
+        in_photo = full or place(sample, upright_size(candidate.dataset.photos[sample.index].file.read_bytes()))
+        ((found, masks),) = candidate.find([sample], [in_photo])
         number = int((found.scores > CONFUSION_MIN_SCORE).sum())
         small = [shrunk(mask, in_photo.photo_size, shown.photo_size) for mask in masks[:number]]
         return found[:number], small, list(masks[:number]) if full else None
-    images = prepare_images(torch.from_numpy(sample.image[None]), viewer.device)
-    outputs = raw_outputs(viewer.model, images, viewer.precision.dtype)
+    images = prepare_images(torch.from_numpy(sample.image[None]), candidate.device)
+    outputs = raw_outputs(candidate.model, images, candidate.precision.dtype)
     limits: dict[str, Any] = {"confidence": CONFUSION_MIN_SCORE, "iou": AP_IOU, "multi_label": True}
-    (found,) = detect(outputs, strides_of(viewer.criterion), images.shape[-1], **limits)
+    (found,) = detect(outputs, strides_of(candidate.criterion), images.shape[-1], **limits)
     large = list(photo_masks(outputs["proto"][0], found, full)) if full else None
     return found, list(photo_masks(outputs["proto"][0], found, shown)), large
-
-
-def num_errors(row: dict[str, Any], kinds: Sequence[str] = KINDS_OF_ERROR) -> int:
-    """Return the errors of these kinds in an image, from `count_errors`."""
-    return sum(row[kind] for kind in kinds)

@@ -18,7 +18,6 @@ from utils.predict.regions import Region
 PAGE, FOLDER = "photographs.html", "photographs"
 MAX_PHOTOS = 6
 MIN_LONG_SIDE_PX = 1281  # smaller ones are shown large enough in report.html
-JPEG_QUALITY = 80
 _SIMPLIFY_PX = 0.75
 
 

@@ -4,17 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 
-from tests.pages.report.elements import Elements, check_figures
-from tests.pages.report.made_up import HOSTILE, made_up_card, made_up_subject
+from extras.report.page import Subject, build_page
+from extras.report.tables import THIN
+from extras.report.tests.made_up import HOSTILE, Elements, check_figures, made_up_card, made_up_subject
 from utils.evaluation.metrics.results import ImageResult
 from utils.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves, summarise
-from utils.evaluation.tables import class_table
-from utils.pages.report import Subject, build_page
-from utils.pages.report.tables import THIN
-
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("num_models", [1, 2])
@@ -27,11 +22,8 @@ def test_every_figure_is_that_of_metrics_json(num_models: int) -> None:
     for kind in ("box", "mask"):
         for name in ("map50", "map50_95", "precision", "recall", "f1"):
             assert {f"{kind}_{name}", *(f"per_class.{number}.{kind}_{name}" for number in range(3))} <= shown
-        assert {
-            f"by_size.large.{kind}_map50_95",
-            f"calibration.{kind}.error",
-            f"operating_points.{kind}.2.threshold",
-        } <= shown
+        others = {f"by_size.large.{kind}_map50_95", f"calibration.{kind}.error"}
+        assert {*others, f"operating_points.{kind}.2.threshold"} <= shown
 
 
 def test_the_difference_of_two_models_is_the_second_minus_the_first() -> None:
@@ -100,12 +92,16 @@ def test_the_page_begins_with_what_is_found_and_what_is_not() -> None:
     assert "per_class.4.mask_map50" not in shown, "without objects there is no score"
 
 
-def test_the_precision_of_a_class_that_was_not_found_is_a_dash() -> None:
-    subject = made_up_subject(("pole", "crossarm"), 3)
-    subject.metrics["per_class"][1] |= {"mask_precision": 1.0, "mask_recall": 0.0}
-    shown = {attributes["data-key"]: text for attributes, text in Elements(build_page([subject], [])).figures}
-    assert (shown["per_class.0.mask_precision"] != "–", shown["per_class.1.mask_precision"]) == (True, "–")
-    assert class_table(subject.metrics).splitlines()[4].split()[3:5] == ["-", "0.000"]
+def test_the_guarantee_is_told_in_words_and_drawn_where_a_recall_is_certain() -> None:
+    subject = made_up_subject(("pole", "crossarm"), 1)
+    rows = [("pole", "from 0.31 on", {"recall": [0.9, 0.4]}), ("crossarm", "no threshold", {"false_alarms": [5, 1]})]
+    given = {"promises": {"15 % are found": "a share"}, "certainty": 0.95, "levels": [0.1, 0.9], "proof": "not proved"}
+    given["classes"] = [dict(zip(("class", "words", "certain"), row, strict=True)) for row in rows]
+    subject.metrics["guarantee"] = given
+    section = build_page([subject], []).partition('<section id="guarantee">')[2].partition("</section>")[0]
+    words = ("from 0.31 on", "no threshold", "not proved", "15 % are found", "Recall that is certain at 95 %")
+    assert all(line in section for line in words)
+    assert section.count("<polyline") == 1, "that of the pole"
 
 
 def test_nothing_found_and_nothing_there_still_make_a_page() -> None:

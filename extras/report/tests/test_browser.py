@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.pages.report.made_up import HOSTILE, made_up_card, made_up_subject
+from extras.report.gallery import FALSE, MISSED, RIGHT
+from extras.report.page import build_page
+from extras.report.photographs import PAGE, FullView, Shape, region_outlines, write_photographs
+from extras.report.tests.made_up import HOSTILE, made_up_card, made_up_subject
 from tests.support.browser import CHROMIUM, Page, browser_page
 from utils.data.images import encode_jpeg
-from utils.pages.report import build_page
-from utils.pages.report.gallery import FALSE, MISSED, RIGHT
-from utils.pages.report.photographs import PAGE, FullView, Shape, region_outlines, write_photographs
 from utils.predict.regions import Region
 
 
@@ -80,9 +80,8 @@ def test_a_click_on_a_heading_sorts_the_table(page: Page, reports: dict[str, Pat
     names = page.run("[...document.querySelectorAll('#classes .kind-mask tbody th')].map(cell => cell.textContent)")
     assert names == sorted(names)
     assert page.run(f"{heading}.getAttribute('aria-sort')") is None
-    assert page.run("document.querySelector('#classes .kind-mask tfoot th').textContent") == "all", (
-        "the sum stays below"
-    )
+    below = page.run("document.querySelector('#classes .kind-mask tfoot th').textContent")
+    assert below == "all", "the sum stays there"
 
 
 def test_masks_and_boxes_curves_and_pictures_answer_to_clicks(page: Page, reports: dict[str, Path]) -> None:

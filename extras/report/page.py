@@ -2,18 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from extras.report import photographs, tables
+from extras.report.charts import Line, class_style, confusion_chart, curve_chart, reliability_chart
+from extras.report.gallery import ERROR_OF, Card, draw_cards
+from extras.report.tables import KINDS, MODEL_LETTERS
+from utils.common.files import write_text_atomic
 from utils.common.text import counted
+from utils.evaluation.evaluate import Evaluation
+from utils.evaluation.metrics.summary import KINDS_OF_ERROR, count_errors, num_errors
 from utils.evaluation.tables import guarantee_lines
+from utils.evaluation.tile_search import Candidate
 from utils.pages.figures import MAX_CLASSES_SHOWN
 from utils.pages.markup import Markup, color_key, element, joined, report_page, thumbnails, zoomable
-from utils.pages.report import photographs, tables
-from utils.pages.report.charts import Line, class_style, confusion_chart, curve_chart, reliability_chart
-from utils.pages.report.gallery import ERROR_OF, KINDS_OF_ERROR, Card, num_errors
-from utils.pages.report.tables import KINDS, MODEL_LETTERS
 
 CURVES = (
     ("precision_at_recall", "Precision over recall at IoU 0.5", "recall", "precision"),
@@ -48,6 +53,27 @@ class Subject:
     curves: dict[str, Any]
 
 
+def write_pages(
+    folder: Path,
+    candidates: Sequence[Candidate],
+    evaluations: Sequence[Evaluation],
+    metrics: Sequence[dict[str, Any]],
+    curves: Sequence[dict[str, Any]],
+    small_pictures: dict[int, bytes],
+) -> None:
+    """Write both pages; small_pictures: those of `Thumbnails`.
+
+    The model runs a second time on the few images that they show large; none were kept.
+    """
+    names, photos = candidates[0].names, candidates[0].dataset.photos
+    cards = draw_cards(metrics[0]["worst_images"], candidates)
+    errors = count_errors(evaluations[0].results, len(names), photos)
+    pictures = [(row, small_pictures.get(row["image_id"], b"")) for row in errors if small_pictures]
+    subjects = [Subject(*both) for both in zip(metrics, curves, strict=True)]
+    write_text_atomic(folder / "report.html", build_page(subjects, cards, pictures))
+    photographs.write_photographs(folder, [card.view for card in cards if card.view is not None])
+
+
 def build_page(
     subjects: Sequence[Subject], cards: Sequence[Card], pictures: Sequence[tuple[dict[str, Any], bytes]] = ()
 ) -> str:
@@ -57,14 +83,10 @@ def build_page(
     photographs, each with its `file` and a small picture; b"" has none.
     """
     models = [subject.metrics for subject in subjects]
-    choice = [
-        element(
-            "label",
-            element("input", type="radio", name="kind", id=f"show-{kind}", checked=kind == "mask"),
-            plural.capitalize(),
-        )
-        for kind, plural in KINDS.items()
-    ]
+    choice = []
+    for kind, plural in KINDS.items():
+        button = element("input", type="radio", name="kind", id=f"show-{kind}", checked=kind == "mask")
+        choice.append(element("label", button, plural.capitalize()))
     content = {
         "classes": _both("", lambda kind: tables.class_table(models, kind)),
         "curves": _curves(subjects),
@@ -157,11 +179,8 @@ def _guarantee(guarantee: dict[str, Any]) -> list[Markup]:
     title = f"Recall that is certain at {100 * guarantee['certainty']:g} %"
     chart = curve_chart(title, "confidence", "guaranteed recall", curves, len(rows))
     lines = [element("p", line) for line in guarantee_lines(guarantee)]
-    return [
-        *lines,
-        element("p", *meaning, class_="note"),
-        *([element("div", chart, class_="charts")] if curves else []),
-    ]
+    drawn = [element("div", chart, class_="charts")] if curves else []
+    return [*lines, element("p", *meaning, class_="note"), *drawn]
 
 
 def _confusion(models: Sequence[dict[str, Any]]) -> list[Markup]:

@@ -1,4 +1,4 @@
-"""The report's pictures: which images are the worst, and what they show."""
+"""The report's pictures: what they show is what was counted."""
 
 from typing import Any
 
@@ -6,51 +6,34 @@ import numpy as np
 import pytest
 import torch
 
+from extras.report import gallery
+from extras.report.gallery import CONFUSED, FALSE, MISSED, RIGHT, Thumbnails, draw_cards
 from tests.support.oracle import NAMES, Oracle, draw_photos, evaluate_oracle
 from utils.data.images import decode_image
 from utils.data.label_shapes import sizes_on_disk
 from utils.evaluation.evaluate import FULL_PRECISION, PhotoPixels
-from utils.evaluation.metrics.summary import summarise
-from utils.pages.report import Viewer, choose_worst, count_errors, draw_cards, gallery
-from utils.pages.report.gallery import CONFUSED, FALSE, KINDS_OF_ERROR, MISSED, RIGHT, Thumbnails
+from utils.evaluation.metrics.results import ImageResult
+from utils.evaluation.metrics.summary import KINDS_OF_ERROR, choose_worst, count_errors
+from utils.evaluation.tile_search import Candidate
 from utils.yolo.loss import SegmentationLoss
 
-CPU = torch.device("cpu")
+Judged = tuple[Candidate, list[ImageResult]]
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Viewer, list[Any]]:
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Judged:
     """Photographs, a stand-in for a model, and what the evaluation makes of them."""
     photos = draw_photos(tmp_path_factory.mktemp("photos"), 9)
     model = Oracle(photos)
-    found = evaluate_oracle(photos, photo=PhotoPixels(sizes_on_disk(photos)))
-    criterion = SegmentationLoss(model)
-    return Viewer("best.pt", model, criterion, model.dataset, NAMES, CPU, FULL_PRECISION, False), found.results
+    how = (torch.device("cpu"), FULL_PRECISION, False)
+    candidate = Candidate("best.pt", model, SegmentationLoss(model), model.dataset, NAMES, *how)
+    return candidate, evaluate_oracle(photos, photo=PhotoPixels(sizes_on_disk(photos))).results
 
 
-def test_the_errors_of_all_images_are_those_of_the_confusion_matrix(judged: tuple[Viewer, list[Any]]) -> None:
-    viewer, results = judged
-    errors = count_errors(results, len(NAMES), viewer.dataset.photos)
-    matrix = np.array(summarise(results, list(NAMES))["confusion_matrix"])
-    inside = matrix[:-1, :-1]
-    assert sum(row["missed"] for row in errors) == matrix[-1].sum() > 0
-    assert sum(row["false"] for row in errors) == matrix[:, -1].sum() > 0
-    assert sum(row["confused"] for row in errors) == inside.sum() - np.trace(inside) > 0
-
-
-def test_the_worst_images_are_those_with_the_most_errors_of_each_kind() -> None:
-    def row(image_id: int, missed: int, false: int, confused: int) -> dict[str, int]:
-        return {"image_id": image_id, "num_targets": 9, "missed": missed, "false": false, "confused": confused}
-
-    rows = [row(0, 0, 0, 0), row(1, 1, 0, 0), row(2, 0, 1, 0), row(3, 0, 0, 1), row(4, 3, 3, 0), row(5, 2, 2, 0)]
-    assert [one["image_id"] for one in choose_worst(rows, 3)] == [4, 5, 3], "also the only one with a confusion"
-    assert [one["image_id"] for one in choose_worst(rows, 99)] == [4, 5, 1, 2, 3], "never one without errors"
-
-
-def test_the_pictures_show_what_was_counted_and_stay_within_their_bytes(judged: tuple[Viewer, list[Any]]) -> None:
-    viewer, results = judged
-    worst = choose_worst(count_errors(results, len(NAMES), viewer.dataset.photos))
-    cards = draw_cards(worst, [viewer, viewer])
+def test_the_pictures_show_what_was_counted_and_stay_within_their_bytes(judged: Judged) -> None:
+    candidate, results = judged
+    worst = choose_worst(count_errors(results, len(NAMES), candidate.dataset.photos))
+    cards = draw_cards(worst, [candidate, candidate])
     assert len(cards) == len(worst)
 
     def shows(picture: bytes, color: tuple[int, int, int]) -> bool:
@@ -69,15 +52,15 @@ def test_the_pictures_show_what_was_counted_and_stay_within_their_bytes(judged: 
         assert told == {kind: card.errors[kind] for kind in told}, card.lines
     assert any(shows(card.truth, RIGHT) for card in cards)
     largest = len(cards[0].truth) + 2 * len(cards[0].predictions[0])
-    assert len(draw_cards(worst[:2], [viewer, viewer], max_bytes=largest)) == 1
-    assert draw_cards(worst[:2], [viewer, viewer], max_bytes=largest - 1) == []
+    assert len(draw_cards(worst[:2], [candidate, candidate], max_bytes=largest)) == 1
+    assert draw_cards(worst[:2], [candidate, candidate], max_bytes=largest - 1) == []
 
 
 def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of_many(
-    judged: tuple[Viewer, list[Any]], monkeypatch: pytest.MonkeyPatch
+    judged: Judged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    viewer, results = judged
-    photos, seen = viewer.dataset.photos, []
+    candidate, results = judged
+    photos, seen = candidate.dataset.photos, []
     thumbnails = Thumbnails(photos, False, lambda sample, *_: seen.append(sample.index))
     size_of = sizes_on_disk(photos)
     colors: list[list[Any]] = []
@@ -91,7 +74,7 @@ def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of
     evaluate_oracle(photos, photo=PhotoPixels(size_of, on_masks=thumbnails.see_masks))
     jpegs = thumbnails.gather()
     assert list(jpegs) == sorted(set(seen)) == list(range(len(photos)))
-    for row, drawn in zip(count_errors(results, len(NAMES), viewer.dataset.photos), colors, strict=True):
+    for row, drawn in zip(count_errors(results, len(NAMES), candidate.dataset.photos), colors, strict=True):
         counts = {kind: drawn.count(color) for kind, color in (("missed", MISSED), ("false", FALSE))}
         assert {**counts, "confused": drawn.count(CONFUSED)} == {kind: row[kind] for kind in KINDS_OF_ERROR}
         assert decode_image(jpegs[row["image_id"]]).shape[1::-1] == size_of(row["image_id"])
@@ -99,16 +82,16 @@ def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of
     assert Thumbnails(photos, False, print).wanted == {0, 2, 4, 6, 8}
 
 
-def test_large_photographs_keep_their_size(judged: tuple[Viewer, list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    viewer, results = judged
-    worst = choose_worst(count_errors(results, len(NAMES), viewer.dataset.photos))
-    assert all(card.view is None for card in draw_cards(worst[:2], [viewer]))
+def test_large_photographs_keep_their_size(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    candidate, results = judged
+    worst = choose_worst(count_errors(results, len(NAMES), candidate.dataset.photos))
+    assert all(card.view is None for card in draw_cards(worst[:2], [candidate]))
     monkeypatch.setattr(gallery, "MIN_LONG_SIDE_PX", 300)
     monkeypatch.setattr(gallery, "MAX_PHOTOS", 3)
     with monkeypatch.context() as patched:  # as for a photograph of 1 x 100,000 pixels
         patched.setattr(gallery, "NATIVE_LONG_SIDE_PX", 301)
-        assert all(card.view is None for card in draw_cards(worst[:1], [viewer]))
-    cards = draw_cards(worst[:5], [viewer, viewer])
+        assert all(card.view is None for card in draw_cards(worst[:1], [candidate]))
+    cards = draw_cards(worst[:5], [candidate, candidate])
     assert [card.full_size for card in cards] == [0, 1, 2, None, None]
     for card in cards[:3]:
         assert card.view is not None
