@@ -41,6 +41,7 @@ from utils.evaluation.metrics.thin_objects import MIN_SCORE, TOLERANCE_PX, ThinR
 from utils.evaluation.tables import all_tables
 from utils.evaluation.tile_search import Candidate, TileSearch
 from utils.pages import plot_confusion_matrix, plot_curves
+from utils.predict.line_step import steps_for
 from utils.predict.models import open_model
 from utils.predict.options import ModelOptions, overlap_option
 from utils.predict.tiles import LONGEST_WAIT_S, Predictor, choose_tiling
@@ -224,8 +225,9 @@ def get_candidate(
     if not is_native:
         print(f"{path} was trained on windows: evaluated on whole photographs; tiles need --mask-resolution native")
         return candidate
-    limits, dtype, thin = AP_LIMITS, precision.dtype, rule.classes
-    predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, autocast_dtype=dtype, thin=thin)
+    thin = rule.classes
+    how: dict[str, Any] = {"autocast_dtype": precision.dtype, "thin": thin, "steps": steps_for(model, thin)}
+    predictor = Predictor(model, size_px, device, config.batch_size, tiling, AP_LIMITS, **how)
     ranks = distributed.read_rank_environment()
     progress = Progress("photographs", len(photos[ranks.rank :: ranks.world_size]), ranks.is_main)
     return replace(candidate, find=TileSearch(predictor, photos, progress))

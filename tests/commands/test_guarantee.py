@@ -21,7 +21,7 @@ from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.fingerprint import take_fingerprint
 from utils.data.images import read_image
 from utils.evaluation.calibration import groups_of, prove
-from utils.predict.shift_features import deviations
+from utils.predict.shift_features import AboveThresholds, deviations
 from utils.predict.thresholds import FEWEST_GROUPS, Thresholds
 from utils.run.folder import CHANGES_FILE, DATA_FILE
 from yolo_seg_ddp import open_model
@@ -73,7 +73,9 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
     assert "NOT like the folders it was checked on" in (said := capsys.readouterr().out)
     assert "darker" in said
     assert "label first: dark.png" in said
-    assert open_model(weights, thresholds="out/thresholds.yaml").predictor.keep == pytest.approx([*levels.values()])
+    step = open_model(weights, thresholds="out/thresholds.yaml").predictor.steps[-1]
+    assert isinstance(step, AboveThresholds)
+    assert step.least == pytest.approx([*levels.values()])
     with pytest.raises(UserError, match=r"judged with --iou 0\.7, here it is 0\.5"):
         run_main(inference, monkeypatch, *options, "dark.png", "--iou", "0.5")
     other = tiny_weights(tmp_path / "other.pt", prototype_scale=2)

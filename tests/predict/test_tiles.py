@@ -10,6 +10,7 @@ from tests.predict.tile_scenes import iou_of, stroke, wires_and_pole
 from tests.yolo.colour_network import ColourNetwork, install, paint
 from utils.common.errors import UsageError
 from utils.predict.detections import Detections, Letterbox, PhotoPrediction
+from utils.predict.line_step import steps_for
 from utils.predict.lines.line import Line
 from utils.predict.merge_tiles import MergedInstance, TileDetection
 from utils.predict.postprocess import average_with_whole
@@ -60,7 +61,9 @@ def predict_all(
     model = ColourNetwork()
     model.args |= facts or {}
     limits = {"confidence": 0.25, "iou": 0.7}
-    predictor = Predictor(model, 320, torch.device("cpu"), batch_size, tiling, limits, most, thin=thin)
+    predictor = Predictor(
+        model, 320, torch.device("cpu"), batch_size, tiling, limits, most, thin=thin, steps=steps_for(model, thin)
+    )
     return model, list(predictor.predict(enumerate(photos)))
 
 
@@ -98,8 +101,8 @@ def test_wires_across_24_tiles_are_found_whole_whatever_the_batch_size(
 def test_lines_are_given_the_votes_of_tiles_where_labels_end(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     with_lines = Mock(side_effect=lambda prediction, *_: prediction)
-    monkeypatch.setattr("utils.predict.tiles.with_lines", with_lines)
-    monkeypatch.setattr("utils.predict.tiles.trained_wire_labels", lambda _: {"wires_end_at": [1]})
+    monkeypatch.setattr("utils.predict.line_step.with_lines", with_lines)
+    monkeypatch.setattr("utils.predict.line_step.trained_wire_labels", lambda _: {"wires_end_at": [1]})
     predict_all([paint(SCENE, SIZE)], 16, Tiling(320), thin=(0,))
     votes = with_lines.call_args.args[-1][0]
     assert (votes[np.any([mask for class_id, mask in SCENE if class_id == 0], axis=0)] > 0).mean() > 0.99

@@ -11,6 +11,7 @@ from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import UserError
 from utils.data.label_shapes import named_classes
+from utils.predict.line_step import steps_for
 from utils.predict.models import open_model
 from utils.predict.thresholds import Thresholds
 from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
@@ -98,7 +99,8 @@ def open_predictor(
     asked = config.thin_classes
     thin = trained_thin_classes(model) if asked == ("auto",) else named_classes(asked, names)
     most = config.max_detections
-    predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, most, dtype, thin)
+    how = (limits, most, dtype, thin, steps_for(model, thin))
+    predictor = Predictor(model, size_px, device, config.batch_size, tiling, *how)
     thresholds = Thresholds.chosen(config.thresholds, config.model, model)
     return (thresholds.apply(predictor, names) if thresholds else predictor), names
 

@@ -1,64 +1,65 @@
-"""What becomes of a photograph's joined objects: lines in the place of masks, and the mean with the whole photograph."""
+"""Steps after a photograph's tiles were merged: what a step is, and the mean with the whole photograph."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from utils.predict.detections import Detections, Letterbox, PhotoPrediction, boxes_to_input
-from utils.predict.lines.confidence import Row
-from utils.predict.lines.from_mask import band_line
-from utils.predict.lines.label_facts import LabelFacts
-from utils.predict.lines.numbers import NUMBERS
-from utils.predict.lines.replacing import replace_masks
-from utils.predict.merge_tiles import MIN_AGREEMENT, MergedInstance
+from utils.predict.merge_tiles import MIN_AGREEMENT, MergedInstance, TileDetection
 from utils.predict.overview import box_overlap
-from utils.predict.regions import LazyRegions, fill_outline
+from utils.predict.regions import Corners, LazyRegions
 
 SHOWN_PX = 24  # longer side of a box in the network's input from which the whole photograph decides, too (rule 8)
 EXACT_PX = 8  # of the input, by which boxes of the whole photograph may be wrong: a cell of the finest grid
 
 
-def with_lines(
-    prediction: PhotoPrediction,
-    labels: LabelFacts,
-    placement: Letterbox,
-    photo: np.ndarray,
-    min_score: float = 0.0,
-    votes: Mapping[int, np.ndarray] | None = None,
-) -> PhotoPrediction:
-    """Return a prediction for a photograph, RGB uint8 (H, W, 3), with lines as `replace_masks` finds them.
+@dataclass(frozen=True)
+class Context:
+    """What a step may look at beside the prediction: the photograph, RGB uint8 (H, W, 3), and what was found on the way.
 
-    `labels` names the thin classes; without any the prediction is returned as it is. Objects of curved classes keep their masks:
-    where a mask is one band, its centreline is added.
+    placement: of the whole photograph in the input. min_score, max_detections: of the predictor. tiles, pieces: the smallest
+    tiles and what was found in all; empty for a photograph without tiles. whole: what the pass over the whole photograph found.
     """
-    if not labels.classes:
-        return prediction
-    found, masks, size = prediction.found, prediction.masks, placement.photo_size
-    columns = zip(found.scores.tolist(), prediction.class_ids.tolist(), prediction.boxes, strict=True)
-    rows = [Row(score, class_id, number, box) for number, (score, class_id, box) in enumerate(columns)]
-    rows = replace_masks(rows, masks, photo, labels, votes or {}, min_score)
-    numbers = [row.number for row in rows]
-    boxes, in_input = prediction.boxes[numbers], found.boxes[numbers]
-    lines = [row.line for row in rows]
-    for position, row in enumerate(rows):
-        if row.line is not None:
-            corners = np.concatenate([row.line.outline.min(axis=0), row.line.outline.max(axis=0)])
-            boxes[position] = corners.clip(0, size * 2)
-            in_input[position] = boxes_to_input(torch.from_numpy(boxes[position]), placement)
-        elif row.class_id in labels.curved and row.score >= NUMBERS.min_score:
-            lines[position] = band_line(masks[row.number])
-    scores = torch.tensor([row.score for row in rows], dtype=torch.float32)
-    return PhotoPrediction(
-        Detections(in_input, scores, found.class_ids[numbers], found.coefficients[numbers]),
-        LazyRegions(rows, lambda row: fill_outline(row.line.outline, size) if row.line else masks[row.number]),
-        boxes,
-        lines,
-        prediction.num_without_mask,
-    )
+
+    photo: np.ndarray
+    placement: Letterbox
+    min_score: float
+    max_detections: int
+    tiles: Sequence[Corners] = ()
+    pieces: Sequence[TileDetection] = ()
+    whole: Sequence[MergedInstance] = ()
+
+
+class Step(Protocol):
+    """A change of each photograph's prediction, after its tiles were merged. `Predictor` applies its steps in their order."""
+
+    def see(self, prototypes: torch.Tensor, canvas: np.ndarray, placement: Letterbox) -> Any:
+        """Return what the step needs of the network's view of the whole photograph: prototypes (32, S/4, S/4), RGB (S, S, 3)."""
+
+    def __call__(self, prediction: PhotoPrediction, context: Context, seen: Any) -> PhotoPrediction:
+        """Return the changed prediction; `seen` is what `see` returned."""
+
+
+@dataclass(frozen=True)
+class MeanWithWhole:
+    """The mean of what tiles and what the whole photograph show, but for the classes `lines`: see `average_with_whole`."""
+
+    lines: tuple[int, ...] = ()
+
+    def see(self, prototypes: torch.Tensor, canvas: np.ndarray, placement: Letterbox) -> None:
+        """Keep nothing."""
+
+    def __call__(self, prediction: PhotoPrediction, context: Context, seen: None) -> PhotoPrediction:
+        """Return the mean; a photograph without tiles has none."""
+        if not context.tiles:
+            return prediction
+        limits = (context.min_score, context.max_detections)
+        return average_with_whole(prediction, context.whole, context.placement, self.lines, *limits)
 
 
 def average_with_whole(

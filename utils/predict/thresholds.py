@@ -17,7 +17,7 @@ import torch
 
 from utils.common.errors import UserError
 from utils.common.files import BAD_CONTENT, open_regular, parse_yaml, read_text, reason_of_content
-from utils.predict.shift_features import COUNTED, TRAITS, deviations, mean_traits
+from utils.predict.shift_features import COUNTED, TRAITS, AboveThresholds, deviations, mean_traits
 from utils.predict.tiles import Predictor
 from utils.yolo.model import YoloModel
 
@@ -125,7 +125,7 @@ class Thresholds:
         is_joined = predictor.tiling or predictor.thin
         least = judged["confidence"] if is_joined else np.nextafter(min(*keep, np.float32(COUNTED)), np.float32(0))
         limits = {**predictor.limits, "confidence": float(least), "multi_label": True}
-        return replace(predictor, limits=limits, keep=keep)
+        return replace(predictor, limits=limits, steps=(*predictor.steps, AboveThresholds(keep)))
 
     def compare(self, parts: Sequence[np.ndarray], files: Sequence[Path]) -> str:
         """Return in words whether new photographs are one more group like those that were judged.

@@ -24,13 +24,10 @@ from utils.predict.detections import (
     photo_runs,
     raw_outputs,
 )
-from utils.predict.lines.label_facts import LabelFacts
-from utils.predict.lines.replacing import votes_of
 from utils.predict.merge_tiles import MergedInstance, TileDetection, join_tiles
 from utils.predict.overview import best_first, longest_side, merge_coarse_level, without_mask
-from utils.predict.postprocess import average_with_whole, with_lines
+from utils.predict.postprocess import Context, MeanWithWhole, Step
 from utils.predict.regions import Corners, LazyRegions
-from utils.predict.shift_features import above, image_statistics
 from utils.yolo.inputs import prepare_images
 from utils.yolo.model import YoloModel, trained_label_lengths, trained_windows, trained_wire_labels
 
@@ -119,8 +116,7 @@ class Predictor:
     """A model and how it is applied to a stream of photographs, `batch_size` tiles or photographs at a time.
 
     limits: the further keyword arguments of `detect`. max_detections: for each tile, and for each photograph. thin: the classes
-    whose detections become lines, or keep their masks if they are curved. keep: the least confidence of each class that is returned, float32 (classes,), of what the
-    limits let through (utils/predict/thresholds.py).
+    whose detections become lines, or keep their masks if they are curved. steps: what is done with each photograph's merged prediction.
     """
 
     model: nn.Module
@@ -132,7 +128,7 @@ class Predictor:
     max_detections: int = 300
     autocast_dtype: torch.dtype | None = None
     thin: tuple[int, ...] = ()
-    keep: np.ndarray | None = None
+    steps: tuple[Step, ...] = (MeanWithWhole(),)
 
     @torch.no_grad()
     def predict(self, photos: Iterable[tuple[Any, np.ndarray]]) -> Iterator[tuple[Any, np.ndarray, PhotoPrediction]]:
@@ -166,14 +162,14 @@ class Predictor:
         )
         for view, found, prototypes in zip(batch, found_in, outputs["proto"], strict=False):
             state = view.state
-            if self.keep is not None and view.number == WHOLE_PHOTO:
-                state.look = image_statistics(prototypes, view.canvas, view.placement)
+            if view.number == WHOLE_PHOTO:
+                state.seen = [step.see(prototypes, view.canvas, view.placement) for step in self.steps]
             if not state.tiles:
                 masks = [runs.region() for runs in photo_runs(prototypes, found, view.placement)]
                 boxes = view.placement.boxes_to_photo(found.boxes).numpy()
                 num_bare = sum(not region.mask.size for region in masks)
                 prediction = PhotoPrediction(found, masks, boxes, num_without_mask=num_bare)
-                yield state.key, state.photo, self._lined(prediction, view.placement, state)
+                yield state.key, state.photo, self._finished(prediction, view.placement, state)
                 continue
             state.add(view, found, prototypes)
             if view.number == state.views[-1]:
@@ -212,11 +208,7 @@ class Predictor:
         prediction = PhotoPrediction(
             found, LazyRegions(objects, MergedInstance.region), boxes, num_without_mask=num_bare
         )
-        return self._lined(prediction, state.whole, state, whole)
-
-    @cached_property
-    def _labels(self) -> LabelFacts:
-        return LabelFacts.of_model(self.thin, trained_wire_labels(self.model) if self.thin else {})
+        return self._finished(prediction, state.whole, state, whole)
 
     def _judged_by_length(self, objects: list[MergedInstance]) -> list[MergedInstance]:
         """Lower the confidence of objects that are short for their class (docs/research/tiles.md, rule 7); return all, best first."""
@@ -224,10 +216,11 @@ class Predictor:
         if not windows or not self.tiling:
             return objects
         lengths = dict(zip(facts[::3], zip(facts[1::3], facts[2::3], strict=True), strict=True))
+        curved = trained_wire_labels(self.model)["wires_bent"] if self.thin else ()
         scale = windows["high_scale"] * self.tiling.size_px / self.size_px  # a tile's side over that of the training
         judged = []
         for thing in objects:
-            if thing.class_id in lengths and thing.class_id not in self._labels.lines:
+            if thing.class_id in lengths and (thing.class_id not in self.thin or thing.class_id in curved):
                 median_px, spread = lengths[thing.class_id]
                 length_px = float((thing.box[2:] - thing.box[:2]).max())
                 deviation = min(0.0, math.log(max(length_px, 1.0) / (scale * median_px)) / spread)
@@ -235,19 +228,15 @@ class Predictor:
             judged.append(thing)
         return sorted(judged, key=best_first)
 
-    def _lined(
+    def _finished(
         self, prediction: PhotoPrediction, placement: Letterbox, state: _Open, whole: Sequence[MergedInstance] = ()
     ) -> PhotoPrediction:
-        labels, votes = self._labels, {}
-        if labels.end_at and state.levels:
-            votes = votes_of(state.pieces, state.levels[0], placement.photo_size, self.thin)
-        least = self.limits["confidence"]
-        lined = with_lines(prediction, labels, placement, state.photo, least, votes)
-        if state.tiles:
-            lined = average_with_whole(lined, whole, placement, labels.lines, least, self.max_detections)
-        if self.keep is None or state.look is None:
-            return lined
-        return above(self.keep, lined, state.look, self.size_px)
+        tiles = state.levels[0] if state.levels else ()
+        limits = (self.limits["confidence"], self.max_detections)
+        context = Context(state.photo, placement, *limits, tiles, state.pieces, whole)
+        for step, seen in zip(self.steps, state.seen, strict=True):
+            prediction = step(prediction, context, seen)
+        return prediction
 
 
 @dataclass
@@ -262,7 +251,7 @@ class _Open:
     best_of_class: dict[int, float] = field(default_factory=dict)
     pieces: list[TileDetection] = field(default_factory=list)
     whole: Letterbox | None = None  # where the whole photograph lies in the input
-    look: np.ndarray | None = None  # see `image_statistics`
+    seen: list[Any] = field(default_factory=list)  # what each step keeps of the whole photograph
 
     @cached_property
     def tiles(self) -> list[Corners]:

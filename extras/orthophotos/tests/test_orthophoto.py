@@ -30,6 +30,7 @@ from tests.yolo.colour_network import NAMES, ColourNetwork, install, paint
 from utils import distributed
 from utils.common.errors import UserError
 from utils.data.images import FILL
+from utils.predict.line_step import steps_for
 from utils.predict.lines.line import Line
 from utils.predict.merge_tiles import MergedInstance
 from utils.predict.regions import Runs
@@ -53,7 +54,8 @@ def truth() -> list[Truth]:
 
 def predictor_of(thin: tuple[int, ...] = ()) -> Predictor:
     limits = {"confidence": 0.25, "iou": 0.7}
-    return Predictor(ColourNetwork(), 320, torch.device("cpu"), 8, Tiling(320), limits, thin=thin)
+    model = ColourNetwork()
+    return Predictor(model, 320, torch.device("cpu"), 8, Tiling(320), limits, thin=thin, steps=steps_for(model, thin))
 
 
 def predicted(folder: Path, raster: Path, predictor: Predictor | None = None) -> dict[str, list[Any]]:

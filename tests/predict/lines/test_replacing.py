@@ -9,10 +9,10 @@ import torch
 from tests.predict.lines.drawn import CROSSARM, SAGGING, SIZE, STRAIGHT, drawn, parabola, straight
 from tests.predict.tile_scenes import iou_of
 from utils.predict.detections import Detections, Letterbox, PhotoPrediction
+from utils.predict.line_step import with_lines
 from utils.predict.lines.label_facts import LabelFacts
 from utils.predict.lines.replacing import votes_of
 from utils.predict.merge_tiles import TileDetection
-from utils.predict.postprocess import with_lines
 from utils.predict.regions import Region, Runs, fill_outline
 
 POLE = np.zeros(SIZE[::-1], bool)
