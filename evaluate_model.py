@@ -23,7 +23,7 @@ from utils.common.config import option, parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, choose_precision
 from utils.common.errors import printable, run_script
-from utils.common.extras import find_extra
+from utils.common.extras import find_extra, require_extra
 from utils.common.files import claimed_output, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
@@ -33,7 +33,6 @@ from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load
 from utils.data.label_shapes import choose_thin_classes, sizes_on_disk
 from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
 from utils.distributed import cleanup_ddp, setup_ddp
-from utils.evaluation.calibration import ThresholdCalibrator
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import AP_LIMITS, Evaluation, OnImage, PhotoPixels, criterion_of, evaluate
 from utils.evaluation.metrics import summary
@@ -102,7 +101,7 @@ class EvaluationConfig(ModelOptions):
     guarantee: tuple[str, ...] | None = option(
         None,
         "also find the highest confidence of each class at which at least this share is found, recall=0.9, or a photograph "
-        "has at most so many false alarms, false_alarms=2, or both; writes thresholds.yaml (docs/guarantee.md)",
+        "has at most so many false alarms, false_alarms=2, or both; writes thresholds.yaml (extras/guarantee/README.md)",
         metavar="PROMISE",
     )
     certainty: float = option(0.95, "probability with which the guarantee holds", above=0.5, below=1, needs="guarantee")
@@ -138,7 +137,9 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
     is_native = config.mask_resolution == "native"
     thin_classes = thin_classes_for(config, models[0], photos, size_of, spec.names)
     asked_of = (config.certainty, config.model, spec, config.split, photos)
-    guarantor = ThresholdCalibrator(config.guarantee, *asked_of) if config.guarantee else None
+    guarantor = (
+        require_extra("guarantee").ThresholdCalibrator(config.guarantee, *asked_of) if config.guarantee else None
+    )
     thin = ThinRule(thin_classes, config.centreline_tolerance, config.centreline_confidence, guarantor is not None)
     candidates = [
         get_candidate(path, model, photos, config, device, thin) for path, model in zip(paths, models, strict=True)

@@ -88,7 +88,7 @@ class ExportConfig(Options):
     )
     thresholds: str | None = option(
         None,
-        "thresholds.yaml of this model (evaluate_model.py --guarantee), which exports in fp32 shall carry (docs/guarantee.md)",
+        "thresholds.yaml of this model (evaluate_model.py --guarantee), which exports in fp32 shall carry (extras/guarantee/README.md)",
         metavar="FILE",
         needs=("fp32", "not ap_tolerance"),
     )

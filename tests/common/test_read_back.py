@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from utils.common.config import parse_config
 from utils.common.errors import UserError
 from utils.common.files import read_bytes
 from utils.data.dataset_yaml import load_dataset_yaml
-from utils.evaluation.calibration import groups_of
 from utils.predict.thresholds import Thresholds
 from utils.run.checkpoint import load_latest
 from utils.run.folder import read_fingerprint
@@ -31,7 +29,6 @@ READERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "data.json": (lambda file: read_fingerprint(file.parent), "restore it, or remove it"),
     "config.yaml": (lambda file: read_config(file.parent), "restore it, or remove it"),
     "checkpoint/step-1/manifest.json": (lambda file: load_latest(file.parent.parent), "remove the folder"),
-    "manifest.json": (lambda file: groups_of(SimpleNamespace(root=file.parent), []), "delete it"),  # type: ignore[arg-type]
     "thresholds.yaml": (lambda file: Thresholds.read(file, __file__), "--guarantee writes it"),
     "dataset.yaml": (load_dataset_yaml, "expected keys `path`"),
     "options.yaml": (lambda file: parse_config(TrainConfig, "", ["--config", str(file)], exits=False), "correct the file"),

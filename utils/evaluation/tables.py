@@ -35,9 +35,7 @@ def all_tables(models: Sequence[dict[str, Any]]) -> str:
 def guarantee_lines(guarantee: dict[str, Any]) -> list[str]:
     """Return what is guaranteed, for each class with its confidence, and on what it rests."""
     promised = " and ".join(guarantee["promises"])
-    first = (
-        f"Guaranteed with {100 * guarantee['certainty']:g} % certainty, for each class: {promised} (docs/guarantee.md)"
-    )
+    first = f"Guaranteed with {100 * guarantee['certainty']:g} % certainty, for each class: {promised} (extras/guarantee/README.md)"
     return [first, *(row["words"] for row in guarantee["classes"]), guarantee["proof"]]
 
 

@@ -1,7 +1,7 @@
 """thresholds.yaml: confidences with a guarantee, for which model and settings, and what the judged photographs were like.
 
 `evaluate_model.py --guarantee` writes it, `export.py --thresholds` puts it into exports, `inference.py` obeys it:
-docs/guarantee.md.
+extras/guarantee/README.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ import pytest
 
 from tests.evaluation.made_up import image_result
 from utils.data.polygons import elongated_classes, elongation
-from utils.evaluation.guarantee import Promise
 from utils.evaluation.metrics import thin_objects
 from utils.evaluation.metrics.matching import LEVELS
 from utils.evaluation.metrics.thin_objects import ThinRule, found_lengths, measure, summarise_thin
@@ -168,5 +167,3 @@ def test_lengths_at_each_confidence_are_those_of_the_evaluation_at_that_confiden
         [expected] = measure(truth, ids[0], found, ids[1], scores, ThinRule((WIRE,), min_score=level))
         assert [row[0], row[1], found_px] == expected[:3].tolist()
     assert found_lengths([], ids[0][:0], found, ids[1], scores, ThinRule((WIRE,))).shape == (0, 2 + len(LEVELS))
-    result = image_result(0, *[np.zeros(0)] * 6, lengths=row[None])
-    assert Promise("recall", 0.9).losses([result], ["flight"], WIRE)[0] == pytest.approx(1 - row[2:] / row[1])

@@ -3,7 +3,7 @@
 import numpy as np
 
 IOU_THRESHOLDS = (np.arange(50, 100, 5) / 100).astype(np.float32)  # 0.50, 0.55, ... 0.95
-# Confidences for which a guarantee is sought, the same whatever the data are (utils/evaluation/guarantee.py).
+# Confidences for which a guarantee is sought, the same whatever the data are (extras/guarantee/bounds.py).
 LEVELS = np.array([0.001, 0.002, 0.005, *(np.arange(1, 100) / 100)], np.float32)
 CONFUSION_MIN_SCORE = 0.25  # the confusion matrix ignores less confident predictions
 CONFUSION_MIN_IOU = 0.45

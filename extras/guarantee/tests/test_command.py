@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -12,7 +13,8 @@ import yaml
 
 import evaluate_model
 import inference
-from benchmarks import guarantee as benchmark
+from extras.guarantee import benchmark
+from extras.guarantee.calibration import groups_of, prove
 from tests.predict.tiny_network import NAMES, smooth_data, tiny_weights
 from tests.support.plugin import run_main
 from utils.common.errors import UserError
@@ -20,7 +22,6 @@ from utils.data.dataset import read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.fingerprint import take_fingerprint
 from utils.data.images import read_image
-from utils.evaluation.calibration import groups_of, prove
 from utils.predict.shift_features import AboveThresholds, deviations
 from utils.predict.thresholds import FEWEST_GROUPS, Thresholds
 from utils.run.folder import CHANGES_FILE, DATA_FILE
@@ -131,3 +132,10 @@ def test_a_damaged_file_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(text)
     with pytest.raises(UserError, match="--guarantee writes it"):
         Thresholds.read(tmp_path / "t.yaml", tmp_path / "t.yaml")
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 200 + "]" * 200, "[]"])
+def test_a_damaged_manifest_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(UserError, match=r"manifest\.json.*delete it, and each folder is a group"):
+        groups_of(SimpleNamespace(root=tmp_path), [])  # type: ignore[arg-type]

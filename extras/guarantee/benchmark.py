@@ -1,6 +1,6 @@
-"""Draw flights again and again from a model's recorded predictions, and count how often a guarantee fails (docs/guarantee.md).
+"""Draw flights again and again from a model's recorded predictions, and count how often a guarantee fails (extras/guarantee/README.md).
 
-    python benchmarks/guarantee.py --model models/mine/last.pt --data data/mine/dataset.yaml --class-name conductor
+    python -m extras.guarantee.benchmark --model models/mine/last.pt --data data/mine/dataset.yaml --class-name conductor
 
 The groups of the split are taken for all flights that there are, so the true risk is their mean. Flights are drawn with replacement,
 so they are independent. With fewer than LEAST_GROUPS groups each photograph counts as a flight. `as judged` has the losses of
@@ -24,12 +24,12 @@ import numpy as np
 
 import evaluate_model
 from benchmarks.results import results_file, write_results
+from extras.guarantee.bounds import RECALL, Assessed, Promise
+from extras.guarantee.calibration import ThresholdCalibrator
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import run_script
 from utils.common.text import format_table
 from utils.data.dataset_yaml import load_dataset_yaml
-from utils.evaluation.calibration import ThresholdCalibrator
-from utils.evaluation.guarantee import RECALL, Assessed, Promise
 from utils.evaluation.metrics.matching import LEVELS
 from utils.evaluation.metrics.results import ImageResult
 from utils.predict.options import wanted_classes
@@ -81,7 +81,7 @@ def record(config: GuaranteeConfig) -> tuple[list[ImageResult], list[str]]:
             return super().finish(results, predictor)
 
     how: Any = {"guarantee": ("recall=0.9",), "mask_resolution": "native", "output": config.output}
-    with patch.object(evaluate_model, "ThresholdCalibrator", Keeper):
+    with patch("extras.guarantee.ThresholdCalibrator", Keeper):
         evaluate_model.run(evaluate_model.EvaluationConfig(config.model, data=config.data, **how))
     return kept[0], kept[1]
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import yaml
 
+from extras.guarantee.bounds import FALSE_ALARMS, RECALL, Assessed, Promise, report_class
 from utils import distributed
 from utils.common.errors import UsageError, UserError, printable
 from utils.common.files import mapping, read_back, write_text_atomic
@@ -17,7 +18,6 @@ from utils.data.dataset import Photo, Sample
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.fingerprint import take_fingerprint
 from utils.evaluation.evaluate import AP_CONFIDENCE, OnImage
-from utils.evaluation.guarantee import FALSE_ALARMS, RECALL, Assessed, Promise, report_class
 from utils.evaluation.metrics.matching import LEVELS
 from utils.evaluation.metrics.results import ImageResult
 from utils.evaluation.native_masks import place
