@@ -137,7 +137,7 @@ def write_results(
 ) -> None:
     """Write one photograph's labels, picture and, with --save-crops, cut-outs."""
     writer.add(source, photo.shape, prediction)
-    found = (prediction.class_ids, prediction.boxes, prediction.masks, prediction.found.scores.numpy())
+    found = (prediction.class_ids, prediction.boxes, prediction.masks, prediction.detections.scores.numpy())
     picture = draw_instances(photo, *found, writer.names, nothing=NO_DETECTIONS)
     save_image(Path(config.output) / f"{source.key}.jpg", picture)
     if config.save_crops:

@@ -102,7 +102,7 @@ class Prediction:
     @property
     def scores(self) -> np.ndarray:
         """The confidence of each object, float32 (n,), from 0 to 1, in descending order."""
-        return self.result.found.scores.numpy()
+        return self.result.detections.scores.numpy()
 
     @property
     def class_ids(self) -> np.ndarray:

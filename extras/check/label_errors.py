@@ -143,7 +143,7 @@ def _predicted(
     prediction: PhotoPrediction, size: tuple[int, int], grid: tuple[int, int], names: tuple[str, ...]
 ) -> Iterator[Object]:
     """Yield the predictions on the grid, the most confident first."""
-    rows = zip(prediction.class_ids.tolist(), prediction.found.scores.tolist(), prediction.masks, strict=True)
+    rows = zip(prediction.class_ids.tolist(), prediction.detections.scores.tolist(), prediction.masks, strict=True)
     for class_id, score, region in rows:
         mask = shrunk(region, size, grid)
         parts = outline(mask)

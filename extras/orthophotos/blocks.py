@@ -65,7 +65,7 @@ def predict_block(predictor: Predictor, photo: np.ndarray, number: int, corners:
     ((_, _, prediction),) = predictor.predict([(None, photo)])
     left, top = corners[:2]
     lines = prediction.lines or [None] * len(prediction.masks)
-    rows = zip(prediction.class_ids.tolist(), prediction.found.scores.tolist(), lines, strict=True)
+    rows = zip(prediction.class_ids.tolist(), prediction.detections.scores.tolist(), lines, strict=True)
     pieces = []
     for position, (class_id, score, line) in enumerate(rows):
         region = prediction.masks[position]

@@ -26,8 +26,8 @@ def assert_found(objects: list[MergedInstance], truth: list[Truth], min_iou: flo
     """Every true object is found once, with its class, and nothing else is."""
     assert len(objects) == len(truth)
     for class_id, mask in truth:
-        same_class = [thing for thing in objects if thing.class_id == class_id]
-        assert sum(iou_of(thing.region(), mask) >= min_iou for thing in same_class) == 1
+        same_class = [instance for instance in objects if instance.class_id == class_id]
+        assert sum(iou_of(instance.region(), mask) >= min_iou for instance in same_class) == 1
 
 
 def test_parallel_wires_across_24_tiles_and_a_pole_are_four_objects() -> None:
@@ -36,11 +36,11 @@ def test_parallel_wires_across_24_tiles_and_a_pole_are_four_objects() -> None:
         pieces = seen_in_tiles(SCENE, TILES, seed, share=0.01)
         objects = join_tiles(pieces, TILES, 0.7)
         assert_found(objects, SCENE)
-        for thing in objects:
-            low, high = min(piece.score for piece in thing.pieces), max(piece.score for piece in thing.pieces)
-            assert low < thing.score < high
-            x1, y1, x2, y2 = thing.box
-            assert thing.corners == (x1, y1, x2, y2)
+        for instance in objects:
+            low, high = min(piece.score for piece in instance.pieces), max(piece.score for piece in instance.pieces)
+            assert low < instance.score < high
+            x1, y1, x2, y2 = instance.box
+            assert instance.corners == (x1, y1, x2, y2)
 
 
 def test_neither_order_nor_duplicates_nor_masks_of_hardly_any_confidence_change_objects() -> None:
@@ -49,8 +49,8 @@ def test_neither_order_nor_duplicates_nor_masks_of_hardly_any_confidence_change_
     for seed in range(3):
         shuffled = [pieces[position] for position in np.random.default_rng(seed).permutation(len(pieces))]
         again = join_tiles(shuffled, TILES, 0.7)
-        assert [thing.score for thing in again] == [thing.score for thing in objects]
-        assert [thing.pieces for thing in again] == [thing.pieces for thing in objects]
+        assert [instance.score for instance in again] == [instance.score for instance in objects]
+        assert [instance.pieces for instance in again] == [instance.pieces for instance in objects]
     more = list(pieces)
     for share, seed in ((0.5, 1), (0.01, 2)):  # of the confidence; with other edges
         rng = np.random.default_rng(seed)
@@ -59,7 +59,7 @@ def test_neither_order_nor_duplicates_nor_masks_of_hardly_any_confidence_change_
             mask = blur_edges(piece.mask.crop(piece.mask.corners), rng, 0.2)
             more += made_up_piece(piece.tile, piece.class_id, piece.score * share, mask, left, top)
     again = join_tiles(more, TILES, 0.7)
-    assert [thing.pieces for thing in again] == [thing.pieces for thing in objects]
+    assert [instance.pieces for instance in again] == [instance.pieces for instance in objects]
     for number, (left, top, *_) in enumerate(TILES):
         for _ in range(20):
             mask = np.zeros((320, 320), bool)
@@ -67,8 +67,8 @@ def test_neither_order_nor_duplicates_nor_masks_of_hardly_any_confidence_change_
             mask[y : y + height + 8, x : x + width + 8] = True
             more += made_up_piece(number, int(rng.integers(2)), float(rng.uniform(0.001, 0.02)), mask, left, top)
     again = join_tiles(more, TILES, 0.7)
-    assert [thing.pieces for thing in again[:4]] == [thing.pieces for thing in objects]
-    assert all(thing.score <= 0.02 for thing in again[4:])
+    assert [instance.pieces for instance in again[:4]] == [instance.pieces for instance in objects]
+    assert all(instance.score <= 0.02 for instance in again[4:])
 
 
 def test_a_mask_three_pixels_beside_the_other_still_agrees() -> None:
@@ -96,7 +96,7 @@ def test_random_wires_come_out_whole() -> None:
         objects = join_tiles(pieces, TILES, 0.7)
         assert len(pieces) > 8 * len(truth)
         assert len(objects) <= len(truth) + 1
-        assert all(max(iou_of(thing.region(), mask) for thing in objects) > 0.97 for _, mask in truth)
+        assert all(max(iou_of(instance.region(), mask) for instance in objects) > 0.97 for _, mask in truth)
 
 
 def test_wires_that_cross_stay_two() -> None:
@@ -157,7 +157,7 @@ def test_wires_that_cross_in_one_tile_and_meet_in_the_next_stay_two() -> None:
     both[:, :68] = False  # the part in which they still run apart
     objects = join_tiles(in_first + made_up_piece(1, WIRE, 0.6, both, left, top), TILES, 0.7)
     assert len(objects) >= 2
-    assert all(len({piece.tile for piece in thing.pieces}) == len(thing.pieces) for thing in objects)
+    assert all(len({piece.tile for piece in instance.pieces}) == len(instance.pieces) for instance in objects)
 
 
 def test_a_wire_continues_in_the_confident_detection_not_in_a_doubtful_one_that_fits_better() -> None:
@@ -187,7 +187,7 @@ def test_an_object_seen_whole_by_four_tiles_is_one_and_one_of_another_class_anot
     assert len(pieces) == 8
     objects = join_tiles(pieces, TILES, 0.7)
     assert_found(objects, truth)
-    assert [len(thing.pieces) for thing in objects] == [4, 4]
+    assert [len(instance.pieces) for instance in objects] == [4, 4]
 
 
 def test_a_wire_that_ends_where_tiles_overlap_is_one() -> None:
@@ -204,7 +204,7 @@ def test_a_sliver_at_a_border_goes_and_a_true_neighbour_stays() -> None:
     pieces = [whole, *made_up_piece(0, POLE, 0.25, sliver)]
     assert is_cut(MergedInstance((pieces[1],)), TILES)
     assert not is_cut(MergedInstance((whole,)), TILES)
-    assert [thing.pieces for thing in join_tiles(pieces, TILES, 0.7)] == [(whole,)]
+    assert [instance.pieces for instance in join_tiles(pieces, TILES, 0.7)] == [(whole,)]
     beside = np.zeros((320, 320), bool)
     beside[250:300, 290:] = True
     pieces[1:] = made_up_piece(0, POLE, 0.25, beside)
@@ -245,9 +245,9 @@ def test_of_detections_without_a_mask_the_boxes_decide() -> None:
     hidden, edge = bare(1, 0.9, 441, 20, 500, 180), bare(1, 0.2, 500, 0, 512, 60)  # at the photograph's own edge
     pieces = [first, *copies, part, whole, other, hidden, edge]
     found = without_mask(pieces, [masked], tiles, 0.7)
-    assert [thing.pieces[0] for thing in found] == [first, whole, other, edge]
-    assert [thing.score for thing in found] == [0.9, 0.6, 0.3, 0.2]
+    assert [instance.pieces[0] for instance in found] == [first, whole, other, edge]
+    assert [instance.score for instance in found] == [0.9, 0.6, 0.3, 0.2]
     again = without_mask(pieces[::-1], [masked], tiles, 0.7)
-    assert [thing.pieces for thing in again] == [thing.pieces for thing in found]
+    assert [instance.pieces for instance in again] == [instance.pieces for instance in found]
     assert not found[0].region().mask.size
     assert join_tiles(pieces, tiles, 0.7) == []

@@ -44,7 +44,7 @@ def measure() -> dict[str, float]:
     start = time.thread_time()
     objects = merge_coarse_level(join_tiles(pieces, tiles, 0.7), [], tiles, 640, 5472, 34.0)
     seconds = time.thread_time() - start
-    largest = max(thing.region().mask.size for thing in objects)
+    largest = max(instance.region().mask.size for instance in objects)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     return {"pieces": len(pieces), "objects": len(objects), "seconds": seconds, "mb": grown / 1024, "largest": largest}
 

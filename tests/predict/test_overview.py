@@ -33,13 +33,13 @@ def joined(pieces: list[TileDetection], *whole: TileDetection) -> list[MergedIns
 def test_an_object_of_tiles_beats_its_coarse_mask() -> None:
     wire, pole = stroke(SIZE, [(60, 860), (1200, 60)], 8), stroke(SIZE, [(300, 100), (300, 700)], 70)
     pieces = seen_in_tiles([(0, wire), (1, pole)], TILES, share=0.01)
-    alone = {thing.class_id: thing for thing in join_tiles(pieces, TILES, 0.7)}
-    for thing in joined(pieces, coarse(wire), coarse(pole, 0.9, 1)):
-        before = alone.pop(thing.class_id)
-        assert thing.pieces == before.pieces
+    alone = {instance.class_id: instance for instance in join_tiles(pieces, TILES, 0.7)}
+    for instance in joined(pieces, coarse(wire), coarse(pole, 0.9, 1)):
+        before = alone.pop(instance.class_id)
+        assert instance.pieces == before.pieces
         # The whole photograph hardly shows a wire: wrong only if both are wrong. It shows a pole well: the mean.
         confidence = (1 - (1 - before.score) * 0.4, (before.score + 0.9) / 2)
-        assert thing.score == pytest.approx(confidence[thing.class_id])
+        assert instance.score == pytest.approx(confidence[instance.class_id])
     assert not alone
 
 
@@ -48,7 +48,9 @@ def test_a_coarse_mask_raises_the_confidence_of_no_object_that_fills_less_than_h
     pieces = seen_in_tiles([(0, post) for post in posts], TILES, share=0.01)
     alone = joined(pieces)
     fence = coarse(stroke(SIZE, [(300, 50), (300, 720)], 20), 0.9)
-    assert sorted(thing.score for thing in joined(pieces, fence))[:4] == sorted(thing.score for thing in alone)
+    assert sorted(instance.score for instance in joined(pieces, fence))[:4] == sorted(
+        instance.score for instance in alone
+    )
 
 
 def building(width: int, height: int) -> np.ndarray:
@@ -65,7 +67,7 @@ def test_the_coarse_mask_of_what_is_thicker_than_a_tile_replaces_the_pieces_insi
     assert len(joined(pieces)) == 7
     found = joined(pieces, coarse(house, 0.99))
     assert len(found) == 3
-    assert sorted(iou_of(thing.region(), house) > 0.9 for thing in found) == [False, False, True]
+    assert sorted(iou_of(instance.region(), house) > 0.9 for instance in found) == [False, False, True]
     # It replaces only what is less confident.
     assert len(joined(pieces, coarse(house, 0.6))) == 5
     # Thinner than a tile: the pieces stay, and the coarse mask goes, because they cover half of it.
@@ -74,16 +76,16 @@ def test_the_coarse_mask_of_what_is_thicker_than_a_tile_replaces_the_pieces_insi
 
 def test_a_thick_coarse_mask_over_two_more_confident_objects_replaces_neither() -> None:
     pair = [building(280, 500), np.roll(building(280, 500), 300, axis=1)]
-    pieces = seen_in_tiles([(0, thing) for thing in pair], TILES, share=0.01)
+    pieces = seen_in_tiles([(0, instance) for instance in pair], TILES, share=0.01)
     found = joined(pieces, coarse(pair[0] | pair[1], 0.3))
-    assert sorted(iou_of(thing.region(), pair[0]) > 0.9 for thing in found) == [False, False, True]
-    assert {thing.pieces for thing in found[:2]} == {thing.pieces for thing in joined(pieces)}
+    assert sorted(iou_of(instance.region(), pair[0]) > 0.9 for instance in found) == [False, False, True]
+    assert {instance.pieces for instance in found[:2]} == {instance.pieces for instance in joined(pieces)}
 
 
 def test_what_is_thicker_than_a_tile_and_not_seen_in_the_whole_photograph_is_dropped() -> None:
     pieces = seen_in_tiles([(0, building(600, 400)), (1, building(600, 280))], TILES, share=0.01)
-    assert [thing.class_id for thing in joined(pieces)] == [1]
-    assert [thing.class_id for thing in joined(pieces, coarse(building(600, 400), class_id=1))] == [1]
+    assert [instance.class_id for instance in joined(pieces)] == [1]
+    assert [instance.class_id for instance in joined(pieces, coarse(building(600, 400), class_id=1))] == [1]
 
 
 def test_a_blob_from_tiles_that_contains_a_coarse_mask_neither_agrees_with_it_nor_covers_it() -> None:
@@ -122,7 +124,7 @@ def test_a_blob_longer_than_its_tiles_does_not_hide_the_smaller_coarse_mask_insi
     house = building(300, 280)
     pieces = seen_in_tiles([(0, building(800, 300))], TILES, share=0.01)
     found = joined(pieces, coarse(house, 0.4))
-    assert [thing.score for thing in found if iou_of(thing.region(), house) > 0.85] == [pytest.approx(0.4)]
+    assert [instance.score for instance in found if iou_of(instance.region(), house) > 0.85] == [pytest.approx(0.4)]
     assert len(found) == 2
 
 
@@ -165,14 +167,14 @@ def test_a_coarse_mask_over_two_parallel_wires_joins_none_of_them() -> None:
     alone = joined(pieces)
     assert len(alone) == 4
     both = joined(pieces, coarse(wires[0] | wires[1]))
-    assert [thing.pieces for thing in both] == [thing.pieces for thing in alone]
+    assert [instance.pieces for instance in both] == [instance.pieces for instance in alone]
 
 
 def test_a_coarse_mask_of_hardly_any_confidence_joins_and_covers_nothing() -> None:
     pole = stroke(SIZE, [(640, 40), (640, 860)], 40)
     pieces = [piece for piece in seen_in_tiles([(0, pole)], TILES) if TILES[piece.tile][1] not in (192, 384)]
     found = joined(pieces, coarse(pole, 0.004))
-    assert [thing.pieces for thing in found[:2]] == [thing.pieces for thing in joined(pieces)]
+    assert [instance.pieces for instance in found[:2]] == [instance.pieces for instance in joined(pieces)]
     assert len(found) == 3
 
 
@@ -186,8 +188,8 @@ def test_larger_tiles_join_and_replace_as_the_whole_photograph_does() -> None:
     seen = seen_in_tiles([(0, house), (1, wire)], larger, share=0.01)
     seen = [replace(piece, tile=piece.tile + len(TILES), score=0.99) for piece in seen]
     coarser = join_tiles(seen, tiles, 0.7)
-    assert [len(thing.pieces) > 1 for thing in coarser] == [True, True]  # no tile shows either of them whole
-    found = {thing.class_id: thing for thing in merge_coarse_level(fine, coarser, tiles, 320, 640, MASK_PX)}
+    assert [len(instance.pieces) > 1 for instance in coarser] == [True, True]  # no tile shows either of them whole
+    found = {instance.class_id: instance for instance in merge_coarse_level(fine, coarser, tiles, 320, 640, MASK_PX)}
     assert len(found) == 2
     assert iou_of(found[0].region(), house) > 0.95
     assert {piece.tile < len(TILES) for piece in found[1].pieces} == {True}  # the finer mask of the wire

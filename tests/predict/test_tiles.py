@@ -88,12 +88,12 @@ def test_wires_across_24_tiles_are_found_whole_whatever_the_batch_size(
         rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
         expected = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
         np.testing.assert_array_equal(prediction.boxes[position], expected)
-    assert (np.diff(prediction.found.scores.numpy()) <= 0).all()
+    assert (np.diff(prediction.detections.scores.numpy()) <= 0).all()
     placement = Letterbox(320, (320, 224), (0, 48), SIZE)
-    np.testing.assert_allclose(placement.boxes_to_photo(prediction.found.boxes), prediction.boxes, atol=1e-3)
+    np.testing.assert_allclose(placement.boxes_to_photo(prediction.detections.boxes), prediction.boxes, atol=1e-3)
     # The batch size changes no bit.
     _, alone = predict_all(photos[:1], 64, Tiling(320))
-    np.testing.assert_array_equal(alone[0][2].found.scores, prediction.found.scores)
+    np.testing.assert_array_equal(alone[0][2].detections.scores, prediction.detections.scores)
     for one, other in zip(alone[0][2].masks, prediction.masks, strict=True):
         np.testing.assert_array_equal(one.mask, other.mask)
 
@@ -124,13 +124,13 @@ def test_what_is_shorter_than_the_labels_of_its_class_is_less_sure(
     def scores(*lengths: float, thin: tuple[int, ...] = ()) -> dict[int, list[float]]:
         facts = {"windows": windows, "label_lengths": [*lengths]}
         _, ((*_, found),) = predict_all(photos, 16, Tiling(tile_px), thin=thin, facts=facts)
-        assert (np.diff(found.found.scores.numpy()) <= 0).all()
-        return {number: found.found.scores[found.class_ids == number].tolist() for number in (0, 1)}
+        assert (np.diff(found.detections.scores.numpy()) <= 0).all()
+        return {number: found.detections.scores[found.class_ids == number].tolist() for number in (0, 1)}
 
     before, after = scores(), scores(1, labels * length_px, 0.5)
     _, ((*_, whole),) = predict_all(photos, 16, None)
-    (whole_score,) = whole.found.scores[
-        whole.found.class_ids == 1
+    (whole_score,) = whole.detections.scores[
+        whole.detections.class_ids == 1
     ].tolist()  # this pass shows the pole as long as it is
     assert after[1] == pytest.approx([before[1][0] - (1 - factor) * (before[1][0] - whole_score / 2)], rel=0.01)
     assert after[0] == before[0]
@@ -159,14 +159,16 @@ def test_the_whole_photograph_changes_boxes_and_confidences_of_what_it_shows() -
     ]
     placement = Letterbox(320, (320, 224), (0, 48), SIZE)  # 96 pixels are 24 of the input, 32 are 8
     result = average_with_whole(tiles, whole, placement, lines=(1,), least=0.3, most=300)
-    np.testing.assert_allclose(result.found.scores, [0.7, 0.7, 0.6, 0.4])  # half of 0.5 is under the least confidence
+    np.testing.assert_allclose(
+        result.detections.scores, [0.7, 0.7, 0.6, 0.4]
+    )  # half of 0.5 is under the least confidence
     np.testing.assert_array_equal(result.boxes, [[0, 20, 100, 220], *boxes[[2, 3, 1]]])
-    np.testing.assert_allclose(placement.boxes_to_photo(result.found.boxes), result.boxes, atol=1e-3)
+    np.testing.assert_allclose(placement.boxes_to_photo(result.detections.boxes), result.boxes, atol=1e-3)
     assert [region.left for region in result.masks] == [0, 2, 3, 1]
     assert [one is line for one in result.lines] == [False, False, True, False]
     alone = average_with_whole(tiles, whole, placement, lines=(1,), least=0.2, most=5)
     assert [region.left for region in alone.masks] == [0, 2, 3, 1, 50]
-    assert alone.found.scores[-1] == 0.25
+    assert alone.detections.scores[-1] == 0.25
     best = average_with_whole(tiles, whole, placement, lines=(1,), least=0.2, most=3)
     assert [region.left for region in best.masks] == [0, 2, 3], "not the first three rows"
 
@@ -182,7 +184,7 @@ def test_larger_tiles_change_nothing_that_the_smallest_show_whole(monkeypatch: p
         assert len(prediction.masks) == 2
         assert all(max(iou_of(region, mask) for region in prediction.masks) >= 0.99 for _, mask in wires)
         found.append(prediction)
-    np.testing.assert_array_equal(found[0].found.scores, found[1].found.scores)
+    np.testing.assert_array_equal(found[0].detections.scores, found[1].detections.scores)
     np.testing.assert_array_equal(found[0].boxes, found[1].boxes)
 
 
@@ -221,10 +223,10 @@ def test_photographs_no_larger_than_a_tile_are_predicted_as_without_tiles_and_as
     for photo, plain, tiled, alone in zip(
         photos, predict(2, None), predict(2, Tiling(128)), predict(1, None), strict=True
     ):
-        assert len(plain.found) == len(plain.masks) == 5
+        assert len(plain.detections) == len(plain.masks) == 5
         assert (plain.boxes <= [photo.shape[1], photo.shape[0]] * 2).all()
         for name in ("boxes", "scores", "class_ids", "coefficients"):
-            np.testing.assert_array_equal(getattr(tiled.found, name), getattr(plain.found, name))
+            np.testing.assert_array_equal(getattr(tiled.detections, name), getattr(plain.detections, name))
         np.testing.assert_array_equal(tiled.boxes, plain.boxes)
         for one, other in zip(tiled.masks, plain.masks, strict=True):
             np.testing.assert_array_equal(one.mask, other.mask)

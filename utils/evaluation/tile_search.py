@@ -53,7 +53,7 @@ class TileSearch:
         predictions = kept if len(kept) == len(indices) else self._predict(indices)
         for placement, prediction in zip(placements, predictions, strict=True):
             boxes = boxes_to_input(torch.from_numpy(prediction.boxes), placement)
-            yield replace(prediction.found, boxes=boxes), prediction.masks
+            yield replace(prediction.detections, boxes=boxes), prediction.masks
 
     def _predict(self, indices: list[int]) -> Iterator[PhotoPrediction]:
         images = ordered_map(lambda index: read_photo(self.photos[index].file), indices, READ_AHEAD_THREADS)

@@ -55,7 +55,7 @@ class ToolWriter(PartWriter):
         if not self.files.written:
             return
         size = (shape[1], shape[0])
-        rows = zip(prediction.class_ids.tolist(), prediction.found.scores.tolist(), prediction.masks, strict=True)
+        rows = zip(prediction.class_ids.tolist(), prediction.detections.scores.tolist(), prediction.masks, strict=True)
         objects = [
             _Object(class_id, round(score, 5), mask, mask_rings(mask.mask, mask.left, mask.top)[:MAX_MASK_RINGS])
             for class_id, score, mask in rows

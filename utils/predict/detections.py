@@ -53,7 +53,7 @@ class PhotoPrediction:
     num_without_mask: how many detections were found whose mask is empty: only their boxes are known.
     """
 
-    found: Detections
+    detections: Detections
     masks: Sequence[Region]
     boxes: np.ndarray
     lines: Sequence[Line | None] = ()
@@ -63,7 +63,7 @@ class PhotoPrediction:
     @property
     def class_ids(self) -> np.ndarray:
         """The class of each detection, int64 (n,)."""
-        return self.found.class_ids.numpy()
+        return self.detections.class_ids.numpy()
 
 
 def raw_outputs(

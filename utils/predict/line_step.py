@@ -57,7 +57,7 @@ def with_lines(
     """
     if not labels.classes:
         return prediction
-    found, masks, size = prediction.found, prediction.masks, placement.photo_size
+    found, masks, size = prediction.detections, prediction.masks, placement.photo_size
     columns = zip(found.scores.tolist(), prediction.class_ids.tolist(), prediction.boxes, strict=True)
     rows = [Row(score, class_id, number, box) for number, (score, class_id, box) in enumerate(columns)]
     rows = replace_masks(rows, masks, photo, labels, votes or {}, min_score)

@@ -322,12 +322,12 @@ def _drop_fragments(
     return [objects[number] for number in order if number in kept]
 
 
-def is_cut(thing: MergedInstance, tiles: list[Corners]) -> bool:
+def is_cut(instance: MergedInstance, tiles: list[Corners]) -> bool:
     """Return whether the object ends at a tile's border, and no piece of a tile that reaches further continues it there."""
     photo = (0, 0, max(tile[2] for tile in tiles), max(tile[3] for tile in tiles))
-    masks = np.array([piece.mask.corners for piece in thing.pieces])
-    seen = np.array([tiles[piece.tile] for piece in thing.pieces])
-    for piece in thing.pieces:
+    masks = np.array([piece.mask.corners for piece in instance.pieces])
+    seen = np.array([tiles[piece.tile] for piece in instance.pieces])
+    for piece in instance.pieces:
         tile = tiles[piece.tile]
         for side in range(4):
             inwards = 1 if side < 2 else -1
@@ -340,7 +340,7 @@ def is_cut(thing: MergedInstance, tiles: list[Corners]) -> bool:
             continued = np.zeros(at_border.shape, bool)
             looks_further = inwards * seen[:, side] < inwards * tile[side]
             for number in np.flatnonzero(looks_further & _overlap(np.array(corners), masks)):
-                continued |= thing.pieces[number].mask.crop(corners)
+                continued |= instance.pieces[number].mask.crop(corners)
             continued = cv2.dilate(continued.view(np.uint8), WIDEN_KERNEL).view(bool)
             if 2 * np.count_nonzero(continued[at_border]) < np.count_nonzero(at_border):
                 return True

@@ -47,13 +47,13 @@ def merge_coarse_level(
     photograph its longer side. mask_px: the side of a pixel of the coarser pass's masks. All are in pixels of the photograph.
     """
     cell_px = max(1, round(mask_px / 2))
-    of_class: dict[int, list[MergedInstance]] = {thing.class_id: [] for thing in coarse}
-    for thing in objects:
-        of_class.setdefault(thing.class_id, []).append(thing)
-    candidates = {class_id: _Candidates(things, cell_px, tiles) for class_id, things in of_class.items()}
+    of_class: dict[int, list[MergedInstance]] = {instance.class_id: [] for instance in coarse}
+    for instance in objects:
+        of_class.setdefault(instance.class_id, []).append(instance)
+    candidates = {class_id: _Candidates(instances, cell_px, tiles) for class_id, instances in of_class.items()}
     kept: list[MergedInstance] = []
-    for thing in sorted(coarse, key=best_first):
-        kept += _decide(thing, candidates[thing.class_id], cell_px, finer_px)
+    for instance in sorted(coarse, key=best_first):
+        kept += _decide(instance, candidates[instance.class_id], cell_px, finer_px)
     for group in candidates.values():
         for candidate in (group.all[number] for number in np.flatnonzero(group.is_free)):
             judged = candidate.judged(coarse_px)
@@ -62,9 +62,9 @@ def merge_coarse_level(
     return sorted(kept, key=best_first)
 
 
-def best_first(thing: MergedInstance) -> tuple[Any, ...]:
+def best_first(instance: MergedInstance) -> tuple[Any, ...]:
     """What objects are sorted by."""
-    return -thing.score, thing.pieces[0].order
+    return -instance.score, instance.pieces[0].order
 
 
 def longest_side(tiles: list[Corners]) -> int:
@@ -75,20 +75,20 @@ def longest_side(tiles: list[Corners]) -> int:
 class _Candidate:
     """An object from smaller tiles that a coarse mask may cover."""
 
-    def __init__(self, number: int, thing: MergedInstance, cell_px: int, tiles: list[Corners]) -> None:
-        self.number, self.thing = number, thing
+    def __init__(self, number: int, instance: MergedInstance, cell_px: int, tiles: list[Corners]) -> None:
+        self.number, self.instance = number, instance
         self._cell_px, self._tiles = cell_px, tiles
         self.support = 0.0  # the confidence of the coarser pass
 
     @cached_property
     def tile_px(self) -> int:
         """The longest side of the tiles that show parts of the object."""
-        return longest_side([self._tiles[piece.tile] for piece in self.thing.pieces])
+        return longest_side([self._tiles[piece.tile] for piece in self.instance.pieces])
 
     @cached_property
     def sides(self) -> tuple[int, int]:
         """The shorter and the longer side of the mask's bounding box."""
-        left, top, right, bottom = self.thing.corners
+        left, top, right, bottom = self.instance.corners
         return min(right - left, bottom - top), max(right - left, bottom - top)
 
     @cached_property
@@ -110,18 +110,18 @@ class _Candidate:
     def judged(self, coarse_px: int) -> MergedInstance:
         """Return the object with the coarser pass's confidence in it: among `others` if that pass shows it well, else as `support`."""
         if self.sides[1] <= coarse_px and self.thickness >= WELL_SHOWN:
-            return replace(self.thing, others=(*self.thing.others, self.support))
-        return replace(self.thing, support=max(self.thing.support, self.support))
+            return replace(self.instance, others=(*self.instance.others, self.support))
+        return replace(self.instance, support=max(self.instance.support, self.support))
 
     @cached_property
     def is_fragment(self) -> bool:
         """Whether a tile's border cuts the object off."""
-        return is_cut(self.thing, self._tiles)
+        return is_cut(self.instance, self._tiles)
 
     @cached_property
     def cells(self) -> Cells:
         """The mask's pixels in each cell."""
-        parts = [Cells.of(piece.mask, self._cell_px) for piece in self.thing.pieces]
+        parts = [Cells.of(piece.mask, self._cell_px) for piece in self.instance.pieces]
         corners = hull([part.corners for part in parts])
         return Cells(*corners[:2], np.maximum.reduce([part.crop(corners) for part in parts]))
 
@@ -129,11 +129,11 @@ class _Candidate:
 class _Candidates:
     """The objects of a class that coarse masks may cover, and which of them are still free."""
 
-    def __init__(self, things: list[MergedInstance], cell_px: int, tiles: list[Corners]) -> None:
-        self.all = [_Candidate(number, thing, cell_px, tiles) for number, thing in enumerate(things)]
-        self.is_free = np.ones(len(things), bool)
-        self._scores = np.array([thing.score for thing in things])
-        self._corners = np.array([thing.corners for thing in things]).reshape(-1, 4)
+    def __init__(self, instances: list[MergedInstance], cell_px: int, tiles: list[Corners]) -> None:
+        self.all = [_Candidate(number, instance, cell_px, tiles) for number, instance in enumerate(instances)]
+        self.is_free = np.ones(len(instances), bool)
+        self._scores = np.array([instance.score for instance in instances])
+        self._corners = np.array([instance.corners for instance in instances]).reshape(-1, 4)
 
     def near(self, coarse: MergedInstance, corners: tuple[int, ...]) -> list[_Candidate]:
         """Return the free objects in a rectangle whose confidence differs from the coarse mask's by SCORE_RATIO at most."""
@@ -160,7 +160,7 @@ class _Neighbour:
 class _CoarseMask:
     """A coarse mask on the grid, and the objects from smaller tiles that it is compared with."""
 
-    thing: MergedInstance
+    instance: MergedInstance
     cells: np.ndarray  # bool (h, w): where the mask is
     around: Corners  # the rectangle of `cells`, in cells
     neighbours: list[_Neighbour]
@@ -181,7 +181,7 @@ def _decide(coarse: MergedInstance, candidates: _Candidates, cell_px: int, tile_
     replaced = _replaced(mask) if mask.thickness * cell_px >= tile_px else None
     if replaced is not None:
         candidates.take(replaced)
-        found = [neighbour.candidate.thing.score for neighbour in replaced if neighbour.agrees]
+        found = [neighbour.candidate.instance.score for neighbour in replaced if neighbour.agrees]
         return [replace(coarse, others=(*coarse.others, max(found))) if found else coarse]
     if fragments := _fragments(mask):
         candidates.take(fragments)
@@ -216,7 +216,7 @@ def _replaced(mask: _CoarseMask) -> list[_Neighbour] | None:
     others: list[_Neighbour] = []
     for neighbour in mask.neighbours:
         is_same = neighbour.agrees or neighbour.inside >= MOSTLY
-        (replaced if is_same and neighbour.candidate.thing.score < mask.thing.score else others).append(neighbour)
+        (replaced if is_same and neighbour.candidate.instance.score < mask.instance.score else others).append(neighbour)
     is_refused = any(neighbour.agrees for neighbour in others) or mask.is_covered_by(others)
     return None if is_refused else replaced
 
@@ -224,19 +224,19 @@ def _replaced(mask: _CoarseMask) -> list[_Neighbour] | None:
 def _fragments(mask: _CoarseMask) -> list[_Neighbour]:
     """Return the fragments that a coarse mask joins: none if two come from one tile, because then they are two objects."""
     fragments = [part for part in mask.neighbours if part.inside >= MOSTLY and part.candidate.is_fragment]
-    tiles = [tile for part in fragments for tile in {piece.tile for piece in part.candidate.thing.pieces}]
+    tiles = [tile for part in fragments for tile in {piece.tile for piece in part.candidate.instance.pieces}]
     return fragments if len(set(tiles)) == len(tiles) else []
 
 
 def _join(mask: _CoarseMask, fragments: list[_Neighbour], cell_px: int) -> MergedInstance:
     """Join fragments to one object; where they leave a large gap, the coarse mask fills it."""
     pieces = sorted(
-        (piece for part in fragments for piece in part.candidate.thing.pieces), key=lambda piece: piece.order
+        (piece for part in fragments for piece in part.candidate.instance.pieces), key=lambda piece: piece.order
     )
     missing = mask.cells & ~_widened(mask.neighbours)
     if missing.sum() >= MIN_GAP * mask.cells.sum():
         gap = cv2.dilate(missing.view(np.uint8), TWO_CELLS).view(bool)  # up to the fragments
-        rest = [_inside_cells(piece, mask.cells & gap, mask.around, cell_px) for piece in mask.thing.pieces]
+        rest = [_inside_cells(piece, mask.cells & gap, mask.around, cell_px) for piece in mask.instance.pieces]
         pieces += [piece for piece in rest if not piece.mask.is_empty]
     return MergedInstance(tuple(pieces))
 
@@ -245,7 +245,7 @@ def _support(mask: _CoarseMask) -> None:
     """Raise the support of the object that covers half of a coarse mask and lies half in it, if there is one."""
     most = max(mask.neighbours, key=lambda neighbour: int((neighbour.cells & mask.cells).sum()))
     if most.inside >= MIN_COVERED and mask.is_covered_by([most]):
-        most.candidate.support = max(most.candidate.support, mask.thing.score)
+        most.candidate.support = max(most.candidate.support, mask.instance.score)
 
 
 def _widened(neighbours: list[_Neighbour]) -> np.ndarray:
@@ -281,15 +281,15 @@ def without_mask(
     cut = {piece: _is_cut_off(piece, tiles, photo) for piece in pieces if piece.mask.is_empty}
     found: list[MergedInstance] = []
     boxes = np.zeros((len(objects) + len(cut), 4), np.float32)  # of objects, then of what is found
-    boxes[: len(objects)] = np.array([thing.box for thing in objects], np.float32).reshape(-1, 4)
-    classes = np.array([thing.class_id for thing in objects] + [-1] * len(cut), int)
+    boxes[: len(objects)] = np.array([instance.box for instance in objects], np.float32).reshape(-1, 4)
+    classes = np.array([instance.class_id for instance in objects] + [-1] * len(cut), int)
     for piece in sorted(cut, key=lambda piece: (cut[piece], piece.order)):
         others = boxes[classes == piece.class_id]
         overlap, inside = box_overlap(piece.box, others)
         if not ((overlap > iou).any() or (cut[piece] and (inside >= MOSTLY).any())):
             boxes[len(objects) + len(found)], classes[len(objects) + len(found)] = piece.box, piece.class_id
             found.append(MergedInstance((piece,)))
-    return sorted(found, key=lambda thing: thing.pieces[0].order)
+    return sorted(found, key=lambda instance: instance.pieces[0].order)
 
 
 def box_overlap(box: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -78,9 +78,11 @@ def average_with_whole(
     side of their box is under SHOWN_PX, or if they are of the classes `lines`.
     """
     first = len(found.boxes)
-    boxes = np.concatenate([found.boxes, np.array([thing.box for thing in whole], np.float32).reshape(-1, 4)])
-    scores = np.concatenate([found.found.scores.numpy(), np.array([thing.score for thing in whole], np.float32)])
-    classes = np.concatenate([found.class_ids, np.array([thing.class_id for thing in whole], int)])
+    boxes = np.concatenate([found.boxes, np.array([instance.box for instance in whole], np.float32).reshape(-1, 4)])
+    scores = np.concatenate(
+        [found.detections.scores.numpy(), np.array([instance.score for instance in whole], np.float32)]
+    )
+    classes = np.concatenate([found.class_ids, np.array([instance.class_id for instance in whole], int)])
     px = max(placement.photo_size) / placement.size_px  # of the input, in pixels of the photograph
     is_kept = ((boxes[:, 2:] - boxes[:, :2]).max(axis=1) >= SHOWN_PX * px) & ~np.isin(classes, list(lines))
     is_alone = is_kept.copy()
@@ -104,4 +106,4 @@ def average_with_whole(
     )
     masks = LazyRegions(order, lambda number: found.masks[number] if number < first else whole[number - first].region())
     lines_of = [found.lines[number] if number < first else None for number in order] if found.lines else ()
-    return replace(found, found=detections, masks=masks, boxes=boxes[order], lines=lines_of)
+    return replace(found, detections=detections, masks=masks, boxes=boxes[order], lines=lines_of)

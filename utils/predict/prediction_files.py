@@ -78,7 +78,11 @@ class PredictionWriter(PartWriter):
         If the prediction has lines, they are added to their detections, and the photograph's entry lists the wires.
         """
         height, width = shape[:2]
-        class_ids, scores, lines = prediction.class_ids.tolist(), prediction.found.scores.tolist(), prediction.lines
+        class_ids, scores, lines = (
+            prediction.class_ids.tolist(),
+            prediction.detections.scores.tolist(),
+            prediction.lines,
+        )
         outlines = [outline(mask) for mask in prediction.masks]
         detections = [
             {

@@ -59,7 +59,7 @@ class AboveThresholds:
 
     def __call__(self, prediction: PhotoPrediction, context: Context, seen: np.ndarray) -> PhotoPrediction:
         """Return the detections that are kept."""
-        found = prediction.found
+        found = prediction.detections
         chosen = np.flatnonzero(found.scores.numpy() >= self.least[prediction.class_ids]).tolist()
         masks = [prediction.masks[number] for number in chosen]
         lines = [prediction.lines[number] for number in chosen] if prediction.lines else ()

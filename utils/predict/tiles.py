@@ -195,16 +195,18 @@ class Predictor:
             objects = sorted([*objects, *bare], key=best_first)
         objects = self._judged_by_length(objects)
         least = self.limits["confidence"]  # an object that is short, or that a coarser pass missed, may have less now
-        objects = [thing for thing in objects if thing.score >= least or not (thing.others or thing.factor < 1)]
+        objects = [
+            instance for instance in objects if instance.score >= least or not (instance.others or instance.factor < 1)
+        ]
         objects = objects[: self.max_detections]
-        boxes = np.array([thing.box for thing in objects], np.float32).reshape(-1, 4)
-        scores = torch.tensor([thing.score for thing in objects], dtype=torch.float32)
-        class_ids = torch.tensor([thing.class_id for thing in objects], dtype=torch.int64)
+        boxes = np.array([instance.box for instance in objects], np.float32).reshape(-1, 4)
+        scores = torch.tensor([instance.score for instance in objects], dtype=torch.float32)
+        class_ids = torch.tensor([instance.class_id for instance in objects], dtype=torch.int64)
         assert state.whole is not None
         found = Detections(
             boxes_to_input(torch.from_numpy(boxes), state.whole), scores, class_ids, torch.zeros(len(objects), 0)
         )
-        num_bare = sum(thing.pieces[0].mask.is_empty for thing in objects)
+        num_bare = sum(instance.pieces[0].mask.is_empty for instance in objects)
         prediction = PhotoPrediction(
             found, LazyRegions(objects, MergedInstance.region), boxes, num_without_mask=num_bare
         )
@@ -219,13 +221,13 @@ class Predictor:
         curved = trained_wire_labels(self.model)["wires_bent"] if self.thin else ()
         scale = windows["high_scale"] * self.tiling.size_px / self.size_px  # a tile's side over that of the training
         judged = []
-        for thing in objects:
-            if thing.class_id in lengths and (thing.class_id not in self.thin or thing.class_id in curved):
-                median_px, spread = lengths[thing.class_id]
-                length_px = float((thing.box[2:] - thing.box[:2]).max())
+        for instance in objects:
+            if instance.class_id in lengths and (instance.class_id not in self.thin or instance.class_id in curved):
+                median_px, spread = lengths[instance.class_id]
+                length_px = float((instance.box[2:] - instance.box[:2]).max())
                 deviation = min(0.0, math.log(max(length_px, 1.0) / (scale * median_px)) / spread)
-                thing = replace(thing, factor=1 / (1 + deviation**2))
-            judged.append(thing)
+                instance = replace(instance, factor=1 / (1 + deviation**2))
+            judged.append(instance)
         return sorted(judged, key=best_first)
 
     def _finished(

@@ -121,10 +121,10 @@ def test_a_raster_of_one_block_has_the_photographs_detections_to_the_pixel(
     photo = paint(truth, SIZE)
     ((*_, expected),) = predictor_of().predict([(0, photo)])
     shapes, names, scores, areas = predicted(tmp_path, write_raster(tmp_path / "a.tif", photo))["polygons"]
-    order = np.argsort(-expected.found.scores.numpy(), kind="stable")
+    order = np.argsort(-expected.detections.scores.numpy(), kind="stable")
     assert len(shapes) == len(order) >= 6
     assert names.tolist() == [NAMES[expected.class_ids[number]] for number in order]
-    np.testing.assert_allclose(scores, expected.found.scores.numpy()[order], atol=1e-5)
+    np.testing.assert_allclose(scores, expected.detections.scores.numpy()[order], atol=1e-5)
     for shape, number, area in zip(shapes, order, areas, strict=True):
         region = expected.masks[number]
         assert iou_of(region, drawn(shape)) == 1

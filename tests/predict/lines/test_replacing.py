@@ -46,13 +46,15 @@ def test_only_detections_of_the_asked_classes_change() -> None:
     lined = with_lines(prediction, LabelFacts((1,)), PLACEMENT, photo)
     width = np.mean([line.width_px for line in lined.lines if line is not None])
     short = 0.7 * (1 - np.exp(-np.hypot(40, 40) / 90)) * (1.5 * width / (1600 / np.hypot(40, 40))) ** 2
-    assert lined.found.scores.tolist() == pytest.approx([0.88, 0.87, 0.8, short], abs=0.02)
+    assert lined.detections.scores.tolist() == pytest.approx([0.88, 0.87, 0.8, short], abs=0.02)
     assert [line is not None for line in lined.lines] == [True, True, False, False]
     assert lined.masks[2] is masks[1]
     assert lined.masks[3] is masks[2]
     assert lined.boxes[0] == pytest.approx([36, 146, 844, 354], abs=5)
-    assert lined.found.boxes[0] == pytest.approx(torch.tensor([18, 148, 422, 252]), abs=3)  # half the size, 75 px lower
-    assert lined.boxes[2].tolist() == lined.found.boxes[2].tolist() == [0, 0, 900, 600]
+    assert lined.detections.boxes[0] == pytest.approx(
+        torch.tensor([18, 148, 422, 252]), abs=3
+    )  # half the size, 75 px lower
+    assert lined.boxes[2].tolist() == lined.detections.boxes[2].tolist() == [0, 0, 900, 600]
     assert len(with_lines(prediction, LabelFacts((1,)), PLACEMENT, photo, 0.5).masks) == 3
 
 
@@ -61,7 +63,7 @@ def test_objects_of_curved_classes_keep_masks_and_have_a_centreline_if_they_are_
     prediction, photo = predicted(*masks), pictured(np.any(masks, axis=0))
     lined = with_lines(prediction, LabelFacts((1,), curved=(1,)), PLACEMENT, photo)
     assert [lined.masks[number] is prediction.masks[number] for number in (0, 1)] == [True, True]
-    assert lined.found.scores.tolist() == prediction.found.scores.tolist()
+    assert lined.detections.scores.tolist() == prediction.detections.scores.tolist()
     band, branched = lined.lines
     assert branched is None
     assert band is not None
@@ -104,7 +106,7 @@ def test_a_band_wider_than_the_photographs_wires_is_less_sure() -> None:
         """Return the confidence of the widest line, and how wide it is beside the median line."""
         lined = with_lines(predicted(*(masks[number] for number in chosen)), LabelFacts((1,)), PLACEMENT, photo)
         widths = [line.width_px for line in lined.lines if line is not None]
-        return float(lined.found.scores[int(np.argmax(widths))]), max(widths) / float(np.median(widths))
+        return float(lined.detections.scores[int(np.argmax(widths))]), max(widths) / float(np.median(widths))
 
     alone, _ = band(2)
     score, wider = band(0, 1, 2)
@@ -122,7 +124,7 @@ def test_a_line_that_runs_otherwise_than_the_other_wires_is_less_sure() -> None:
 
     def scores(parallel: dict[int, float], *chosen: int, class_ids: Sequence[int] = ()) -> list[float]:
         found = predicted(*(masks[number] for number in chosen), class_ids=class_ids)
-        return with_lines(found, LabelFacts((1, 2), parallel=parallel), PLACEMENT, photo).found.scores.tolist()
+        return with_lines(found, LabelFacts((1, 2), parallel=parallel), PLACEMENT, photo).detections.scores.tolist()
 
     *wires, crossing = scores({}, 0, 1, 2, 3)
     *found, lowered = scores({1: 0.5}, 0, 1, 2, 3)
@@ -139,16 +141,16 @@ def test_a_line_that_continues_a_surer_one_is_surer_and_part_of_it_unless_labels
     prediction, photo = predicted(*parts, scores=(0.9, 0.4, 0.4)), pictured(np.any(parts, axis=0))
     alone = {
         number: float(
-            with_lines(predicted(parts[number], scores=[score]), LabelFacts((1,)), PLACEMENT, photo).found.scores
+            with_lines(predicted(parts[number], scores=[score]), LabelFacts((1,)), PLACEMENT, photo).detections.scores
         )
         for number, score in enumerate((0.9, 0.4, 0.4))
     }
     apart = with_lines(prediction, LabelFacts((1,), (0,)), PLACEMENT, photo)
     raised = alone[1] ** 0.6 * alone[0] ** 0.4
-    assert apart.found.scores.tolist() == pytest.approx([alone[0], raised, alone[2]], rel=0.01)
+    assert apart.detections.scores.tolist() == pytest.approx([alone[0], raised, alone[2]], rel=0.01)
     joined = with_lines(prediction, LabelFacts((1,)), PLACEMENT, photo)
     wire, other = joined.lines
-    assert joined.found.scores[0] == pytest.approx(np.average([alone[0], raised], weights=[277, 359]), rel=0.01)
+    assert joined.detections.scores[0] == pytest.approx(np.average([alone[0], raised], weights=[277, 359]), rel=0.01)
     assert wire is not None
     assert wire.points[[0, -1], 0] == pytest.approx([36, 844], abs=6)
     assert wire.gaps[0, :, 0] == pytest.approx([304, 496], abs=6)
