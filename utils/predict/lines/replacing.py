@@ -1,6 +1,6 @@
 """Lines in the place of masks: the lines of each detection of a thin class, cut where labels end, and their confidences.
 
-A network that saw few photographs takes edges of poles and crossarms for wires, and short straight instances. So a line is as
+A network that saw few photographs takes edges of poles and crossarms for wires, and short straight objects. So a line is as
 confident as it looks like a wire (`in_photo.py`) and as it fits the other lines (`confidence.py`).
 """
 
