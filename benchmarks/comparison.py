@@ -31,8 +31,7 @@ SCORES = ("mask_map50_95", "mask_map50", "box_map50_95", "box_map50")
 PROJECT, ULTRALYTICS = "project", "ultralytics"
 SIDES = (PROJECT, ULTRALYTICS)
 NATIVE = "project_native"
-EVALUATORS = {PROJECT: "our evaluator", NATIVE: "ours, in the photographs' pixels", ULTRALYTICS: "their evaluator"}
-BY_CLASS = "mask_map50_95_by_class"
+EVALUATORS = (PROJECT, NATIVE, ULTRALYTICS)  # native: ours, in the photographs' pixels
 
 Json = dict[str, Any]
 Run = Json
@@ -40,7 +39,7 @@ Run = Json
 
 @dataclass(frozen=True)
 class Setting:
-    """Options that both sides get. With `close_mosaic` None each side uses its own default.
+    """Options that both sides get; everything else is each side's default.
 
     `nominal_batch` is for Ultralytics only, which accumulates gradients over that many images before a step; `extra` are
     further options of our training.
@@ -50,8 +49,6 @@ class Setting:
     epochs: int
     img_size: int
     batch_size: int
-    optimizer: str
-    close_mosaic: int | None
     device: str
     nominal_batch: int = 64
     extra: tuple[str, ...] = ()
@@ -67,25 +64,6 @@ class Data:
     num_train: int
     num_val: int
     fingerprint: str
-
-
-def make_sample(folder: Path, num_images: int, long_side_px: int, wire_width_px: int = 14) -> Path:
-    """Draw and parse the built-in sample, unless it exists; return its data-set YAML.
-
-    Each side itself shrinks photographs that are larger than the network's input.
-    """
-    thin = "" if wire_width_px == 14 else f"-wires{wire_width_px}px"
-    processed = folder / f"sample-{num_images}-{long_side_px}px{thin}"
-    data = processed / "dataset.yaml"
-    if not data.exists():
-        raw = folder / f"raw-{num_images}{thin}"
-        folder.mkdir(parents=True, exist_ok=True)
-        log = folder / "sample.log"
-        drawn = words_of({"sample": num_images, "output": raw, "wire_width": wire_width_px})
-        run_script(["download_data.py", *drawn], log)
-        size = {"line_width": wire_width_px, "long_side": long_side_px}
-        run_script(["parse_labels.py", *words_of({"input": raw, "output": processed, **size})], log)
-    return data
 
 
 def open_data(yaml_file: Path, folder: Path) -> Data:
@@ -159,7 +137,7 @@ def initial_weights(setting: Setting, data: Data, seed: int, folder: Path) -> Pa
 
 
 def scores(setting: Setting, data: Data, weights: Path, evaluator: str, home: Path) -> dict[str, float]:
-    """Return the AP of a weights file by one of EVALUATORS, in all and by class; reuse a result in `home`."""
+    """Return the AP of a weights file by one of EVALUATORS; reuse a result in `home`."""
     key = {"weights": _digest([weights]), "source": source_digest(), **_versions()}
     output = home / f"by-{evaluator}-{_short(key)}"
     answer_file = output.with_suffix(".json")
@@ -170,11 +148,10 @@ def scores(setting: Setting, data: Data, weights: Path, evaluator: str, home: Pa
             options |= {"mask_resolution": "native" if evaluator == NATIVE else None, **size}
             run_script(["evaluate_model.py", *words_of(options)], output.with_suffix(".log"))
             found = _read_json(output / "metrics.json")
-            found[BY_CLASS] = {line["name"]: line["mask_map50_95"] for line in found["per_class"]}
         else:
             job = {"action": "val", "weights": str(weights), "data": str(data.ultralytics_yaml), "folder": str(output)}
             found, _, _ = _ultralytics_job({**job, **size}, home, output.name)
-        _write_json(answer_file, {name: found[name] for name in (*SCORES, BY_CLASS)})
+        _write_json(answer_file, {name: found[name] for name in SCORES})
     return _read_json(answer_file)
 
 
@@ -186,9 +163,9 @@ def source_digest() -> str:
 def _train_project(setting: Setting, data: Data, seed: int, start: Path, home: Path) -> Json:
     folder = (home / "run").resolve()
     options: Json = {"model": start, "data": data.yaml_file, "save_dir": folder}
-    options |= {name: getattr(setting, name) for name in ("epochs", "img_size", "batch_size", "optimizer")}
+    options |= {name: getattr(setting, name) for name in ("epochs", "img_size", "batch_size")}
     options |= {"seed": seed, "device": setting.device, "best_metric": "mean_map", "tensorboard": False}
-    command = ["train_yolo_ddp.py", *words_of({**options, "close_mosaic": setting.close_mosaic}), *setting.extra]
+    command = ["train_yolo_ddp.py", *words_of(options), *setting.extra]
     wall_s, usage = run_script(command, home / "train.log", home / "usage.json")
     records = read_epochs(folder)
     train_s = sum(record["epoch_time_s"] for record in records)

@@ -77,8 +77,6 @@ def main() -> int:
                 epochs=-(-config.steps // -(-data.num_train // config.batch_size)),
                 img_size=config.img_size,
                 batch_size=config.batch_size,
-                optimizer="auto",
-                close_mosaic=None,
                 device=config.device,
                 nominal_batch=config.batch_size,
             )

@@ -5,16 +5,15 @@
     python benchmarks/train_step.py --data data/processed/dataset.yaml
 
 Each side takes steps as its trainer does by default. On a CPU, Ultralytics computes in float32, and this project in bf16
-where the processor supports it. The *ceiling* is this project's speed on one batch that is already in memory. With --data
-its loader feeds the same steps, and the speed is also printed as a share of the ceiling. The last line is this project's
-images/s divided by Ultralytics'.
+where the processor supports it. With --data the batch is the first one of this project's loader. The last line is this
+project's images/s divided by Ultralytics'.
 """
 
 from __future__ import annotations
 
 import copy
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ from utils.common.text import format_table
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.data.synthetic import synthetic_batch, training_colours
 from utils.engine.step_timer import PHASES
-from utils.measure.operators import OperatorCount, outside_network
 from utils.measure.step_ranges import training_loader
 from utils.yolo.model import build_model, weights_or_description
 
@@ -58,7 +56,7 @@ class StepConfig(Options):
     optimizer: str = option("musgd", "optimizer of both sides", choices=("musgd", "adamw"))
     amp: str = option("auto", "this project's mixed precision", choices=PRECISION_CHOICES)
     threads: int | None = option(None, "compute threads; unset: as many as the trainer takes", at_least=1)
-    data: str | None = option(None, "data-set YAML: train on its first batch, and time loading too", metavar="YAML")
+    data: str | None = option(None, "data-set YAML: train on its first batch", metavar="YAML")
     json: str | None = option(None, "write the results here", metavar="FILE")
 
 
@@ -70,18 +68,15 @@ def main() -> int:
         torch.cuda.set_device(device)
     else:
         keep_freed_memory()  # for both sides: they share the process
-    threads, workers = choose_threads_and_workers(1, device_type=device.type)
-    torch.set_num_threads(config.threads or threads)
+    torch.set_num_threads(config.threads or choose_threads_and_workers(1, device_type=device.type)[0])
     seed_everything(0)
     precision = choose_precision(config.amp, device)
     names = load_dataset_yaml(Path(config.data or DEFAULT_DATASET_YAML)).names
     source, note = weights_or_description(config.model)
     model = build_model(source, names)
-    loader = None
     if config.data:
         pin_memory = device.type == "cuda"
-        loader = training_loader(config.data, config.img_size, config.batch_size, workers, pin_memory)
-        batch = next(iter(loader))
+        batch = next(iter(training_loader(config.data, config.img_size, config.batch_size, 0, pin_memory)))
     else:
         objects, colours = config.objects, training_colours(device)
         batch = synthetic_batch(
@@ -95,72 +90,44 @@ def main() -> int:
         flush=True,
     )
     ours = OurSide(copy.deepcopy(model), batch, device, precision, config.optimizer)
-    sides: dict[str, Side] = {OURS: ours, THEIRS: TheirSide(model, batch, device, config.optimizer)}
-    figures = measure(sides, len(batch), config)
-    record: Json = {"sides": figures}
-    ceiling = figures[OURS]["images_per_s"]
-    operators = ours.operators()
-    record["operators"] = {part: asdict(count) for part, count in operators.items()}
-    print(report(figures), operators_line(operators), sep="\n")
-    if loader is not None:
-        images_per_s, wait_share = ours.end_to_end(loader, config.warmup, config.steps * config.rounds)
-        share = images_per_s / ceiling
-        record["loading"] = {"images_per_s": images_per_s, "wait_share": wait_share, "of_ceiling": share}
-        print(
-            f"With loading: {images_per_s:.1f} images/s, {wait_share:.1%} of the time spent waiting for batches, "
-            f"{share:.2f} of the ceiling"
-        )
-    record["ratio"] = ceiling / figures[THEIRS]["images_per_s"]
+    figures = measure({OURS: ours, THEIRS: TheirSide(model, batch, device, config.optimizer)}, len(batch), config)
+    ratio = figures[OURS]["images_per_s"] / figures[THEIRS]["images_per_s"]
     if config.json:
-        write_results(config.json, config, **record)
-    print(f"ratio {record['ratio']:.2f}")
+        write_results(config.json, config, sides=figures, ratio=ratio)
+    print(f"{report(figures)}\nratio {ratio:.2f}")
     return 0
 
 
 def measure(sides: dict[str, Side], num_images: int, config: StepConfig) -> dict[str, Json]:
-    """Train with both sides in turn; return each side's medians: ms per phase and step, images/s, host syncs."""
+    """Train with both sides in turn; return each side's medians: ms per phase and step, images/s."""
     steps: dict[str, list[np.ndarray]] = {name: [] for name in sides}
     for number in range(config.rounds):
         # The sides take turns in going first, so that a drift of the machine's speed favours neither.
         for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
             steps[name].append(sides[name].phases_ms(config.warmup, config.steps))
     figures: dict[str, Json] = {}
-    for name, side in sides.items():
+    for name in sides:
         phases_ms = np.concatenate(steps[name])
         step_ms = float(np.median(phases_ms.sum(1)))
         medians = dict(zip(PHASES, np.median(phases_ms, 0).tolist(), strict=True))
-        syncs = side.host_syncs()
         figures[name] = {
             "phase_ms": medians,
             "step_ms": step_ms,
             "loss_share": float(np.median(phases_ms[:, PHASES.index("loss")] / phases_ms.sum(1))),
             "images_per_s": 1000 * num_images / step_ms,
-            "host_syncs": sum(syncs.values()),
-            "host_syncs_by_operator": syncs,
         }
     return figures
 
 
 def report(figures: dict[str, Json]) -> str:
     """Return the figures as a table, one row per side; times are ms per step."""
-    header = ["", *PHASES, "step", "loss share", "host syncs", "images/s"]
+    header = ["", *PHASES, "step", "loss share", "images/s"]
     rows = []
     for name, found in figures.items():
         times = [*found["phase_ms"].values(), found["step_ms"]]
-        last = [f"{found['loss_share']:.1%}", found["host_syncs"], f"{found['images_per_s']:.1f}"]
+        last = [f"{found['loss_share']:.1%}", f"{found['images_per_s']:.1f}"]
         rows.append([name, *(f"{value:.1f}" for value in times), *last])
-    ceiling = f"Ceiling, one batch that is already in memory: {figures[OURS]['images_per_s']:.1f} images/s"
-    return f"{format_table(header, rows)}\n{ceiling}"
-
-
-def operators_line(counts: dict[str, OperatorCount]) -> str:
-    """Return the line on this project's operators per step, by part; in brackets, those that compute."""
-    words = [f"{part} {count.operators} ({count.computing})" for part, count in counts.items()]
-    outside = outside_network(counts)
-    return (
-        f"Operators of the project's step (those that compute): {', '.join(words)}; "
-        f"outside the network {outside.operators} ({outside.computing})"
-    )
+    return format_table(header, rows)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
-"""The two training steps that `train_step.py` compares, and this project's step fed by its own loader."""
+"""The two training steps that `train_step.py` compares."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,15 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.host_syncs import count_host_syncs
 from utils.common.devices import Precision, tune_device
 from utils.common.environment import prepare_environment
 from utils.data.dataset import Batch
-from utils.data.loader import EpochLoader
-from utils.engine.state import Progress
 from utils.engine.step_timer import StepTimer, time_training_steps
-from utils.measure.operators import OperatorCount, count_operators
-from utils.measure.step_ranges import MarkedLoader
 from utils.yolo.model import YoloModel
 from utils.yolo.optimizer import OPTIMIZER_NAMES
 from utils.yolo.training_step import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, build_training
@@ -41,33 +34,6 @@ class OurSide:
         """Train `warmup` + `steps` steps; return the ms of the PHASES of `steps` steps, (steps, 5)."""
         with _trainers_switches(self.engine.device):
             return time_training_steps(self.engine, self.batch, warmup, steps)
-
-    def host_syncs(self) -> dict[str, int]:
-        """Count the host's waits in one further step."""
-
-        def step() -> None:
-            self.engine.forward_backward(self.batch)
-            self.engine.update()
-
-        return count_host_syncs(step, self.engine.device)
-
-    def operators(self) -> dict[str, OperatorCount]:
-        """Count the operators of one further step, by part."""
-        return count_operators(self.engine, self.batch)
-
-    def end_to_end(self, loader: EpochLoader, warmup: int, steps: int) -> tuple[float, float]:
-        """Train from the loader; return images/s and the share of the time spent waiting for batches."""
-        engine, watched = self.engine, _Watched(loader, warmup + steps)
-        engine.state.progress = Progress()
-        engine.options = replace(engine.options, epochs=1, log_interval=len(watched))
-        with _trainers_switches(engine.device):
-            engine.train_one_epoch(watched)
-        if engine.device.type == "cuda":
-            torch.cuda.synchronize(engine.device)
-        # From the request for the first measured batch on.
-        elapsed_s = time.perf_counter() - watched.asked_s[warmup]
-        waited_s = sum(watched.given_s[warmup:]) - sum(watched.asked_s[warmup:])
-        return sum(watched.num_images[warmup:]) / elapsed_s, waited_s / elapsed_s
 
 
 class TheirSide:
@@ -107,18 +73,7 @@ class TheirSide:
             timer.mark("input")  # ends the last step
             return timer.phases_ms()[-steps:]
 
-    def host_syncs(self) -> dict[str, int]:
-        """See OurSide. On a CPU without the optimizer, which reads its step counters there but not on a GPU."""
-        step = self._step if self.device.type == "cuda" else self._gradients
-        with _their_switches():
-            return count_host_syncs(lambda: step(StepTimer(self.device)), self.device)
-
     def _step(self, timer: StepTimer) -> None:
-        self._gradients(timer)
-        timer.mark("optimizer")
-        self.optimizer_step()
-
-    def _gradients(self, timer: StepTimer) -> None:
         timer.mark("input")
         with torch.autocast("cuda") if self.amp else nullcontext():
             batch = {name: value.to(self.device, non_blocking=True) for name, value in self.batch.items()}
@@ -129,6 +84,8 @@ class TheirSide:
             loss = self.model.loss(batch, outputs)[0].sum()
         timer.mark("backward")
         self.scaler.scale(loss).backward()
+        timer.mark("optimizer")
+        self.optimizer_step()
 
 
 Side = OurSide | TheirSide
@@ -180,20 +137,3 @@ def _pixel_classes(batch: Batch) -> torch.Tensor:
     numbers = (batch.masks.long() - 1 + starts[:, None, None]).clamp(0, max(len(batch.class_ids) - 1, 0))
     classes = batch.class_ids[numbers] if len(batch.class_ids) else torch.zeros_like(numbers)
     return (classes * (batch.masks > 0)).float()
-
-
-class _Watched(MarkedLoader):
-    """Notes when each batch is requested and when it arrives."""
-
-    def __init__(self, loader: EpochLoader, num_batches: int) -> None:
-        super().__init__(loader, num_batches, self._note_request)
-        self.asked_s: list[float] = []
-        self.given_s: list[float] = []
-
-    def _note_request(self, phase: str) -> None:
-        self.asked_s.append(time.perf_counter())
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in super().__iter__():
-            self.given_s.append(time.perf_counter())
-            yield batch

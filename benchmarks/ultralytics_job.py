@@ -16,14 +16,13 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.comparison import BY_CLASS, Json
+from benchmarks.comparison import Json
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, seed_everything
 from utils.common.environment import prepare_environment
 from utils.common.errors import UserError, run_script
 from utils.common.files import write_bytes_atomic, write_text_atomic
 from utils.yolo.model import build_model, load_weights, save_deployable
-from utils.yolo.optimizer import ADAMW_LR
 
 SCORES = {
     "mask_map50_95": "metrics/mAP50-95(M)",
@@ -75,8 +74,6 @@ def train(job: Json) -> Json:
     yolo.add_callback("on_fit_epoch_end", clock.end_of_epoch)
     arguments = {
         **{name: job[name] for name in ("data", "epochs", "seed")},
-        **optimizer_arguments(job["optimizer"]),
-        **({} if job["close_mosaic"] is None else {"close_mosaic": job["close_mosaic"]}),
         "imgsz": job["img_size"],
         "batch": job["batch_size"],
         "nbs": job["nominal_batch"],
@@ -116,15 +113,8 @@ def skip_trial_of_amp() -> None:
     trainer.check_amp = decide_offline
 
 
-def optimizer_arguments(name: str) -> Json:
-    """Return Ultralytics' arguments for the project's optimizer; with `auto` each side chooses its own."""
-    if name == "adamw":
-        return {"optimizer": "AdamW", "lr0": ADAMW_LR, "momentum": 0.9}
-    return {"optimizer": {"sgd": "SGD"}.get(name, name)}
-
-
 def run_ultralytics_validator(job: Json) -> Json:
-    """Return the scores of a weights file by Ultralytics' `val()`; a class without objects scores 0."""
+    """Return the scores of a weights file by Ultralytics' `val()`."""
     device, threads, workers = machine_share(job["device"])
     yolo = _open(job["weights"])
     yolo.add_callback("on_val_start", lambda _: torch.set_num_threads(threads))
@@ -139,10 +129,7 @@ def run_ultralytics_validator(job: Json) -> Json:
         name="val",
         exist_ok=True,
     )
-    by_class = {name: float(found.seg.maps[index]) for index, name in yolo.names.items()}
-    seen = {yolo.names[int(index)] for index in found.seg.ap_class_index}
-    scores = {name: float(found.results_dict[theirs]) for name, theirs in SCORES.items()}
-    return {**scores, BY_CLASS: {name: value if name in seen else 0.0 for name, value in by_class.items()}}
+    return {name: float(found.results_dict[theirs]) for name, theirs in SCORES.items()}
 
 
 class EpochClock:

@@ -70,8 +70,9 @@ def test_one_unreadable_photograph_no_longer_refuses_all_others(kind: str, tmp_p
     if kind != "none":
         with pytest.raises(
             DataErrors, match=r"3 of 9 photographs cannot be used: .*; the trainer's --skip-bad goes on"
-        ):
+        ) as refused:
             opened(data, **KINDS[kind])
+        assert [Path(line.split(": ")[0]).name for line in refused.value.details] == [*BAD]
     said: list[str] = []
     for _ in range(2):  # built, then found
         dataset = opened(data, said, skip_bad=True, **KINDS[kind])

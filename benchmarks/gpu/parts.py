@@ -39,7 +39,7 @@ PARTS: tuple[Part, ...] = (
     Part("default", "the same without --deterministic", trainings.compare_default_runs, 280, 60, after=DATA),
     Part("train_step_n", "a step of yolov8n with both", partial(speed.compare_steps, "n"), 90, 40, True, DATA),
     Part("profile", "yolov8m: speed and memory by batch size", speed.profile, 200, 120, True),
-    Part("operators", "operators, kernels and host waits; a trace", steps.look_at_steps, 90, 45, True),
+    Part("operators", "kernels and host waits; a trace", steps.look_at_steps, 90, 45, True),
     Part("loader", "does the loader keep up, with 8 processes and more?", speed.loading, 200, 100, True, DATA),
     Part("train_step_m", "a step of yolov8m with both", partial(speed.compare_steps, "m"), 90, 45, True),
     Part("options", "ms per step of precisions, options and models", steps.cost_of_options, 150, 75, True),

@@ -59,7 +59,7 @@ def profile(setting: Setting) -> Finding:
 
 
 def compare_steps(size: str, setting: Setting) -> Finding:
-    """Time a training step of this project and of Ultralytics in turn: of the model n with loading, or of the model m."""
+    """Time a training step of this project and of Ultralytics in turn: the model n with photographs, or the model m."""
     sizes, answer = setting.sizes, setting.folder / f"train_step_{size}" / "step.json"
     model, batch_size = (sizes.small_model, sizes.batch_size) if size == "n" else (sizes.large_model, sizes.large_batch)
     flags = [f"--data={setting.data.with_name('long_epoch.yaml')}"] if size == "n" else []
@@ -68,13 +68,7 @@ def compare_steps(size: str, setting: Setting) -> Finding:
     command = ["benchmarks/train_step.py", f"--model={model}", *shape, *pace, *setting.threads, *flags]
     found = script_figures(setting, "train_step.py", answer, *command)
     ours, theirs = found["sides"]["project"], found["sides"]["ultralytics"]
-    loading = found.get("loading")
-    said = (
-        f"ours {ours['images_per_s']:.0f} images/s, Ultralytics {theirs['images_per_s']:.0f}: ratio {found['ratio']:.2f}; "
-        f"host waits {ours['host_syncs']} and {theirs['host_syncs']}"
-    )
-    if loading:
-        said += f"; with loading {loading['of_ceiling']:.0%} of our speed"
+    said = f"ours {ours['images_per_s']:.0f} images/s, Ultralytics {theirs['images_per_s']:.0f}: ratio {found['ratio']:.2f}"
     return Finding(said, found)
 
 
@@ -127,7 +121,7 @@ def loaded_per_s(loader: EpochLoader, seconds: float) -> float:
 
 
 def against_ultralytics(setting: Setting) -> Finding:
-    """Train a few epochs with this project and with Ultralytics, as benchmarks/vs_ultralytics.py does, without scores."""
+    """Train a few epochs with this project and with Ultralytics, each with its defaults, without scores."""
     sizes, folder = setting.sizes, setting.folder / "vs_ultralytics"
     folder.mkdir(parents=True, exist_ok=True)
     if importlib.util.find_spec("polars") is None:
@@ -136,7 +130,7 @@ def against_ultralytics(setting: Setting) -> Finding:
         (stand_in / "polars.py").write_text(NO_POLARS)
         os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], str(stand_in)])
     shape = (sizes.small_model, sizes.epochs if setting.is_gpu else 1, sizes.full_px, sizes.batch_size)
-    options = comparison.Setting(*shape, optimizer="auto", close_mosaic=None, device=setting.device)
+    options = comparison.Setting(*shape, device=setting.device)
     data = comparison.open_data(setting.data.with_name("long_epoch.yaml"), folder)
     runs = {side: comparison.train_side(options, data, 0, side, folder)[0] for side in SIDES}
     with_amp = runs[ULTRALYTICS]["mixed_precision"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import statistics
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -15,12 +15,11 @@ from torch.profiler import ProfilerActivity
 
 from benchmarks.gpu.plan import Finding, Json, NeedsGpu, Setting
 from benchmarks.gpu.trainings import precisions_of
-from benchmarks.host_syncs import count_host_syncs
 from utils.common.devices import Precision, choose_device, choose_precision, tune_device
 from utils.data.synthetic import synthetic_batch, training_colours
 from utils.engine import TrainingEngine
 from utils.engine.step_timer import Repeated, run_training_steps, time_training_steps
-from utils.measure.operators import count_operators, profile_operators
+from utils.measure.profiling import profile_operators
 from utils.yolo.model import build_model
 from utils.yolo.training_step import build_training
 
@@ -28,7 +27,7 @@ CLASSES = tuple("abcdefgh")
 
 
 def look_at_steps(setting: Setting) -> Finding:
-    """Count operators, kernels and host waits of one training step of both models."""
+    """Count kernels and host waits of one training step of both models."""
     device = choose_device(setting.device, 0)
     tune_device(device, deterministic=False, fixed_shapes=True)
     figures = {}
@@ -42,21 +41,17 @@ def look_at_steps(setting: Setting) -> Finding:
             engine.forward_backward(batch)
             engine.update()
 
-        waits = count_host_syncs(step, device)
-        counts = count_operators(engine, batch)
+        waits = host_waits_of(step) if setting.is_gpu else {}
         figures[name] = {
-            "operators": sum(count.computing for count in counts.values()),
-            "operators_by_part": {part: asdict(count) for part, count in counts.items()},
             **kernels_of(step, device),
             **traced(setting, engine, batch, name),
             "host_waits": sum(waits.values()),
             "host_waits_by_place": waits,
         }
     said = "; ".join(
-        f"{name}: {found['operators']} operators, {found['kernels']} kernels, {found['host_waits']} host waits"
-        for name, found in figures.items()
+        f"{name}: {found['kernels']} kernels, {found['host_waits']} host waits" for name, found in figures.items()
     )
-    return Finding(said if setting.is_gpu else f"{said} (a CPU launches no kernels)", dict(figures))
+    return Finding(said if setting.is_gpu else "a CPU launches no kernels", dict(figures))
 
 
 def traced(setting: Setting, engine: TrainingEngine, batch: Any, name: str) -> Json:
@@ -64,7 +59,22 @@ def traced(setting: Setting, engine: TrainingEngine, batch: Any, name: str) -> J
     trace = setting.folder / "operators" / "trace.json" if name == "n" else None
     if trace is not None:
         trace.parent.mkdir(parents=True, exist_ok=True)
-    return {"most_expensive": [asdict(one) for one in profile_operators(engine, batch, 2, trace)]}
+    return {"most_expensive": profile_operators(engine, batch, 2, trace).splitlines()}
+
+
+def host_waits_of(step: Callable[[], None]) -> dict[str, int]:
+    """Return how often the host waits for the GPU in a step, by line of code, as PyTorch itself reports it."""
+    torch.cuda.synchronize()
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    waits = [entry for entry in caught if "synchronizing CUDA operation" in str(entry.message)]
+    return dict(Counter(f"{entry.filename}:{entry.lineno}" for entry in waits))
 
 
 def kernels_of(step: Callable[[], None], device: torch.device) -> Json:

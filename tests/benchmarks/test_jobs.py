@@ -12,7 +12,6 @@ from benchmarks.gpu.__main__ import GpuConfig
 from benchmarks.jobs import Job, difference, is_alive, run
 from benchmarks.recipe import RecipeConfig
 from benchmarks.train_step import StepConfig
-from benchmarks.vs_ultralytics import ComparisonConfig
 from tests.support.processes import wait_until
 from utils.common.config import parse_config
 from utils.run.checkpoint import save_checkpoint
@@ -82,9 +81,6 @@ def test_a_job_finds_what_the_user_put_on_pythonpath(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("config", "flags", "said"),
     [
-        (ComparisonConfig, "--seeds 1 1", "--seeds 1 1: must be different numbers"),
-        (ComparisonConfig, "--epochs 9 --close-mosaic 9", "--close-mosaic 9"),
-        (ComparisonConfig, "--epochs 0", "--epochs 0"),
         (StepConfig, "--img-size 100", "--img-size 100: must be a multiple of 32 and at least 64"),
         (StepConfig, "--objects -1", "--objects -1: must be at least 0"),
         (GpuConfig, "--only ncll", "--only ncll: there is same_as_cpu data"),

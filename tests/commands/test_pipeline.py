@@ -105,12 +105,7 @@ BAD_INPUT = [
     ("parse_labels.py --workers -1", 2, "--workers -1"),
     ("parse_labels.py --split-by coin", 2, "coin"),
     ("profile_gpu.py --batch-sizes 4 0", 2, "--batch-sizes 0"),
-    ("profile_gpu.py --img-size 100", 2, "--img-size 100"),
-    ("profile_gpu.py --steps 0", 2, "--steps 0"),
     ("benchmark_ddp.py --repeats 0", 2, "--repeats 0"),
-    ("benchmark_ddp.py --timeout-s 0.5", 2, "--timeout-s 0.5"),
-    ("benchmark_ddp.py --processes 1 -2", 2, "--processes -2"),
-    ("benchmark_ddp.py --num-workers -1", 2, "--num-workers -1"),
 ]
 
 

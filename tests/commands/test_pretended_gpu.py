@@ -160,11 +160,7 @@ COMMANDS: dict[str, tuple[str, str, Callable[[Path, TrainedRun], Mapping[str, st
         "--model yolov8n-seg.yaml --batch-sizes 1 --steps 1 --img-size 64 --output {out}",
         nothing,
     ),
-    "benchmark": (
-        "benchmark_ddp",
-        "--batch-size 2 --steps 1 --warmup 1 --repeats 1 --scaling strong --img-size 64 --output {out}",
-        nothing,
-    ),
+    "benchmark": ("benchmark_ddp", "--batch-size 2 --steps 1 --repeats 1 --img-size 64 --output {out}", nothing),
     "check machine": ("test_ddp", "--data {data}", nothing),
     "crowd_bt": (
         "recipes/crowd_bt/train",

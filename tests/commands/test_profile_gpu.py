@@ -16,10 +16,9 @@ from tests.support.oracle import draw_data
 from tests.support.plugin import run_main
 from utils.common.errors import UserError
 from utils.measure.profiling import BatchProfile
+from utils.measure.scaling import STEP_PARTS
 
 # --- profile_gpu.py, from its flags to its files ---------------------------------------------------------------------
-
-WEIGHTS_BYTES = 4 * 3_260_000  # YOLOv8n-seg's
 
 
 @pytest.fixture(autouse=True)
@@ -49,16 +48,14 @@ def test_profile_gpu_writes_chart_report_and_numbers(
         assert found["images_per_s"] == pytest.approx(1000 * found["batch_size"] / found["step_ms"])
         assert found["allocated_bytes"] > 50 * 2**20
         assert found["reserved_bytes"] is None
-        assert found["fixed_bytes"] > 3 * WEIGHTS_BYTES  # and this process, which other tests have made large
-        assert 0.2 < found["readings"]["cpu_util"] < 1.3
-    assert len(record["operators"]) == 10
-    assert sum(found["share"] for found in record["operators"]) < 1.0001
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert {"phase: forward", "phase: backward", "aten::convolution_backward"} <= {event["name"] for event in events}
     assert record["best_batch_size"] in (1, 2)
     assert record["largest_batch_size"] == 2
     report = (folder / "profiling_report.txt").read_text()
     assert "Largest that fits: 2" in report
+    assert "aten::convolution_backward" in report
+    assert "phase: " not in report
     assert f"torch: {torch.__version__}" in report
     with Image.open(folder / "gpu_profile.png") as picture:
         assert picture.size[0] > 1000
@@ -77,21 +74,18 @@ def test_a_device_too_small_for_the_smallest_batch_is_one_line(tmp_path: Path, m
 # --- benchmark_ddp.py, from its flags to its files -------------------------------------------------------------------
 
 
-def test_counts_beyond_the_machine_or_the_batch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark_ddp, "usable_cpu_count", lambda: 4)
+def test_counts_double_up_to_the_devices_and_those_beyond_the_machine_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(benchmark_ddp, "usable_cpu_count", lambda: 9)
     config = benchmark_ddp.BenchmarkConfig
-    assert benchmark_ddp.choose_counts(config(), 0) == (1, 2, 4)
-    assert benchmark_ddp.choose_counts(config(), 2) == (1, 2)
+    counts = {1: (1,), 2: (1, 2), 6: (1, 2, 4, 6), 0: (1, 2, 4, 8)}  # without a GPU: of the cores, at most 8
+    assert {gpus: benchmark_ddp.choose_counts(config(), gpus) for gpus in counts} == counts
     assert benchmark_ddp.choose_counts(config(processes=(4, 1, 4)), 0) == (1, 4)
-    assert benchmark_ddp.choose_counts(config(threads=2), 0) == (1, 2)
-    with pytest.raises(UserError, match=r"--processes 4: .* 4 usable core\(s\), and each process needs 2 of its own"):
-        benchmark_ddp.choose_counts(config(processes=(4,), threads=2), 0)
-    with pytest.raises(UserError, match=r"--processes 8: this machine has 4 usable core"):
-        benchmark_ddp.choose_counts(config(processes=(8,)), 0)
+    with pytest.raises(UserError, match=r"--processes 10: this machine has 9 usable core"):
+        benchmark_ddp.choose_counts(config(processes=(10,)), 0)
     with pytest.raises(UserError, match=r"--processes 4: this machine has 2 visible GPU"):
         benchmark_ddp.choose_counts(config(processes=(4,)), 2)
-    with pytest.raises(UserError, match="cannot share it between 4 processes"):
-        benchmark_ddp.choose_counts(config(scaling="strong", batch_size=2), 0)
     with pytest.raises(UserError, match="no CUDA GPU"):
         benchmark_ddp.choose_counts(config(device="cuda"), 0)
 
@@ -100,29 +94,23 @@ def test_benchmark_ddp_trains_on_one_and_two_processes_fed_by_the_trainers_loade
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(benchmark_ddp, "usable_cpu_count", lambda: 2)
-    flags = ("--batch-size", "3", "--img-size", "64", "--steps", "2", "--warmup", "1", "--repeats", "1")
-    data = draw_data(tmp_path / "data", 6)
-    place = ("--device", "cpu", "--scaling", "strong", "--data", data, "--output", tmp_path / "out")
+    flags = ("--batch-size", "3", "--img-size", "64", "--steps", "2", "--repeats", "1", "--device", "cpu")
+    place = ("--data", draw_data(tmp_path / "data", 6), "--output", tmp_path / "out")
     assert run_main(benchmark_ddp, monkeypatch, *flags, *place) == 0
     shown, noise = capfd.readouterr()
-    assert "round 1, strong scaling, 2 process(es):" in shown
-    assert "All-reduce by itself:" in shown
+    assert "round 1, 2 process(es):" in shown
     assert noise == ""
     names = ["benchmark_results.csv", "benchmark_results.json", "multi_gpu_benchmark.png"]
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == names
     record = json.loads((tmp_path / "out" / "benchmark_results.json").read_text())
     alone, together = record["runs"]
     assert (alone["processes"], together["processes"]) == (1, 2)
-    assert alone["global_batch_size"] == together["global_batch_size"] == 3  # dealt out as 2 and 1
-    assert (alone["waiting_ms"], alone["communication_ms"], alone["allreduce_ms"]) == (0, 0, None)
-    assert len(together["compute_ms_by_rank"]) == 2
-    assert together["gradient_communication_ms"] > 0
-    assert together["other_collectives"] >= 2  # the loss's normalisers and the batch statistics
-    assert together["allreduce_gb_per_s"] > 0
+    assert (alone["global_batch_size"], together["global_batch_size"]) == (3, 6)
+    assert (alone["waiting_ms"], alone["communication_ms"]) == (0, 0)
+    assert together["communication_ms"] > 0
     for found in (alone, together):
-        assert found["ranges_share"] == pytest.approx(1, abs=0.05)
+        assert sum(found[name] for name in STEP_PARTS) == pytest.approx(found["step_ms"], rel=0.05)
         assert found["data_ms"] > 1  # without loader processes a batch is made while the step waits
-    assert together["allreduces"][0]["bytes"] == 1024
     with (tmp_path / "out" / "benchmark_results.csv").open() as table:
         rows = list(csv.DictReader(table))
     assert [row["processes"] for row in rows] == ["1", "2"]

@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -83,31 +82,18 @@ def test_data_set_missing_is_a_warning_and_labels_missing_a_failure(tmp_path: Pa
         checks.check_data(tmp_path / "no.yaml")
 
 
-@pytest.mark.parametrize(
-    ("check", "free_bytes", "status"),
-    [
-        (checks.check_shared_memory, 64 * 2**20, "warn"),
-        (checks.check_shared_memory, 64 * 2**30, "ok"),
-        (checks.check_disk, 2**29, "fail"),
-        (checks.check_disk, 5 * 2**30, "warn"),
-        (checks.check_disk, 50 * 2**30, "ok"),
-    ],
-)
-def test_room_is_judged(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    check: Callable[[Path], checks.Result],
-    free_bytes: int,
-    status: str,
+@pytest.mark.parametrize(("free_bytes", "status"), [(64 * 2**20, "warn"), (64 * 2**30, "ok")])
+def test_little_shared_memory_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free_bytes: int, status: str
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(total=2**50, free=free_bytes)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
-    result = check(tmp_path)
+    result = checks.check_shared_memory(tmp_path)
     assert result.status == status
     assert bool(result.cure) == (status != "ok")
 
 
-@pytest.mark.parametrize(("version", "status"), [("2.1.0", "fail"), ("2.6.0+cu124", "warn"), ("2.15.0a0+git", "ok")])
+@pytest.mark.parametrize(("version", "status"), [("2.6.0+cu124", "fail"), ("2.15.0a0+git", "ok")])
 def test_old_pytorch_is_named(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     result = checks.check_torch()

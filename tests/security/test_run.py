@@ -11,7 +11,6 @@ from tests.sources.parsing.raw_folder import polygon, write_csv
 from tests.support.plugin import run_script
 from utils.common import errors
 from utils.common.errors import DataErrors, UserError
-from utils.data.cache import open_images
 from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
@@ -111,27 +110,6 @@ def test_every_damaged_label_is_listed_and_alike_twice(tmp_path: Path) -> None:
         found.append(refused.value.details)
     assert found[0] == found[1]
     assert [Path(line.split(": ")[0]).name for line in found[0]] == ["07.txt:1", "50.txt:2", "51.txt:1"]
-
-
-def test_every_damaged_photograph_is_listed_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = damaged_set(tmp_path)
-    (tmp_path / "images" / "10.jpg").write_bytes(b"")
-    (tmp_path / "images" / "20.jpg").write_bytes((tmp_path / "images" / "20.jpg").read_bytes()[:-20])
-    photos = read_photos(load_dataset_yaml(file), "train")
-
-    def pack() -> None:
-        open_images([photo.file for photo in photos], 64, tmp_path / ".cache", "train", lambda _: None)
-
-    for _ in range(2):
-        with pytest.raises(SystemExit) as ended:
-            errors.run_script(pack)
-        assert ended.value.code == 1
-    first, second, message, *again = capsys.readouterr().err.splitlines()
-    assert "10.jpg: unreadable photograph (empty file)" in first
-    assert "20.jpg: unreadable photograph (truncated" in second
-    assert message.startswith("error: 2 of 100 photographs cannot be used")
-    assert again == [first, second, message]
-    assert not list((tmp_path / ".cache").glob("*.u8"))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

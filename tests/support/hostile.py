@@ -1,13 +1,10 @@
 """Hostile files for the security tests: pickles that would leave a mark, as .pt files of every shape."""
 
 import builtins
-import functools
 import io
 import os
 import pickle
 import random
-import runpy
-import subprocess
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -61,22 +58,12 @@ def hostile_weights(marker: Path) -> dict[str, bytes]:
     """Return .pt files by name; all but `no_data_pkl` create `marker` when they are opened without care."""
     touch = f"touch '{marker}'"
     code = f"open({str(marker)!r}, 'w').close()"
-    script = marker.with_name("payload.py")
-    script.write_text(code)
     through_storage = io.BytesIO()
     pickler = _Pickler(through_storage, protocol=2)
     pickler.dump(OrderedDict(weight=PersistentId(("storage", Call(os.system, touch), "0", "cpu", 4))))
-    hub = Call(functools.partial(torch.hub.load, source="local"), str(marker.parent / "repository"), "model")
-    entry = marker.parent / "repository" / "hubconf.py"
-    entry.parent.mkdir(exist_ok=True)
-    entry.write_text(f"def model(*_, **__):\n    {code}\n")
     return {
         "os_system": saved({"model": Call(os.system, touch)}),
-        "exec": saved({"ema": Call(builtins.exec, code)}),
         "eval_through_getattr": saved({"model": Call(getattr, Call(builtins.eval, f"({code}, [])[1]"), "append")}),
-        "popen": saved({"model": Call(subprocess.Popen, ("/bin/sh", "-c", touch))}),
-        "hub": saved({"model": hub}),
-        "runpy": saved({"model": Call(runpy.run_path, str(script))}),
         "nested_pickle": saved({"model": Call(pickle.loads, pickle.dumps(Call(os.system, touch)))}),
         "deep_in_a_dictionary": saved({"model": OrderedDict(a={"b": [{"c": Call(os.system, touch)}]})}),
         "persistent_id": zipped(through_storage.getvalue()),

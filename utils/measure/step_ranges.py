@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -19,12 +18,10 @@ from utils.data.dataset import Batch, SegmentationDataset, open_images, read_pho
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.loader import EpochBatches, EpochLoader, get_dataloader
 from utils.distributed import main_printer
-from utils.distributed.ddp import gradient_bytes
-from utils.engine.step_timer import PHASES, Mark, StepTimer
+from utils.engine.step_timer import Mark, StepTimer
 
 DATA = "data"  # the phase in which a step waits for its batch
 COMMUNICATION = "communication"
-RANGES = (DATA, *PHASES, COMMUNICATION)
 _MANY_EPOCHS = 10**9  # the measurement never reaches the epochs without mosaic
 
 
@@ -41,57 +38,42 @@ class RangeTimer(StepTimer):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._phase = DATA
-        self._bytes: list[int] = []
 
     def mark(self, phase: str) -> None:
-        """Begin `phase`, one of RANGES."""
+        """Begin `phase`: DATA, COMMUNICATION or one of PHASES."""
         super().mark(phase)
         self._phase = phase
 
     @contextmanager
-    def collective(self, num_bytes: int) -> Iterator[None]:
-        """Count the time inside the context as a collective over `num_bytes`, then continue the phase around it."""
+    def collective(self) -> Iterator[None]:
+        """Count the time inside the context as a collective, then continue the phase around it."""
         around = self._phase
-        self._bytes.append(num_bytes)
         self.mark(COMMUNICATION)
         try:
             yield
         finally:
             self.mark(around)
 
-    def gradients_ready(self, num_bytes: int) -> None:
+    def gradients_ready(self) -> None:
         """Begin to wait for the other ranks' gradients; the next phase ends it. The last call of a step counts."""
         if self._phase == COMMUNICATION:  # the gradient before was not the last one: that time belongs to backward
             self._marks[-1] = ("backward", self._marks[-1][1])
-            self._bytes.pop()
-        self._bytes.append(num_bytes)
         self.mark(COMMUNICATION)
 
-    def ranges(self) -> tuple[np.ndarray, list[list[tuple[float, int]]]]:
-        """Return all complete steps: ms by RANGES, float64 (steps, 7), and the blocking collectives of each in order.
+    def steps(self) -> list[list[tuple[str, float]]]:
+        """Return the ranges of each complete step in order, as (name, ms). Waits for the GPU.
 
-        A collective is (ms that this rank spent in it, bytes). The gradients' all-reduce counts from the last gradient on.
-        A step is complete when the next one has begun. Waits for the GPU.
+        A step is complete when the next one has begun.
         """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        numbers = iter(self._bytes)
-        steps: list[dict[str, float]] = []
-        collectives: list[list[tuple[float, int]]] = []
+        found: list[list[tuple[str, float]]] = []
         for (name, start), (_, end) in itertools.pairwise(self._marks):
-            duration_ms = self._between_ms(start, end)
             if name == DATA:
-                steps.append(dict.fromkeys(RANGES, 0.0))
-                collectives.append([])
-            if not steps:
-                if name == COMMUNICATION:
-                    next(numbers)
-                continue
-            steps[-1][name] += duration_ms
-            if name == COMMUNICATION:
-                collectives[-1].append((duration_ms, next(numbers)))
-        values = [[step[name] for name in RANGES] for step in steps]
-        return np.array(values, np.float64).reshape(-1, len(RANGES))[:-1], collectives[:-1]
+                found.append([])
+            if found:
+                found[-1].append((name, self._between_ms(start, end)))
+        return found[:-1]
 
 
 @contextmanager
@@ -99,20 +81,15 @@ def timed_collectives(timer: RangeTimer, model: torch.nn.Module) -> Iterator[Non
     """Report to `timer` every all-reduce that the training itself calls, and the wait for DDP's gradients."""
     reduce = dist.all_reduce
 
-    def timed(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
-        with timer.collective(tensor.numel() * tensor.element_size()):
-            return reduce(tensor, *arguments, **keywords)
+    def timed(*arguments: Any, **keywords: Any) -> Any:
+        with timer.collective():
+            return reduce(*arguments, **keywords)
 
     hooks = []
     if isinstance(model, DistributedDataParallel):
-        weights = [weight for weight in model.parameters() if weight.requires_grad]
-        num_bytes = gradient_bytes(model)
-
-        def ready(_: torch.Tensor) -> None:
-            timer.gradients_ready(num_bytes)
-
         # The first layers get their gradients last: the first convolution and its BatchNorm.
-        hooks = [weight.register_post_accumulate_grad_hook(ready) for weight in weights[:3]]
+        weights = [weight for weight in model.parameters() if weight.requires_grad][:3]
+        hooks = [weight.register_post_accumulate_grad_hook(lambda _: timer.gradients_ready()) for weight in weights]
     dist.all_reduce = timed
     try:
         yield

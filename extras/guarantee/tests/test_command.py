@@ -13,7 +13,6 @@ import yaml
 
 import evaluate_model
 import inference
-from extras.guarantee import benchmark
 from extras.guarantee.calibration import groups_of, prove
 from tests.predict.tiny_network import NAMES, smooth_data, tiny_weights
 from tests.support.plugin import run_main
@@ -82,10 +81,6 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
     other = tiny_weights(tmp_path / "other.pt", prototype_scale=2)
     with pytest.raises(UserError, match=r"made for another model file than .*other\.pt; evaluate this one"):
         run_main(inference, monkeypatch, *options, "dark.png", "--model", other)
-    drawn = ("--recalls", "0.05", "--flights", "80", "--draws", "9", "--json", "d.json", "--data", "data.yaml")
-    Path("data.yaml").write_text(yaml.safe_dump({"train": folders, "val": folders[:3], "names": [*NAMES]}))
-    run_main(benchmark, monkeypatch, "--model", weights, "--class-name", "wire", *drawn)
-    assert [(row["given"], row["fails"]) for row in json.loads(Path("d.json").read_text())["rows"]] == [(100, 0)] * 3
 
 
 def test_groups_are_those_of_the_split(tmp_path: Path) -> None:
