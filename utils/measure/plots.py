@@ -65,6 +65,6 @@ def _stack(axes: Axes, labels: Sequence[str], parts: Mapping[str, Sequence[float
 
 def _finish(axes: Axes, title: str, x_label: str, y_label: str) -> None:
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.15 * axes.dataLim.ymax)
     if axes.get_legend_handles_labels()[0]:
         axes.legend()
