@@ -86,7 +86,7 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     counts = np.zeros(len(names) + 1, np.int64)  # of each class's detections, and of photographs
     num_without_mask = 0
     tools = tool_files(config, names, files)
-    promise = Thresholds.chosen(config.thresholds, config.model, predictor.model)
+    promise = Thresholds.of(predictor)
     traits: list[np.ndarray] = []
     spent_s = np.zeros(1)  # on predictions
     with (

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
-from utils.predict.detections import Detections, PhotoPrediction
+from utils.predict.detections import Detections
 from utils.predict.photo_masks import Letterbox
-from utils.predict.postprocess import Context
 
 COUNTED = 0.25  # confidence from which detections count for what a photograph is like
 # Of a photograph: logarithm of the number of detections, their mean confidence, logarithm of their mean side, brightness, contrast.
@@ -45,27 +42,6 @@ def photo_traits(found: Detections, look: np.ndarray, size_px: int) -> np.ndarra
         sides = (found.boxes[:, 2:] - found.boxes[:, :2]).clamp(min=1e-3).prod(dim=1).sqrt().numpy()[counted]
         confidence, scale = found.scores.numpy()[counted].mean(), np.log(sides.mean() / size_px)
     return np.array([np.log1p(counted.sum()), confidence, scale, *look], np.float64)
-
-
-@dataclass(frozen=True)
-class AboveThresholds:
-    """Detections with the least confidence of their class, float32 (classes,), and what the photograph is like."""
-
-    least: np.ndarray
-
-    def see(self, prototypes: torch.Tensor, canvas: np.ndarray, placement: Letterbox) -> np.ndarray:
-        """Return the `image_statistics`."""
-        return image_statistics(prototypes, canvas, placement)
-
-    def __call__(self, prediction: PhotoPrediction, context: Context, seen: np.ndarray) -> PhotoPrediction:
-        """Return the detections that are kept."""
-        found = prediction.detections
-        chosen = np.flatnonzero(found.scores.numpy() >= self.least[prediction.class_ids]).tolist()
-        masks = [prediction.masks[number] for number in chosen]
-        lines = [prediction.lines[number] for number in chosen] if prediction.lines else ()
-        num_without_mask = sum(not mask.mask.size for mask in masks)
-        traits = photo_traits(found, seen, context.placement.size_px)
-        return PhotoPrediction(found[chosen], masks, prediction.boxes[chosen], lines, num_without_mask, traits)
 
 
 def mean_traits(traits: np.ndarray) -> np.ndarray:

@@ -17,7 +17,10 @@ import torch
 
 from utils.common.errors import UserError
 from utils.common.files import BAD_CONTENT, open_regular, parse_yaml, read_text, reason_of_content
-from utils.predict.shift_features import COUNTED, TRAITS, AboveThresholds, deviations, mean_traits
+from utils.predict.detections import PhotoPrediction
+from utils.predict.photo_masks import Letterbox
+from utils.predict.postprocess import Context
+from utils.predict.shift_features import COUNTED, TRAITS, deviations, image_statistics, mean_traits, photo_traits
 from utils.predict.tiles import Predictor
 from utils.yolo.model import YoloModel
 
@@ -59,6 +62,11 @@ class Thresholds:
         mine = cls.read(source, source, facts.thresholds, facts.source_sha256)
         mine.content["proof"] = f"{mine.content.get('proof')}; judged with the .pt file, whose outputs the export has"
         return mine
+
+    @classmethod
+    def of(cls, predictor: Predictor) -> Thresholds | None:
+        """Return the thresholds that a predictor applies."""
+        return next((step.source for step in predictor.steps if isinstance(step, AboveThresholds)), None)
 
     @classmethod
     def read(cls, source: str | Path, model: str | Path, text: str = "", digest: str = "") -> Thresholds:
@@ -125,7 +133,7 @@ class Thresholds:
         is_joined = predictor.tiling or predictor.thin
         least = judged["confidence"] if is_joined else np.nextafter(min(*keep, np.float32(COUNTED)), np.float32(0))
         limits = {**predictor.limits, "confidence": float(least), "multi_label": True}
-        return replace(predictor, limits=limits, steps=(*predictor.steps, AboveThresholds(keep)))
+        return replace(predictor, limits=limits, steps=(*predictor.steps, AboveThresholds(keep, self)))
 
     def compare(self, parts: Sequence[np.ndarray], files: Sequence[Path]) -> str:
         """Return in words whether new photographs are one more group like those that were judged.
@@ -164,3 +172,25 @@ def settings_of(predictor: Predictor, names: Sequence[str]) -> dict[str, Any]:
         "max_detections": predictor.max_detections,
         "thin_classes": [names[class_id] for class_id in predictor.thin] or ["none"],
     }
+
+
+@dataclass(frozen=True)
+class AboveThresholds:
+    """A predictor's step: detections with the least confidence of their class, float32 (classes,), and what the photograph is like."""
+
+    least: np.ndarray
+    source: Thresholds
+
+    def see(self, prototypes: torch.Tensor, canvas: np.ndarray, placement: Letterbox) -> np.ndarray:
+        """Return the `image_statistics`."""
+        return image_statistics(prototypes, canvas, placement)
+
+    def __call__(self, prediction: PhotoPrediction, context: Context, seen: np.ndarray) -> PhotoPrediction:
+        """Return the detections that are kept."""
+        found = prediction.detections
+        chosen = np.flatnonzero(found.scores.numpy() >= self.least[prediction.class_ids]).tolist()
+        masks = [prediction.masks[number] for number in chosen]
+        lines = [prediction.lines[number] for number in chosen] if prediction.lines else ()
+        num_without_mask = sum(not mask.mask.size for mask in masks)
+        traits = photo_traits(found, seen, context.placement.size_px)
+        return PhotoPrediction(found[chosen], masks, prediction.boxes[chosen], lines, num_without_mask, traits)

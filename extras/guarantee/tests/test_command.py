@@ -21,8 +21,8 @@ from utils.data.dataset import read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.fingerprint import take_fingerprint
 from utils.data.images import read_image
-from utils.predict.shift_features import AboveThresholds, deviations
-from utils.predict.thresholds import FEWEST_GROUPS, Thresholds
+from utils.predict.shift_features import deviations
+from utils.predict.thresholds import FEWEST_GROUPS, AboveThresholds, Thresholds
 from utils.run.folder import CHANGES_FILE, DATA_FILE
 from yolo_seg_ddp import open_model
 
