@@ -2,9 +2,11 @@
 
 Chen et al. 2013, "Pairwise ranking aggregation in a crowdsourced setting": an annotator of reliability η answers by the
 qualities with probability η and against them otherwise. η is 1 for a perfect annotator, 0.5 for one who guesses and 0 for
-one who always says the opposite. The share of right answers on gold pairs measures it.
+one who always says the opposite. The share of right answers on gold pairs measures it. Davidson 1970, "On extending the
+Bradley-Terry model to accommodate ties": a draw has the probability ν / (2 cosh(d/2) + ν), whoever answers.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +15,6 @@ from torch.nn.functional import logsigmoid
 from utils.distributed import all_reduce_sum, world_size
 
 EPSILON = 1e-8
-DRAW_SHARE = 0.5  # weight of a draw's |d| beside a win's log-likelihood
 DRAW_BELOW = 0.1  # a smaller |d| counts as the prediction "draw" while training
 PRIOR = (10.0, 1.0)  # Beta(α, β) of an annotator's η: the values of Chen et al.
 
@@ -27,15 +28,30 @@ class Answers:
     annotator: torch.Tensor
 
 
-def pair_losses(difference: torch.Tensor, label: torch.Tensor, eta: torch.Tensor) -> torch.Tensor:
-    """Return the loss of each pair (B,), unweighted.
+def pair_losses(
+    difference: torch.Tensor, label: torch.Tensor, eta: torch.Tensor, draw_log: torch.Tensor
+) -> torch.Tensor:
+    """Return -log of each answer's probability (B,), unweighted.
 
-    With p = η σ(±d) + (1 - η) σ(∓d) for the answer's side, it is -log(p + ε); for a draw |d|/2. `difference` d (B,), `eta`
-    () or (B,).
+    With P₀ = ν / (2 cosh(d/2) + ν) it is P₀ for a draw, (1 - P₀) (η σ(d) + (1 - η) σ(-d)) for d towards the answer's side.
+    `difference` d (B,), `eta` () or (B,), `draw_log` log ν ().
     """
     towards = difference * label
-    answered = -torch.log(eta * logsigmoid(towards).exp() + (1 - eta) * logsigmoid(-towards).exp() + EPSILON)
-    return torch.where(label == 0, DRAW_SHARE * difference.abs(), answered)
+    answered = torch.logaddexp(_log(eta) + logsigmoid(towards), _log(1 - eta) + logsigmoid(-towards))
+    decided = torch.logaddexp(difference / 2, -difference / 2)  # log of 2 cosh(d/2)
+    return torch.logaddexp(decided, draw_log) - torch.where(label == 0, draw_log, decided + answered)
+
+
+def draw_log_of(num_draws: float, num_answers: float) -> float:
+    """Return the log ν that gives this share of draws (half a draw more than there are) to pairs of equal quality."""
+    share = (num_draws + 0.5) / (num_answers + 1)
+    return math.log(2 * share / (1 - share))
+
+
+def _log(probability: torch.Tensor) -> torch.Tensor:
+    """Return the logarithm, at 0 with a gradient of 0 instead of nan."""
+    is_above = probability > 0
+    return torch.where(is_above, torch.log(torch.where(is_above, probability, 1.0)), -torch.inf)
 
 
 def prior_loss(eta: torch.Tensor) -> torch.Tensor:
@@ -45,14 +61,14 @@ def prior_loss(eta: torch.Tensor) -> torch.Tensor:
 
 
 def crowd_loss(
-    difference: torch.Tensor, eta: torch.Tensor, answers: Answers
+    difference: torch.Tensor, eta: torch.Tensor, draw_log: torch.Tensor, answers: Answers
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return this rank's loss and accuracy. Their means over the ranks equal those of the pairs of all ranks.
 
     Both are weighted sums, divided by the weights of all ranks. `eta`: the crowd's (), or each annotator's (K,). Every rank
     must reach this.
     """
-    losses = pair_losses(difference, answers.label, eta[answers.annotator] if eta.dim() else eta)
+    losses = pair_losses(difference, answers.label, eta[answers.annotator] if eta.dim() else eta, draw_log)
     total_weight = all_reduce_sum(answers.weight.sum()) + EPSILON
     share = answers.weight * (world_size() / total_weight)
     is_right = predicted(difference.detach(), DRAW_BELOW) == answers.label

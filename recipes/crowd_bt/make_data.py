@@ -8,7 +8,7 @@ Writes below --output:
     gold_batch.json, Anchor_Anchor.json, Anchor_Regular.json    comparisons by one crowd (--data-source local)
     known_order.json              each picture's quality: minus its level of damage
     users/<user>/comparison_data.json, annotators.json          logs of single annotators, as in S3; their reliabilities
-    prepared/                     the same logs in the prepared format (--prepared-data-dir)
+    simulated/                    the same logs in the prepared format (--prepared-data-dir); prepared/ is for those of S3
     unseen/                       lists, images and order of photographs that no other folder shows
 """
 
@@ -26,7 +26,7 @@ from crowd_bt.comparisons import LISTS, ORDER_FILE, write_json, write_prepared
 from crowd_bt.images import image_files
 
 from utils.common.config import Options, option, parse_config
-from utils.common.errors import EXIT_DONE, UsageError, UserError, one_line, print_warning, run_script
+from utils.common.errors import EXIT_DONE, UserError, one_line, print_warning, run_script
 from utils.data.images import ImageError, read_image, resize_area
 
 # Strength of each damage at levels 1 to 6; level 0 is the untouched crop.
@@ -40,6 +40,7 @@ LIST_TYPES = ("gold_gold", "anchor_anchor", "anchor_regular")
 UNSEEN_EVERY = 3  # every third photograph is kept for unseen/
 MIN_DETAIL = 6.0  # mean difference of neighbouring pixels, of 255: in a flat crop nobody sees blur
 MOST_ENLARGED = 3.0  # a crop shows at most this many times the side of a picture, shrunk to it
+HONEST = 0.975  # reliability of an annotator who does not guess
 DRAW_SHARE = 0.007  # of all comparisons, as in the guide's data
 # Real colour photographs with detail all over, from the packages themselves: nothing is downloaded.
 SKIMAGE_PHOTOGRAPHS = ("astronaut", "coffee", "chelsea", "rocket", "immunohistochemistry")
@@ -62,17 +63,7 @@ class MakeConfig(Options):
     annotators: int = option(12, "single annotators, each with a log", at_least=1)
     per_annotator: int = option(250, "comparisons of each annotator", at_least=10)
     guessing: float = option(1 / 3, "share of the annotators who only guess", at_least=0, at_most=1)
-    lying: float = option(
-        0.0, "share of the annotators who mostly say the opposite of what they see", at_least=0, at_most=1
-    )
-    honest_reliability: float = option(0.975, "reliability of the other annotators", at_least=0, at_most=1)
-    gold: bool = option(True, "the annotators compare gold pairs too, which measure their reliability")
     seed: int = option(0, "seed", at_least=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.guessing + self.lying > 1:
-            raise UsageError(f"--guessing {self.guessing:g} and --lying {self.lying:g}: more than all annotators")
 
 
 @dataclass(frozen=True)
@@ -244,16 +235,13 @@ def write_annotators(
     output: Path, pictures: Sequence[Picture], config: MakeConfig, generator: np.random.Generator
 ) -> None:
     """Write each annotator's log as it lies in S3, all logs in the prepared format, and the true reliabilities."""
-    num_guessing, num_lying = (round(share * config.annotators) for share in (config.guessing, config.lying))
-    honest = config.honest_reliability
-    num_honest = max(config.annotators - num_guessing - num_lying, 0)
-    values = [0.5] * num_guessing + [honest] * num_honest + [1 - honest] * num_lying
-    reliabilities = {f"user{number:02d}": value for number, value in enumerate(values[: config.annotators])}
+    num_guessing = round(config.guessing * config.annotators)
+    people = range(config.annotators)
+    reliabilities = {f"user{number:02d}": 0.5 if number < num_guessing else HONEST for number in people}
     logs = {}
     for user, reliability in reliabilities.items():
-        kinds = itertools.cycle(LIST_TYPES if config.gold else LIST_TYPES[1:])
         items = []
-        for kind in itertools.islice(kinds, config.per_annotator):
+        for kind in itertools.islice(itertools.cycle(LIST_TYPES), config.per_annotator):
             ((one, other),) = random_pairs(*sides(pictures, kind), 1, generator)
             choice = compare(one, other, reliability, generator)
             names = {"img1": one.name, "img2": other.name, "choice": choice, "pair_type": kind}
@@ -263,8 +251,8 @@ def write_annotators(
     write_json(output / "annotators.json", reliabilities)
     crowd = read_crowd(logs)
     facts = {"source": "make_data.py", "user_reliabilities": crowd.reliabilities}
-    write_prepared(output / "prepared", crowd.rows, facts, config.seed)
-    write_json(output / "prepared" / ORDER_FILE, {picture.name: -picture.level for picture in pictures})
+    write_prepared(output / "simulated", crowd.rows, facts, config.seed)
+    write_json(output / "simulated" / ORDER_FILE, {picture.name: -picture.level for picture in pictures})
 
 
 if __name__ == "__main__":

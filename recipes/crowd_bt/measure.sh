@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures what README.md claims of a network: a crowd's reliability is found, the order is learned. See also measure.py.
+# Measures what README.md claims of a network: a crowd's reliability is found, the order is learned.
 # usage: ./measure.sh [FOLDER [SEED [options of train.py]]]; 12 epochs of 48-pixel pictures in one process
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"

@@ -1,29 +1,30 @@
-"""Agreement of qualities with answers, and with a known order. NumPy and SciPy only."""
+"""Agreement of qualities with answers, and with a known order."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from crowd_bt.comparisons import GOLD, Comparison, Comparisons
-from crowd_bt.loss import DRAW_BELOW, DRAW_SHARE, EPSILON
+from crowd_bt.loss import DRAW_BELOW, EPSILON, pair_losses
 
 from utils.common.errors import UserError, printable
 
 Scores = Mapping[str, float]  # an image's quality by its name
 
 
-def validation_values(rows: Sequence[Comparison], scores: Scores, eta: float | Mapping[str, float]) -> dict[str, float]:
+def validation_values(
+    rows: Sequence[Comparison], scores: Scores, eta: float | Mapping[str, float], draw_log: float
+) -> dict[str, float]:
     """Return loss and weighted accuracy with draws, as in training, and the accuracy of gold pairs if there are any.
 
-    `eta` is the crowd's reliability, or each annotator's by name.
+    `eta` is the crowd's reliability, or each annotator's by name; `draw_log` the log of Davidson's ν.
     """
     difference, label = _differences(rows, scores), _labels(rows)
     weight = np.array([row.weight for row in rows])
     own = np.array([eta[row.annotator] if isinstance(eta, Mapping) else eta for row in rows])
-    towards, against = (np.exp(-np.logaddexp(0, sign * difference * label)) for sign in (-1, 1))
-    answered = -np.log(own * towards + (1 - own) * against + EPSILON)
-    losses = np.where(label == 0, DRAW_SHARE * np.abs(difference), answered)
+    losses = pair_losses(*map(torch.from_numpy, (difference, label, own)), torch.tensor(draw_log)).numpy()
     is_right = np.sign(difference) * (np.abs(difference) > DRAW_BELOW) == label
     total = weight.sum() + EPSILON
     found = {
@@ -60,7 +61,7 @@ def order_values(scores: Scores, known: Mapping[str, float]) -> dict[str, float]
     """Return measures of agreement between the order by score and the known order; empty for fewer than two such images.
 
     `order_accuracy` is the share of image pairs of different known quality that the scores put in the right order.
-    Kendall's τ is τ-b: with tied known qualities it stays below 1 even for a perfect order.
+    Kendall's τ is τ-b: with tied known qualities it stays below 1 even for a perfect order, at `most_kendall_tau`.
     """
     names = sorted(scores.keys() & known.keys())
     score, truth = (np.array([float(values[name]) for name in names]) for values in (scores, known))
@@ -71,13 +72,20 @@ def order_values(scores: Scores, known: Mapping[str, float]) -> dict[str, float]
     except ImportError as error:
         raise UserError("scipy is missing: pip install -r requirements.txt in this folder") from error
     above = np.sign(truth[:, None] - truth) > 0  # (N, N): row is better than column
-    right = np.sign(score[:, None] - score)[above] > 0
+    right, number = np.sign(score[:, None] - score)[above] > 0, len(names)
     return {
         "order_accuracy": float(right.mean()),
         "kendall_tau": float(kendalltau(score, truth).statistic),
         "spearman_rho": float(spearmanr(score, truth).statistic),
-        "num_images": len(names),
+        "most_kendall_tau": float(2 * above.sum() / (number * (number - 1))) ** 0.5,
+        "chance_error": chance_error(number),
+        "num_images": number,
     }
+
+
+def chance_error(number: int) -> float:
+    """Return the standard deviation of Kendall's τ for an order by chance; its mean is 0 (Kendall 1938)."""
+    return float(((4 * number + 10) / (9 * number * (number - 1))) ** 0.5)
 
 
 def evaluation(rows: Sequence[Comparison], scores: Scores, known: Mapping[str, float]) -> dict[str, Any]:
@@ -110,6 +118,9 @@ def evaluation_lines(found: dict[str, Any]) -> list[str]:
         lines.append(
             f"  Known order of {order['num_images']} images: accuracy {_percent(order['order_accuracy'])}, "
             f"Kendall tau {order['kendall_tau']:.3f}, Spearman rho {order['spearman_rho']:.3f}"
+        )
+        lines.append(
+            f"  A Kendall tau of 0 ± {order['chance_error']:.2f} is chance, {order['most_kendall_tau']:.2f} a perfect order"
         )
     return lines
 

@@ -51,13 +51,17 @@ class PairModel(nn.Module):
 
     `eta` is the first η: one for the whole crowd, or a list of the annotators'. With λ = `eta_logit` an annotator's η is
     σ(λ). The crowd's η is 1/2 + σ(λ)/2, because a crowd as a whole does not mislead. Without learning η stays as given.
+    `draw_log` is log ν, how often pairs of equal quality are a draw; it is always learned.
     """
 
     eta_logit: nn.Parameter | None
 
-    def __init__(self, scorer: QualityScorer, eta: float | Sequence[float], is_learnable: bool = True) -> None:
+    def __init__(
+        self, scorer: QualityScorer, eta: float | Sequence[float], is_learnable: bool = True, draw_log: float = 0.0
+    ) -> None:
         super().__init__()
         self.scorer = scorer
+        self.draw_log = nn.Parameter(torch.tensor(draw_log))
         first = torch.tensor(eta, dtype=torch.float32)
         self.register_parameter("eta_logit", nn.Parameter(logit_of(first)) if is_learnable else None)
         self.register_buffer("fixed_eta", None if is_learnable else first)
@@ -70,10 +74,10 @@ class PairModel(nn.Module):
         share = torch.sigmoid(self.eta_logit)
         return share if share.dim() else 0.5 + 0.5 * share
 
-    def forward(self, pairs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map images (B, 2, 3, S, S) to the differences of their qualities (B,), by one pass of the scorer, and η."""
+    def forward(self, pairs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Map images (B, 2, 3, S, S) to the differences of their qualities (B,), by one pass of the scorer, η and log ν."""
         scores = self.scorer(pairs.flatten(0, 1)).view(-1, 2)
-        return scores[:, 0] - scores[:, 1], self.eta
+        return scores[:, 0] - scores[:, 1], self.eta, self.draw_log
 
 
 def logit_of(eta: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,6 @@ from utils.run.folder import resume_arguments
 DATA_DIR = "data"
 IMAGE_DIR = "data/images"
 BEST_MODEL = "best_model.pt"
-FROM_S3 = ("data_source=s3", "not prepared_data_dir")
 
 
 @dataclass(frozen=True)
@@ -26,12 +25,7 @@ class TrainConfig(Options):
     batch_size: int = option(32, "pairs per GPU (per process) and step", at_least=1)
     lr: float = option(1e-4, "learning rate of AdamW", above=0)
     weight_decay: float = option(1e-5, "weight decay of AdamW", at_least=0)
-    data_source: str = option(
-        "local",
-        "local: lists in --data-dir; s3: annotators' logs",
-        choices=("local", "s3"),
-        wants="not prepared_data_dir",
-    )
+    data_source: str = option("local", "local: lists in --data-dir; s3: annotators' logs", choices=("local", "s3"))
     image_dir: str = option(IMAGE_DIR, "folder of the images", metavar="DIR", may_differ=True)
     data_dir: str = option(
         DATA_DIR, "folder of the lists", metavar="DIR", may_differ=True, wants="not prepared_data_dir"
@@ -62,7 +56,10 @@ class TrainConfig(Options):
     )
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE", may_differ=True)
     prepared_data_dir: str | None = option(
-        None, "folder in the prepared format, used instead of --data-source", metavar="DIR", may_differ=True
+        None,
+        "folder in the prepared format, instead of --data-dir; with --data-source s3 the logs are downloaded into it",
+        metavar="DIR",
+        may_differ=True,
     )
     loss: str = option(
         "crowd-bt", "bradley-terry: every answer counts as reliable", choices=("crowd-bt", "bradley-terry")
@@ -81,8 +78,8 @@ class TrainConfig(Options):
         15.0, "largest random rotation in degrees; 0 keeps noise and JPEG blocks as they are", at_least=0
     )
     seed: int = option(42, "seed of split, weights, order and augmentation", at_least=0)
-    s3_bucket: str = option("surface-quality-dataset", "bucket of the annotators' logs", needs=FROM_S3)
-    s3_prefix: str = option("quack_v2_data_user_logs/", "prefix of the annotators' folders", needs=FROM_S3)
+    s3_bucket: str = option("surface-quality-dataset", "bucket of the annotators' logs", needs="data_source=s3")
+    s3_prefix: str = option("quack_v2_data_user_logs/", "prefix of the annotators' folders", needs="data_source=s3")
 
     @property
     def save_dir(self) -> str:

@@ -6,6 +6,7 @@ Credentials come from the normal AWS chain (environment, ~/.aws, instance role) 
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 from crowd_bt.annotators import read_crowd
@@ -36,12 +37,14 @@ def prepare_from_s3(config: TrainConfig, say: Say) -> None:
     """Download all logs and write them to `config.prepared_folder`, unless it holds them already. Raises UserError."""
     folder, place = config.prepared_folder, f"s3://{config.s3_bucket}/{config.s3_prefix}"
     source = {"bucket": config.s3_bucket, "prefix": config.s3_prefix}
-    with local_rank_first(folder / ".lock"):
+    with local_rank_first(folder / ".lock"), ExitStack() as at_end:
+        at_end.callback((folder / ".lock").unlink)  # who waits for it sees that, and takes a new one
         if (folder / METADATA_FILE).is_file():
             found = read_json(folder / METADATA_FILE)
             if not isinstance(found, dict) or {name: found.get(name) for name in source} != source:
                 raise UserError(
-                    f"{folder}: holds comparisons of another source; remove it, or name another --prepared-data-dir"
+                    f"{folder}: holds comparisons of another source; remove it, or name another folder beside "
+                    f"--data-source s3: --prepared-data-dir"
                 )
             say(f"Comparisons of {place}: {folder} (remove it to download them again)")
             return

@@ -48,9 +48,9 @@ class PairComparison(Task):
 
         Each step has the prior's share that belongs to a pair of mean weight, so an epoch has the whole prior.
         """
-        difference, eta = outputs
+        difference, eta, draw_log = outputs
         with torch.autocast(difference.device.type, enabled=False):
-            loss, values = crowd_loss(difference, eta, targets)
+            loss, values = crowd_loss(difference, eta, draw_log, targets)
             return loss + (prior_loss(eta) / self.total_weight if eta.requires_grad and eta.dim() else 0), values
 
     def evaluate(self, model: nn.Module, loader: Any, epoch: Epoch) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class PairComparison(Task):
         scores = score_images(model.scorer, loader, self.val_images, epoch.device, epoch.precision)
         eta = self.eta_of(model)
         order = order_values(scores, self.comparisons.known_order)
-        values = validation_values(self.comparisons.val, scores, eta)
+        values = validation_values(self.comparisons.val, scores, eta, model.draw_log.item())
         shown = ("order_accuracy", "kendall_tau", "spearman_rho")
         values.update({f"val_{name}": order[name] for name in shown if name in order})
         return values | {"eta": eta if isinstance(eta, float) else sum(eta.values()) / len(eta)}
@@ -92,6 +92,7 @@ class PairComparison(Task):
             "metrics": {**metrics, "loss": metrics["train_loss"], "accuracy": metrics["train_accuracy"]},
             "config": dict(self.config),
             "eta_logit": None if model.eta_logit is None else model.eta_logit.tolist(),
+            "draw_log": model.draw_log.item(),
         }
 
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import zlib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # where the package c
 import torch
 from crowd_bt.comparisons import Comparisons, load_local, load_prepared, write_json
 from crowd_bt.images import Pairs
+from crowd_bt.loss import draw_log_of
 from crowd_bt.metrics import annotator_table, evaluation, evaluation_lines
 from crowd_bt.model import PairModel, build_scorer, read_checkpoint
 from crowd_bt.options import BEST_MODEL, TrainConfig, adopt_launch_flags, read_options
@@ -37,7 +39,7 @@ from utils.engine import EngineOptions, TrainingEngine
 from utils.run.folder import OwnedRun
 
 FINAL_LR_SHARE = 0.01
-ANNOTATORS_LR = 0.03  # of the logits of annotators' η
+ANNOTATORS_LR = 0.03  # of the logits of annotators' η, and of log ν
 SAVE_EVERY_S = 600.0  # a killed run loses ten minutes at most
 PREFETCH = 4  # batches that each loader process keeps ready
 RESULTS_FILE = "evaluation_results.json"
@@ -59,8 +61,7 @@ def main() -> int:
     seed_everything(config.seed)
     tune_device(device, deterministic=False, fixed_shapes=True)
     say("\n".join([*notes, f"Using device: {device} (rank {ranks.rank})"]))
-    is_s3 = config.data_source == "s3" and config.prepared_data_dir is None
-    comparisons = None if is_s3 else read_comparisons(config, say)
+    comparisons = None if config.data_source == "s3" else read_comparisons(config, say)
     # DDP copies rank 0's weights to all ranks: only rank 0 needs the pretrained ones.
     scorer = build_scorer(
         config.backbone,
@@ -81,12 +82,17 @@ def main() -> int:
             distributed.run_once_per_machine(lambda: prepare_from_s3(config, say), ranks.local_rank)
             comparisons = read_comparisons(config, say)
         require_same_data(comparisons)
-        with OwnedRun(config, may_resume=config.auto_resume or config.resume is not None) as run:
+        may_resume = config.auto_resume or config.resume is not None
+        with OwnedRun(config, may_resume) as run, ExitStack() as at_end:
+            if ranks.is_main:  # before OwnedRun releases the lock: nobody else can hold this file
+                folder = run.folder.absolute()
+                at_end.callback(folder.with_name(f".{folder.name}.lock").unlink, missing_ok=True)
             say("\n".join([*run.notes, *data_lines(config, comparisons, ranks)]))
             bytes_per_batch = 2 * batch_bytes(config.batch_size, config.input_size)
             workers, notes = plan_loader(workers, PREFETCH, bytes_per_batch, ranks.local_world_size)
             say("\n".join([*notes, f"{threads} threads and {workers} loader workers per process"]))
-            code = train(config, run, device, PairModel(scorer, *eta_of(config, comparisons)), comparisons, workers)
+            model = PairModel(scorer, *eta_of(config, comparisons), first_draw_log(comparisons))
+            code = train(config, run, device, model, comparisons, workers)
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return code
 
@@ -106,6 +112,12 @@ def eta_of(config: TrainConfig, comparisons: Comparisons) -> tuple[float | list[
     measured = comparisons.measured.values()
     own = [config.eta_init if found is None else found for found in measured]
     return own or config.eta_init, config.learns_eta
+
+
+def first_draw_log(comparisons: Comparisons) -> float:
+    """Return the first log ν, from the share of draws among the training answers."""
+    weights = [(row.weight, row.label == 0) for row in comparisons.train]
+    return draw_log_of(sum(weight * is_draw for weight, is_draw in weights), sum(weight for weight, _ in weights))
 
 
 def require_same_data(comparisons: Comparisons) -> None:
@@ -202,8 +214,11 @@ def require_same(config: TrainConfig, run: OwnedRun, facts: dict[str, int]) -> N
 
 
 def build_optimizer(model: PairModel, config: TrainConfig) -> torch.optim.AdamW:
-    """Return AdamW for the scorer and, if they are learned, the reliabilities."""
-    groups: list[dict[str, Any]] = [{"params": list(model.scorer.parameters())}]
+    """Return AdamW for the scorer, log ν and, if they are learned, the reliabilities."""
+    groups: list[dict[str, Any]] = [
+        {"params": list(model.scorer.parameters())},
+        {"params": [model.draw_log], "lr": ANNOTATORS_LR, "weight_decay": 0.0},
+    ]
     if model.eta_logit is not None:
         # A crowd's η, which has no prior, falls towards 0.5 when it learns faster than the first qualities.
         eta_lr = config.eta_lr or (ANNOTATORS_LR if model.eta_logit.dim() else config.lr)

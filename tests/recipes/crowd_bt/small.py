@@ -49,11 +49,13 @@ def config_for(data: Path, run: Path, **options: Any) -> TrainConfig:
     return TrainConfig(**{**settings, "pretrained": False, **options})
 
 
-def small_model(eta: float | Sequence[float] = 0.8, is_learnable: bool = True, *, dropout: bool = True) -> PairModel:
+def small_model(
+    eta: float | Sequence[float] = 0.8, is_learnable: bool = True, *, dropout: bool = True, draw_log: float = -3.0
+) -> PairModel:
     """Return a scorer with a BatchNorm and a crowd, or its annotators."""
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
-    model = PairModel(QualityScorer(backbone, 32), eta, is_learnable)
+    model = PairModel(QualityScorer(backbone, 32), eta, is_learnable, draw_log)
     for layer in model.modules():
         if isinstance(layer, nn.Dropout) and not dropout:
             layer.p = 0.0
@@ -70,4 +72,5 @@ def train_small(config: TrainConfig, *, kill_at: int = 0) -> None:
     comparisons = replace(read(config), known_order={})  # SciPy and TensorBoard take seconds to import
     with pytest.MonkeyPatch.context() as patch, dying(PairComparison, "loss", kill_at), OwnedRun(config) as run:
         patch.setattr(train, "engine_options", lambda config: replace(options(config), tensorboard=False))
-        train.train(config, run, torch.device("cpu"), small_model(*train.eta_of(config, comparisons)), comparisons, 0)
+        model = small_model(*train.eta_of(config, comparisons), draw_log=train.first_draw_log(comparisons))
+        train.train(config, run, torch.device("cpu"), model, comparisons, 0)

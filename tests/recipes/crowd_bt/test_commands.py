@@ -126,7 +126,7 @@ def test_make_data_damages_photographs_of_a_folder(tmp_path: Path) -> None:
     assert (seen, unseen) == ({"0", "2"}, {"1"})
     true = json.loads((output / "annotators.json").read_text())
     assert sorted(true.values()) == [0.5] * 4 + [0.975] * 8
-    measured = json.loads((output / "prepared" / "user_reliabilities.json").read_text())
+    measured = json.loads((output / "simulated" / "user_reliabilities.json").read_text())
     assert min(measured[user] for user, value in true.items() if value > 0.5) > 0.7
     assert (output / "users" / "user00" / "comparison_data.json").is_file()
     with assert_refused("not empty; remove it, or name another folder"):

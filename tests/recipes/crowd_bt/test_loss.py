@@ -19,14 +19,18 @@ from tests.recipes.crowd_bt.small import small_model
 from utils.engine import Task
 
 NUM_ITEMS = 12
+DRAW_LOG = -1.0
+NU = torch.tensor(DRAW_LOG)
 ROWS = [Comparison("a", "b", 1, "x", 1.0, "ann", 0.9), Comparison("b", "a", 1, "x", 1.0, "bob", 0.6)]
 
 
 def by_hand(difference: float, label: int, eta: float) -> float:
+    """Return the loss for DRAW_LOG: of a draw and, with η, of the two decided answers by Davidson 1970."""
+    first, second, nu = math.exp(difference / 2), math.exp(-difference / 2), math.exp(DRAW_LOG)
     if label == 0:
-        return 0.5 * abs(difference)
-    sigma = 1 / (1 + math.exp(-difference * label))
-    return -math.log(eta * sigma + (1 - eta) * (1 - sigma) + 1e-8)
+        return -math.log(nu / (first + second + nu))
+    towards, against = (first, second) if label > 0 else (second, first)
+    return -math.log((eta * towards + (1 - eta) * against) / (first + second + nu))
 
 
 @pytest.mark.parametrize("eta", [0.1, 0.5, 0.8, 1.0])
@@ -34,7 +38,24 @@ def test_a_pair_costs_what_the_formula_says(eta: float) -> None:
     cases = [(d, label) for d in (-30.0, -0.3, 0.0, 2.0) for label in (-1, 0, 1)]
     difference, label = (torch.tensor(values, dtype=torch.float64) for values in zip(*cases, strict=True))
     expected = [by_hand(d, sign, eta) for d, sign in cases]
-    assert pair_losses(difference, label, torch.tensor(eta)).tolist() == pytest.approx(expected, rel=1e-6)
+    assert pair_losses(difference, label, torch.tensor(eta), NU).tolist() == pytest.approx(expected, rel=1e-6)
+    three = torch.tensor([-1.0, 0.0, 1.0])  # a pair's answers: their probabilities add up to 1
+    assert float(torch.exp(-pair_losses(torch.tensor(0.7), three, torch.tensor(eta), NU)).sum()) == pytest.approx(1)
+    rows = [Comparison("a", "b", draw - 1, "x") for draw in (0, 0, 1)]  # 1 draw of 3, and half a draw
+    equal = pair_losses(
+        torch.zeros(1), torch.zeros(1), NU, torch.tensor(train.first_draw_log(Comparisons(rows, rows, {})))
+    )
+    assert torch.exp(-equal).item() == pytest.approx(1.5 / 4)
+
+
+@pytest.mark.parametrize(("label", "slope"), [(-1.0, 1.0), (1.0, 0.0), (0.0, 0.5)])
+def test_a_wrong_order_is_pulled_back_however_far_it_is(label: float, slope: float) -> None:
+    # With 1e-8 inside the logarithm the gradient of a trusted answer was 0 at d = 40.
+    for eta in (torch.tensor(1.0), torch.sigmoid(torch.tensor(40.0, requires_grad=True))):
+        difference = torch.tensor([40.0, 400.0], requires_grad=True)
+        pair_losses(difference, torch.full((2,), label), eta, NU).sum().backward()
+        assert difference.grad is not None
+        assert difference.grad.tolist() == pytest.approx([slope] * 2, abs=1e-6)
 
 
 def test_the_loss_is_the_weighted_mean_and_validation_computes_the_same() -> None:
@@ -42,11 +63,11 @@ def test_the_loss_is_the_weighted_mean_and_validation_computes_the_same() -> Non
     rows = [Comparison("a", "b", 1, "x", 2.0), Comparison("b", "a", 1, "x", 1.0), Comparison("b", "c", 0, "x", 3.0)]
     difference = torch.tensor([0.8, -0.8, 0.05])
     answers = Answers(*(torch.tensor(values) for values in ([1.0, 1.0, 0.0], [2.0, 1.0, 3.0], [0, 0, 0])))
-    loss, values = crowd_loss(difference, torch.tensor(0.7), answers)
+    loss, values = crowd_loss(difference, torch.tensor(0.7), NU, answers)
     expected = (2 * by_hand(0.8, 1, 0.7) + by_hand(-0.8, 1, 0.7) + 3 * by_hand(0.05, 0, 0.7)) / 6
     assert float(loss) == pytest.approx(expected, rel=1e-6)
     assert float(values["accuracy"]) == pytest.approx(5 / 6)  # the draw counts as right below 0.1
-    found = validation_values(rows, scores, 0.7)
+    found = validation_values(rows, scores, 0.7, DRAW_LOG)
     assert found["val_loss"] == pytest.approx(expected, rel=1e-6)
     assert found["val_accuracy"] == pytest.approx(5 / 6)
 
@@ -57,7 +78,7 @@ def test_who_guesses_moves_no_quality_and_who_lies_moves_it_the_other_way(reliab
     config, found = TrainConfig(learnable_eta=False), [replace(ROWS[0], annotator_reliability=reliability)]
     model = PairModel(nn.Identity(), *train.eta_of(config, Comparisons(found, found, {})))  # type: ignore[arg-type]
     difference, who = torch.zeros(1, requires_grad=True), torch.zeros(1, dtype=torch.int64)
-    loss, _ = crowd_loss(difference, model.eta, Answers(torch.ones(1), torch.ones(1), who))
+    loss, _ = crowd_loss(difference, model.eta, torch.tensor(-100.0), Answers(torch.ones(1), torch.ones(1), who))
     loss.backward()
     assert difference.grad is not None
     assert float(difference.grad) == pytest.approx(direction * 0.4, abs=1e-6)  # (1 - 2 η) / 2
@@ -69,9 +90,9 @@ def test_bradley_terry_trusts_every_answer() -> None:
     for loss in ("bradley-terry", "crowd-bt"):
         model = PairModel(nn.Identity(), *train.eta_of(TrainConfig(loss=loss), comparisons))  # type: ignore[arg-type]
         answers = Answers(torch.ones(2), torch.ones(2), torch.tensor([0, 1]))
-        losses[loss] = PairComparison(comparisons, {}).loss((torch.tensor([0.7, -0.7]), model.eta), answers)[0].item()
-    plain = [math.log(1 + math.exp(-0.7)), math.log(1 + math.exp(0.7))]
-    assert losses["bradley-terry"] == pytest.approx(sum(plain) / 2, rel=1e-6)
+        outputs = torch.tensor([0.7, -0.7]), model.eta, NU
+        losses[loss] = PairComparison(comparisons, {}).loss(outputs, answers)[0].item()
+    assert losses["bradley-terry"] == pytest.approx((by_hand(0.7, 1, 1.0) + by_hand(-0.7, 1, 1.0)) / 2, rel=1e-6)
     prior = -9 * (math.log(0.9) + math.log(0.6)) / 2
     expected = (by_hand(0.7, 1, 0.9) + by_hand(-0.7, 1, 0.6)) / 2 + prior
     assert losses["crowd-bt"] == pytest.approx(expected, rel=1e-6)
@@ -87,6 +108,7 @@ def test_eta_lr_is_the_step_of_the_reliabilities_and_of_nothing_else(rows: list[
     optimizer.step()  # Adam's first step is the learning rate
     moved = {name: float((weight.detach() - before[name]).abs().max()) for name, weight in model.named_parameters()}
     assert moved.pop("eta_logit") == pytest.approx(0.2, rel=1e-3)
+    assert moved.pop("draw_log") == pytest.approx(train.ANNOTATORS_LR, rel=1e-3)
     assert max(moved.values()) == pytest.approx(1e-3, rel=1e-2)
 
 
@@ -118,7 +140,7 @@ def test_training_finds_who_guesses_and_who_lies_without_gold_pairs() -> None:
 def test_the_best_epoch_is_no_tie_while_all_differences_count_as_draws() -> None:
     # The accuracy, which once chose best_model.pt, is 0 for both: the first epoch stayed the best one.
     options = train.engine_options(TrainConfig())
-    wrong, right = (validation_values(ROWS[:1], {"a": quality, "b": 0.0}, 0.8) for quality in (-0.09, 0.09))
+    wrong, right = (validation_values(ROWS[:1], {"a": quality, "b": 0.0}, 0.8, -3.0) for quality in (-0.09, 0.09))
     assert wrong["val_accuracy"] == right["val_accuracy"] == 0
     assert not Task().is_score(options.monitor)
     assert right[options.monitor] < wrong[options.monitor]
@@ -134,7 +156,7 @@ def test_both_images_of_a_pair_pass_the_network_together() -> None:
     sizes: list[int] = []
     model.scorer.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
     pairs = torch.from_numpy(np.random.default_rng(0).normal(size=(5, 2, 3, 32, 32)).astype(np.float32))
-    difference, eta = model.eval()(pairs)
+    difference, eta, _ = model.eval()(pairs)
     assert sizes == [10]
     assert float(eta) == pytest.approx(0.8)
     first, second = model.scorer(pairs[:, 0]), model.scorer(pairs[:, 1])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -10,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crowd_bt import s3_source
+from crowd_bt import s3_source, train
 from crowd_bt.comparisons import load_prepared
+from crowd_bt.make_data import MakeConfig, Picture, write_annotators
 from crowd_bt.options import TrainConfig
+from numpy.random import default_rng
 
-from tests.recipes.harness import assert_refused
+from tests.recipes.crowd_bt.small import write_data
+from tests.recipes.harness import assert_refused, run_command
 from tests.support.local_server import LocalServer
 from tests.support.plugin import free_port
 from utils.common.errors import UserError
@@ -145,6 +149,40 @@ def test_logs_are_downloaded_once_and_kept_prepared(tmp_path: Path, proxy: Proxy
     written = "".join(file.read_text() for file in (tmp_path / "prepared").glob("*.json"))
     assert KEY_ID not in written
     assert SECRET not in written
+
+
+def test_the_guides_s3_line_trains_after_make_data_and_after_the_remedy_that_an_error_names(
+    tmp_path: Path, proxy: Proxy
+) -> None:
+    # What make_data.py had written stood in the place of the download, and --prepared-data-dir switched S3 off.
+    pytest.importorskip("timm", reason="needs timm (pip install -r recipes/crowd_bt/requirements.txt)")
+    data, images = tmp_path / "data", write_data(tmp_path / "pictures") / "images"
+    write_annotators(data, [Picture(str(number), number % 7) for number in range(42)], MakeConfig(), default_rng(0))
+    for name, file in zip(("a.png", "b.png"), sorted(images.iterdir()), strict=False):
+        shutil.copy(file, images / name)
+    places = ("--image-dir", images, "--data-dir", data, "--checkpoint-dir", tmp_path / "run", "--device", "cpu")
+    small = (
+        "--backbone",
+        "test_resnet",
+        "--no-pretrained",
+        "--input-size",
+        "32",
+        "--epochs",
+        "1",
+        "--num-workers",
+        "0",
+    )
+    line = ("--data-source", "s3", "--batch-size", "8", *small, *places)
+    assert run_command(train, *line) == 0
+    assert json.loads((data / "prepared" / "metadata.json").read_text())["num_users"] == 2
+    assert json.loads((tmp_path / "run" / "evaluation_results.json").read_text())["total"] == 4
+    shutil.rmtree(data / "prepared")
+    shutil.move(data / "simulated", data / "prepared")  # as make_data.py wrote it once
+    with assert_refused("holds comparisons of another source", "beside --data-source s3: --prepared-data-dir"):
+        run_command(train, *line)
+    assert run_command(train, *line, "--prepared-data-dir", tmp_path / "other", "--no-auto-resume") == 0
+    assert json.loads((tmp_path / "other" / "metadata.json").read_text())["bucket"] == BUCKET
+    assert not [file for file in tmp_path.rglob("*.lock") if file.is_file()]
 
 
 def test_a_body_that_is_cut_off_is_read_again_and_then_refused(tmp_path: Path, proxy: Proxy) -> None:

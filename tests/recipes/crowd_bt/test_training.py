@@ -80,7 +80,7 @@ def test_two_ranks_have_the_gradient_and_the_metrics_of_one(folder: Path) -> Non
     facts = [json.loads((folder / f"{name}.json").read_text()) for name in names]
     assert [found["num_pairs"] for found in facts] == [11, 6, 5]
     assert set(one.files) == set(ours.files)
-    assert {"eta_logit", "scorer.head.6.weight", "scorer.backbone.0.weight"} <= set(one.files)
+    assert {"eta_logit", "draw_log", "scorer.head.6.weight", "scorer.backbone.0.weight"} <= set(one.files)
     assert one["eta_logit"].shape == (3,)  # of each annotator, with the prior's part, which must count once
     # η's gradient is a small difference of larger ones, so a tenth of the largest gradient bounds the scale from below.
     least = max(float(np.abs(one[name]).max()) for name in one.files) / 10
@@ -101,7 +101,7 @@ def test_a_killed_rank_costs_nothing_after_a_resume(folder: Path) -> None:
     assert_equal(whole["model"], killed["model"])
     assert whole["eta_logit"] == killed["eta_logit"]
     num_moments = assert_equal_moments(whole["optimizer"], killed["optimizer"])
-    assert num_moments == len(whole["model"]) - 3 + 1  # BatchNorm's statistics have none, η has
+    assert num_moments == len(whole["model"]) - 3 + 2  # BatchNorm's statistics have none, η and ν have
     results = [json.loads((folder / name / "evaluation_results.json").read_text()) for name in ("whole", "killed")]
     assert results[0] == results[1]
     assert len(read_epochs(folder / "killed")) == 2
@@ -112,7 +112,8 @@ def test_files_are_those_of_the_guide(folder: Path) -> None:
     files = {"best_model.pt", "last.pt", "final_model.pt", "training_log.json", "evaluation_results.json"}
     assert files | {"config.yaml"} <= {file.name for file in run.iterdir()}
     saved = read_checkpoint(run / "best_model.pt")
-    assert {"epoch", "model", "optimizer", "scheduler", "metrics", "config", "eta_logit"} == saved.keys()
+    names = {"epoch", "model", "optimizer", "scheduler", "metrics", "config", "eta_logit", "draw_log"}
+    assert names == saved.keys()
     assert {"val_accuracy", "loss", "accuracy"} <= saved["metrics"].keys()
     assert saved["config"] == {"backbone_name": "efficientnet_b4", "input_size": 32}
     assert saved["model"].keys() == small_model().scorer.state_dict().keys()
