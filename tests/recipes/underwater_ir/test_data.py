@@ -77,6 +77,17 @@ def test_depth_below_the_surface_attenuates_each_channel() -> None:
     assert kept / kept[1] == pytest.approx((scene.transmission_per_m / 0.885) ** 3, rel=0.02)
 
 
+def test_drawn_waters_are_those_that_people_dive_in() -> None:
+    rng = np.random.default_rng(0)
+    scenes = [water.draw_water(rng) for _ in range(200)]
+    assert {scene.jerlov for scene in scenes} == set(water.TRANSMISSION_PER_M) - {"7C", "9C"}
+    depths_m = {scene.jerlov: scene.depth_m for scene in scenes}
+    assert all(depth_m <= water.reach_m(jerlov)[1] <= 18 for jerlov, depth_m in depths_m.items())
+    assert max(scene.depth_m for scene in scenes) > 16  # 4 in optical depth of red light in the clearest water
+    red = [(scene.transmission_per_m[0] / scene.transmission_per_m[1]) ** scene.depth_m for scene in scenes]
+    assert 0.1 < np.median(red) < 0.35  # 0.36 to 0.6 in encoded values
+
+
 def test_labels_name_what_is_seen() -> None:
     def likely(image: np.ndarray) -> str:
         return PROMPTS[int(label_from(describe(image)).global_prob.argmax())]

@@ -1,11 +1,13 @@
-"""Compare the student with its input and with a classical restoration on the test sets.
+"""Compare the student with its input, grey world and CLAHE on the test sets.
 
 python evaluate.py --model experiments/daclip_student_ddp.pt --img-size 256
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -15,7 +17,7 @@ from torch import nn
 from underwater_ir.commands.restore import read_student
 from underwater_ir.data.datasets import RestorationDataset, benchmark_entries, create_evaluation_loader
 from underwater_ir.student.network import SIZE_MULTIPLE, Outputs
-from underwater_ir.student.restoration import NO_REFERENCE, REFERENCE, measure, sets_of, summarise, to_pixels
+from underwater_ir.student.restoration import METRICS, REFERENCE, measure, sets_of, summarise, to_pixels
 from utils.common.config import Options, option, parse_config
 from utils.common.devices import choose_device
 from utils.common.errors import UserError
@@ -25,6 +27,7 @@ from utils.data.images import write_jpeg
 
 CLAHE_LIMIT, CLAHE_TILES = 2.0, (8, 8)  # OpenCV's tutorial values
 PICTURES_PER_SET = 6  # on the sheets
+SHOWN = ("input", "grey world + CLAHE", "student")  # on the sheets
 
 
 @dataclass(frozen=True)
@@ -38,35 +41,36 @@ class EvaluateConfig(Options):
     output: str | None = option(None, "folder for metrics.json and a sheet of pictures for each set", metavar="DIR")
 
 
-class Unchanged(nn.Module):
-    """Returns its input."""
+class Filter(nn.Module):
+    """Restores by a function of one picture, RGB uint8 (H, W, 3)."""
+
+    def __init__(self, restore: Callable[[np.ndarray], np.ndarray]) -> None:
+        super().__init__()
+        self.restore = restore
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> Outputs:
-        nothing = torch.zeros(len(inputs["picture"]), 1)
-        return Outputs(inputs["picture"], nothing, nothing, None)
+        restored = np.stack([self.restore(to_pixels(picture)) for picture in inputs["picture"]])
+        nothing = torch.zeros(len(restored), 1)
+        tensors = torch.from_numpy(restored).permute(0, 3, 1, 2) / 255
+        return Outputs(tensors.to(inputs["picture"].device), nothing, nothing, None)
 
 
-class Classical(Unchanged):
-    """White balance by the grey-world rule, then CLAHE on the lightness (Zuiderveld, Graphics Gems IV, 1994)."""
-
-    def forward(self, inputs: dict[str, torch.Tensor]) -> Outputs:
-        restored = [classical(to_pixels(picture)) for picture in inputs["picture"]]
-        tensors = torch.from_numpy(np.stack(restored)).permute(0, 3, 1, 2) / 255
-        return super().forward({"picture": tensors.to(inputs["picture"].device)})
-
-
-def classical(image: np.ndarray) -> np.ndarray:
-    """Restore RGB uint8 (H, W, 3) by white balance and CLAHE."""
+def grey_world(image: np.ndarray) -> np.ndarray:
+    """Balance the channels of RGB uint8 (H, W, 3) so that their means are equal."""
     means = image.mean((0, 1))
-    balanced = np.clip(image * (means.mean() / np.maximum(means, 1)), 0, 255).astype(np.uint8)
-    lab = cv2.cvtColor(balanced, cv2.COLOR_RGB2LAB)
+    return np.clip(image * (means.mean() / np.maximum(means, 1)), 0, 255).astype(np.uint8)
+
+
+def clahe(image: np.ndarray) -> np.ndarray:
+    """Equalise the lightness of RGB uint8 (H, W, 3) in tiles (Zuiderveld, Graphics Gems IV, 1994)."""
+    lab = cv2.cvtColor(image, cv2.COLOR_RGB2LAB)
     lab[..., 0] = cv2.createCLAHE(CLAHE_LIMIT, CLAHE_TILES).apply(np.ascontiguousarray(lab[..., 0]))
     return cv2.cvtColor(lab, cv2.COLOR_LAB2RGB)
 
 
 @torch.inference_mode()
 def main() -> None:
-    config = parse_config(EvaluateConfig, "Compare the student with its input and with a classical restoration.")
+    config = parse_config(EvaluateConfig, "Compare the student with its input, grey world and CLAHE.")
     device = choose_device(config.device, 0)
     student = read_student(Path(config.model)).to(device)
     labels = Path(config.pseudo_root)
@@ -77,17 +81,27 @@ def main() -> None:
             f"no test set in {config.val_ref_root} or {config.val_nonref_root}; python make_data.py makes some"
         )
     dataset = RestorationDataset(entries, config.img_size, student.label_shape)
-    methods: dict[str, nn.Module] = {"input": Unchanged(), "white balance + CLAHE": Classical(), "student": student}
-    results = {
-        name: summarise(dataset, measure(method, dataset, create_evaluation_loader(dataset, 1), device))
-        for name, method in methods.items()
+    methods: dict[str, nn.Module] = {
+        "input": Filter(lambda image: image),
+        "grey world": Filter(grey_world),
+        "CLAHE": Filter(clahe),
+        "grey world + CLAHE": Filter(lambda image: clahe(grey_world(image))),
+        "student": student,
     }
-    for name, has_target in sets_of(dataset):
-        metrics = REFERENCE if has_target else NO_REFERENCE
+    results: dict[str, dict[str, Any]] = {}
+    for method, network in methods.items():
+        values = measure(network, dataset, create_evaluation_loader(dataset, 1), device)
+        results[method] = {**summarise(dataset, values), "sets": {}}
+        for (name, has_target), indices in sets_of(dataset).items():
+            means = dict(zip(METRICS, values[indices].mean(0).tolist(), strict=True))
+            known = {metric: mean for metric, mean in means.items() if has_target or metric not in REFERENCE}
+            results[method]["sets"][f"[{'Ref' if has_target else 'Non-Ref'}] {name}"] = known
+    for title, first in results["input"]["sets"].items():
         rows = [
-            [method, *(f"{values[f'{metric}/{name}']:.3f}" for metric in metrics)] for method, values in results.items()
+            [method, *(f"{mean:.3f}" for mean in found["sets"][title].values())] for method, found in results.items()
         ]
-        print(f"\n{name}", format_table(["", *(metric.upper() for metric in metrics)], rows), sep="\n")
+        header = ["", *(metric.upper().replace("_", ", ") for metric in first)]
+        print(f"\n{title}", format_table(header, rows), sep="\n")
     if config.output is not None:
         folder = Path(config.output)
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,13 +112,13 @@ def main() -> None:
 def write_sheets(
     folder: Path, dataset: RestorationDataset, methods: dict[str, nn.Module], device: torch.device
 ) -> None:
-    """Write a picture for each set: a column for each photograph; rows: the methods, then the target."""
+    """Write a picture for each set: a column for each photograph; rows: SHOWN, then the target."""
     for (name, has_target), indices in sets_of(dataset).items():
         columns = []
         for index in indices[:PICTURES_PER_SET]:
             sample = {key: value.to(device) for key, value in dataset.collate([dataset[(0, index)]]).items()}
-            rows = [to_pixels(method(sample).picture[0]) for method in methods.values()]
+            rows = [to_pixels(methods[method](sample).picture[0]) for method in SHOWN]
             columns.append(np.concatenate([*rows, *([to_pixels(sample["target"][0])] if has_target else [])]))
         path = folder / f"{name}.jpg"
         write_jpeg(path, np.concatenate(columns, 1))
-        print(f"{path}: rows are {', '.join(methods)}{', target' if has_target else ''}")
+        print(f"{path}: rows are {', '.join(SHOWN)}{', target' if has_target else ''}")

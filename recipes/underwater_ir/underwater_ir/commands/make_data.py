@@ -107,7 +107,7 @@ def scenes(
         rng = np.random.default_rng((*seed, number))
         clear = draw_crop(usable[number % len(usable)], size_px, rng)
         water = draw_water(rng)
-        range_m = draw_range_m(rng, size_px, size_px, reach_m(water.jerlov))
+        range_m = draw_range_m(rng, size_px, size_px, reach_m(water.jerlov)[0])
         yield f"{number:05d}_{water.jerlov}.png", clear, submerge(clear, range_m, water, rng)
 
 

@@ -31,9 +31,13 @@ TRANSMISSION_PER_M = {
     "9C": (0.550, 0.460, 0.290),
 }
 # The following are choices of this recipe.
+PHOTOGRAPHED = tuple(TRANSMISSION_PER_M)[
+    :8
+]  # in 7C and 9C red light goes farthest: no photograph of the test sets is brown
 GAMMA = 2.2  # of the photographs
-LARGEST_OPTICAL_DEPTH = 1.8  # of the most absorbed channel: photographers go near in turbid water
+LARGEST_OPTICAL_DEPTH = 1.8  # of the most absorbed channel along the range: photographers go near in turbid water
 LONGEST_M = 8.0
+LARGEST_OPTICAL_DEPTH_BELOW_SURFACE, DEEPEST_M = 4.0, 18.0  # 18 m: the limit of a diver's first licence
 BLUR_PER_M = 0.0006  # sigma of the blur, as a share of the picture's width for each metre
 BLUR_LEVELS = 4
 MOST_GAIN = 4.0  # of the camera's exposure
@@ -60,15 +64,19 @@ class Water:
         return np.asarray(self.veil * attenuation.min() / attenuation)
 
 
-def reach_m(jerlov: str) -> float:
-    """Return the longest range and depth at which pictures are simulated in a water type."""
-    return min(LONGEST_M, LARGEST_OPTICAL_DEPTH / -math.log(min(TRANSMISSION_PER_M[jerlov])))
+def reach_m(jerlov: str) -> tuple[float, float]:
+    """Return the longest range and the largest depth below the surface at which pictures are simulated in a water type."""
+    largest_attenuation = -math.log(min(TRANSMISSION_PER_M[jerlov]))
+    return (
+        min(LONGEST_M, LARGEST_OPTICAL_DEPTH / largest_attenuation),
+        min(DEEPEST_M, LARGEST_OPTICAL_DEPTH_BELOW_SURFACE / largest_attenuation),
+    )
 
 
 def draw_water(rng: np.random.Generator) -> Water:
     """Draw a water type and how deep the scene lies."""
-    jerlov = str(rng.choice(list(TRANSMISSION_PER_M)))
-    return Water(jerlov, float(rng.uniform(0.2, 1) * reach_m(jerlov)), float(rng.uniform(0.3, 0.9)))
+    jerlov = str(rng.choice(PHOTOGRAPHED))
+    return Water(jerlov, float(rng.uniform(0.2, 1) * reach_m(jerlov)[1]), float(rng.uniform(0.3, 0.9)))
 
 
 def draw_range_m(rng: np.random.Generator, height: int, width: int, longest_m: float) -> np.ndarray:

@@ -25,7 +25,7 @@ WEIGHTS = {
     "ssim": 0.2,
     "perc": 0.05,  # VGG19 features
     "hf": 0.5,  # high wavelet bands, where the first mask is
-    "lf": 0.5,  # spectrum of the low band, weighted by the last mask
+    "lf": 0.5,  # spectrum of the low band, where the last mask is
     "region": 0.3,  # each mask's region
     "tv": 1e-4,  # total variation
     "kd": 0.1,  # the teacher's kinds of degradation
@@ -109,10 +109,11 @@ def high_frequency(outputs: Outputs, targets: Targets) -> torch.Tensor:
 
 
 def low_frequency(outputs: Outputs, targets: Targets) -> torch.Tensor:
-    mine, theirs = (
-        torch.fft.fft2(haar(picture)[0], norm="ortho").abs() for picture in (outputs.picture, targets["target"])
-    )
-    return masked_mean((mine - theirs).abs(), targets["masks"][:, -1:]).mean(1)
+    """Return the distance of the amplitudes. The mask is one of places, so it weights the bands, not their spectra."""
+    low, wanted = haar(outputs.picture)[0], haar(targets["target"])[0]
+    mask = functional.interpolate(targets["masks"][:, -1:], size=low.shape[2:], mode="nearest")
+    mine, theirs = (torch.fft.fft2(band * mask, norm="ortho").abs() for band in (low, wanted))
+    return ((mine - theirs).abs().sum((2, 3)) / mask.sum((2, 3)).clamp_min(SMALLEST_MASK)).mean(1)
 
 
 def regions(outputs: Outputs, targets: Targets) -> torch.Tensor:

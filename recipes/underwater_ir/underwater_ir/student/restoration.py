@@ -1,5 +1,6 @@
 """The student as a task of the engine: its batches, loss, evaluation, files and log lines."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from utils.run.records import read_epochs
 INPUTS, FROM_TEACHER = ("picture", "z_d", "masks"), ("global_prob", "confidence_scale", "text_embeddings")
 CURVES_PICTURE = "curves.png"
 REFERENCE, NO_REFERENCE = ("psnr", "ssim"), ("uiqm", "uciqe")
+METRICS = (*REFERENCE, *NO_REFERENCE, "uiqm_paper", "uciqe_paper")  # the columns of `measure`
 
 
 class Restoration(Task):
@@ -60,25 +62,24 @@ class Restoration(Task):
 
 
 def measure(model: nn.Module, dataset: RestorationDataset, loader: Any, device: torch.device) -> np.ndarray:
-    """Evaluate the network on this rank's share; return (N, 2) for all N pictures of the data set, on every rank.
+    """Evaluate the network on this rank's share; return METRICS (N, 6) for all N pictures of the data set, on every rank.
 
-    A picture with a target has PSNR and SSIM, one without UIQM and UCIQE. Every rank must reach this.
+    A picture without a target has NaN for PSNR and SSIM. Every rank must reach this.
     """
     model.eval()
-    rows: list[tuple[int, float, float]] = []
+    rows: list[list[float]] = []
     for batch in loader:
         inputs = {name: batch[name].to(device) for name in INPUTS}
         restored = model(inputs).picture.float()
         targets = batch["target"].to(device)
         quality = torch.stack([psnr_db(restored, targets), ssim(restored, targets)], 1).tolist()
         for number, index in enumerate(batch["index"].tolist()):
-            pair = quality[number]
-            if dataset.entries[index].target is None:
-                pixels = to_pixels(restored[number])
-                pair = [uiqm(pixels), uciqe(pixels)]
-            rows.append((index, pair[0], pair[1]))
-    values = np.full((len(dataset), 2), np.nan)
-    for part in gather_arrays({"rows": np.array(rows, np.float64).reshape(-1, 3)}):
+            pixels = to_pixels(restored[number])
+            pair = [math.nan, math.nan] if dataset.entries[index].target is None else quality[number]
+            scales = [scale(pixels, as_in_paper) for as_in_paper in (False, True) for scale in (uiqm, uciqe)]
+            rows.append([index, *pair, *scales])
+    values = np.full((len(dataset), len(METRICS)), np.nan)
+    for part in gather_arrays({"rows": np.array(rows, np.float64).reshape(-1, 1 + len(METRICS))}):
         values[part["rows"][:, 0].astype(np.int64)] = part["rows"][:, 1:]
     return values
 
@@ -97,16 +98,19 @@ def sets_of(dataset: RestorationDataset) -> dict[tuple[str, bool], list[int]]:
 
 
 def summarise(dataset: RestorationDataset, values: np.ndarray) -> dict[str, float]:
-    """Return the means of `measure`'s values: of each set, and over all pictures with and without a target."""
+    """Return the means of `measure`'s values: of each set, and over all pictures with and without a target.
+
+    They are PSNR and SSIM with a target, and UIQM and UCIQE without.
+    """
     summary: dict[str, float] = {}
     everything: dict[bool, list[int]] = {}
     for (name, has_target), indices in sets_of(dataset).items():
-        for number, metric in enumerate(REFERENCE if has_target else NO_REFERENCE):
-            summary[f"{metric}/{name}"] = float(values[indices, number].mean())
+        for metric in REFERENCE if has_target else NO_REFERENCE:
+            summary[f"{metric}/{name}"] = float(values[indices, METRICS.index(metric)].mean())
         everything.setdefault(has_target, []).extend(indices)
     for has_target, indices in everything.items():
-        for number, metric in enumerate(REFERENCE if has_target else NO_REFERENCE):
-            summary[f"val_{metric}"] = float(values[indices, number].mean())
+        for metric in REFERENCE if has_target else NO_REFERENCE:
+            summary[f"val_{metric}"] = float(values[indices, METRICS.index(metric)].mean())
     return summary
 
 
