@@ -26,13 +26,10 @@ def steps_for(model: YoloModel, thin: tuple[int, ...]) -> tuple[Step, ...]:
 
 
 @dataclass(frozen=True)
-class Lines:
+class Lines(Step):
     """Lines in the place of masks, as `with_lines` finds them; where labels end at other objects, tiles vote on it."""
 
     labels: LabelFacts
-
-    def see(self, prototypes: torch.Tensor, canvas: np.ndarray, placement: Letterbox) -> None:
-        """Keep nothing."""
 
     def __call__(self, prediction: PhotoPrediction, context: Context, seen: None) -> PhotoPrediction:
         """Return the prediction with lines."""

@@ -40,19 +40,17 @@ class Step(Protocol):
 
     def see(self, prototypes: torch.Tensor, canvas: np.ndarray, placement: Letterbox) -> Any:
         """Return what the step needs of the network's view of the whole photograph: prototypes (32, S/4, S/4), RGB (S, S, 3)."""
+        return None
 
     def __call__(self, prediction: PhotoPrediction, context: Context, seen: Any) -> PhotoPrediction:
         """Return the changed prediction; `seen` is what `see` returned."""
 
 
 @dataclass(frozen=True)
-class MeanWithWhole:
+class MeanWithWhole(Step):
     """The mean of what tiles and what the whole photograph show, but for the classes `lines`: see `average_with_whole`."""
 
     lines: tuple[int, ...] = ()
-
-    def see(self, prototypes: torch.Tensor, canvas: np.ndarray, placement: Letterbox) -> None:
-        """Keep nothing."""
 
     def __call__(self, prediction: PhotoPrediction, context: Context, seen: None) -> PhotoPrediction:
         """Return the mean; a photograph without tiles has none."""

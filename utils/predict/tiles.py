@@ -203,9 +203,8 @@ class Predictor:
         scores = torch.tensor([instance.score for instance in objects], dtype=torch.float32)
         class_ids = torch.tensor([instance.class_id for instance in objects], dtype=torch.int64)
         assert state.whole is not None
-        found = Detections(
-            boxes_to_input(torch.from_numpy(boxes), state.whole), scores, class_ids, torch.zeros(len(objects), 0)
-        )
+        in_input = boxes_to_input(torch.from_numpy(boxes), state.whole)
+        found = Detections(in_input, scores, class_ids, torch.zeros(len(objects), 0))
         num_bare = sum(instance.pieces[0].mask.is_empty for instance in objects)
         prediction = PhotoPrediction(
             found, LazyRegions(objects, MergedInstance.region), boxes, num_without_mask=num_bare
@@ -234,8 +233,8 @@ class Predictor:
         self, prediction: PhotoPrediction, placement: Letterbox, state: _Open, whole: Sequence[MergedInstance] = ()
     ) -> PhotoPrediction:
         tiles = state.levels[0] if state.levels else ()
-        limits = (self.limits["confidence"], self.max_detections)
-        context = Context(state.photo, placement, *limits, tiles, state.pieces, whole)
+        least = self.limits["confidence"]
+        context = Context(state.photo, placement, least, self.max_detections, tiles, state.pieces, whole)
         for step, seen in zip(self.steps, state.seen, strict=True):
             prediction = step(prediction, context, seen)
         return prediction
