@@ -27,7 +27,7 @@ from utils.data.label_shapes import label_lengths
 from utils.run.checkpoint import load_latest
 from utils.yolo.model import load_weights, save_deployable, trained_size_px
 
-SURER = 6.0  # of the logits of classes
+SURER = 8.0  # of the logits of classes, and of the masks' coefficients
 
 
 def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_at: int, draws: bool) -> dict[str, Any]:
@@ -99,9 +99,10 @@ def few(trained: TrainedRun) -> TrainedRun:
 
 
 def sure(folder: Path, trained: TrainedRun) -> dict[str, Path]:
-    """Make the run's model with higher confidences, so that detections become lines: it has hardly learnt."""
+    """Make the run's model with higher confidences and fuller masks, so that detections become lines: it has hardly learnt."""
     model: Any = load_weights(str(trained.folder / "best.pt"))
-    for branch in model.model[-1].cv3:
+    head = model.model[-1]
+    for branch in [*head.cv3, *head.cv4]:
         branch[-1].bias.data += SURER
     save_deployable(folder / "sure.pt", model, {}, img_size=trained_size_px(model), data=str(trained.data))
     return {"sure": folder / "sure.pt"}
@@ -233,7 +234,7 @@ def test_a_training_killed_and_resumed_on_two_gpus_has_the_bits_of_two_cpu_proce
 ) -> None:
     cpu, gpu = tmp_path / "cpu", tmp_path / "gpu"
     train(cpu, "cpu", few)
-    train(gpu, "cuda", few, kill_at=4)
+    train(gpu, "cuda", few, kill_at=8)
     assert not (gpu / "run" / "status.json").read_text().count("finished")
     train(gpu, "cuda", few)
     assert "Resumed from" in (gpu / "printed.txt").read_text()

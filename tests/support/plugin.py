@@ -226,7 +226,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
     printed = root / "printed.txt"
     with FileLock(root / ".lock"):  # the workers of pytest-xdist share it
         if not printed.exists():
-            must_run("python", "download_data.py", "--sample", "26", "--output", raw)
+            must_run("python", "download_data.py", "--sample", "36", "--output", raw)
             sizes = ("--long-side", "320", "--line-width", "14")
             must_run("python", "parse_labels.py", "--input", raw, "--output", processed, *sizes)
             extra = ("--", "--data", str(data), "--save-dir", str(folder), *TRAIN_FLAGS[:2], *TRAIN_FLAGS[6:])
