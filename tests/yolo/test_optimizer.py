@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from tests.yolo.conftest import Operators
+from utils.common.devices import choose_precision
+from utils.data.synthetic import synthetic_batch
 from utils.engine.recovery import NonFiniteGuard
 from utils.run.checkpoint import load_latest, save_checkpoint
 from utils.training.config import TrainConfig
@@ -15,6 +17,7 @@ from utils.training.plan import plan_optimizer
 from utils.yolo.model import build_model
 from utils.yolo.optimizer import MUON_GAIN, MuSGD, OptimizerPlan, build_optimizer, parameter_groups, scaled_lr
 from utils.yolo.orthogonal import Orthogonaliser
+from utils.yolo.training_step import build_training
 
 NAMES = ("conductor", "other_wire", "pole")
 
@@ -153,3 +156,10 @@ def test_musgd_skips_a_step_with_a_nan(fused: bool) -> None:
         for weight, its_before in zip(weights, before, strict=True):
             assert weight.isfinite().all()
             assert torch.equal(weight, its_before) == is_bad
+
+
+def test_steps_on_one_batch_learn_it() -> None:
+    batch, device = synthetic_batch(2, 64, len(NAMES), objects_per_image=3), torch.device("cpu")
+    engine = build_training(build_model("yolov8n-seg.yaml", NAMES), device, choose_precision("off", device))
+    first, second = ((engine.train_one_epoch([batch] * 8) or {})["train_loss"] for _ in range(2))
+    assert second < 0.9 * first
