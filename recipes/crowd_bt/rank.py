@@ -92,9 +92,8 @@ def fit(votes: Sequence[Comparison], alpha: float, *, trusts_all: bool = False) 
         of_draws = draw_log - math.log(2)  # log-odds of a draw of equal items
         prior = alpha / 2 * score.square().sum() - 1e-3 * (logsigmoid(of_draws) + logsigmoid(-of_draws))
         prior = prior - PRIOR[0] * logsigmoid(logits).sum() - PRIOR[1] * logsigmoid(-logits).sum()
-        eta = (
-            torch.tensor(1 - 1e-12, dtype=torch.float64) if trusts_all else torch.sigmoid(logits)[who]
-        )  # 1 has no second derivative
+        nearly_one = torch.tensor(1 - 1e-12, dtype=torch.float64)  # 1 has no second derivative
+        eta = nearly_one if trusts_all else torch.sigmoid(logits)[who]
         nu = draw_log if draws else torch.tensor(-1e30)
         return (weight * pair_losses(score[left] - score[right], label, eta, nu)).sum() + prior
 

@@ -45,10 +45,10 @@ def prediction(regions: list[Region]) -> PhotoPrediction:
 def test_masks_survive_the_way_from_coco_through_yolo_back_to_the_tools(tmp_path: Path) -> None:
     masks = list(MASKS.values())
     content = coco([annotation(number, 1, run_lengths(mask)) for number, mask in enumerate(masks, 1)])
-    go_through_yolo(tmp_path, write_folder(tmp_path / "raw", content), masks)
+    assert_masks_survive(tmp_path, write_folder(tmp_path / "raw", content), masks)
 
 
-def go_through_yolo(tmp_path: Path, raw: Path, masks: list[Mask]) -> dict[str, Any]:
+def assert_masks_survive(tmp_path: Path, raw: Path, masks: list[Mask]) -> dict[str, Any]:
     """Build a data set, write its labels as predictions and compare them with masks; return the task for Label Studio."""
     build(raw)
     regions = [drawn(polygon) for _, polygon in labels_of(tmp_path / "processed")]

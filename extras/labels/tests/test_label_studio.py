@@ -9,7 +9,7 @@ import pytest
 
 from extras.labels.label_studio import decode_brush
 from extras.labels.tests.tool_files import brush, region, task
-from tests.predict.test_annotation_files import MASKS, go_through_yolo
+from tests.predict.test_annotation_files import MASKS, assert_masks_survive
 from tests.sources.parsing.raw_folder import photo
 from tests.sources.parsing.tool_folder import HEIGHT, WIDTH, build, drawn, iou, labels_of, texts_of, whole, write_folder
 from utils.predict.regions import Region
@@ -184,7 +184,7 @@ def test_bad_brushes_are_refused(codes: Any) -> None:
 def test_masks_survive_the_way_from_label_studio_through_yolo_back_to_it(tmp_path: Path) -> None:
     masks = list(MASKS.values())
     content = [task(1, "a.jpg", [region(n, "brushlabels", rle=brush(mask)) for n, mask in enumerate(masks)])]
-    entry = go_through_yolo(tmp_path, write_folder(tmp_path / "raw", content), masks)
+    entry = assert_masks_survive(tmp_path, write_folder(tmp_path / "raw", content), masks)
     # What the annotator accepts comes back as an annotation.
     accepted = [{**entry, "id": 1, "annotations": [{"id": 1, "result": entry["predictions"][0]["result"]}]}]
     build(write_folder(tmp_path / "again" / "raw", accepted))

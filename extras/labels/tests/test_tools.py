@@ -244,7 +244,7 @@ FOREIGN: list[tuple[dict[str, bytes | str], str]] = [
 
 
 CHECKS: dict[Any, list[Any]] = {
-    core.becomes_the_same_data_set: [*FOLDERS.values()],
+    core.assert_same_data_set: [*FOLDERS.values()],
     core.test_what_a_tool_writes_in_another_way_keeps_its_meaning: UNDERSTOOD,
     core.test_a_bad_object_is_named_and_the_others_are_kept: BAD,
     core.test_a_foreign_folder_gets_one_line: [(contents | {"a.jpg": PHOTO}, reason) for contents, reason in FOREIGN],

@@ -15,11 +15,8 @@ UIQM_WEIGHTS = (0.0282, 0.2953, 3.5753)  # of colourfulness, sharpness and contr
 UICM_WEIGHTS = (-0.0268, 0.1586)
 TRIMMED = 0.1  # share of the smallest and of the largest values that the mean leaves out
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as the paper says
-USUAL_LUMA = (
-    0.299,
-    0.587,
-    0.144,
-)  # in the program that publications use: Evaluation/uqim_utils.py of xahidbuffon/FUnIE-GAN
+# In the program that publications use: Evaluation/uqim_utils.py of xahidbuffon/FUnIE-GAN
+USUAL_LUMA = (0.299, 0.587, 0.144)
 BLOCK_PX = 10
 # Yang, Sowmya, "An underwater color image quality evaluation metric", IEEE Trans. Image Processing 24(12), 2015
 UCIQE_WEIGHTS = (0.4680, 0.2745, 0.2576)

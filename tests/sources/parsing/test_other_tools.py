@@ -44,10 +44,10 @@ FOLDERS: dict[str, tuple[str, dict[str, bytes | str]]] = {
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_each_tools_folder_becomes_the_same_data_set(tmp_path: Path, name: str) -> None:
-    becomes_the_same_data_set(tmp_path, *FOLDERS[name])
+    assert_same_data_set(tmp_path, *FOLDERS[name])
 
 
-def becomes_the_same_data_set(tmp_path: Path, label_format: str, contents: Mapping[str, bytes | str]) -> None:
+def assert_same_data_set(tmp_path: Path, label_format: str, contents: Mapping[str, bytes | str]) -> None:
     raw = files(tmp_path / "raw", contents)
     assert find_format(raw) == label_format
     said: list[str] = []

@@ -31,9 +31,7 @@ TRANSMISSION_PER_M = {
     "9C": (0.550, 0.460, 0.290),
 }
 # The following are choices of this recipe.
-PHOTOGRAPHED = tuple(TRANSMISSION_PER_M)[
-    :8
-]  # in 7C and 9C red light goes farthest: no photograph of the test sets is brown
+PHOTOGRAPHED = tuple(TRANSMISSION_PER_M)[:8]  # not 7C and 9C: they are brown, and no photograph of the test sets is
 GAMMA = 2.2  # of the photographs
 LARGEST_OPTICAL_DEPTH = 1.8  # of the most absorbed channel along the range: photographers go near in turbid water
 LONGEST_M = 8.0
