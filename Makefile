@@ -58,10 +58,10 @@ test: setup
 # The tests of the core run as if there were no extras/, those of each extra as if there were no other: tests/support/plugin.py
 # reads TESTED. If pytest itself is killed, RUNNING names the tests that ran: the plugin writes it, and removes it at the end.
 side-by-side: setup
-	@mkdir -p $(dir $(RUNNING)); failed=0; for part in tests $(wildcard extras/*/tests); do \
+	@mkdir -p $(dir $(RUNNING)); failed=0; for part in "tests recipes" $(wildcard extras/*/tests); do \
 		rm -f $(RUNNING); \
-		TESTED=$$part RUNNING_FILE=$(RUNNING) $(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "$(MARKED)" $$part; code=$$?; \
-		test $$code = 0 || { test $$code = $(NO_TESTS) && test $$part != tests; } || failed=$$code; \
+		TESTED="$$part" RUNNING_FILE=$(RUNNING) $(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "$(MARKED)" $$part; code=$$?; \
+		test $$code = 0 || { test $$code = $(NO_TESTS) && test "$$part" != "tests recipes"; } || failed=$$code; \
 		if test -e $(RUNNING); then echo "pytest ended early, with code $$code:"; cat $(RUNNING); fi >&2; \
 	done; exit $$failed
 

@@ -13,9 +13,6 @@ import yaml
 from torch.distributed.run import parse_args
 
 import benchmark_ddp
-import tests.recipes.crowd_bt
-import tests.recipes.training_engine
-import tests.recipes.underwater_ir  # noqa: F401 # these three make the recipes' modules importable
 from tests.support.plugin import PROJECT
 from utils.common.config import parse_config, read_config
 from utils.common.cores import choose_threads_and_workers

@@ -14,12 +14,12 @@ import torch
 import yaml
 
 from benchmarks.jobs import difference
-from tests.recipes.compressed_ad.small import small_settings, write_small_histories
-from tests.recipes.harness import RANK_NAMES, dying
+from recipes.compressed_ad.tests.small import small_settings, write_small_histories
 from tests.support.plugin import PRETENCE, PROJECT, TrainedRun, must_run
 from tests.support.pretended import gpu
 from tests.support.pretended.tensors import COPIES, PretendedGpu, mark
 from tests.support.ranks import RankFailed, run_ranks
+from tests.support.recipes import RANK_NAMES, dying
 from utils.common import environment
 from utils.common.config import to_dict
 from utils.data.images import read_image
@@ -109,14 +109,14 @@ def sure(folder: Path, trained: TrainedRun) -> dict[str, Path]:
 
 
 def crowd(folder: Path, trained: TrainedRun) -> dict[str, Path]:
-    from tests.recipes.crowd_bt.small import write_data
+    from recipes.crowd_bt.tests.small import write_data
 
     return {"crowd": write_data(folder)}
 
 
 def underwater(folder: Path, trained: TrainedRun) -> dict[str, str]:
-    from tests.recipes.underwater_ir.small import write_losses, write_photographs
-    from tests.recipes.underwater_ir.test_training import arguments_of
+    from recipes.underwater_ir.tests.small import write_losses, write_photographs
+    from recipes.underwater_ir.tests.test_training import arguments_of
 
     write_photographs(folder / "photographs", 3)
     made = f"--images {folder}/photographs --output {folder} --num-train 4 --num-test 2 --size 24".split()

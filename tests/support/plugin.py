@@ -52,13 +52,13 @@ RUNNING_FILE = os.environ.pop("RUNNING_FILE", "")  # what `make` prints if pytes
 running: dict[str, None] = {}
 
 
-# Folders and files, below tests/ unless they are of an extra, whose tests start whole commands or several real trainings: `make test-quick` leaves them out.
+# Folders and files, below tests/ unless they are of a recipe or an extra, whose tests start whole commands or several real trainings: `make test-quick` leaves them out.
 SLOW = (
     *("chaos", "commands", "benchmarks", "security/test_run.py", "security/test_data.py"),
     *("distributed/test_rendezvous.py", "measure/test_machine_checks.py"),
-    *(f"recipes/training_engine/test_{name}.py" for name in ("example", "guide")),
-    *(f"recipes/crowd_bt/test_{name}.py" for name in ("commands", "training", "s3")),
-    "recipes/underwater_ir/test_training.py",
+    *(f"recipes/training_engine/tests/test_{name}.py" for name in ("example", "guide")),
+    *(f"recipes/crowd_bt/tests/test_{name}.py" for name in ("commands", "training", "s3")),
+    "recipes/underwater_ir/tests/test_training.py",
     *(f"extras/{name}/tests/test_command.py" for name in ("mlflow", "report")),
     *(f"extras/maps/tests/test_{name}.py" for name in ("flights", "positions")),
 )

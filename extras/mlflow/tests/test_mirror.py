@@ -18,6 +18,7 @@ from tests.support.plugin import PROJECT
 from tests.support.processes import wait_until
 from utils.common.config import parse_config
 from utils.common.errors import UsageError
+from utils.common.files import write_text_atomic
 from utils.run.log import RunLog
 from utils.run.records import read_epochs
 from utils.run.status import FAILED, FINISHED, RUNNING, STOPPED, write_status
@@ -59,7 +60,8 @@ class Folder:
         if is_saved:
             checkpoint = self.path / "checkpoint" / f"step-{2 * number:08d}"
             checkpoint.mkdir(parents=True)
-            (checkpoint / "manifest.json").write_text(json.dumps({"step": 2 * number, "epoch": number}))
+            manifest = json.dumps({"step": 2 * number, "epoch": number})
+            write_text_atomic(checkpoint / "manifest.json", manifest)  # the mirror reads meanwhile
 
     def drop_after(self, number: int) -> None:
         """Drop the epochs after `number`, as a resumed run does."""

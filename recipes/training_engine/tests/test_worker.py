@@ -12,8 +12,7 @@ import training_engine
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-from tests.recipes.harness import assert_equal, assert_refused
-from tests.recipes.training_engine.small import (
+from recipes.training_engine.tests.small import (
     NUM_STEPS,
     assert_same_state,
     checkpoint,
@@ -23,6 +22,7 @@ from tests.recipes.training_engine.small import (
     train_small,
 )
 from tests.support.ranks import RankFailed, run_ranks
+from tests.support.recipes import assert_equal, assert_refused
 from utils.engine import EngineOptions, stopping
 from utils.engine import TrainingEngine as PlainEngine
 

@@ -19,8 +19,8 @@ from underwater_ir.data.datasets import (
 )
 from underwater_ir.data.pseudo_labels import PROMPTS, describe, label_from, read_label
 
-from tests.recipes.harness import assert_refused
-from tests.recipes.underwater_ir.small import SIZE_PX, photograph
+from recipes.underwater_ir.tests.small import SIZE_PX, photograph
+from tests.support.recipes import assert_refused
 from utils.common.tensor_files import atomic_torch_save
 from utils.data.loader import EpochBatches
 

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.plugin import PROJECT
 from utils.common.errors import UserError
 
+RECIPES = PROJECT / "recipes"
 RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 

@@ -15,7 +15,7 @@ from crowd_bt.options import TrainConfig
 from crowd_bt.task import PairComparison
 from torch import nn
 
-from tests.recipes.crowd_bt.small import small_model
+from recipes.crowd_bt.tests.small import small_model
 from utils.engine import Task
 
 NUM_ITEMS = 12

@@ -10,7 +10,7 @@ import training_engine
 from distributed_training_example import Pictures, ResidualNetwork
 from torch import nn
 
-from tests.recipes.harness import assert_equal, assert_equal_moments, dying
+from tests.support.recipes import assert_equal, assert_equal_moments, dying
 
 NUM_STEPS = 20  # 4 epochs of 5 steps
 

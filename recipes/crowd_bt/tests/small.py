@@ -17,7 +17,7 @@ from crowd_bt.options import TrainConfig
 from crowd_bt.task import PairComparison
 from torch import nn
 
-from tests.recipes.harness import dying
+from tests.support.recipes import dying
 from utils.run.folder import OwnedRun
 
 SIZE_PX = 32

@@ -17,8 +17,8 @@ import torch
 import training_engine
 from torchvision.datasets import CIFAR10
 
-from tests.recipes.harness import assert_refused, run_command
 from tests.support.processes import is_running, wait_until
+from tests.support.recipes import assert_refused, run_command
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL
 from utils.run.records import read_epochs
 

@@ -17,9 +17,7 @@ from underwater_ir.student import train_student
 from underwater_ir.student.losses import WEIGHTS, StudentLoss
 from underwater_ir.student.restoration import METRICS, Restoration, measure, summarise
 
-from tests.recipes import RECIPES
-from tests.recipes.harness import RANK_NAMES, assert_equal, assert_equal_moments, assert_refused, dying, run_command
-from tests.recipes.underwater_ir.small import (
+from recipes.underwater_ir.tests.small import (
     SIZE_PX,
     WIDTH,
     batch,
@@ -30,6 +28,15 @@ from tests.recipes.underwater_ir.small import (
 )
 from tests.support.plugin import free_port, run_script
 from tests.support.ranks import RankFailed, run_ranks
+from tests.support.recipes import (
+    RANK_NAMES,
+    RECIPES,
+    assert_equal,
+    assert_equal_moments,
+    assert_refused,
+    dying,
+    run_command,
+)
 from utils.common.config import parse_config
 from utils.common.errors import UsageError
 from utils.data.images import read_image

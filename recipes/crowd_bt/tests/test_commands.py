@@ -13,10 +13,9 @@ from crowd_bt import evaluate, infer, make_data
 from crowd_bt.model import build_scorer
 from crowd_bt.options import adopt_launch_flags, read_options
 
-from tests.recipes import RECIPES
-from tests.recipes.crowd_bt.small import photographs, write_data
-from tests.recipes.harness import RANK_NAMES, assert_refused, run_command
+from recipes.crowd_bt.tests.small import photographs, write_data
 from tests.support.plugin import free_port, run_script
+from tests.support.recipes import RANK_NAMES, RECIPES, assert_refused, run_command
 from utils.common.errors import UsageError
 
 NEEDS = "needs the packages of the recipe (pip install -r recipes/crowd_bt/requirements.txt)"

@@ -9,7 +9,7 @@ import pytest
 from crowd_bt import crowdpareto, rank
 from crowd_bt.comparisons import Comparison
 
-from tests.recipes.harness import assert_refused, run_command
+from tests.support.recipes import assert_refused, run_command
 
 pytest.importorskip("scipy", reason="needs scipy (pip install -r recipes/crowd_bt/requirements.txt)")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes import RECIPES
 from tests.support.plugin import PRETENCE, PROJECT, free_port
+from tests.support.recipes import RECIPES
 
 FOLDER = RECIPES / "training_engine"
 SEEDS = PROJECT.parent / "shared" / "seeds"

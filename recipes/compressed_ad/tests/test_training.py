@@ -18,9 +18,9 @@ from recipes.compressed_ad.model import CompressedAD
 from recipes.compressed_ad.rollout import InContext, random_returns, roll_out
 from recipes.compressed_ad.settings import Settings
 from recipes.compressed_ad.sizes import ModelSize
-from tests.recipes.compressed_ad.small import NUM_STEPS, small_settings, write_small_histories
-from tests.recipes.harness import assert_equal, assert_equal_moments, dying
+from recipes.compressed_ad.tests.small import NUM_STEPS, small_settings, write_small_histories
 from tests.support.ranks import RankFailed, run_ranks
+from tests.support.recipes import assert_equal, assert_equal_moments, dying
 from utils.engine import EngineOptions, TrainingEngine
 from utils.run.checkpoint import CheckpointFiles
 

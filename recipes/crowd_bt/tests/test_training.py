@@ -15,9 +15,9 @@ from crowd_bt.options import TrainConfig
 from crowd_bt.scoring import image_loader
 from crowd_bt.task import PairComparison
 
-from tests.recipes.crowd_bt.small import config_for, read, small_model, train_small, write_data
-from tests.recipes.harness import assert_equal, assert_equal_moments, assert_refused
+from recipes.crowd_bt.tests.small import config_for, read, small_model, train_small, write_data
 from tests.support.ranks import RankFailed, run_ranks
+from tests.support.recipes import assert_equal, assert_equal_moments, assert_refused
 from utils import distributed
 from utils.data.loader import EpochBatches, get_dataloader
 from utils.engine import EngineOptions, TrainingEngine, stopping

@@ -17,10 +17,10 @@ from crowd_bt.make_data import MakeConfig, Picture, write_annotators
 from crowd_bt.options import TrainConfig
 from numpy.random import default_rng
 
-from tests.recipes.crowd_bt.small import write_data
-from tests.recipes.harness import assert_refused, run_command
+from recipes.crowd_bt.tests.small import write_data
 from tests.support.local_server import LocalServer
 from tests.support.plugin import free_port
+from tests.support.recipes import assert_refused, run_command
 from utils.common.errors import UserError
 
 pytest.importorskip("boto3", reason="needs boto3 (pip install -r recipes/crowd_bt/requirements.txt)")

@@ -12,8 +12,8 @@ from underwater_ir.student import losses
 from underwater_ir.student.losses import WEIGHTS, StudentLoss, load_vgg, read_weights
 from underwater_ir.student.network import MultiScale, Outputs, Student, channel_attention, haar, inverse_haar
 
-from tests.recipes.harness import assert_refused
-from tests.recipes.underwater_ir.small import NO_VGG, SIZE_PX, batch, photograph, student
+from recipes.underwater_ir.tests.small import NO_VGG, SIZE_PX, batch, photograph, student
+from tests.support.recipes import assert_refused
 
 # --- The network and its losses --------------------------------------------------------------------------------------
 

@@ -18,10 +18,9 @@ import yaml
 
 from recipes.compressed_ad import collect, evaluate, train
 from recipes.compressed_ad.settings import DEFAULT_CONFIG, Settings
-from tests.recipes import RECIPES
-from tests.recipes.compressed_ad.small import NUM_STEPS, small_settings, write_small_histories
-from tests.recipes.harness import assert_refused, run_command
+from recipes.compressed_ad.tests.small import NUM_STEPS, small_settings, write_small_histories
 from tests.support.plugin import free_port
+from tests.support.recipes import RECIPES, assert_refused, run_command
 from utils.common.config import read_config, to_dict
 from utils.common.errors import UsageError
 

@@ -13,8 +13,8 @@ from crowd_bt.comparisons import SPLITS, Comparison, load_local, load_prepared, 
 from crowd_bt.images import Pairs, load_image
 from crowd_bt.make_data import Picture, compare, damaged
 
-from tests.recipes.crowd_bt.small import SIZE_PX, photographs, write_data
-from tests.recipes.harness import assert_refused
+from recipes.crowd_bt.tests.small import SIZE_PX, photographs, write_data
+from tests.support.recipes import assert_refused
 
 SHUFFLED = [np.random.default_rng(seed).permutation(8).tolist() for seed in range(400)]
 PAIR = {"img1": "a", "img2": "b", "expected_choice": "left"}

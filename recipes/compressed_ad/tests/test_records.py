@@ -11,8 +11,8 @@ from recipes.compressed_ad.histories import read_histories, write_histories
 from recipes.compressed_ad.learner import Learner, learn
 from recipes.compressed_ad.records import TestBatches, TrainBatches, draw_records
 from recipes.compressed_ad.sizes import RECORDS_OF_DEPTH
-from tests.recipes.compressed_ad.small import small_settings, write_small_histories
-from tests.recipes.harness import assert_refused
+from recipes.compressed_ad.tests.small import small_settings, write_small_histories
+from tests.support.recipes import assert_refused
 
 # --- The room, the source learner, and the file of its histories -----------------------------------------------------
 
