@@ -7,6 +7,7 @@ steps in each precision, after as many unmeasured ones, each time from the same 
 """
 
 import copy
+import gc
 import importlib
 import json
 import sys
@@ -21,7 +22,7 @@ from benchmarks.gpu.plan import Json, Setting
 from benchmarks.gpu.report import hardware
 from benchmarks.gpu.trainings import precisions_of
 from utils.common.environment import PROJECT_FOLDER
-from utils.common.errors import run_script
+from utils.common.errors import UsageError, UserError, run_script
 from utils.common.files import write_text_atomic
 from utils.common.text import format_bytes
 from utils.engine import TrainingEngine
@@ -31,7 +32,11 @@ ONE_GPU = Setting("cuda", 1, Path())
 
 
 def main() -> None:
-    """Let the command run until it trains."""
+    """Let the command run until it trains, then measure."""
+    if len(sys.argv) < 4 or not sys.argv[2].isdigit():
+        raise UsageError("expected FILE STEPS FOLDER/MODULE [OPTION ...], such as gpu.json 20 recipes/crowd_bt/train")
+    if not torch.cuda.device_count():
+        raise UserError("PyTorch sees no GPU; the step of a recipe is measured on a GPU only")
     file, steps, script, *options = sys.argv[1:]
     folder, _, module = script.rpartition("/")
 
@@ -64,6 +69,7 @@ def measure(first: TrainingEngine, precision: str, batch: Any, steps: int) -> Js
     """Return the step's time, peak memory and mean loss in a precision; leave weights and optimizer as they were."""
     model, optimizer, loader = first.state.model, first.state.optimizer, [batch] * steps
     start = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    gc.collect()  # of the precision before
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(first.device)
     options = replace(first.options, precision=precision, quiet=True, log_interval=10**9)
