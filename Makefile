@@ -1,7 +1,7 @@
 # Two commands on a fresh machine: `make demo` and `make test`. Each sets up .venv first if necessary.
 #   make setup        .venv with the locked packages
 #   make demo         download, train, evaluate and predict on a small sample
-#   make demo-recipes  the four systems in recipes/ in small
+#   make demo-recipes  the four systems in recipes/ in small; DEVICE=cuda: on one GPU, with times and memory of a step in fp32, bf16, fp16
 #   make format       format the code and fix what ruff can fix
 #   make check        ruff, import-linter, size and mypy
 #   make size         lines and files of each part beside its budget

@@ -4,6 +4,7 @@ set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 python=${PYTHON:-python}
 [[ $python != */* || $python == /* ]] || python=$PWD/../../$python # the Makefile's is relative to the project
+source ../device.sh
 output=$(cd ../.. && pwd)/outputs/recipes/crowd_bt
 rm -rf "$output"
 mkdir -p "$output"
@@ -16,3 +17,5 @@ PYTHON=$python ./train_distributed.sh "$processes" --backbone test_resnet --no-p
 "$python" evaluate.py --checkpoint "$run/best_model.pt" --split all --data-dir "$data/unseen" \
     --image-dir "$data/unseen/images" --output "$output/unseen.json"
 "$python" infer.py --checkpoint "$run/best_model.pt" --image-dir "$data/unseen/images" --output "$output/ranking.json"
+measure_step "$output/gpu.json" recipes/crowd_bt/train --backbone efficientnet_b5 --no-pretrained --input-size 512 \
+    --batch-size 8 --data-dir "$data" --image-dir "$data/images" --checkpoint-dir "$output/gpu"

@@ -5,6 +5,7 @@
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 python=${PYTHON:-../../.venv/bin/python}
+source ../device.sh
 out=$(cd ../.. && pwd)/outputs/recipes/underwater_ir
 processes=$("$python" -c "import torch; print(torch.cuda.device_count() or 2)") # one per GPU
 rm -rf "$out"
@@ -18,3 +19,6 @@ bash train_ddp.sh "$processes" 2 3 48 -- --width 8 --lr 1e-3 --loss-config "$out
 "$python" evaluate.py --model "$SAVE_PATH" --val-ref-root "$VAL_REF_ROOT" --val-nonref-root "$VAL_NONREF_ROOT" \
     --pseudo-root "$PSEUDO_ROOT" --img-size 48 --output "$out/evaluation"
 "$python" restore.py --model "$SAVE_PATH" --source "$VAL_NONREF_ROOT" --output "$out/restored"
+measure_step "$out/gpu.json" recipes/underwater_ir/underwater_ir.student.train_student --train-root "$TRAIN_ROOT" \
+    --val-ref-root none --val-nonref-root none --pseudo-root "$PSEUDO_ROOT" --batch-size 4 --img-size 256 \
+    --loss-config "$out/losses.json" --save-path "$out/gpu/student.pt"

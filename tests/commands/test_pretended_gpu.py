@@ -171,6 +171,7 @@ COMMANDS: dict[str, tuple[str, str, Callable[[Path, TrainedRun], Mapping[str, st
     ),
     "compressed_ad": ("recipes/compressed_ad/train", "{settings}", rooms),
     "underwater_ir": ("recipes/underwater_ir/underwater_ir.student.train_student", "{student} --epochs 1", underwater),
+    "a recipe's step": ("benchmarks.gpu.recipes", "{out}.json 1 recipes/compressed_ad/train {settings}", rooms),
 }
 
 
@@ -201,6 +202,9 @@ def test_a_command_runs_on_a_gpu(name: str, few: TrainedRun, tmp_path: Path) -> 
         assert "centreline" in (tmp_path / "out" / "predictions.json").read_text()
     if name == "evaluate":
         assert seen["predicted"] == {torch.bfloat16}
+    if name == "a recipe's step":
+        steps = yaml.safe_load((tmp_path / "out.json").read_text())["steps"]
+        assert len({figures["train_loss"] for figures in steps.values()}) == 3  # of fp32, bf16 and fp16
 
 
 # -- the bits of a CPU ------------------------------------------------------------------------------------------------------

@@ -274,6 +274,16 @@ def test_evaluation_compares_with_input_and_classic(
     assert evaluate.grey_world(cast).std(2).max() < 1
     assert list(results["CLAHE"]["sets"][f"[Ref] {SET}"]) == list(METRICS)
     assert list(results["student"]["sets"][f"[Non-Ref] {UNPAIRED}"]) == list(METRICS[2:])
+    weights = torch.load(two_ranks / "whole.pt", weights_only=True)
+    torch.save(
+        {name: weight + 0.1 * name.startswith("head") for name, weight in weights.items()}, tmp_path / "other.pt"
+    )
+    run_command(evaluate, "--model", two_ranks / "whole.pt", tmp_path / "other.pt", *flags, *sizes)
+    both = json.loads((tmp_path / "out" / "metrics.json").read_text())["student"]
+    psnr, spread = both["sets"][f"[Ref] {SET}"]["psnr"], both["spread"][f"[Ref] {SET}"]["psnr"]
+    first = results["student"]["sets"][f"[Ref] {SET}"]["psnr"]
+    assert spread == pytest.approx(abs(psnr - first) * 2**0.5, rel=1e-6)  # of two values: their distance / sqrt(2)
+    assert f"{psnr:.3f} ± {spread:.3f}" in capsys.readouterr().out
 
 
 def test_summaries_are_means_over_each_set(data: Path) -> None:

@@ -1,6 +1,7 @@
 """Compare the student with its input, grey world and CLAHE on the test sets.
 
 python evaluate.py --model experiments/daclip_student_ddp.pt --img-size 256
+python evaluate.py --model seed0.pt seed1.pt seed2.pt           # the mean of three students ± their standard deviation
 """
 
 import json
@@ -32,7 +33,7 @@ SHOWN = ("input", "grey world + CLAHE", "student")  # on the sheets
 
 @dataclass(frozen=True)
 class EvaluateConfig(Options):
-    model: str = option("student_model.pt", "weights that training wrote to --save-path", metavar="FILE")
+    model: tuple[str, ...] = option(("student_model.pt",), "weights of one or more students", metavar="FILE")
     val_ref_root: str = option("Dataset/testset(ref)", "test sets with targets", metavar="DIR")
     val_nonref_root: str = option("Dataset/testset(non-ref)", "test sets without targets", metavar="DIR")
     pseudo_root: str = option("pseudo-labels/daclip", "labels: testset_ref/SET, testset_nonref/SET", metavar="DIR")
@@ -72,7 +73,9 @@ def clahe(image: np.ndarray) -> np.ndarray:
 def main() -> None:
     config = parse_config(EvaluateConfig, "Compare the student with its input, grey world and CLAHE.")
     device = choose_device(config.device, 0)
-    student = read_student(Path(config.model)).to(device)
+    students = [read_student(Path(file)).to(device) for file in config.model]
+    if any(student.label_shape != students[0].label_shape for student in students):
+        raise UserError(f"--model {' '.join(config.model)}: the students learned from labels of different shapes")
     labels = Path(config.pseudo_root)
     entries = benchmark_entries(Path(config.val_ref_root), labels / "testset_ref", True)
     entries += benchmark_entries(Path(config.val_nonref_root), labels / "testset_nonref", False)
@@ -80,28 +83,34 @@ def main() -> None:
         raise UserError(
             f"no test set in {config.val_ref_root} or {config.val_nonref_root}; python make_data.py makes some"
         )
-    dataset = RestorationDataset(entries, config.img_size, student.label_shape)
-    methods: dict[str, nn.Module] = {
-        "input": Filter(lambda image: image),
-        "grey world": Filter(grey_world),
-        "CLAHE": Filter(clahe),
-        "grey world + CLAHE": Filter(lambda image: clahe(grey_world(image))),
-        "student": student,
+    dataset = RestorationDataset(entries, config.img_size, students[0].label_shape)
+    methods: dict[str, list[nn.Module]] = {
+        "input": [Filter(lambda image: image)],
+        "grey world": [Filter(grey_world)],
+        "CLAHE": [Filter(clahe)],
+        "grey world + CLAHE": [Filter(lambda image: clahe(grey_world(image)))],
+        "student": [*students],
     }
-    results: dict[str, dict[str, Any]] = {}
-    for method, network in methods.items():
-        values = measure(network, dataset, create_evaluation_loader(dataset, 1), device)
-        results[method] = {**summarise(dataset, values), "sets": {}}
-        for (name, has_target), indices in sets_of(dataset).items():
-            means = dict(zip(METRICS, values[indices].mean(0).tolist(), strict=True))
-            known = {metric: mean for metric, mean in means.items() if has_target or metric not in REFERENCE}
-            results[method]["sets"][f"[{'Ref' if has_target else 'Non-Ref'}] {name}"] = known
-    for title, first in results["input"]["sets"].items():
-        rows = [
-            [method, *(f"{mean:.3f}" for mean in found["sets"][title].values())] for method, found in results.items()
-        ]
-        header = ["", *(metric.upper().replace("_", ", ") for metric in first)]
-        print(f"\n{title}", format_table(header, rows), sep="\n")
+    values = {
+        method: np.stack([measure(one, dataset, create_evaluation_loader(dataset, 1), device) for one in networks])
+        for method, networks in methods.items()
+    }  # each (networks, N, METRICS)
+    results: dict[str, dict[str, Any]] = {
+        method: {**summarise(dataset, found.mean(0)), "sets": {}, "spread": {}} for method, found in values.items()
+    }
+    for (name, has_target), indices in sets_of(dataset).items():
+        title = f"[{'Ref' if has_target else 'Non-Ref'}] {name}"
+        metrics = METRICS if has_target else METRICS[len(REFERENCE) :]
+        rows = []
+        for method, found in values.items():
+            of_networks = found[:, indices, -len(metrics) :].mean(1)  # (networks, metrics)
+            means, spread = of_networks.mean(0).tolist(), of_networks.std(0, ddof=len(found) > 1).tolist()
+            results[method]["sets"][title] = dict(zip(metrics, means, strict=True))
+            results[method]["spread"][title] = dict(zip(metrics, spread, strict=True))
+            shown = zip(means, spread, strict=True)
+            rows.append([method, *(f"{mean:.3f}" + f" ± {one:.3f}" * (len(found) > 1) for mean, one in shown)])
+        header = ["", *(metric.upper().replace("_", ", ") for metric in metrics)]
+        print(f"\n{title}, {len(indices)} pictures", format_table(header, rows), sep="\n")
     if config.output is not None:
         folder = Path(config.output)
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,14 +119,14 @@ def main() -> None:
 
 
 def write_sheets(
-    folder: Path, dataset: RestorationDataset, methods: dict[str, nn.Module], device: torch.device
+    folder: Path, dataset: RestorationDataset, methods: dict[str, list[nn.Module]], device: torch.device
 ) -> None:
     """Write a picture for each set: a column for each photograph; rows: SHOWN, then the target."""
     for (name, has_target), indices in sets_of(dataset).items():
         columns = []
         for index in indices[:PICTURES_PER_SET]:
             sample = {key: value.to(device) for key, value in dataset.collate([dataset[(0, index)]]).items()}
-            rows = [to_pixels(methods[method](sample).picture[0]) for method in SHOWN]
+            rows = [to_pixels(methods[method][0](sample).picture[0]) for method in SHOWN]
             columns.append(np.concatenate([*rows, *([to_pixels(sample["target"][0])] if has_target else [])]))
         path = folder / f"{name}.jpg"
         write_jpeg(path, np.concatenate(columns, 1))

@@ -33,7 +33,7 @@ class ExportConfig(Options):
     val_nonref_root: str = option("Dataset/testset(non-ref)", "test sets without targets", metavar="DIR")
     pseudo_root: str = option("pseudo-labels/daclip", "folder for the labels", metavar="DIR")
     scores: str | None = option(
-        None, "a teacher's scores as JSON lines (README.md); unset: scores of the pictures' colours", metavar="FILE"
+        None, "a teacher's scores as JSON lines (reference.md); unset: scores of the pictures' colours", metavar="FILE"
     )
 
 
