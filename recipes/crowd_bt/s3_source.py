@@ -135,6 +135,7 @@ def _tried(action: Callable[[], Any], place: str) -> Any:
     boto3 repeats requests, but not the reading of an answer's body.
     """
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
+    from botocore.exceptions import ConnectionError as NoConnection
     from urllib3.exceptions import HTTPError
 
     for attempt in range(NUM_TRIES):
@@ -144,6 +145,9 @@ def _tried(action: Callable[[], Any], place: str) -> Any:
             raise UserError(_refusal(error, place)) from None  # the error's chain holds the request's headers
         except (HTTPClientError, IncompleteReadError, HTTPError, OSError) as error:
             reason = one_line(Exception(without_secrets(str(error))))
+        except NoConnection as error:  # boto3 has tried three times
+            cure = "check the network and AWS_ENDPOINT_URL"
+            raise UserError(f"{place}: {one_line(Exception(without_secrets(str(error))))}; {cure}") from None
         except BotoCoreError as error:  # no credentials, no region, a wrong name: it would be the same again
             cure = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run aws configure"
             raise UserError(f"{place}: {one_line(error)}; {cure}") from None

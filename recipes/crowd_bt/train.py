@@ -60,7 +60,8 @@ def main() -> int:
     torch.set_num_threads(threads)
     seed_everything(config.seed)
     tune_device(device, deterministic=False, fixed_shapes=True)
-    say("\n".join([*notes, f"Using device: {device} (rank {ranks.rank})"]))
+    for note in notes:
+        say(note)
     comparisons = None if config.data_source == "s3" else read_comparisons(config, say)
     # DDP copies rank 0's weights to all ranks: only rank 0 needs the pretrained ones.
     scorer = build_scorer(
@@ -72,6 +73,7 @@ def main() -> int:
     setup_ddp(device, ranks)
     if distributed.is_distributed():
         say(f"Distributed training initialized with {ranks.world_size} processes")
+    say(f"Using device: {device} (rank {ranks.rank})")
     too_large = (
         f"GPU {device.index}: --batch-size {config.batch_size} at --input-size {config.input_size} does not fit its "
         f"memory; use --batch-size {max(config.batch_size // 2, 1)}, --input-size 384, --backbone efficientnet_b3 or "

@@ -1,123 +1,107 @@
-"""S3 as it is and as it fails: moto's server behind a proxy that delays and cuts off answers."""
+"""The logs in S3: moto's server, over HTTP, with answers that it delays or cuts off."""
 
 import json
 import os
 import shutil
+import threading
 import time
 import urllib.request
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from crowd_bt import s3_source, train
 from crowd_bt.comparisons import load_prepared
-from crowd_bt.make_data import MakeConfig, Picture, write_annotators
 from crowd_bt.options import TrainConfig
-from numpy.random import default_rng
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
 
-from recipes.crowd_bt.tests.small import write_data
-from tests.support.local_server import LocalServer
-from tests.support.plugin import free_port
-from tests.support.recipes import assert_refused, run_command
+from tests.support.plugin import free_port, run_script
+from tests.support.recipes import RECIPES, assert_refused, run_command
 from utils.common.errors import UserError
 
-pytest.importorskip("boto3", reason="needs boto3 (pip install -r recipes/crowd_bt/requirements.txt)")
-moto_server = pytest.importorskip("moto.server", reason="needs moto (pip install -r requirements-dev.txt)")
-
-BUCKET, PREFIX = "surface-quality-dataset", "quack_v2_data_user_logs/"
+BUCKET, PREFIX = "surface-quality-dataset", "a_tests_logs/"
 KEY_ID, SECRET = "AKIAOFTHETEST", "the-secret-of-the-test"
 PAIR = {"img1": "a.png", "img2": "b.png", "choice": "left", "pair_type": "gold_gold"}
 LOG = {"comparisons": [{**PAIR, "img1_category": "POS_4", "img2_category": "POS_1"}] * 10}
-NOT_PASSED_ON = ("transfer-encoding", "connection", "content-length", "server", "date")
 
 
-class Proxy(LocalServer):
-    """Passes requests on to moto; the objects named in `faults` come late, slowly or not whole."""
+class Server:
+    """moto's server; the objects named in `faults` come late, slowly or not whole."""
 
-    def __init__(self, target_port: int) -> None:
-        super().__init__(Handler)
-        self.target_port = target_port
+    def __init__(self) -> None:
+        self.app = DomainDispatcherApplication(create_backend_app)
+        self.http = make_server("127.0.0.1", 0, self, threaded=True)
+        self.root = f"http://127.0.0.1:{self.http.port}"
+        keys = {"aws_access_key_id": KEY_ID, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+        self.client = boto3.client("s3", endpoint_url=self.root, **keys)
         self.faults: dict[str, str] = {}  # a word of the path: late, slow or short
         self.times_left = 10**6  # how often faults happen before the server is well
-        self.paths: list[str] = []
+        self.num_requests = 0
 
-
-class Handler(BaseHTTPRequestHandler):
-    owner: Proxy
-
-    def log_message(self, *arguments: Any) -> None:
-        """Print nothing."""
-
-    def do_GET(self) -> None:
-        self.owner.paths.append(self.path)
-        faults = self.owner.faults.items() if self.owner.times_left > 0 else ()
-        fault = next((kind for word, kind in faults if word in self.path), "")
-        self.owner.times_left -= bool(fault)
-        headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
-        request = urllib.request.Request(f"http://127.0.0.1:{self.owner.target_port}{self.path}", headers=headers)
-        try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
-                status, facts, body = answer.status, answer.headers, answer.read()
-        except urllib.error.HTTPError as error:
-            status, facts, body = error.code, error.headers, error.read()
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        self.num_requests += 1
+        faults = self.faults.items() if self.times_left > 0 else ()
+        fault = next((kind for word, kind in faults if word in environ["PATH_INFO"]), "")
+        self.times_left -= bool(fault)
+        body = b"".join(self.app(environ, start_response))
         if fault == "late":
             time.sleep(1.0)
-        self.send_response(status)
-        for name, value in facts.items():
-            if name.lower() not in NOT_PASSED_ON:
-                self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        try:
-            for byte in body if fault == "slow" else b"":
-                self.wfile.write(bytes([byte]))
-                time.sleep(0.02)
-            if fault != "slow":
-                self.wfile.write(body[: len(body) // 2] if fault == "short" else body)
-        except OSError:  # the client has given up
-            return
-        self.close_connection = True
+        if fault == "slow":
+            return map(after_a_pause, body)
+        return [body[: len(body) // 2] if fault == "short" else body]
+
+    def put(self, objects: dict[str, bytes]) -> None:
+        for name, body in objects.items():
+            self.client.put_object(Bucket=BUCKET, Key=name, Body=body)
+
+    def check_keys_after(self, num_requests: int) -> None:
+        """Let moto check the keys of all but the next requests."""
+        address, plain = f"{self.root}/moto-api/reset-auth", {"Content-Type": "text/plain"}
+        urllib.request.urlopen(urllib.request.Request(address, str(num_requests).encode(), plain)).close()
+
+
+def after_a_pause(byte: int) -> bytes:
+    time.sleep(0.02)
+    return bytes([byte])
 
 
 @pytest.fixture(scope="module")
-def moto_port() -> Iterator[int]:
+def moto() -> Iterator[Server]:
     """Start moto's server and fill its bucket."""
-    import boto3
-
-    server = moto_server.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    keys = {"aws_access_key_id": KEY_ID, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
-    client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", **keys)
-    client.create_bucket(Bucket=BUCKET)
-    objects = {f"{user}/comparison_data.json": json.dumps(LOG).encode() for user in ("ann", "bob", "dummy_1")}
-    objects |= {"carl/notes.txt": b"no log", "dora/comparison_data.json": b'{"comparisons": ['}
-    for name, body in objects.items():
-        client.put_object(Bucket=BUCKET, Key=f"{PREFIX}{name}", Body=body)
-    yield port
-    server.stop()
+    server = Server()
+    thread = threading.Thread(target=server.http.serve_forever, args=(0.01,))
+    thread.start()
+    server.client.create_bucket(Bucket=BUCKET)
+    objects = {f"{PREFIX}{user}/comparison_data.json": json.dumps(LOG).encode() for user in ("ann", "bob", "dummy_1")}
+    server.put({**objects, f"{PREFIX}carl/notes.txt": b"no log", f"{PREFIX}dora/comparison_data.json": b"["})
+    yield server
+    server.http.shutdown()
+    thread.join()
+    server.http.server_close()
 
 
 @pytest.fixture
-def proxy(moto_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+def server(moto: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """Let the environment name the server, which is well."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    with Proxy(moto_port) as proxy:
-        facts = {"AWS_ENDPOINT_URL": proxy.root, "AWS_DEFAULT_REGION": "us-east-1"}
-        facts |= {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_EC2_METADATA_DISABLED": "true"}
-        facts |= {"AWS_CONFIG_FILE": "/nonexistent", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent"}
-        for name, value in facts.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(s3_source, "FIRST_PAUSE_S", 0.01)
-        monkeypatch.setattr(s3_source, "NUM_TRIES", 2)
-        yield proxy
+    facts = {"AWS_ENDPOINT_URL": moto.root, "AWS_DEFAULT_REGION": "us-east-1"}
+    facts |= {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_EC2_METADATA_DISABLED": "true"}
+    facts |= {"AWS_CONFIG_FILE": "/nonexistent", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent"}
+    for name, value in facts.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(s3_source, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(s3_source, "NUM_TRIES", 2)
+    moto.faults, moto.times_left = {}, 10**6
+    return moto
 
 
 def prepare(folder: Path, **options: Any) -> list[str]:
     lines: list[str] = []
-    config = TrainConfig(data_source="s3", data_dir=str(folder), **options)
+    config = TrainConfig(data_source="s3", data_dir=str(folder), **{"s3_prefix": PREFIX, **options})
     s3_source.prepare_from_s3(config, lines.append)
     return lines
 
@@ -131,7 +115,7 @@ def refusal(folder: Path, **options: Any) -> str:
     return message
 
 
-def test_logs_are_downloaded_once_and_kept_prepared(tmp_path: Path, proxy: Proxy) -> None:
+def test_logs_are_downloaded_once_and_kept_prepared(tmp_path: Path, server: Server) -> None:
     lines = prepare(tmp_path)
     assert lines[0].endswith("carl/comparison_data.json: not there; this user is left out")
     assert "dora/comparison_data.json: no JSON" in lines[1]
@@ -141,9 +125,9 @@ def test_logs_are_downloaded_once_and_kept_prepared(tmp_path: Path, proxy: Proxy
     found = load_prepared(tmp_path / "prepared", tmp_path, print)
     assert (len(found.train), len(found.val)) == (16, 4)
     assert {(row.annotator_id, row.annotator_reliability) for row in found.of("all")} == {("ann", 1.0), ("bob", 1.0)}
-    num_requests = len(proxy.paths)
+    num_requests = server.num_requests
     assert "remove it to download them again" in prepare(tmp_path)[0]
-    assert len(proxy.paths) == num_requests
+    assert server.num_requests == num_requests
     with assert_refused("holds comparisons of another source"):
         prepare(tmp_path, s3_prefix="other/")
     written = "".join(file.read_text() for file in (tmp_path / "prepared").glob("*.json"))
@@ -152,82 +136,76 @@ def test_logs_are_downloaded_once_and_kept_prepared(tmp_path: Path, proxy: Proxy
 
 
 def test_the_guides_s3_line_trains_after_make_data_and_after_the_remedy_that_an_error_names(
-    tmp_path: Path, proxy: Proxy
+    tmp_path: Path, server: Server
 ) -> None:
     # What make_data.py had written stood in the place of the download, and --prepared-data-dir switched S3 off.
-    pytest.importorskip("timm", reason="needs timm (pip install -r recipes/crowd_bt/requirements.txt)")
-    data, images = tmp_path / "data", write_data(tmp_path / "pictures") / "images"
-    write_annotators(data, [Picture(str(number), number % 7) for number in range(42)], MakeConfig(), default_rng(0))
-    for name, file in zip(("a.png", "b.png"), sorted(images.iterdir()), strict=False):
-        shutil.copy(file, images / name)
-    places = ("--image-dir", images, "--data-dir", data, "--checkpoint-dir", tmp_path / "run", "--device", "cpu")
-    small = (
-        "--backbone",
-        "test_resnet",
-        "--no-pretrained",
-        "--input-size",
-        "32",
-        "--epochs",
-        "1",
-        "--num-workers",
-        "0",
-    )
-    line = ("--data-source", "s3", "--batch-size", "8", *small, *places)
-    assert run_command(train, *line) == 0
-    assert json.loads((data / "prepared" / "metadata.json").read_text())["num_users"] == 2
-    assert json.loads((tmp_path / "run" / "evaluation_results.json").read_text())["total"] == 4
+    recipe, data = RECIPES / "crowd_bt", tmp_path / "data"
+    counts = ("--num-pictures", "42", "--comparisons", "60", "--annotators", "3", "--per-annotator", "10")
+    made = run_script("python", str(recipe / "make_data.py"), "--output", data, "--size", "32", *counts)
+    assert made.returncode == 0, made.stderr
+    logs = {file.parent.name: file for file in data.glob("users/*/*.json")}
+    prefix = TrainConfig(data_source="s3").s3_prefix
+    server.put({f"{prefix}{user}/{file.name}": file.read_bytes() for user, file in logs.items()})
+    line = ("--data-source", "s3", "--backbone", "efficientnet_b5", "--lr", "5e-5")
+    places = ("--data-dir", data, "--image-dir", data / "images", "--checkpoint-dir", tmp_path / "run")
+    small = ("--backbone", "test_resnet", "--no-pretrained", "--input-size", "32", "--epochs", "1")
+    few = ("--batch-size", "8", "--num-workers", "0", "--device", "cpu")
+    command = (recipe / "train_distributed.sh", "2", *line, *places, *small, *few)
+    done = run_script(*command, MASTER_PORT=str(free_port()), OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert f"Downloaded 3 logs from s3://{BUCKET}/{prefix} to {data / 'prepared'}" in done.stdout
+    results = json.loads((tmp_path / "run" / "evaluation_results.json").read_text())
+    assert logs.keys() == results["annotators"].keys()
     shutil.rmtree(data / "prepared")
     shutil.move(data / "simulated", data / "prepared")  # as make_data.py wrote it once
+    arguments = (*line, *places, *small, *few, "--no-auto-resume")
     with assert_refused("holds comparisons of another source", "beside --data-source s3: --prepared-data-dir"):
-        run_command(train, *line)
-    assert run_command(train, *line, "--prepared-data-dir", tmp_path / "other", "--no-auto-resume") == 0
+        run_command(train, *arguments)
+    assert run_command(train, *arguments, "--prepared-data-dir", tmp_path / "other") == 0
     assert json.loads((tmp_path / "other" / "metadata.json").read_text())["bucket"] == BUCKET
     assert not [file for file in tmp_path.rglob("*.lock") if file.is_file()]
 
 
-def test_a_body_that_is_cut_off_is_read_again_and_then_refused(tmp_path: Path, proxy: Proxy) -> None:
-    proxy.faults, proxy.times_left = {"ann/": "short"}, 1
+def test_a_body_that_is_cut_off_is_read_again_and_then_refused(tmp_path: Path, server: Server) -> None:
+    server.faults, server.times_left = {"ann/": "short"}, 1
     assert "20 comparisons of 2 users; dropped 1 test users" in prepare(tmp_path / "again")
-    proxy.times_left = 10
+    server.times_left = 10
     message = refusal(tmp_path / "refused")
     assert f"s3://{BUCKET}/{PREFIX}ann/comparison_data.json: " in message
     assert message.endswith("(2 tries); run the same command again")
 
 
 def test_an_answer_that_comes_late_or_drips_is_given_up(
-    tmp_path: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3_source, "READ_TIMEOUT_S", 0.3)
-    proxy.faults = {"bob/": "late"}
+    server.faults = {"bob/": "late"}
     assert "bob/comparison_data.json: Read timeout" in refusal(tmp_path)
     monkeypatch.setattr(s3_source, "OBJECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr(s3_source, "CHUNK_BYTES", 8)
-    proxy.faults = {"bob/": "slow"}
+    server.faults = {"bob/": "slow"}
     assert "bytes after 0.2 s" in refusal(tmp_path)
 
 
 def test_wrong_and_absent_credentials_are_one_line(
-    tmp_path: Path, proxy: Proxy, moto_port: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def check_credentials_after(requests: int) -> None:
-        address = f"http://127.0.0.1:{moto_port}/moto-api/reset-auth"
-        plain = {"Content-Type": "text/plain"}
-        urllib.request.urlopen(urllib.request.Request(address, str(requests).encode(), plain)).close()
-
-    check_credentials_after(0)
+    server.check_keys_after(0)
     try:
         assert "the server refuses these credentials (InvalidAccessKeyId)" in refusal(tmp_path)
     finally:
-        check_credentials_after(10**9)
+        server.check_keys_after(10**9)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     assert "Unable to locate credentials; set AWS_ACCESS_KEY_ID" in refusal(tmp_path)
 
 
 def test_absent_buckets_users_and_servers_are_one_line(
-    tmp_path: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "there is no such bucket; check --s3-bucket" in refusal(tmp_path, s3_bucket="nobodys")
     assert "no user's folder there; check --s3-bucket and --s3-prefix" in refusal(tmp_path, s3_prefix="nothing/")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
-    assert "Could not connect to the endpoint URL" in refusal(tmp_path)
+    message = refusal(tmp_path)
+    assert "Could not connect to the endpoint URL" in message
+    assert message.endswith("; check the network and AWS_ENDPOINT_URL")
