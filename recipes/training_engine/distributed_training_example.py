@@ -1,4 +1,4 @@
-"""Train a residual network on CIFAR-10, or on the digits of scikit-learn, on one GPU, many GPUs or the CPU.
+"""Train a residual network on CIFAR-10, the digits of scikit-learn or your pictures, on one GPU, many GPUs or the CPU.
 
     python distributed_training_example.py --epochs 200 --batch-size 128 --lr 0.1
     python distributed_training_example.py --distributed --use-amp --use-ema --epochs 200
@@ -23,11 +23,12 @@ from torch.utils.data import Dataset
 
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UserError, one_line, print_warning, run_script
+from utils.data.images import ImageError, read_image, resize_area
 from utils.run.folder import OwnedRun, resume_arguments
 
 CPU_PROCESSES = 2
 DOWNLOAD_TIMEOUT_S = 20.0
-NUM_CLASSES = 10
+SIDE_PX = 32  # of CIFAR-10's pictures, and of a folder's
 DIGIT_SIDE_PX = 16  # a quarter of the work at 32
 PAD_SHARE = 1 / 8  # of the side, before random crops: 4 of 32 pixels, as in He et al. 2015 (arXiv 1512.03385)
 
@@ -40,7 +41,7 @@ class ExampleConfig(Options):
     batch_size: int = option(128, "pictures per GPU (per process) and step", at_least=1)
     lr: float = option(0.1, "learning rate; with N GPUs a rate N times as high is common", above=0)
     patience: int = option(0, "stop after this many epochs without a better validation accuracy; 0: never", at_least=0)
-    data_dir: str = option("./data", "folder of CIFAR-10", metavar="DIR", may_differ=True, needs="not dataset=digits")
+    data_dir: str = option("./data", "folder of the data", metavar="DIR", may_differ=True, needs="not dataset=digits")
     num_workers: int = option(4, "most loader processes per GPU; fewer where cores are few", at_least=0)
     use_amp: bool = option(False, "mixed precision: bf16 where supported, else fp16 on GPUs")
     use_ema: bool = option(False, "validate a moving average of the weights")
@@ -57,7 +58,9 @@ class ExampleConfig(Options):
     experiment_name: str = option("cifar10_training", "folder in --save-dir", metavar="NAME", may_differ=True)
     save_dir: str = option("./experiments", "folder of all experiments", metavar="DIR", may_differ=True)
     dataset: str = option(
-        "auto", "auto: cifar10, but digits when it cannot be had", choices=("auto", "cifar10", "digits")
+        "auto",
+        "auto: cifar10, but digits when it cannot be had; folder: pictures in train/CLASS and val/CLASS of --data-dir",
+        choices=("auto", "cifar10", "digits", "folder"),
     )
     seed: int = option(0, "seed of weights, order and augmentation", at_least=0)
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE", may_differ=True)
@@ -94,13 +97,14 @@ def main() -> int:
 
 
 def training_configuration(
-    config: ExampleConfig, train_set: Dataset[Any], val_set: Dataset[Any], resume: bool
+    config: ExampleConfig, train_set: "Pictures", val_set: "Pictures", resume: bool
 ) -> dict[str, Any]:
     """Return the configuration of Method 2 in the guide."""
     handed_on = ("use_amp", "use_ema", "save_dir", "experiment_name", "seed")
+    num_classes = int(train_set.labels.max()) + 1
     milestones = [round(config.epochs * share) for share in (0.3, 0.6, 0.8)]  # 60, 120 and 160 of 200 epochs
     return {
-        "model_fn": lambda: ResidualNetwork(NUM_CLASSES),
+        "model_fn": lambda: ResidualNetwork(num_classes),
         "train_dataset": train_set,
         "val_dataset": val_set,
         "batch_size": config.batch_size,
@@ -195,14 +199,14 @@ def load_datasets(name: str, folder: Path) -> tuple[str, Pictures, Pictures]:
 
     `auto` is CIFAR-10, but the digits when it is not in `folder` and cannot be downloaded.
     """
-    if name != "digits":
+    if name in ("auto", "cifar10"):
         try:
             return "cifar10", *load_cifar10(folder)
         except UserError as error:
             if name == "cifar10":
                 raise
             print_warning(f"{error}; training on scikit-learn's digits instead")
-    return "digits", *load_digits()
+    return ("folder", *load_folder(folder)) if name == "folder" else ("digits", *load_digits())
 
 
 def load_cifar10(folder: Path) -> tuple[Pictures, Pictures]:
@@ -224,11 +228,27 @@ def load_cifar10(folder: Path) -> tuple[Pictures, Pictures]:
         ) from error
     finally:
         socket.setdefaulttimeout(before_s)
-    train, test = parts
-    return (
-        Pictures(train.data, np.array(train.targets), augment=True, flip=True),
-        Pictures(test.data, np.array(test.targets), augment=False, flip=True),
-    )
+    train, val = (Pictures(part.data, np.array(part.targets), augment=part.train, flip=True) for part in parts)
+    return train, val
+
+
+def load_folder(folder: Path) -> tuple[Pictures, Pictures]:
+    """Return the pictures of `train`/CLASS and of `val`/CLASS, else `validation` or `test`, squeezed to 32 x 32."""
+    from torchvision.datasets import ImageFolder
+
+    val = next((part for part in ("val", "validation") if (folder / part).is_dir()), "test")
+    try:
+        listed = [ImageFolder(folder / part) for part in ("train", val)]
+        read = [
+            np.stack([resize_area(read_image(Path(file), 4 * SIDE_PX), SIDE_PX, SIDE_PX) for file, _ in part.samples])
+            for part in listed
+        ]
+    except (OSError, ImageError) as error:
+        raise UserError(f"{folder}: needs pictures in train/CLASS and val/CLASS ({one_line(error)})") from error
+    if listed[0].classes != listed[1].classes:
+        raise UserError(f"{folder}: train has the classes {listed[0].classes}, but {val} {listed[1].classes}")
+    train, test = (Pictures(read[at], listed[at].targets, augment=at == 0, flip=True) for at in (0, 1))
+    return train, test
 
 
 def load_digits() -> tuple[Pictures, Pictures]:
@@ -245,11 +265,9 @@ def load_digits() -> tuple[Pictures, Pictures]:
     enlarged = nn.functional.interpolate(grey, size=DIGIT_SIDE_PX, mode="bilinear").round().byte()
     pictures = enlarged.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy()
     order = np.random.default_rng(0).permutation(len(pictures))
-    train, val = order[360:], order[:360]
-    return (
-        Pictures(pictures[train], digits.target[train], augment=True, flip=False),
-        Pictures(pictures[val], digits.target[val], augment=False, flip=False),
-    )
+    parts = ((order[360:], True), (order[:360], False))
+    train, val = (Pictures(pictures[at], digits.target[at], augment=augment, flip=False) for at, augment in parts)
+    return train, val
 
 
 if __name__ == "__main__":

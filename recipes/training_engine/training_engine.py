@@ -1,4 +1,4 @@
-"""The TrainingEngine of the multi-GPU guide (README.md), on the project's training loop.
+"""The TrainingEngine of the multi-GPU guide (reference.md), on the project's training loop.
 
 from training_engine import TrainingEngine, launch_distributed_training, distributed_train_worker
 """
@@ -33,7 +33,6 @@ SEED = 0
 DEFAULTS = EngineOptions(
     ema=False, patience=0, sync_batchnorm=True, monitor="val_accuracy", seed=SEED, log_interval=100
 )
-HISTORY_PICTURE = "training_history.png"
 CURVES = (
     ("loss", {"train": "train_loss", "validation": "val_loss"}),
     ("accuracy", {"train": "train_accuracy", "validation": "val_accuracy", "validation, top 5": "val_top5_accuracy"}),
@@ -86,16 +85,13 @@ class TrainingEngine(engine.TrainingEngine):
         experiment_name: str = "experiment",
         **options: Any,
     ) -> None:
-        """See the README for the keywords; `options` are fields of EngineOptions. Files go to `save_dir`/`experiment_name`.
+        """See reference.md for the keywords; `options` are fields of EngineOptions. Files go to `save_dir`/`experiment_name`.
 
         The process group knows `local_rank`, `world_size` and `backend` already. Raises TypeError for an unknown keyword.
         """
-        guide = _given(
-            ema=ema_decay is not None if use_ema is None else use_ema,
-            ema_decay=ema_decay,
-            precision=None if use_amp is None else "auto" if use_amp else "off",
-            clip_norm=gradient_clip_val,
-        )
+        ema = ema_decay is not None if use_ema is None else use_ema
+        precision = None if use_amp is None else "auto" if use_amp else "off"
+        guide = _given(ema=ema, ema_decay=ema_decay, precision=precision, clip_norm=gradient_clip_val)
         task, run = Classification(), Path(save_dir) / experiment_name
         chosen = replace(DEFAULTS, **guide, **options)
         super().__init__(model, torch.device(device), chosen, task=task, run=run, distributed=distributed)
@@ -123,13 +119,8 @@ class TrainingEngine(engine.TrainingEngine):
         """
         if monitor_metric is not None and not monitor_metric.startswith(("val_", "train_")):
             monitor_metric = f"val_{monitor_metric}"
-        changes = _given(
-            epochs=num_epochs,
-            save_best=save_best,
-            save_last=save_last,
-            patience=early_stopping_patience,
-            monitor=monitor_metric,
-        )
+        changes = _given(epochs=num_epochs, patience=early_stopping_patience, monitor=monitor_metric)
+        changes |= _given(save_best=save_best, save_last=save_last)
         self.options = self.recovery.options = self.epoch_end.options = replace(self.options, **changes)
         history = super().train(train_loader, val_loader, optimizer, criterion, scheduler, resume=resume)
         return {**history, "train_learning_rate": history.get("lr", [])}
@@ -168,7 +159,7 @@ class TrainingEngine(engine.TrainingEngine):
 
     def plot_training_history(self, path: str | Path | None = None) -> Path:
         """Draw loss, accuracies and learning rate; by default as training_history.png in the run's folder."""
-        file = Path(path or self.log.run_dir / HISTORY_PICTURE)
+        file = Path(path or self.log.run_dir / "training_history.png")
         history = self.progress.history
         epochs = [dict(zip(history, values, strict=True)) for values in zip(*history.values(), strict=True)]
         records = [{"epoch": number, **epoch} for number, epoch in enumerate(epochs, 1)]
@@ -196,16 +187,22 @@ def distributed_train_worker(
     `batch_size` is per rank. `num_workers` is the largest number of loader processes: fewer where cores are few.
     """
     engine_kwargs = dict(engine_kwargs or {})
-    device = rank_device(rank)
-    threads, workers = choose_threads_and_workers(world_size, num_workers, device.type)
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    threads, workers = choose_threads_and_workers(per_machine, num_workers, device.type)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads)
-    seed_everything(engine_kwargs.get("seed", SEED))
+    seed = engine_kwargs.get("seed", SEED)
+    seed_everything(seed)
     if world_size > 1:
         TrainingEngine.setup_distributed(rank, world_size)
     model = model_fn().to(device)
     optimizer = optimizer_fn(model.parameters())
-    place = {"distributed": world_size > 1, "local_rank": rank, "world_size": world_size}
+    place = {"distributed": world_size > 1, "local_rank": local_rank, "world_size": world_size}
     trainer = TrainingEngine(model, device, **{**place, **engine_kwargs})
     trainer.log.print(
         f"Device: {device}, {world_size} process(es) with {torch.get_num_threads()} thread(s) and {workers} loader worker(s) each",
@@ -216,7 +213,7 @@ def distributed_train_worker(
         DataLoader(
             data,
             batch_size,
-            sampler=DistributedSampler(data, world_size, rank, shuffle=data is train_dataset),
+            sampler=DistributedSampler(data, world_size, rank, shuffle=data is train_dataset, seed=seed),
             num_workers=workers,
             pin_memory=device.type == "cuda",
         )
@@ -229,14 +226,6 @@ def distributed_train_worker(
     if trainer.stopped_by:
         raise SystemExit(EXIT_STOPPED_BY_SIGNAL)
     return history
-
-
-def rank_device(rank: int) -> torch.device:
-    """Return this rank's GPU and make it the current one; without GPUs the CPU."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    return torch.device("cuda", rank % torch.cuda.device_count())
 
 
 def report_end(trainer: TrainingEngine) -> None:

@@ -56,7 +56,7 @@ def train_small(
             train_dataset=pictures(40, augment=augment),
             val_dataset=pictures(21, seed=1),
             batch_size=batch_size,
-            optimizer_fn=lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9),
+            optimizer_fn=lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9, weight_decay=1e-4),
             criterion_fn=nn.CrossEntropyLoss,
             scheduler_fn=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
             engine_kwargs={"use_amp": False, **place, **engine_kwargs},

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import signal
 import threading
 import time
@@ -20,12 +21,10 @@ from torchvision.datasets import CIFAR10
 from tests.support.processes import is_running, wait_until
 from tests.support.recipes import assert_refused, run_command
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL
+from utils.data.images import write_jpeg
 from utils.run.records import read_epochs
 
 # --- The example's flags, network and data ---------------------------------------------------------------------------
-
-
-NOWHERE = "http://127.0.0.1:9/cifar-10-python.tar.gz"
 
 
 def test_the_network_is_resnet_20() -> None:
@@ -65,7 +64,7 @@ def test_cifar10_is_read_from_its_folder(tmp_path: Path, monkeypatch: pytest.Mon
 def test_without_a_network_cifar10_is_refused_and_the_default_are_the_digits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(CIFAR10, "url", NOWHERE)
+    monkeypatch.setattr(CIFAR10, "url", "http://127.0.0.1:9/cifar-10-python.tar.gz")
     with assert_refused("cannot be downloaded", "put cifar-10-python.tar.gz there, or use --dataset digits"):
         example.load_datasets("cifar10", tmp_path)
     pytest.importorskip("sklearn", reason="needs scikit-learn (recipes/training_engine/requirements.txt)")
@@ -76,6 +75,23 @@ def test_without_a_network_cifar10_is_refused_and_the_default_are_the_digits(
     counts = torch.bincount(torch.cat([train.labels, val.labels]))
     assert len(counts) == 10
     assert counts.min() >= 170
+
+
+def test_a_folder_of_pictures_is_a_data_set(tmp_path: Path) -> None:
+    for folder, grey in (("train/hat", 10), ("train/shoes", 200), ("val/hat", 10), ("val/shoes", 200)):
+        (tmp_path / folder).mkdir(parents=True)
+        write_jpeg(tmp_path / folder / "1.jpg", np.full((60, 90, 3), grey, np.uint8))
+    name, train, val = example.load_datasets("folder", tmp_path)
+    assert (name, train.augment, val.augment, val.labels.tolist()) == ("folder", True, False, [0, 1])
+    assert [int(picture.float().mean().round()) for picture in val.pictures] == [10, 200]
+    config = example.training_configuration(example.ExampleConfig(), train, val, False)
+    assert config["model_fn"]()(torch.stack([train[0][0], val[1][0]])).shape == (2, 2)
+    shutil.move(tmp_path / "val/shoes", tmp_path / "val/hats")
+    with assert_refused("train has the classes ['hat', 'shoes'], but val ['hat', 'hats']"):
+        example.load_datasets("folder", tmp_path)
+    (tmp_path / "val/hat/1.jpg").write_bytes(b"no picture")
+    with assert_refused("needs pictures in train/CLASS and val/CLASS", "val/hat/1.jpg"):
+        example.load_datasets("folder", tmp_path)
 
 
 # --- Launching: a set-up that fails, a rank that fails, a command that is stopped, and no process left ---------------

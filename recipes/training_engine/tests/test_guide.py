@@ -1,15 +1,16 @@
-"""The code of the recipe's README runs as printed, on two processes with a pretended GPU each, and is the guide's."""
+"""The code of reference.md runs as printed, on two processes with a pretended GPU each, and is the guide's."""
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
 
 import pytest
+import torch
 
 from tests.support.plugin import PRETENCE, PROJECT, free_port
-from tests.support.recipes import RECIPES
+from tests.support.recipes import RECIPES, assert_equal
 
 FOLDER = RECIPES / "training_engine"
 SEEDS = PROJECT.parent / "shared" / "seeds"
@@ -48,23 +49,20 @@ def code_blocks(text: str) -> list[tuple[str, str]]:
 
 
 def guides_blocks() -> list[str]:
-    """Return the README's Python blocks that the guide has too; the README marks its own with a comment."""
-    found = code_blocks((FOLDER / "README.md").read_text(encoding="utf-8"))
+    """Return the Python blocks that the guide has too; reference.md marks its own with a comment."""
+    found = code_blocks((FOLDER / "reference.md").read_text(encoding="utf-8"))
     return [code for language, code in found if language == "python" and not code.startswith("# not in the guide")]
 
 
-def start(script: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+def start(script: Path, *arguments: str, **environment: str) -> Popen[str]:
     search = os.pathsep.join(filter(None, [str(FOLDER), str(PRETENCE), os.environ.get("PYTHONPATH")]))
     variables = {**os.environ, "PYTHONPATH": search, "PRETEND_GPUS": "2", **environment}
-    command, output = (
-        [sys.executable, script.name, *arguments],
-        {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT},
-    )
-    return subprocess.Popen(command, cwd=script.parent, env=variables, text=True, **output)  # type: ignore[call-overload]
+    command = [sys.executable, script.name, *arguments]
+    return Popen(command, cwd=script.parent, env=variables, text=True, stdout=PIPE, stderr=STDOUT)
 
 
-def finish(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=120)
+def finish(process: Popen[str]) -> str:
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     return output
 
@@ -74,11 +72,11 @@ def first_samples(output: str) -> list[str]:
     return re.findall(r"first of a batch: (-?\d+\.\d+(?:e-?\d+)?)", output)
 
 
-def test_the_readme_has_every_code_block_of_the_guide() -> None:
+def test_the_reference_has_every_code_block_of_the_guide() -> None:
     guides = sorted(SEEDS.glob("002_*.txt"))
     if not guides:
         pytest.skip("the guide itself is not on this machine (put it at ../shared/seeds)")
-    ours = code_blocks((FOLDER / "README.md").read_text(encoding="utf-8"))
+    ours = code_blocks((FOLDER / "reference.md").read_text(encoding="utf-8"))
     theirs = code_blocks(guides[0].read_text(encoding="utf-8"))
     assert len(theirs) == 7
     assert [block for block in theirs if block not in ours] == []
@@ -135,11 +133,22 @@ def test_method_2_runs_as_printed_lambdas_included(tmp_path: Path) -> None:
     block = guides_blocks()[METHOD_2]
     assert block.count("'num_epochs': 100") == 1
     script = tmp_path / "method_2.py"
-    script.write_text(YOURS + block.replace("'num_epochs': 100", "'num_epochs': 6"))
-    output = finish(start(script))
+    text = YOURS + block.replace("'num_epochs': 100", "'num_epochs': 6")
+    script.write_text(text)
+    output = finish(start(script, OMP_NUM_THREADS="1"))
     assert "Device: cuda:0, 2 process(es) with" in output
     assert len(set(first_samples(output))) >= 6  # of 12; in the same order in each epoch 2
     assert "Effective batch: 64 x 2 = 128" in output
     assert "Training complete after 6 epochs" in output
     folder = tmp_path / "checkpoints" / "my_experiment"
     assert {"best.pt", "last.pt", "training_history.png", "results.csv"} <= {file.name for file in folder.iterdir()}
+    # The same from two launches, as of two machines, with one process each.
+    folder.rename(tmp_path / "one")
+    meeting = f"nnodes=2, node_rank=int(sys.argv[1]), master_addr='127.0.0.1', master_port={free_port()}, **config"
+    script.write_text(text.replace("torch.cuda.device_count()", "1").replace("**config", meeting))
+    alone = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    outputs = [finish(machine) for machine in [start(script, rank, **alone) for rank in "01"]]
+    assert ["Device: cuda:0, 2 process(es) with" in output for output in outputs] == [True, False]
+    one, two = (torch.load(place / "last.pt") for place in (tmp_path / "one", folder))
+    assert_equal(two["model_state_dict"], one["model_state_dict"])
+    assert two["history"]["val_loss"] == one["history"]["val_loss"]

@@ -5,6 +5,7 @@ import os
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -74,6 +75,7 @@ def test_twenty_steps_of_two_ranks_give_the_weights_of_one_with_the_double_batch
     history = theirs["history"]
     for name in ("val_accuracy", "val_loss"):
         assert ours["history"][name] == pytest.approx(history[name], rel=1e-4)
+    assert ours["optimizer_state_dict"]["param_groups"][0]["weight_decay"] == 1e-4  # whatever the batch
     # Files hold plain names, and the history the guide's.
     assert theirs["model_state_dict"].keys() == began.keys()
     assert theirs["epoch"] == 4
@@ -81,6 +83,17 @@ def test_twenty_steps_of_two_ranks_give_the_weights_of_one_with_the_double_batch
     assert history["lr"] == pytest.approx([0.05, 0.05, 0.005, 0.005])
     files = {"best.pt", "last.pt", "training_history.png", "metrics.jsonl"}
     assert files <= {file.name for file in (tmp_path / "one").iterdir()}
+
+
+def test_a_seed_gives_an_order_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(training_engine, "report_end", lambda trainer: None)
+    loss = nn.CrossEntropyLoss.forward
+    with mock.patch.object(nn.CrossEntropyLoss, "forward", autospec=True, side_effect=loss) as spy:
+        for seed in (0, 1):
+            train_small(tmp_path / str(seed), seed=seed, quiet=True)
+    labels = [call.args[2].tolist() for call in spy.call_args_list]
+    assert labels[:10] != labels[len(labels) // 2 :][:10]
 
 
 def test_a_killed_rank_costs_nothing_after_a_resume(two_ranks: tuple[Path, list[dict[str, list[float]]]]) -> None:
