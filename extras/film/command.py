@@ -73,8 +73,7 @@ def main() -> int:
             frames = film.frames(config.every, config.frames_per_second, stop)
             first = list(itertools.islice(frames, 1))
             if not first:
-                until = f" until {stop.reason}" if stop.is_set else "; it is damaged or empty"
-                raise UserError(f"--source {film.name}: no frame could be read{until}")
+                raise UserError(f"--source {film.name}: no frame was read; it is damaged or empty, or was interrupted")
             output.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)  # nothing is written through a link
             per_second = min(config.frames_per_second or film.per_second / config.every, film.per_second)

@@ -18,6 +18,9 @@ from utils.common.config import without_secrets
 from utils.common.errors import UserError, printable
 from utils.common.signals import StopFlag
 
+os.environ.setdefault(
+    "OPENCV_FFMPEG_LOGLEVEL", "-8"
+)  # read with the first film; one line from here instead of FFmpeg's
 MOST_PER_SECOND, USUAL_PER_SECOND = 240, 25.0  # of frames; some streams name the rate of their clock, or none
 Key = tuple[int, float]  # a frame's number from 0 and its time in seconds, for a camera since its opening
 
@@ -31,7 +34,6 @@ class Film:
     """An open film, camera or stream. Raises UserError if it cannot be opened."""
 
     def __init__(self, source: str) -> None:
-        os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # the user gets one line from here instead of FFmpeg's
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
         self.is_live, self.name = is_live(source), printable(without_secrets(source), 400)
         if not self.is_live and not Path(source).is_file():
