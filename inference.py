@@ -1,6 +1,7 @@
 """Find objects in photographs with a trained model; write annotated pictures, JSON and YOLO labels.
 
     python inference.py --model models/epri_distribution_ddp/best.pt --source photos
+    python inference.py --model best.pt --source flight.mp4 --every 5   # a film: extras/film/README.md
 
 A few photographs are read ahead, so memory does not grow with their number. All results are in the photographs' own
 pixels, upright. A photograph that cannot be read, or whose results cannot be written, is named and skipped. Started with
@@ -11,6 +12,7 @@ torchrun, the ranks share the photographs. A model that was trained on windows p
 import itertools
 import json
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ import numpy as np
 from utils import distributed
 from utils.common.config import option, parse_config
 from utils.common.errors import printable, run_script
-from utils.common.extras import refuse_orthophoto
+from utils.common.extras import find_extra, refuse_orthophoto
 from utils.common.files import claimed_output, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
@@ -67,6 +69,9 @@ class InferenceConfig(PredictOptions):
 
 def main() -> int:
     """Predict; return the exit code."""
+    film = find_extra("film")
+    if film and film.is_asked_for(sys.argv[1:]):
+        return int(film.main())
     config = parse_config(InferenceConfig, __doc__)
     die_with_parent()
     ranks = distributed.read_rank_environment()
@@ -115,8 +120,8 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     if ranks.is_main:
         summary = ", ".join(f"{count} {name}" for name, count in zip(names, found, strict=True) if count) or "nothing"
         print(f"{counted(num_read, 'photograph')}, {len(files) - num_read} skipped; found {summary}")
-        print(", ".join([f"Results in {config.output}: pictures, labels/, predictions.json", *tools.written]))
         if num_read:
+            print(", ".join([f"Results in {config.output}: pictures, labels/, predictions.json", *tools.written]))
             each_ms = 1000 * float(sum(part["spent_s"].sum() for part in parts)) / num_read
             print(f"{each_ms:,.0f} ms per photograph to predict, without reading and writing")
         for line in filter(None, [without_mask_line(num_without_mask), *is_alike]):

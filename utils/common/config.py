@@ -334,8 +334,8 @@ class _Parser(argparse.ArgumentParser):
         if unknown:
             flag = unknown[0].split("=")[0]
             flags = [flag for action in self._actions for flag in action.option_strings]
-            moved, where = MOVED.get(self.prog, ((), ""))
-            self.error(f"unknown argument {unknown[0]}{f'; {where}' if flag in moved else nearest(flag, flags)}")
+            moved = MOVED.get(self.prog, {})
+            self.error(f"unknown argument {unknown[0]}{f'; {moved[flag]}' if flag in moved else nearest(flag, flags)}")
         return known
 
 
@@ -458,13 +458,17 @@ OTHER_NAMES = {
     "workers": ("num_workers",),
     "weights": ("model",),
 }
-# Options of a script that became a command of their own.
+# Options of a script that became a command of their own, need another word, or are not there.
 MOVED = {
-    "inference.py": (
-        ("--geo", "--assets", "--asset-range", "--before", "--ground-height", "--ground-sigma"),
-        "python -m extras.maps makes the map, after this command (extras/maps/README.md)",
-    ),
-    "parse_labels.py": (
+    "inference.py": {
+        **dict.fromkeys(
+            ("--geo", "--assets", "--asset-range", "--before", "--ground-height", "--ground-sigma"),
+            "python -m extras.maps makes the map, after this command (extras/maps/README.md)",
+        ),
+        **dict.fromkeys(("--every", "--frames-per-second"), "it is for a film: name one with --source, on this line"),
+        "--show": "no window opens; the annotated pictures, or the film, are written to --output",
+    },
+    "parse_labels.py": dict.fromkeys(
         ("--labels", "--line-width-m"),
         "python -m extras.orthophotos.cut reads labels of orthophotos (extras/orthophotos/README.md)",
     ),

@@ -73,49 +73,15 @@ class PredictionWriter(PartWriter):
         (folder / "labels").mkdir(exist_ok=True)
 
     def add(self, source: Source, shape: tuple[int, ...], prediction: PhotoPrediction) -> None:
-        """Add a photograph of `shape` (H, W, 3) with its detections.
-
-        If the prediction has lines, they are added to their detections, and the photograph's entry lists the wires.
-        """
-        height, width = shape[:2]
-        class_ids, scores, lines = (
-            prediction.class_ids.tolist(),
-            prediction.detections.scores.tolist(),
-            prediction.lines,
-        )
-        outlines = [outline(mask) for mask in prediction.masks]
-        detections = [
-            {
-                "class_id": class_id,
-                "class": self.names[class_id],
-                "confidence": round(score, 5),
-                "box_xyxy": [round(float(value), 2) for value in box],
-                "polygons": [part.reshape(-1).tolist() for part in parts],
-            }
-            for class_id, score, box, parts in zip(class_ids, scores, prediction.boxes, outlines, strict=True)
-        ]
-        entry = {
-            "file": str(source.file),
-            "key": source.key,
-            "width": width,
-            "height": height,
-            "detections": detections,
-        }
-        for detection, line in zip(detections, lines, strict=False):  # there may be none at all
-            detection |= line_fields(line) if line is not None else {}
-        if lines:
-            entry["wires"] = [
-                {"class": detections[route.members[0]]["class"], "detections": list(route.members)}
-                | line_fields(route.line)
-                for route in find_routes(lines, prediction.class_ids)
-            ]
+        """Add a photograph of `shape` (H, W, 3) with its detections."""
+        entry = {"file": str(source.file), "key": source.key} | photo_entry(self.names, shape, prediction)
         if self.guarantee:
             entry["guarantee"] = self.guarantee
         self.write(PREDICTION_PARTS, source, entry)
+        outers = [(each["class_id"], each["polygons"][0]) for each in entry["detections"] if each["polygons"]]
         rows = [
-            f"{class_id} " + " ".join(f"{value:.6f}" for value in (parts[0] / (width, height)).clip(0, 1).reshape(-1))
-            for class_id, parts in zip(class_ids, outlines, strict=True)
-            if parts
+            f"{class_id} " + " ".join(f"{value:.6f}" for value in shares.clip(0, 1).flat)
+            for class_id, shares in ((number, np.reshape(outer, (-1, 2)) / shape[1::-1]) for number, outer in outers)
         ]
         write_text_atomic(self.folder / "labels" / f"{source.key}.txt", "\n".join(rows) + "\n" * bool(rows))
 
@@ -129,6 +95,33 @@ class PredictionWriter(PartWriter):
                 folder = self.folder / "crops" / _folder_name(self.names[class_id], class_id)
                 folder.mkdir(parents=True, exist_ok=True)
                 write_jpeg(folder / f"{key}_{number}.jpg", np.ascontiguousarray(cut))
+
+
+def photo_entry(names: Sequence[str], shape: tuple[int, ...], prediction: PhotoPrediction) -> dict[str, Any]:
+    """Return a photograph's size (H, W, 3) and detections as predictions.json has them; if there are lines, the wires, too."""
+    found = prediction.detections
+    detections = [
+        {
+            "class_id": class_id,
+            "class": names[class_id],
+            "confidence": round(score, 5),
+            "box_xyxy": [round(float(value), 2) for value in box],
+            "polygons": [part.reshape(-1).tolist() for part in outline(mask)],
+        }
+        for class_id, score, box, mask in zip(
+            prediction.class_ids.tolist(), found.scores.tolist(), prediction.boxes, prediction.masks, strict=True
+        )
+    ]
+    for detection, line in zip(detections, prediction.lines, strict=False):  # there may be none at all
+        detection |= line_fields(line) if line is not None else {}
+    entry = {"width": shape[1], "height": shape[0], "detections": detections}
+    if prediction.lines:
+        entry["wires"] = [
+            {"class": detections[route.members[0]]["class"], "detections": list(route.members)}
+            | line_fields(route.line)
+            for route in find_routes(prediction.lines, prediction.class_ids)
+        ]
+    return entry
 
 
 def merge_parts(folder: Path, num_ranks: int) -> None:
