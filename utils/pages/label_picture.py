@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -48,5 +49,5 @@ def _drawn(photo: Photo, names: Sequence[str]) -> np.ndarray:
     class_ids = [int(photo.class_ids[index]) for index in order]
     outlines = [photo.polygons[index] * size for index in order]
     labels = [names[one] if class_ids[:place].count(one) < MOST_NAMES else "" for place, one in enumerate(class_ids)]
-    look = {"labels": labels, "font_scale": FONT_SCALE, "min_px": READABLE_PX}
+    look: dict[str, Any] = {"labels": labels, "font_scale": FONT_SCALE, "min_px": READABLE_PX}
     return draw_instances(picture, class_ids, None, outlines, None, names, **look, nothing="no labels")
