@@ -76,7 +76,7 @@ def test_labels_of_a_small_picture_leave_its_objects_visible_because_it_is_enlar
     assert (drawn[0][110:290, 160:340] == tint).all(), "the label lies outside"
     large = np.full((400, 500, 3), 100, np.uint8)
     wide = [draw_instances(large, [4], 5 * box, None, None, NAMES, min_px=least) for least in (1, READABLE_PX)]
-    assert np.array_equal(*wide)
+    assert np.array_equal(wide[0], wide[1])
 
 
 def test_boxes_are_drawn_and_cut_at_the_edge() -> None:

@@ -232,7 +232,9 @@ def test_filters_and_order_choose_what_the_arrow_keys_walk_through(page: Page, f
     assert choose() == every
     assert choose(kind="error", order="name") == [HOSTILE[1], "1 (1).JPG", "a/2.jpg"]
     assert choose(kind="false") == ["1 (1).JPG"]
-    assert choose(**{"kind": "confused", "class": 2}) == choose(**{"class": 1}) == ["a/2.jpg"], "taken for it, and it"
+    assert choose(**{"kind": "confused", "class": "2"}) == choose(**{"class": "1"}) == ["a/2.jpg"], (
+        "taken for it, and it"
+    )
     assert choose(**{"kind": "none", "class": ""}) == ["4.jpg", "a/3.jpg"]
     assert choose(kind="correct", order="name", high=0.79) == []
     assert page.run("document.querySelector('#save').disabled")
