@@ -172,7 +172,7 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
         predictor = first.find.predictor if first.find else whole
         evaluations[0].metrics["guarantee"] = guarantor.finish(evaluations[0].results, predictor)
     predictions, ground_truth = collector.gather(spec.names)
-    small_pictures = thumbnails.gather() if thumbnails else {}
+    listed = thumbnails.gather() if thumbnails else {}
     metrics: list[dict[str, Any]] = []
     if ranks.is_main:
         folder = Path(config.output)
@@ -185,7 +185,7 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
         plot_curves(curves[0], spec.names, folder)
         plot_confusion_matrix(np.array(metrics[0]["confusion_matrix"]), spec.names, folder / "confusion_matrix.png")
         if report:
-            report.write_pages(folder, candidates, evaluations, metrics, curves, small_pictures)
+            report.write_pages(folder, candidates, metrics, curves, listed)
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return metrics
 

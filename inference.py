@@ -34,7 +34,7 @@ from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import list_photos
 from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, Stretch, read_image
 from utils.distributed import cleanup_ddp, setup_ddp
-from utils.pages import NO_DETECTIONS, draw_instances, save_image
+from utils.pages import NO_DETECTIONS, READABLE_PX, draw_instances, save_image
 from utils.predict.annotation_files import (
     COCO_FILE,
     LABEL_STUDIO_FILE,
@@ -143,7 +143,7 @@ def write_results(
     """Write one photograph's labels, picture and, with --save-crops, cut-outs."""
     writer.add(source, photo.shape, prediction)
     found = (prediction.class_ids, prediction.boxes, prediction.masks, prediction.detections.scores.numpy())
-    picture = draw_instances(photo, *found, writer.names, nothing=NO_DETECTIONS)
+    picture = draw_instances(photo, *found, writer.names, nothing=NO_DETECTIONS, min_px=READABLE_PX)
     save_image(Path(config.output) / f"{source.key}.jpg", picture)
     if config.save_crops:
         writer.save_crops(source.key, photo, prediction)

@@ -17,7 +17,7 @@ import numpy as np
 from utils.common.config import parse_config, words_of
 from utils.common.errors import UsageError, UserError
 from utils.data.images import encode_jpeg, fit_long_side, read_image
-from utils.pages import NO_DETECTIONS, draw_instances, save_image
+from utils.pages import NO_DETECTIONS, READABLE_PX, draw_instances, save_image
 from utils.sources.mask_rings import outline_of
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Prediction:
     def draw(self) -> Picture:
         """Draw the objects on the photograph."""
         found = (self.class_ids, self.boxes, self.result.masks, self.scores)
-        return Picture(draw_instances(self.photo, *found, self.names, nothing=NO_DETECTIONS))
+        return Picture(draw_instances(self.photo, *found, self.names, nothing=NO_DETECTIONS, min_px=READABLE_PX))
 
 
 @dataclass(frozen=True)

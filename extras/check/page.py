@@ -17,7 +17,6 @@ from utils.data.images import ImageError, encode_jpeg, fit_long_side, read_image
 from utils.data.polygons import SIZES
 from utils.pages import draw_instances
 from utils.pages.markup import (
-    MAX_THUMBNAILS,
     Markup,
     color_key,
     element,
@@ -26,8 +25,6 @@ from utils.pages.markup import (
     number_cards,
     report_page,
     table,
-    thumbnail_px,
-    thumbnails,
     zoomable,
 )
 from utils.pages.pictures import CONFUSED, MISSED, RIGHT
@@ -36,6 +33,8 @@ MAX_CARDS = 8  # pictures of a kind
 MAX_ROWS = 200  # rows of a kind
 MAX_LINKS = 8  # to kinds, at the top of the window; the summary has all
 MAX_BYTES = 6_000_000  # of all pictures of findings together; base64 makes them a third larger
+MAX_SMALL = 280  # small pictures of all labels
+MAX_SMALL_BYTES = 4_000_000  # of them together
 FOLDED = ("touches_edge",)  # hints that are normal in a good set: only their heading is shown until it is opened
 KEYS = "Vermillion: the label in question. Yellow: the model's prediction. Blue: other labels."
 SHOWN_PX = 400
@@ -184,13 +183,20 @@ def _section(kind: str, findings: Sequence[Finding], pictures: _Pictures) -> Mar
 
 def _gallery(entries: Sequence[Entry], names: Sequence[str]) -> list[Markup]:
     """Return small pictures of all photographs with their labels; of a large set only of every second, third, ... photograph."""
-    chosen = [entry for entry in entries if entry.picture][:: max(1, -(-len(entries) // MAX_THUMBNAILS))]
-    size_px = thumbnail_px(len(chosen))
+    chosen = [entry for entry in entries if entry.picture][:: max(1, -(-len(entries) // MAX_SMALL))]
+    size_px = 400 if len(chosen) <= 100 else 256
     jpegs = ordered_map(lambda entry: draw_labels(entry, names, size_px), chosen, 2)
-    words = (f"{one.split}, {one.file.name}: {counted(len(one.rows), 'object')}" for one in chosen)
+    figures: list[Markup] = []
+    bytes_left = MAX_SMALL_BYTES
+    for one, jpeg in zip(chosen, jpegs, strict=True):
+        bytes_left -= len(jpeg or b"")
+        if jpeg and bytes_left >= 0:
+            words = f"{one.split}, {one.file.name}: {counted(len(one.rows), 'object')}"
+            figures.append(zoomable(jpeg, words, words))
+    few = f"{len(figures)} of {len(entries):,} photographs. " if len(figures) < len(entries) else ""
     used = sorted({row.class_id for one in chosen for row in one.rows})
     keys = [color_key(class_color(number), names[number]) for number in used]
-    return thumbnails(zip(words, jpegs, strict=True), len(entries), *keys)
+    return [element("p", few, *keys, class_="note"), element("div", *figures, class_="thumbnails")]
 
 
 def _card(finding: Finding, jpegs: Sequence[tuple[bytes, str]]) -> Markup:

@@ -1,6 +1,6 @@
 """Pictures of the evaluated photographs, drawn with labels and predictions; their number and bytes are limited.
 
-The worst images are drawn at the end, each twice; a small picture of every photograph while it is evaluated.
+The worst images are drawn at the end, each twice; one picture of every photograph while it is evaluated.
 """
 
 from collections import Counter
@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from extras.report.photographs import MAX_PHOTOS, MIN_LONG_SIDE_PX, FullView, Shape, region_outlines
+from extras.report.photographs import (
+    MAX_LISTED,
+    MAX_PHOTOS,
+    MIN_LONG_SIDE_PX,
+    RESULTS,
+    FullView,
+    Listed,
+    Shape,
+    region_outlines,
+)
 from utils import distributed
 from utils.data.cache import load_photo
 from utils.data.dataset import Photo, Sample
@@ -20,8 +29,7 @@ from utils.evaluation.evaluate import AP_IOU, strides_of
 from utils.evaluation.metrics.matching import CONFUSION_MIN_SCORE, box_iou, pair_ignoring_class
 from utils.evaluation.native_masks import OnMasks, outlines_in_photo, place
 from utils.evaluation.tile_search import Candidate
-from utils.pages import NO_DETECTIONS, draw_instances
-from utils.pages.markup import MAX_THUMBNAILS, thumbnail_px
+from utils.pages import NO_DETECTIONS, READABLE_PX, draw_instances
 from utils.pages.pictures import CONFUSED, FALSE, MISSED, RIGHT, Mask
 from utils.predict.detections import Detections, Letterbox, detect, photo_masks, raw_outputs
 from utils.predict.regions import Region, shrunk
@@ -29,6 +37,7 @@ from utils.yolo.inputs import prepare_images
 
 MAX_BYTES = 4_000_000  # of all JPEG files together; base64 makes them a third larger
 LONG_SIDE_PX = 640
+MAX_LARGE = 1000  # photographs of a split whose pictures have LONG_SIDE_PX; those of more have READABLE_PX
 JPEG_QUALITY = 80
 Color = tuple[int, int, int]
 ERROR_OF = {RIGHT: "", MISSED: "missed", FALSE: "false", CONFUSED: "confused"}
@@ -43,7 +52,7 @@ class Card:
     predictions: list[bytes]
     lines: Sequence[str] = ()  # the first model's errors, such as "12 × missed: wire"
     view: FullView | None = None  # of a large photograph, with the first model's predictions
-    full_size: int | None = None  # the number of `view` among those of all cards
+    listed: Listed | None = None  # with the first model's predictions
 
 
 def draw_cards(
@@ -55,8 +64,10 @@ def draw_cards(
     for errors in worst:
         has_room = num_views < MAX_PHOTOS
         pictures = [draw_image(one, errors["image_id"], one is candidates[0] and has_room) for one in candidates]
-        truth, _, lines, view = pictures[0]
-        card = Card(errors, truth, [one[1] for one in pictures], lines, view, None if view is None else num_views)
+        truth, listed, view = pictures[0]
+        is_error = [(RESULTS[row[0]], candidates[0].names[row[1]]) for row in listed.rows.tolist() if row[0]]
+        lines = [f"{number} × {error}: {name}" for (error, name), number in Counter(is_error).most_common()]
+        card = Card(errors, truth, [one.jpeg for _, one, _ in pictures], lines, view, listed)
         max_bytes -= len(card.truth) + sum(map(len, card.predictions))
         if max_bytes < 0:
             break
@@ -65,10 +76,8 @@ def draw_cards(
     return cards
 
 
-def draw_image(
-    candidate: Candidate, index: int, at_full_size: bool = False
-) -> tuple[bytes, bytes, list[str], FullView | None]:
-    """Draw an image's labels and the predictions that the confusion matrix counts; return both as JPEG, and its errors.
+def draw_image(candidate: Candidate, index: int, at_full_size: bool = False) -> tuple[bytes, Listed, FullView | None]:
+    """Draw an image's labels and the predictions that the confusion matrix counts; return both.
 
     Only errors are named; a wrong prediction also shows its confidence. With `at_full_size` the photograph with all outlines
     is returned too, if it is larger than the pictures.
@@ -80,7 +89,7 @@ def draw_image(
     full = place(sample, upright_size(file.read_bytes()))
     at_full_size &= MIN_LONG_SIDE_PX <= max(full.photo_size) <= NATIVE_LONG_SIDE_PX
     found, masks, full_masks = _predict(candidate, sample, placement, full if at_full_size else None)
-    true_colors, found_colors = judge(sample, found, placement if candidate.in_photo else None)
+    true_colors, found_colors, rows = judge(sample, found, full, candidate.in_photo)
     scores, class_ids = found.scores.tolist(), found.class_ids.numpy()
     true_names, found_names = ([candidate.names[one] for one in ids] for ids in (sample.class_ids, class_ids))
     texts = [f"{name} {score:.2f}" for name, score in zip(found_names, scores, strict=True)]
@@ -91,42 +100,52 @@ def draw_image(
     ):
         labels = ["" if color == RIGHT else text for color, text in zip(colors, words, strict=True)]
         look: dict[str, Any] = {"colors": colors, "labels": labels, "dashed": [color == MISSED for color in colors]}
-        picture = draw_instances(photo, ids, None, shapes, None, candidate.names, **look, nothing=nothing)
+        look |= {"nothing": nothing, "min_px": READABLE_PX}
+        picture = draw_instances(photo, ids, None, shapes, None, candidate.names, **look)
         drawn.append(encode_jpeg(picture, JPEG_QUALITY))
     view = None
     if full_masks is not None:
         outlines = [[outline] for outline in outlines_in_photo(sample, full)]
         truth = _shapes(outlines, true_names, true_colors, [None] * len(true_names))
         predicted = _shapes([region_outlines(region) for region in full_masks], found_names, found_colors, scores)
-        view = FullView(file.name, full.photo_size, encode_jpeg(read_image(file), JPEG_QUALITY), truth, predicted)
-    # A confused object has a label and a prediction: it is one error, named as the label.
-    is_error = [(ERROR_OF[color], name) for color, name in zip(true_colors, true_names, strict=True) if color != RIGHT]
-    is_error += [("false", name) for color, name in zip(found_colors, found_names, strict=True) if color == FALSE]
-    lines = [f"{number} × {error}: {name}" for (error, name), number in Counter(is_error).most_common()]
-    return drawn[0], drawn[1], lines, view
+        view = FullView(full.photo_size, encode_jpeg(read_image(file), JPEG_QUALITY), truth, predicted)
+    return drawn[0], Listed(file, full.photo_size, drawn[1], rows), view
 
 
-def judge(sample: Sample, found: Detections, in_photo: Letterbox | None) -> tuple[list[Color], list[Color]]:
-    """Return the colour of each label and of each detection by its kind of error, as the confusion matrix pairs them.
+def judge(
+    sample: Sample, found: Detections, placement: Letterbox, in_photo: bool
+) -> tuple[list[Color], list[Color], np.ndarray]:
+    """Return the colour of each label and of each detection by its kind of error, as the confusion matrix pairs them,
+    and `Listed.rows`, in which a confused object is one error, that of the label.
 
-    in_photo: where the photograph lies, if boxes are compared in its pixels.
+    placement: where the photograph lies. in_photo: whether boxes are compared in its pixels.
     """
-    truth, boxes = torch.from_numpy(sample.boxes), found.boxes
-    if in_photo:
-        truth, boxes = in_photo.boxes_to_photo(truth), in_photo.boxes_to_photo(boxes)
-    partner = pair_ignoring_class(box_iou(truth.numpy(), boxes.numpy()), len(sample.class_ids), found.scores.numpy())
+    inputs = torch.from_numpy(sample.boxes), found.boxes
+    truth, boxes = (placement.boxes_to_photo(one).numpy() for one in inputs)
+    iou = box_iou(truth, boxes) if in_photo else box_iou(*(one.numpy() for one in inputs))
+    partner = pair_ignoring_class(iou, len(sample.class_ids), found.scores.numpy()).tolist()
     true, predicted = sample.class_ids.tolist(), found.class_ids.tolist()
+    percent = (100 * found.scores).round().int().tolist()
     of_label = [MISSED] * len(true)
     of_detection = [FALSE] * len(predicted)
-    for label, detection in enumerate(partner.tolist()):
+    rows = []
+    for label, detection in enumerate(partner):
+        seen = (-1, -1)
         if detection >= 0:
             color = RIGHT if true[label] == predicted[detection] else CONFUSED
             of_label[label] = of_detection[detection] = color
-    return of_label, of_detection
+            seen = (predicted[detection], percent[detection])
+        rows.append((RESULTS.index(ERROR_OF[of_label[label]] or "correct"), true[label], *seen, *truth[label]))
+    rows += [
+        (RESULTS.index("false"), predicted[detection], predicted[detection], percent[detection], *boxes[detection])
+        for detection in range(len(predicted))
+        if detection not in partner
+    ]
+    return of_label, of_detection, np.array(rows, np.float64).reshape(-1, 8).round().astype(np.int64)
 
 
 class Thumbnails:
-    """Small pictures of the photographs with labels and detections, drawn during the evaluation.
+    """Pictures of the photographs with labels and detections for their list, drawn during the evaluation.
 
     `see_masks` is called by the evaluation as OnMasks, and calls `on_masks` in turn. Of a large split only every second,
     third, ... photograph is drawn.
@@ -134,8 +153,9 @@ class Thumbnails:
 
     def __init__(self, photos: Sequence[Photo], in_photo: bool, on_masks: OnMasks) -> None:
         self.photos, self.in_photo, self.on_masks = photos, in_photo, on_masks
-        self.wanted = set(range(0, len(photos), max(1, -(-len(photos) // MAX_THUMBNAILS))))
-        self.jpegs: dict[int, bytes] = {}
+        self.wanted = set(range(0, len(photos), max(1, -(-len(photos) // MAX_LISTED))))
+        self.long_side_px = LONG_SIDE_PX if len(photos) <= MAX_LARGE else READABLE_PX
+        self.drawn: dict[str, np.ndarray] = {}
 
     def see_masks(self, sample: Sample, placement: Letterbox, found: Detections, masks: list[Region]) -> None:
         """Draw a photograph when its first masks arrive, those of the most confident detections; later ones are ignored."""
@@ -145,25 +165,31 @@ class Thumbnails:
         self.wanted.remove(sample.index)
         number = int((found.scores > CONFUSION_MIN_SCORE).sum())
         sure = found[:number]
-        photo = load_photo(self.photos[sample.index].file, thumbnail_px(len(self.photos)))
+        photo = load_photo(self.photos[sample.index].file, self.long_side_px)
         shown = place(sample, (photo.shape[1], photo.shape[0]))
         small = [shrunk(mask, placement.photo_size, shown.photo_size) for mask in masks[:number]]
-        true_colors, found_colors = judge(sample, sure, placement if self.in_photo else None)
+        true_colors, found_colors, rows = judge(sample, sure, placement, self.in_photo)
         colors, shapes = list(found_colors), list[Mask](small)
         for outline, color in zip(outlines_in_photo(sample, shown), true_colors, strict=True):
             if color == MISSED:
                 colors.append(color)
                 shapes.append(outline)
         look: dict[str, Any] = {"colors": colors, "dashed": [color == MISSED for color in colors]}
-        nameless = [""] * len(colors)
-        drawn = draw_instances(photo, [0] * len(colors), None, shapes, None, [""], labels=nameless, **look)
-        self.jpegs[sample.index] = encode_jpeg(drawn, JPEG_QUALITY)
+        look |= {"labels": [""] * len(colors), "min_px": READABLE_PX}
+        jpeg = encode_jpeg(draw_instances(photo, [0] * len(colors), None, shapes, None, [""], **look), JPEG_QUALITY)
+        self.drawn |= {f"jpeg {sample.index}": np.frombuffer(jpeg, np.uint8), f"rows {sample.index}": rows}
+        self.drawn[f"size {sample.index}"] = np.array(placement.photo_size)
 
-    def gather(self) -> dict[int, bytes]:
-        """Return all ranks' pictures by the photograph's index. Every rank must reach this."""
-        jpegs = {str(index): np.frombuffer(jpeg, np.uint8) for index, jpeg in self.jpegs.items()}
-        parts = distributed.gather_arrays(jpegs)
-        return {int(index): jpeg.tobytes() for part in parts for index, jpeg in part.items()}
+    def gather(self) -> dict[int, Listed]:
+        """Return all ranks' photographs by their position in the split. Every rank must reach this."""
+        parts = distributed.gather_arrays(self.drawn)
+        drawn = {name: array for part in parts for name, array in part.items()}
+        found = {}
+        for index, photo in enumerate(self.photos):
+            if (size := drawn.get(f"size {index}")) is not None:
+                jpeg = drawn[f"jpeg {index}"].tobytes()
+                found[index] = Listed(photo.file, (int(size[0]), int(size[1])), jpeg, drawn[f"rows {index}"])
+        return found
 
 
 def _shapes(

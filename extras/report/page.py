@@ -12,13 +12,11 @@ from extras.report.charts import Line, class_style, confusion_chart, curve_chart
 from extras.report.gallery import ERROR_OF, Card, draw_cards
 from extras.report.tables import KINDS, MODEL_LETTERS
 from utils.common.files import write_text_atomic
-from utils.common.text import counted
-from utils.evaluation.evaluate import Evaluation
-from utils.evaluation.metrics.summary import KINDS_OF_ERROR, count_errors, num_errors
+from utils.evaluation.metrics.summary import KINDS_OF_ERROR
 from utils.evaluation.tables import guarantee_lines
 from utils.evaluation.tile_search import Candidate
 from utils.pages.figures import MAX_CLASSES_SHOWN
-from utils.pages.markup import Markup, color_key, element, joined, report_page, thumbnails, zoomable
+from utils.pages.markup import Markup, color_key, element, joined, report_page, zoomable
 
 CURVES = (
     ("precision_at_recall", "Precision over recall at IoU 0.5", "recall", "precision"),
@@ -35,11 +33,9 @@ SECTIONS = {
     "sizes": "Sizes of objects",
     "calibration": "Calibration, other numbers",
     "worst": "Worst images",
-    "all": "All photographs",
 }
 
 ON_THRESHOLDS = "The confidence threshold that gives a class its highest F1 at IoU 0.5, and the scores at that threshold. Threshold and scores come from the same images, so the scores are slightly optimistic. For classes with few objects they are uncertain."
-ON_ALL = "Labels and detections with a confidence above 0.25 in one picture, those with the most errors first. A click enlarges it. "
 NO_ERRORS = "No image has an error: no object is missed or confused and no detection is false above confidence 0.25."
 FOOTER = "Every score and count on this page is also in metrics.json next to this file (model B: compared_metrics.json). Greedy matching and 101-point AP as in Ultralytics 8.4. Classes without objects in the split have no scores."
 ON_SIZES = "Size classes by the object's area in pixels of the photograph on disk (COCO's bounds)."
@@ -56,31 +52,26 @@ class Subject:
 def write_pages(
     folder: Path,
     candidates: Sequence[Candidate],
-    evaluations: Sequence[Evaluation],
     metrics: Sequence[dict[str, Any]],
     curves: Sequence[dict[str, Any]],
-    small_pictures: dict[int, bytes],
+    listed: dict[int, photographs.Listed],
 ) -> None:
-    """Write both pages; small_pictures: those of `Thumbnails`.
+    """Write both pages; listed: those of `Thumbnails`.
 
     The model runs a second time on the few images that they show large; none were kept.
     """
-    names, photos = candidates[0].names, candidates[0].dataset.photos
     cards = draw_cards(metrics[0]["worst_images"], candidates)
-    errors = count_errors(evaluations[0].results, len(names), photos)
-    pictures = [(row, small_pictures.get(row["image_id"], b"")) for row in errors if small_pictures]
     subjects = [Subject(*both) for both in zip(metrics, curves, strict=True)]
-    write_text_atomic(folder / "report.html", build_page(subjects, cards, pictures))
-    photographs.write_photographs(folder, [card.view for card in cards if card.view is not None])
+    write_text_atomic(folder / "report.html", build_page(subjects, cards))
+    views = {card.errors["image_id"]: card.view for card in cards if card.view is not None}
+    listed = listed or {card.errors["image_id"]: card.listed for card in cards if card.listed is not None}
+    photographs.write_photographs(folder, listed, views, candidates[0].names, candidates[0].path)
 
 
-def build_page(
-    subjects: Sequence[Subject], cards: Sequence[Card], pictures: Sequence[tuple[dict[str, Any], bytes]] = ()
-) -> str:
+def build_page(subjects: Sequence[Subject], cards: Sequence[Card]) -> str:
     """Return the page for one model, or for two: model A and model B, with which it is compared.
 
-    cards: the worst images, in the order of metrics.json's `worst_images`. pictures: the first model's errors in all
-    photographs, each with its `file` and a small picture; b"" has none.
+    cards: the worst images, in the order of metrics.json's `worst_images`.
     """
     models = [subject.metrics for subject in subjects]
     choice = []
@@ -100,9 +91,6 @@ def build_page(
         "calibration": [*_calibration(models), *_both("", lambda kind: tables.numbers_table(models, kind))],
         "worst": _gallery(cards, len(models)),
     }
-    if pictures:
-        small = ((_in_words(errors), jpeg) for errors, jpeg in sorted(pictures, key=lambda one: -num_errors(one[0])))
-        content["all"] = thumbnails(small, len(pictures), ON_ALL, *_keys())
     sections = (element("section", element("h2", SECTIONS[name]), *parts, id=name) for name, parts in content.items())
     return report_page(
         f"Evaluation of {models[0]['model']}",
@@ -228,22 +216,16 @@ def _gallery(cards: Sequence[Card], num_models: int) -> list[Markup]:
         element("button", label, type="button", data_by=name, aria_pressed=str(name == "all").lower())
         for name, label in orders.items()
     ]
+    meanings = {"": "correct", "missed": "missed label", "false": "false detection", "confused": "another class"}
+    link = element("a", photographs.PAGE, href=photographs.PAGE)
+    others = [link, " lists all photographs, to filter and sort. "] if cards[0].listed else []
+    keys = [color_key(color, meanings[error], error) for color, error in ERROR_OF.items()]
     articles = [_article(position, card, num_models) for position, card in enumerate(cards)]
     return [
-        element("p", words, *_keys(), class_="note"),
+        element("p", words, *others, *keys, class_="note"),
         element("div", "Order:", *buttons, class_="order", role="group", aria_label="Order of the images"),
         element("div", *articles, class_="gallery"),
     ]
-
-
-def _keys() -> list[Markup]:
-    meanings = {"": "correct", "missed": "missed label", "false": "false detection", "confused": "another class"}
-    return [color_key(color, meanings[error], error) for color, error in ERROR_OF.items()]
-
-
-def _in_words(errors: dict[str, Any]) -> str:
-    told = [f"{errors[kind]} {kind}" for kind in KINDS_OF_ERROR if errors[kind]]
-    return f"{errors['file']}: {counted(errors['num_targets'], 'object')}, {', '.join(told) or 'no errors'}"
 
 
 def _article(position: int, card: Card, num_models: int) -> Markup:
@@ -261,8 +243,8 @@ def _article(position: int, card: Card, num_models: int) -> Markup:
         words = f"{errors['file']} with predictions" + ("" if model else f": {in_words}")
         pictures.append(zoomable(picture, name, words))
     letter = "model A: " if num_models > 1 else ""
-    link = f"{photographs.PAGE}#{card.full_size}"
-    full_size = [] if card.full_size is None else [" · ", element("a", "full size", href=link)]
+    link = f"{photographs.PAGE}#{errors['image_id']}"
+    full_size = [] if card.view is None else [" · ", element("a", "full size", href=link)]
     return element(
         "article",
         element("h3", errors["file"]),

@@ -1,24 +1,34 @@
-"""photographs.html: the worst photographs at full size, to zoom into, with outlines of labels and predictions over them.
+"""photographs.html: a list of the photographs to filter and sort, and a large view of each, with its errors.
 
 The page and its folder of pictures, `photographs/`, lie beside report.html. It loads nothing else and runs only its own script.
 """
 
-from collections.abc import Sequence
+import json
+import os
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
+from utils.common.errors import printable
 from utils.common.files import write_bytes_atomic, write_text_atomic
-from utils.common.text import contrast_color, counted
+from utils.common.text import contrast_color
+from utils.evaluation.metrics.matching import CONFUSION_MIN_SCORE
+from utils.evaluation.metrics.summary import KINDS_OF_ERROR
 from utils.pages.markup import Markup, document, element
 from utils.predict.regions import Region
 
-PAGE, FOLDER = "photographs.html", "photographs"
-MAX_PHOTOS = 6
-MIN_LONG_SIDE_PX = 1281  # smaller ones are shown large enough in report.html
+PAGE, FOLDER, SMALL = "photographs.html", "photographs", "small"
+MAX_LISTED = 5000
+MAX_BOXES = 100_000  # of all photographs together; a box takes 20 bytes
+MAX_PHOTOS = 6  # at full size
+MIN_LONG_SIDE_PX = 1281  # smaller ones are shown large enough without
 _SIMPLIFY_PX = 0.75
+RESULTS = ("correct", *KINDS_OF_ERROR)
 
 
 @dataclass(frozen=True)
@@ -34,13 +44,26 @@ class Shape:
 
 @dataclass(frozen=True)
 class FullView:
-    """A photograph at full size: its name, width and height, JPEG bytes, and what is drawn over it."""
+    """A photograph at full size: its width and height, JPEG bytes, and what is drawn over it."""
 
-    file: str
     size: tuple[int, int]
     jpeg: bytes
     truth: list[Shape]
     predictions: list[Shape]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A photograph of the list: its file, width and height, a drawn picture as JPEG, and its labels and false detections.
+
+    rows: int (n, 8), each with its position in RESULTS, its class, the detection's class and confidence in percent, both -1
+    if it is missed, and its box xyxy in pixels of the photograph.
+    """
+
+    file: Path
+    size: tuple[int, int]
+    jpeg: bytes
+    rows: np.ndarray
 
 
 def region_outlines(region: Region) -> list[np.ndarray]:
@@ -50,80 +73,63 @@ def region_outlines(region: Region) -> list[np.ndarray]:
     return [part + np.array([region.left + 0.5, region.top + 0.5]) for part in simple]
 
 
-def write_photographs(folder: Path, views: Sequence[FullView]) -> None:
-    """Write the page and its pictures beside report.html, and remove those of an earlier evaluation."""
+def write_photographs(
+    folder: Path, listed: Mapping[int, Listed], views: Mapping[int, FullView], names: Sequence[str], model: str
+) -> None:
+    """Write the page and its pictures beside report.html, and remove those of an earlier evaluation.
+
+    listed, views: the photographs, and those at full size, by their position in the split.
+    """
     pictures = folder / FOLDER
-    for old in [*pictures.glob("[0-9].jpg"), folder / PAGE]:
+    for old in [*pictures.glob("[0-9].jpg"), *(pictures / SMALL).glob("[0-9]*.jpg"), folder / PAGE]:
         old.unlink(missing_ok=True)
-    if not views:
+    if not listed:
         return
-    pictures.mkdir(exist_ok=True)
-    for number, view in enumerate(views):
+    (pictures / SMALL).mkdir(parents=True, exist_ok=True)
+    for number, view in enumerate(views.values()):
         write_bytes_atomic(pictures / f"{number}.jpg", view.jpeg)
-    write_text_atomic(folder / PAGE, build_photographs(views))
+    for index, photo in listed.items():
+        write_bytes_atomic(pictures / SMALL / f"{index}.jpg", photo.jpeg)
+    write_text_atomic(folder / PAGE, build_photographs(listed, views, names, model))
 
 
-def build_photographs(views: Sequence[FullView]) -> str:
-    """Return the page."""
-    # A confused object has a label and a prediction, and is one error.
-    shapes = ([*view.truth, *(one for one in view.predictions if one.error == "false")] for view in views)
-    numbers = [counted(sum(one.error != "" for one in found), "error") for found in shapes]
-    names = [element("option", f"{view.file}: {numbers[at]}", value=at) for at, view in enumerate(views)]
-    toggles = [
-        element(
-            "label",
-            element("input", type="checkbox", id=f"show-{name}", checked=True),
-            label,
-            title=f"show them or not: {key}",
-        )
-        for name, label, key in (("truth", "Labels (dashed)", "t"), ("predictions", "Predictions", "p"))
-    ]
-    buttons = [
-        element("button", label, type="button", id=name, title=title)
-        for name, label, title in (
-            ("zoom-in", "+", "enlarge: + or the mouse wheel"),
-            ("zoom-out", "−", "reduce: − or the mouse wheel"),
-            ("fit", "Whole", "whole photograph: 0"),
-            ("actual", "1:1", "one pixel of the photograph on one pixel of the screen: 1"),
-            ("next-error", "Next error", "show the next error: e"),
-        )
-    ]
+def build_photographs(
+    listed: Mapping[int, Listed], views: Mapping[int, FullView], names: Sequence[str], model: str
+) -> str:
+    """Return the page; see `write_photographs`: photographs.html of this folder, with the list as JSON.
+
+    A photograph's rows are sorted, errors first; the first MAX_BOXES errors have their boxes.
+    """
+    files = {index: str(photo.file.absolute()) for index, photo in listed.items()}
+    root = os.path.commonpath([os.path.dirname(file) for file in files.values()])
+    full = [*views]
+    photos: list[dict[str, Any]] = []
+    for index, photo in listed.items():
+        rows = photo.rows[(-photo.rows[:, 0]).argsort(kind="stable")][:, [0, 1, 3, 4, 5, 6, 7, 2]].tolist()
+        rows = [row if row[0] and at < MAX_BOXES // len(listed) else row[:3] for at, row in enumerate(rows)]
+        name = printable(os.path.relpath(files[index], root), 4096)
+        one = {"id": index, "file": name, "size": photo.size, "rows": rows}
+        photos.append({**one, "full": full.index(index)} if index in views else one)
+    command = shlex.join(["python", "inference.py", "--model", model, "--source", "photographs.txt", "--save-coco"])
+    shown = {"results": RESULTS, "names": [printable(name, 1000) for name in names], "lowest": CONFUSION_MIN_SCORE}
+    data = json.dumps({**shown, "root": root, "command": command, "photos": photos}, separators=(",", ":"))
     return document(
-        "Photographs at full size",
+        "Photographs",
         Path(__file__),
         "img-src 'self' file: data:",
-        element(
-            "header",
-            element("a", "Report", href="report.html"),
-            element("label", "Most errors first: ", for_="photo"),
-            element("select", *names, id="photo", title="the next one: n"),
-            *toggles,
-            *buttons,
-            element("output", id="scale"),
-        ),
-        element(
-            "main",
-            *(_world(number, view) for number, view in enumerate(views)),
-            id="stage",
-            tabindex="0",
-            aria_label="Photograph; drag or use the arrow keys to move, plus and minus to zoom",
-        ),
-        element("nav", *(_errors(number, view) for number, view in enumerate(views)), aria_label="Errors"),
+        Markup(Path(__file__).with_suffix(".html").read_text(encoding="utf-8")),
+        element("div", *(_drawing(index, view) for index, view in views.items()), id="drawings", hidden=True),
+        element("script", Markup(data.replace("<", "\\u003c")), type="application/json", id="data"),
     )
 
 
-def _world(number: int, view: FullView) -> Markup:
+def _drawing(index: int, view: FullView) -> Markup:
     width, height = view.size
-    # The script sets the picture's source when it is shown first: six of them take half a gigabyte of memory.
-    picture = element(
-        "img", alt=view.file, width=width, height=height, data_src=f"{FOLDER}/{number}.jpg", draggable="false"
-    )
     groups = [
         element("g", *(_shape(shape) for shape in shapes), class_=kind)
         for kind, shapes in (("predictions", view.predictions), ("truth", view.truth))
     ]
-    drawing = element("svg", *groups, viewBox=f"0 0 {width} {height}", width=width, height=height)
-    return element("div", picture, drawing, class_="world", hidden=True, data_width=width, data_height=height)
+    return element("svg", *groups, viewBox=f"0 0 {width} {height}", width=width, height=height, data_id=index)
 
 
 def _shape(shape: Shape) -> Markup:
@@ -135,19 +141,3 @@ def _shape(shape: Shape) -> Markup:
     words += f": {shape.error}" if shape.error else ""
     edge = f"--edge:rgb{contrast_color(shape.color)}"
     return element("path", element("title", words), d=Markup(" ".join(steps)), stroke=f"rgb{shape.color}", style=edge)
-
-
-def _errors(number: int, view: FullView) -> Markup:
-    """Return the list of a photograph's errors, those of a kind and class as one entry; each click shows the next."""
-    groups: dict[tuple[str, str, tuple[int, int, int]], list[str]] = {}
-    for shape in (*view.truth, *view.predictions):
-        if shape.error and shape.outlines:
-            points = np.concatenate(shape.outlines)
-            box = " ".join(f"{value:.0f}" for value in (*points.min(axis=0), *points.max(axis=0)))
-            groups.setdefault((shape.error, shape.name, shape.color), []).append(box)
-    items = []
-    for (error, name, color), boxes in sorted(groups.items(), key=lambda group: -len(group[1])):
-        key = element("span", class_=f"key {error}", style=f"--color:rgb{color}")
-        words = f"{len(boxes)} × {error}: {name}"
-        items.append(element("li", element("button", key, words, type="button", data_boxes=";".join(boxes))))
-    return element("ol", *items, hidden=True, data_photo=number)

@@ -9,8 +9,8 @@ import pytest
 
 from tests.pages.drawn import BLUE, NAMES, ORANGE
 from utils.common.text import class_color
-from utils.pages import draw_instances, image_grid, pictures, save_image
-from utils.predict.regions import Region
+from utils.pages import READABLE_PX, draw_instances, image_grid, pictures, save_image
+from utils.predict.regions import Region, canvas_of
 
 
 def test_masks_tint_their_pixels_and_leave_the_rest_and_the_original_alone() -> None:
@@ -58,6 +58,25 @@ def test_masks_cut_to_a_part_of_the_picture_are_drawn_as_whole_ones() -> None:
     for boxes in (None, np.full((5, 4), 50.0)):
         whole = draw_instances(image, [0, 1, 2, 0, 1], boxes, masks, None, NAMES)
         assert np.array_equal(draw_instances(image, [0, 1, 2, 0, 1], boxes, cut, None, NAMES), whole)
+
+
+def test_labels_of_a_small_picture_leave_its_objects_visible_because_it_is_enlarged_first() -> None:
+    image, box = np.full((80, 100, 3), 100, np.uint8), np.array([[30.0, 20, 70, 60]])
+    region, polygon = (
+        Region(30, 20, np.ones((40, 40), bool)),
+        np.array([(30, 20), (69.8, 20), (69.8, 59.8), (30, 59.8)]),
+    )
+    mask = canvas_of([region], (100, 80))[None]
+    look: dict[str, Any] = {"labels": ["a long name of a class 0.87"], "min_px": READABLE_PX}
+    drawn = [draw_instances(image, [4], box, shape, None, NAMES, **look) for shape in (mask, [region], [polygon])]
+    for one in drawn:
+        assert one.shape == (400, 500, 3)
+        assert np.array_equal(one, drawn[0])
+    tint = [60, 106, 131]  # 60 % photograph, 40 % of (0, 114, 178)
+    assert (drawn[0][110:290, 160:340] == tint).all(), "the label lies outside"
+    large = np.full((400, 500, 3), 100, np.uint8)
+    wide = [draw_instances(large, [4], 5 * box, None, None, NAMES, min_px=least) for least in (1, READABLE_PX)]
+    assert np.array_equal(wide[0], wide[1])
 
 
 def test_boxes_are_drawn_and_cut_at_the_edge() -> None:

@@ -5,4 +5,4 @@ Pictures are RGB uint8 (height, width, 3). Read `pictures.py` and `markup.py` fi
 """
 
 from utils.pages.figures import plot_confusion_matrix, plot_curves, plot_label_statistics, plot_training_curves
-from utils.pages.pictures import NO_DETECTIONS, draw_instances, image_grid, save_image
+from utils.pages.pictures import NO_DETECTIONS, READABLE_PX, draw_instances, image_grid, save_image

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from utils.data.cache import load_photo
 from utils.data.labels import Photo
 from utils.data.polygons import polygon_boxes
-from utils.pages.pictures import draw_instances, image_grid, save_image
+from utils.pages.pictures import READABLE_PX, draw_instances, image_grid, save_image
 
 NUM_PHOTOS, COLUMNS = 12, 4
 CELL_PX, FONT_SCALE = 640, 0.6
@@ -48,6 +49,5 @@ def _drawn(photo: Photo, names: Sequence[str]) -> np.ndarray:
     class_ids = [int(photo.class_ids[index]) for index in order]
     outlines = [photo.polygons[index] * size for index in order]
     labels = [names[one] if class_ids[:place].count(one) < MOST_NAMES else "" for place, one in enumerate(class_ids)]
-    return draw_instances(
-        picture, class_ids, None, outlines, None, names, labels=labels, font_scale=FONT_SCALE, nothing="no labels"
-    )
+    look: dict[str, Any] = {"labels": labels, "font_scale": FONT_SCALE, "min_px": READABLE_PX}
+    return draw_instances(picture, class_ids, None, outlines, None, names, **look, nothing="no labels")

@@ -9,8 +9,6 @@ from pathlib import Path
 from utils.common.errors import printable
 
 MOST_CHARACTERS = 1000  # of one text; names in a model file can be of any length
-MAX_THUMBNAILS = 280  # of a gallery
-MAX_THUMBNAIL_BYTES = 4_000_000  # of all JPEG files of a gallery; base64 makes them a third larger
 _EMPTY = {"br", "circle", "img", "input", "line", "link", "meta", "polyline", "rect"}
 
 
@@ -115,23 +113,6 @@ def zoomable(jpeg: bytes, caption: str, alt: str) -> Markup:
     source = Markup("data:image/jpeg;base64," + base64.b64encode(jpeg).decode())
     image = element("img", src=source, alt=alt)
     return element("figure", element("figcaption", caption), element("button", image, type="button", class_="zoom"))
-
-
-def thumbnail_px(num_photos: int) -> int:
-    """Return the long side of the small pictures, with which a drone's photographs take at most MAX_THUMBNAIL_BYTES as JPEG."""
-    return 400 if num_photos <= 100 else 256
-
-
-def thumbnails(pictures: Iterable[tuple[str, bytes | None]], num_photos: int, *note: str) -> list[Markup]:
-    """Return a note and small pictures with captions, as many as fit into MAX_THUMBNAIL_BYTES; None stands for no picture."""
-    figures: list[Markup] = []
-    bytes_left = MAX_THUMBNAIL_BYTES
-    for words, jpeg in pictures:
-        bytes_left -= len(jpeg or b"")
-        if jpeg and bytes_left >= 0:
-            figures.append(zoomable(jpeg, words, words))
-    few = f"{len(figures)} of {num_photos:,} photographs. " if len(figures) < num_photos else ""
-    return [element("p", few, *note, class_="note"), element("div", *figures, class_="thumbnails")]
 
 
 def color_key(color: tuple[int, int, int], label: str, class_: str = "") -> Markup:

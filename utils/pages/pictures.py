@@ -17,6 +17,7 @@ from utils.predict.regions import Region
 _MASK_TENTHS = 4  # tenths of the class colour in a tinted pixel; an integer, so that no float picture is needed
 _GRID_BACKGROUND = 255
 NO_DETECTIONS = "no detections"  # text on a picture without detections
+READABLE_PX = 480  # long side of a picture whose labels leave its objects visible, at least
 MIN_THIN = 8.0  # length over width of an object that is drawn without a box
 MIN_THIN_SHARE = 0.04  # of the picture's long side that such an object measures at least
 MASK_COST = (
@@ -45,6 +46,7 @@ def draw_instances(
     dashed: Sequence[bool] | None = None,
     font_scale: float | None = None,
     nothing: str = "",
+    min_px: int = 1,
 ) -> np.ndarray:
     """Return a copy of a picture with instances drawn on it: tinted mask with outline, box, and label of each.
 
@@ -54,13 +56,19 @@ def draw_instances(
     or n masks cut to a part of the picture.
     colors: RGB of each instance, instead of its class's colour. labels: text of each, instead of class and score; "" for
     none. dashed: whether a mask has a dashed outline and no tint. nothing: written on a picture without instances.
+    min_px: a picture whose long side is shorter is enlarged by a whole number.
     Raises ValueError if a number of entries or a mask's size does not match.
     """
-    canvas = np.ascontiguousarray(image).copy()
     given = {"boxes": boxes, "masks": masks, "scores": scores, "colors": colors, "labels": labels, "dashed": dashed}
     for what, values in given.items():
         if values is not None and len(values) != len(class_ids):
             raise ValueError(f"{len(class_ids)} instances, but {len(values)} {what}")
+    factor = -(-min_px // max(image.shape[:2]))
+    if factor > 1:
+        image = cv2.resize(image, None, fx=factor, fy=factor)
+        boxes = None if boxes is None else boxes * factor
+        masks = None if masks is None else [_enlarged(mask, factor) for mask in masks]
+    canvas = np.ascontiguousarray(image).copy()
     line_px = max(1, round(max(image.shape[:2]) / 640))
     font_scale = font_scale or max(0.4, max(image.shape[:2]) / 1900)
     places = [_instance_box(index, boxes, masks, image.shape) for index in range(len(class_ids))]
@@ -129,6 +137,12 @@ def save_image(path: Path, image: np.ndarray) -> None:
         raise ValueError(f"{path}: pictures are written as .png or .jpg")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes_atomic(path, data)
+
+
+def _enlarged(mask: Mask, factor: int) -> Mask:
+    if isinstance(mask, Region):
+        return Region(mask.left * factor, mask.top * factor, mask.mask.repeat(factor, 0).repeat(factor, 1))
+    return mask.repeat(factor, 0).repeat(factor, 1) if mask.dtype == np.bool_ else mask * factor
 
 
 def _instance_box(

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 
@@ -24,6 +23,7 @@ from utils.data.polygons import polygon_boxes
 from utils.evaluation.native_masks import outlines_in_photo, place
 from utils.pages import (
     NO_DETECTIONS,
+    READABLE_PX,
     draw_instances,
     image_grid,
     plot_label_statistics,
@@ -34,7 +34,6 @@ from utils.predict.detections import Detections, photo_masks
 from utils.run.records import best_epoch, read_config, read_epochs
 
 MAX_IMAGES = 16
-CELL_PX = 480  # side of a picture of the training batch, at least
 MOST_PX = 640  # side at which instances are drawn, at most
 MOST_OBJECTS = 300  # drawn on one picture, the largest first; a label file may hold tens of thousands
 REDRAW_S = 30.0  # drawing takes a second, as long as an epoch of a small data set
@@ -181,14 +180,8 @@ def _draw(
 
     A small input is enlarged, so that class names do not hide the objects. A large one is shrunk, which bounds the time.
     """
-    size_px = image.shape[0]
-    side_px = size_px * -(-CELL_PX // size_px) if size_px < CELL_PX else min(size_px, MOST_PX)
-    if side_px > size_px:
-        image = cv2.resize(image, (side_px, side_px), interpolation=cv2.INTER_NEAREST)
-    else:
-        image = fit_long_side(image, side_px)
+    shown = fit_long_side(image, MOST_PX)
     # The mask's pixel of each pixel of the picture.
-    place = ((np.arange(side_px) + 0.5) * masks.shape[-1] / side_px).astype(int)
-    return draw_instances(
-        image, class_ids, boxes * (side_px / size_px), masks[:, place[:, None], place[None]], None, names
-    )
+    place = ((np.arange(len(shown)) + 0.5) * masks.shape[-1] / len(shown)).astype(int)
+    boxes, masks = boxes * (len(shown) / len(image)), masks[:, place[:, None], place[None]]
+    return draw_instances(shown, class_ids, boxes, masks, None, names, min_px=READABLE_PX)

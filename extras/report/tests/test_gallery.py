@@ -8,6 +8,7 @@ import torch
 
 from extras.report import gallery
 from extras.report.gallery import CONFUSED, FALSE, MISSED, RIGHT, Thumbnails, draw_cards
+from extras.report.photographs import RESULTS
 from tests.support.oracle import NAMES, Oracle, draw_photos, evaluate_oracle
 from utils.data.images import decode_image
 from utils.data.label_shapes import sizes_on_disk
@@ -72,13 +73,24 @@ def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of
 
     monkeypatch.setattr(gallery, "draw_instances", noted)
     evaluate_oracle(photos, photo=PhotoPixels(size_of, on_masks=thumbnails.see_masks))
-    jpegs = thumbnails.gather()
-    assert list(jpegs) == sorted(set(seen)) == list(range(len(photos)))
+    listed = thumbnails.gather()
+    assert list(listed) == sorted(set(seen)) == list(range(len(photos)))
     for row, drawn in zip(count_errors(results, len(NAMES), candidate.dataset.photos), colors, strict=True):
         counts = {kind: drawn.count(color) for kind, color in (("missed", MISSED), ("false", FALSE))}
         assert {**counts, "confused": drawn.count(CONFUSED)} == {kind: row[kind] for kind in KINDS_OF_ERROR}
-        assert decode_image(jpegs[row["image_id"]]).shape[1::-1] == size_of(row["image_id"])
-    monkeypatch.setattr(gallery, "MAX_THUMBNAILS", 5)
+        photo = listed[row["image_id"]]
+        assert photo.size == size_of(row["image_id"])
+        assert decode_image(photo.jpeg).shape[1::-1] == (2 * photo.size[0], 2 * photo.size[1]), (
+            "small ones are enlarged"
+        )
+        kinds, rows = [RESULTS[kind] for kind in photo.rows[:, 0]], photo.rows
+        assert {kind: kinds.count(kind) for kind in KINDS_OF_ERROR} == {kind: row[kind] for kind in KINDS_OF_ERROR}
+        assert len(rows) == row["num_targets"] + row["false"]
+        assert ((rows[:, 1] != rows[:, 2]) == [kind in ("missed", "confused") for kind in kinds]).all(), "the classes"
+        assert ((rows[:, 3] == -1) == [kind == "missed" for kind in kinds]).all(), "what is missed has no confidence"
+        assert (rows[:, 4:6] < rows[:, 6:]).all()
+        assert (rows[:, 4:].reshape(-1, 2, 2) <= np.array(photo.size) + 1).all()
+    monkeypatch.setattr(gallery, "MAX_LISTED", 5)
     assert Thumbnails(photos, False, print).wanted == {0, 2, 4, 6, 8}
 
 
@@ -92,7 +104,7 @@ def test_large_photographs_keep_their_size(judged: Judged, monkeypatch: pytest.M
         patched.setattr(gallery, "NATIVE_LONG_SIDE_PX", 301)
         assert all(card.view is None for card in draw_cards(worst[:1], [candidate]))
     cards = draw_cards(worst[:5], [candidate, candidate])
-    assert [card.full_size for card in cards] == [0, 1, 2, None, None]
+    assert [card.view is not None for card in cards] == [True, True, True, False, False]
     for card in cards[:3]:
         assert card.view is not None
         assert decode_image(card.view.jpeg).shape[1::-1] == card.view.size

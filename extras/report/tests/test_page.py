@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from extras.report.page import Subject, build_page
+from extras.report.photographs import FullView
 from extras.report.tables import THIN
 from extras.report.tests.made_up import HOSTILE, Elements, check_figures, made_up_card, made_up_subject
 from utils.evaluation.metrics.results import ImageResult
@@ -54,23 +55,11 @@ def test_thin_classes_show_their_centrelines_and_others_a_dash(num_models: int) 
 
 
 def test_a_photograph_at_full_size_has_a_link() -> None:
-    cards = [made_up_card(1, 0), replace(made_up_card(1, 1), full_size=0)]
+    view = FullView((2000, 1500), b"", [], [])
+    cards = [made_up_card(1, 0), replace(made_up_card(1, 1), view=view)]
     page = build_page([made_up_subject(("pole",), 1)], cards)
     links = [facts["href"] for tag, facts in Elements(page).found if tag == "a" and facts["href"] != ""]
-    assert [link for link in links if not str(link).startswith("#")] == ["photographs.html#0"]
-
-
-def test_the_pictures_of_all_photographs_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    cards = [made_up_card(1, number, f"{number}.jpg") for number in range(3)]
-    pictures = [*((card.errors, card.truth) for card in cards), (cards[0].errors, b"")]
-    page = build_page([made_up_subject(("pole",), 1)], [], pictures)
-    assert "3 of 4 photographs. " in page
-    assert "1.jpg: 9 objects, 2 missed, 1 false, 2 confused" in page
-    assert page.index("2.jpg: 9") < page.index("1.jpg: 9") < page.index("0.jpg: 9"), "most errors first"
-    monkeypatch.setattr("utils.pages.markup.MAX_THUMBNAIL_BYTES", sum(len(card.truth) for card in cards[:2]))
-    page = build_page([made_up_subject(("pole",), 1)], [], pictures)
-    assert "2 of 4 photographs" in page
-    assert "All photographs" not in build_page([made_up_subject(("pole",), 1)], [])
+    assert [link for link in links if not str(link).startswith("#")] == ["photographs.html#1"]
 
 
 def test_the_page_begins_with_what_is_found_and_what_is_not() -> None:
@@ -117,11 +106,11 @@ def test_nothing_found_and_nothing_there_still_make_a_page() -> None:
 def test_names_cannot_become_markup() -> None:
     subject = made_up_subject(HOSTILE, 1)
     cards = [made_up_card(1, number, HOSTILE[number]) for number in range(3)]
-    page = build_page([subject], cards, [(card.errors, card.truth) for card in cards])
+    page = build_page([subject], cards)
     parsed = Elements(page)
     tags = [tag for tag, _ in parsed.found]
     assert tags.count("script") == 1
-    assert tags.count("img") == 9, "two for each image of the gallery, one for each thumbnail and no other"
+    assert tags.count("img") == 6, "two for each image of the gallery and no other"
     assert tags.count("b") == 5, "model, data, split, and two scores"
     for _, attributes in parsed.found:
         assert not [name for name in attributes if name.startswith("on")], attributes
