@@ -17,6 +17,9 @@ from utils.predict.regions import Region
 _MASK_TENTHS = 4  # tenths of the class colour in a tinted pixel; an integer, so that no float picture is needed
 _GRID_BACKGROUND = 255
 NO_DETECTIONS = "no detections"  # text on a picture without detections
+MOST_TEXT = (
+    0.25  # share of a picture that labels may take; if there are more, each class has one, and masks have no boxes
+)
 READABLE_PX = 480  # long side of a picture whose labels leave its objects visible, at least
 MIN_THIN = 8.0  # length over width of an object that is drawn without a box
 MIN_THIN_SHARE = 0.04  # of the picture's long side that such an object measures at least
@@ -51,7 +54,7 @@ def draw_instances(
     """Return a copy of a picture with instances drawn on it: tinted mask with outline, box, and label of each.
 
     A thin object has no box, and its label lies at one of its ends. Labels do not overlap each other, nor masks if there is
-    room. A line connects a label with an object that is further away.
+    room. A line connects a label with an object that is further away. In a crowd each class has one label (MOST_TEXT).
     boxes: (n, 4) xyxy in pixels. masks: bool (n, height, width) of the picture's size, n polygons (k, 2) in pixels,
     or n masks cut to a part of the picture.
     colors: RGB of each instance, instead of its class's colour. labels: text of each, instead of class and score; "" for
@@ -74,6 +77,16 @@ def draw_instances(
     places = [_instance_box(index, boxes, masks, image.shape) for index in range(len(class_ids))]
     # Large instances first, so that small ones stay visible.
     order = sorted(range(len(class_ids)), key=lambda index: -_area(places[index]))
+    classes = [names[int(class_id)] for class_id in class_ids]
+    texts = classes if scores is None else [f"{name} {score:.2f}" for name, score in zip(classes, scores, strict=True)]
+    texts = texts if labels is None else list(labels)
+    is_crowd = sum(_plate_area(text, font_scale) for text in texts) > MOST_TEXT * canvas[..., 0].size
+    if is_crowd:  # the largest instance of each class is enough to name its colour
+        largest = {classes[index]: index for index in order[::-1]}
+        texts = [
+            text if largest[name] == index else ""
+            for index, (name, text) in enumerate(zip(classes, texts, strict=True))
+        ]
     colors = [class_color(int(class_id)) for class_id in class_ids] if colors is None else colors
     covered = np.zeros(canvas.shape[:2], np.uint8)  # 255 where a mask or a box lies
     anchors = {}
@@ -83,7 +96,7 @@ def draw_instances(
             outlines = _draw_mask(canvas, masks[index], colors[index], line_px, bool(dashed and dashed[index]), covered)
         left, top, right, bottom = places[index]
         ends = _ends_if_thin(outlines, MIN_THIN_SHARE * max(image.shape[:2]))
-        if boxes is not None and ends is None:
+        if boxes is not None and ends is None and not (is_crowd and masks is not None):
             for line in _edged(colors[index], line_px):
                 cv2.rectangle(canvas, (left, top), (right - 1, bottom - 1), *line)
             covered[top:bottom, left:right] = 255
@@ -91,8 +104,7 @@ def draw_instances(
     plates = _Plates(canvas, covered, font_scale, line_px)
     for index in order[::-1]:
         if _area(places[index]) or boxes is not None:
-            text = names[int(class_ids[index])] + (f" {scores[index]:.2f}" if scores is not None else "")
-            plates.write(text if labels is None else labels[index], anchors[index], places[index], colors[index])
+            plates.write(texts[index], anchors[index], places[index], colors[index])
     if not len(class_ids):
         plates.write(nothing, np.zeros((1, 2), int), (0, 0, 0, 0), (255, 255, 255))
     plates.draw()
@@ -325,6 +337,11 @@ def _draw_caption(canvas: np.ndarray, text: str, place: Rectangle) -> None:
     text_width, text_height, _, weight = _text_size(text, font_scale)
     origin = (max(left, (left + right - text_width) // 2), (top + bottom + text_height) // 2)
     cv2.putText(canvas, text, origin, cv2.FONT_HERSHEY_SIMPLEX, font_scale, (0, 0, 0), weight, cv2.LINE_AA)
+
+
+def _plate_area(text: str, font_scale: float) -> int:
+    width, above, below, _ = _text_size(text, font_scale)
+    return width * (above + below) if text else 0
 
 
 def _text_size(text: str, font_scale: float) -> tuple[int, int, int, int]:
