@@ -5,7 +5,7 @@ python collect.py [configs/darkroom.yaml]
 
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,8 @@ sys.path[:0] = [str(PROJECT)] if str(PROJECT) not in sys.path else []
 from tqdm import tqdm
 
 from recipes.compressed_ad.histories import write_histories
-from recipes.compressed_ad.learner import History, Learner, learn
+from recipes.compressed_ad.learner import History, learn
 from recipes.compressed_ad.settings import Settings, settings_of_command_line
-from utils.common.config import section_of
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import EXIT_DONE, run_script
 
@@ -43,24 +42,11 @@ def main() -> int:
     return EXIT_DONE
 
 
-def learning_of(settings: Settings) -> Callable[[int], History]:
-    """Return the function that learns to reach a goal and returns the histories of it."""
-    return partial(
-        learn,
-        num_streams=settings.source_streams,
-        num_steps=settings.source_steps,
-        grid_size=settings.grid_size,
-        horizon=settings.horizon,
-        seed=settings.alg_seed,
-        learner=section_of(settings, Learner),
-    )
-
-
 def histories_of(settings: Settings) -> Iterator[tuple[int, History]]:
     """Yield every goal with its histories, in order, with a bar."""
-    goals = range(settings.grid_size**2)
+    goals = settings.goals.tolist()
     processes = min(settings.collect_processes, usable_cpu_count())
-    job = learning_of(settings)
+    job = partial(learn, settings)
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         yield from zip(
             goals, tqdm(pool.map(job, goals), "Collecting", len(goals), unit="goal", disable=None), strict=True

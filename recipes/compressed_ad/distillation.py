@@ -74,10 +74,10 @@ class Distillation(Task):
 
 def loaders(config: Settings, accumulate: int, rank: int, world_size: int) -> tuple[TrainBatches, TestBatches]:
     """Return this rank's training and test batches."""
-    train_goals, test_goals = split_goals(config.grid_size, config.env_split_seed)
+    train_goals, test_goals = split_goals(config.goals, config.env_split_seed)
     histories, records = [], []
     for goals, streams, seed in ((train_goals, config.train_streams, 0), (test_goals, config.test_streams, 1)):
-        found = read_histories(config.data_file, goals, streams, config.train_source_steps, config.grid_size)
+        found = read_histories(config, goals, streams, config.train_source_steps)
         histories.append(found)
         drawn = draw_records(len(found), found.shape[1], seed)
         if not config.encoder_layers:  # the same recent steps, without what came before them

@@ -1,4 +1,4 @@
-"""The file of learning histories: HDF5, one group for each goal, named by the goal's cell ("0" to "80").
+"""The file of learning histories: HDF5, one group for each goal, named by its number ("0" to "80").
 
 Each group holds `states` and `next_states` int32 (steps, streams, 2), `actions` and `rewards` int32 (steps, streams),
 `dones` bool (steps, streams).
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from recipes.compressed_ad.learner import History
+from recipes.compressed_ad.settings import Settings, same_config
 from utils.common.errors import UserError, one_line
 
 NAMES = ("states", "actions", "rewards", "next_states", "dones")
@@ -32,33 +33,37 @@ def write_histories(file: Path, histories: Iterable[tuple[int, History]]) -> Non
         temporary.unlink(missing_ok=True)
 
 
-def read_histories(file: Path, goals: np.ndarray, num_streams: int, num_steps: int, grid_size: int) -> np.ndarray:
+def existing_file(config: Settings) -> Path:
+    """Return the data file. Raises UserError when it is not there."""
+    if not config.data_file.is_file():
+        raise UserError(f"{config.data_file}: no such file; make it with {same_config('collect.py')}")
+    return config.data_file
+
+
+def read_histories(config: Settings, goals: np.ndarray, num_streams: int, num_steps: int) -> np.ndarray:
     """Return the first streams and steps of the goals: uint8 (goals x streams, steps, 4), see `sizes.STEP_FIELDS`.
 
     Raises UserError when the file is missing, damaged, or holds other goals, streams or steps.
     """
-    if not file.is_file():
-        raise UserError(f"{file}: no such file; make it with python collect.py")
+    file, expected = existing_file(config), len(config.goals)
+    again = same_config("collect.py")
     parts = []
     try:
         with _h5py().File(file, "r") as content:
-            if len(content) != grid_size**2:
-                raise UserError(
-                    f"{file}: {len(content)} goals, but a grid of {grid_size} x {grid_size} has {grid_size**2}; "
-                    "run python collect.py again"
-                )
+            if len(content) != expected:
+                raise UserError(f"{file}: {len(content)} goals, but the configuration has {expected}; run {again}")
             for goal in goals:
                 group = content[str(goal)]
                 steps, streams = group["actions"].shape
                 if steps < num_steps or streams < num_streams:
                     raise UserError(
                         f"{file}: goal {goal} has {streams} streams of {steps} steps, {num_streams} of {num_steps} are "
-                        "asked for; lower train_streams or train_source_steps, or run python collect.py again"
+                        f"asked for; lower train_streams or train_source_steps, or run {again}"
                     )
                 columns = [np.asarray(group[name][:num_steps, :num_streams]) for name in NAMES[:4]]
-                parts.append(_packed(columns, grid_size))
+                parts.append(_packed(columns, config.grid_size))
     except (OSError, KeyError, ValueError, TypeError) as error:
-        raise UserError(f"{file}: not a file of histories ({one_line(error)}); run python collect.py again") from error
+        raise UserError(f"{file}: not a file of histories ({one_line(error)}); run {again}") from error
     return np.concatenate(parts)
 
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes.compressed_ad.learner import Learner
+import numpy as np
+
+from recipes.compressed_ad.environment import ROOMS, Darkroom
 from recipes.compressed_ad.sizes import ModelSize
-from utils.common.config import option, read_config
+from utils.common.config import FRACTION, option, read_config
 from utils.common.errors import UsageError
 
 DEFAULT_CONFIG = "configs/darkroom.yaml"
@@ -15,16 +17,23 @@ PRECISIONS = ("no", "fp16", "bf16")  # Accelerate's words
 
 
 @dataclass(frozen=True)
-class Settings(ModelSize, Learner):
+class Settings(ModelSize):
     """All options; README.md explains them."""
 
     # configs/env
+    environment: str = option("darkroom", "the room", choices=tuple(ROOMS))
+    num_goals: int = option(0, "goals, drawn from all; 0: all", at_least=0)
     horizon: int = option(20, "steps of an episode", at_least=1, may_differ=True)
     env_split_seed: int = option(0, "seed of the split into training and test goals", at_least=0)
     # configs/algorithm
     algorithm: str = option("TabularQ", "name in the data file's name", may_differ=True)
     alg_seed: int = option(42, "seed of the learners", at_least=0)
     history_dir: str = option("datasets", "folder of the data file", may_differ=True)
+    discount: float = option(0.9, "of the learners; a stay on the goal is worth 1 / (1 - discount)", above=0, below=1)
+    optimism: float = option(0.4, "value of an unknown cell, as a share of a stay on the goal", **FRACTION)
+    planning_sweeps: int = option(4, "of value iteration after each step", at_least=0)
+    first_randomness: float = option(0.2, "share of random actions at the start of a history", **FRACTION)
+    last_randomness: float = option(0.02, "the same from the middle of a history on", **FRACTION)
     source_streams: int = option(100, "learners for each goal", at_least=1)
     source_steps: int = option(1000, "steps of each learner", at_least=1)
     collect_processes: int = option(8, "most processes that collect; fewer where cores are few", at_least=1)
@@ -62,6 +71,8 @@ class Settings(ModelSize, Learner):
         super().__post_init__()
         if self.width % self.heads:
             raise UsageError(f"--width {self.width}: must be a multiple of heads, {self.heads}")
+        if 0 < self.num_goals < 5:
+            raise UsageError(f"--num-goals {self.num_goals}: must be 0 (all) or at least 5; a tenth are for the test")
         if self.train_timesteps % self.eval_interval:
             raise UsageError(
                 f"--train-timesteps {self.train_timesteps}: must be a multiple of eval_interval, {self.eval_interval}"
@@ -78,6 +89,18 @@ class Settings(ModelSize, Learner):
         return
 
     @property
+    def room(self) -> type[Darkroom]:
+        """The environment."""
+        return ROOMS[self.environment]
+
+    @property
+    def goals(self) -> np.ndarray:
+        """All goals of the data file, in order."""
+        found = self.room.all_goals(self.grid_size)
+        order = np.random.default_rng(self.alg_seed).permutation(found)
+        return np.sort(order[: self.num_goals]) if self.num_goals else found
+
+    @property
     def model_name(self) -> str:
         """AD is the baseline, which compresses nothing."""
         return "CompressedAD" if self.encoder_layers else "AD"
@@ -85,12 +108,12 @@ class Settings(ModelSize, Learner):
     @property
     def run_folder(self) -> Path:
         """The folder of checkpoints and logs."""
-        return Path(self.save_dir) / f"{self.model_name}-darkroom-seed{self.seed}"
+        return Path(self.save_dir) / f"{self.model_name}-{self.environment}-seed{self.seed}"
 
     @property
     def data_file(self) -> Path:
         """The histories."""
-        return Path(self.history_dir) / f"history_darkroom_{self.algorithm}_alg-seed{self.alg_seed}.hdf5"
+        return Path(self.history_dir) / f"history_{self.environment}_{self.algorithm}_alg-seed{self.alg_seed}.hdf5"
 
 
 def settings_of_command_line() -> Settings:
@@ -101,3 +124,8 @@ def settings_of_command_line() -> Settings:
             f"{Path(script).name} takes no flags, only a YAML file: python {Path(script).name} {DEFAULT_CONFIG}"
         )
     return read_config(Settings, Path(arguments[0]) if arguments else Path(__file__).parent / DEFAULT_CONFIG)
+
+
+def same_config(script: str) -> str:
+    """Return the command that runs another script with this command's YAML file."""
+    return " ".join(["python", script, *sys.argv[1:]])

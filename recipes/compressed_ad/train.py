@@ -24,6 +24,7 @@ die_with_parent()  # before the imports, which take seconds
 import torch
 
 from recipes.compressed_ad.distillation import Distillation, loaders
+from recipes.compressed_ad.histories import existing_file
 from recipes.compressed_ad.model import CompressedAD
 from recipes.compressed_ad.settings import Settings, settings_of_command_line
 from recipes.compressed_ad.sizes import ModelSize
@@ -44,6 +45,7 @@ PRECISIONS = {"no": "off", "fp16": "fp16", "bf16": "bf16"}  # Accelerate's words
 def main() -> int:
     """Train; return the exit code."""
     config = settings_of_command_line()
+    existing_file(config)  # before anything is started or written
     accelerator = start(config)
     with OwnedRun(replace(config, save_dir=str(config.run_folder))) as run:
         if accelerator.is_main_process and run.notes:

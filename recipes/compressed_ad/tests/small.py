@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from recipes.compressed_ad.collect import learning_of
 from recipes.compressed_ad.histories import write_histories
+from recipes.compressed_ad.learner import learn
 from recipes.compressed_ad.settings import Settings
 
 NUM_STEPS = 8  # of a training: two epochs of four
@@ -23,5 +23,4 @@ def small_settings(folder: Path, **changes: Any) -> Settings:
 
 
 def write_small_histories(settings: Settings) -> None:
-    learn = learning_of(settings)
-    write_histories(settings.data_file, ((goal, learn(goal)) for goal in range(settings.grid_size**2)))
+    write_histories(settings.data_file, ((goal, learn(settings, goal)) for goal in settings.goals))

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import types
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +18,14 @@ import torch
 import yaml
 
 from recipes.compressed_ad import collect, evaluate, train
+from recipes.compressed_ad.environment import Darkroom, KeyToDoor
 from recipes.compressed_ad.settings import DEFAULT_CONFIG, Settings
 from recipes.compressed_ad.tests.small import NUM_STEPS, small_settings, write_small_histories
 from tests.support.plugin import free_port
 from tests.support.recipes import RECIPES, assert_refused, run_command
 from utils.common.config import read_config, to_dict
 from utils.common.errors import UsageError
+from utils.engine import EngineOptions
 
 FOLDER = RECIPES / "compressed_ad"
 
@@ -115,15 +118,34 @@ def test_python_alone_continues_the_checkpoint_of_two_processes(
     assert (saved["step"], saved["config"]["train_batch_size"]) == (NUM_STEPS + 4, 2)
 
 
+def collect_here(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
+    """Run collect.py in this process alone."""
+    pool = SimpleNamespace(map=map)
+    monkeypatch.setattr(collect, "ProcessPoolExecutor", lambda *arguments: contextlib.nullcontext(pool))
+    run_command(collect, config)
+
+
 def test_collecting_shows_that_the_learners_learn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pool = SimpleNamespace(map=map)
-    in_this_process = lambda *arguments: contextlib.nullcontext(pool)  # noqa: E731
-    monkeypatch.setattr(collect, "ProcessPoolExecutor", in_this_process)
-    run_command(collect, write_config(tmp_path))
+    collect_here(monkeypatch, write_config(tmp_path))
     assert "9 goals x 2 histories of 270 steps; mean return" in capsys.readouterr().out
     assert small_settings(tmp_path).data_file.is_file()
+
+
+def test_all_three_commands_work_with_a_key_and_a_door(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"environment": "key_to_door", "num_goals": 10, "horizon": 6}
+    settings, config = small_settings(tmp_path, **changes), write_config(tmp_path, **changes)
+    collect_here(monkeypatch, config)
+    monkeypatch.setattr(train, "EngineOptions", partial(EngineOptions, tensorboard=False))  # its import takes a second
+    assert run_command(train, config) == 0
+    run_command(evaluate, config)
+    printed = capsys.readouterr().out
+    assert "10 goals x 2 histories" in printed
+    assert f"{settings.save_dir}/CompressedAD-key_to_door-seed0, step {NUM_STEPS}: 1 test goals" in printed
+    assert np.load(settings.run_folder / "eval_result.npy").max() <= 2
 
 
 def test_the_shipped_options_are_the_guides() -> None:
@@ -134,8 +156,8 @@ def test_the_shipped_options_are_the_guides() -> None:
     launcher = yaml.safe_load((FOLDER / "accelerate_config.yaml").read_text())
     expected = {"num_processes": 2, "distributed_type": "MULTI_GPU", "mixed_precision": "fp16"}
     assert expected.items() <= launcher.items()
-    for name in ("small", "demo"):
-        assert read_config(Settings, FOLDER / "configs" / f"{name}.yaml").grid_size == 9
+    for file in (FOLDER / "configs").glob("*.yaml"):
+        assert read_config(Settings, file).room is (KeyToDoor if "key" in file.name else Darkroom)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +166,7 @@ def test_the_shipped_options_are_the_guides() -> None:
         ("lr: 0", "bad.yaml: lr 0.0: must be above 0"),
         ("mixed_precision: fp8", "bad.yaml: mixed_precision: 'fp8' is not one of no, fp16, bf16"),
         ("heads: 7", "bad.yaml: width 128: must be a multiple of heads, 7"),
+        ("num_goals: 4", "bad.yaml: num_goals 4: must be 0 (all) or at least 5"),
         ("train_timesteps: 1500", "bad.yaml: train_timesteps 1500: must be a multiple of eval_interval, 1000"),
         ("eval_segment: 90", "bad.yaml: eval_recent 80: must be at least eval_segment, 90"),
     ],
@@ -159,9 +182,10 @@ def test_flags_missing_data_and_missing_checkpoints_are_one_line(tmp_path: Path)
     with assert_refused("takes no flags, only a YAML file", kind=UsageError):
         run_command(train, "--lr", "0.1")
     config = write_config(tmp_path)
-    with assert_refused("hdf5: no such file; make it with python collect.py"):
+    with assert_refused(f"hdf5: no such file; make it with python collect.py {config}"):
         run_command(train, config)
-    with assert_refused("no ckpt-<step>.pt; train first"):
+    assert list(tmp_path.iterdir()) == [config]
+    with assert_refused(f"no ckpt-<step>.pt; train first with python train.py {config}"):
         run_command(evaluate, config)
 
 

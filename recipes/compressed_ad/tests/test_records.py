@@ -1,15 +1,18 @@
 """The room, the source learner, its histories, and the records that a training draws from them."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from recipes.compressed_ad.distillation import loaders
-from recipes.compressed_ad.environment import Darkroom, split_goals
+from recipes.compressed_ad.environment import Darkroom, KeyToDoor, split_goals
 from recipes.compressed_ad.histories import read_histories, write_histories
-from recipes.compressed_ad.learner import Learner, learn
+from recipes.compressed_ad.learner import learn
 from recipes.compressed_ad.records import TestBatches, TrainBatches, draw_records
+from recipes.compressed_ad.settings import Settings
 from recipes.compressed_ad.sizes import RECORDS_OF_DEPTH
 from recipes.compressed_ad.tests.small import small_settings, write_small_histories
 from tests.support.recipes import assert_refused
@@ -29,15 +32,27 @@ def test_walls_stop_moves_and_the_goal_rewards_every_step_that_ends_there() -> N
     assert room.cells.tolist() == [4, 4, 4]  # the next episode
 
 
+def test_the_key_rewards_once_then_the_door_once_then_nothing() -> None:
+    room = KeyToDoor(np.array([5 * 9 + 4, 4 * 9 + 5, 0 * 9 + 5]), 3, 6)  # (key, door); the centre is cell 4
+    assert len(KeyToDoor.all_goals(3)) == 9 * 8
+    found = [room.step(np.full(3, action)) for action in (2, 3, 4, 2, 3, 2)]  # column + 1, - 1, stay
+    assert np.stack([rewards for _, rewards, _ in found], 1).tolist() == [
+        [1, 1, 0, 0, 0, 0],
+        [0, 1, 0, 1, 0, 0],
+        [0, 0, 0, 0, 0, 0],  # the door without the key
+    ]
+    assert (room.phases.tolist(), room.cells.tolist()) == ([0, 0, 0], [4, 4, 4])  # the next episode
+
+
 def test_81_goals_are_73_for_training_and_8_for_the_test() -> None:
-    train, test = split_goals(9, 0)
+    train, test = split_goals(np.arange(81), 0)
     assert (len(train), len(test)) == (73, 8)
     assert sorted([*train, *test]) == list(range(81))
-    assert split_goals(9, 1)[1].tolist() != test.tolist()
+    assert split_goals(np.arange(81), 1)[1].tolist() != test.tolist()
 
 
 def test_the_learner_finds_a_far_goal_and_keeps_to_it() -> None:
-    history = learn(0, num_streams=8, num_steps=400, grid_size=9, horizon=20, seed=1, learner=Learner())
+    history = learn(Settings(source_streams=8, source_steps=400), 0)
     returns = history["rewards"].reshape(20, 20, 8).sum(1).mean(1)
     assert returns[:2].mean() < 3
     assert returns[-5:].mean() > 11  # of 13: the corner is 8 steps away
@@ -46,12 +61,20 @@ def test_the_learner_finds_a_far_goal_and_keeps_to_it() -> None:
     assert (history["states"][::20] == 4).all()
 
 
+def test_the_learner_finds_a_far_key_and_a_far_door() -> None:
+    room: dict[str, Any] = {"environment": "key_to_door", "grid_size": 7, "discount": 0.95, "optimism": 0.03}
+    history = learn(Settings(source_streams=8, source_steps=600, **room), 0 * 49 + 48)
+    returns = history["rewards"].reshape(30, 20, 8).sum(1).mean(1)
+    assert returns[:2].mean() < 1
+    assert returns[-5:].mean() > 1.6  # two corners: 18 of 20 steps, one detour is too much
+
+
 def test_the_file_gives_back_what_the_learners_did(tmp_path: Path) -> None:
     settings = small_settings(tmp_path)
     write_small_histories(settings)
-    found = read_histories(settings.data_file, np.array([2, 7]), 2, 100, 3)
+    found = read_histories(settings, np.array([2, 7]), 2, 100)
     assert found.shape == (4, 100, 4)
-    again = learn(7, num_streams=2, num_steps=270, grid_size=3, horizon=5, seed=42, learner=Learner())
+    again = learn(settings, 7)
     assert found[2, :, 1].tolist() == again["actions"][:100, 0].tolist()
     assert found[3, :, 2].tolist() == again["rewards"][:100, 1].tolist()
     row, column = np.divmod(found[3, :, 3], 3)
@@ -62,15 +85,15 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None
     settings = small_settings(tmp_path)
     file, goals = settings.data_file, np.array([1])
     with assert_refused("no such file; make it with python collect.py"):
-        read_histories(file, goals, 1, 10, 3)
+        read_histories(settings, goals, 1, 10)
     write_small_histories(settings)
-    with assert_refused("9 goals, but a grid of 9 x 9 has 81"):
-        read_histories(file, goals, 1, 10, 9)
+    with assert_refused("9 goals, but the configuration has 81; run python collect.py"):
+        read_histories(replace(settings, grid_size=9), goals, 1, 10)
     with assert_refused("goal 1 has 2 streams of 270 steps, 2 of 1000 are asked for"):
-        read_histories(file, goals, 2, 1000, 3)
+        read_histories(settings, goals, 2, 1000)
     file.write_bytes(file.read_bytes()[:1000])
-    with assert_refused("not a file of histories (", "; run python collect.py again"):
-        read_histories(file, goals, 1, 10, 3)
+    with assert_refused("not a file of histories (", "; run python collect.py"):
+        read_histories(settings, goals, 1, 10)
     with assert_refused("histories of 200 steps: 261 are needed"):
         draw_records(1, 200, 0)
     write_histories(file, [])
