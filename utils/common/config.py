@@ -449,11 +449,7 @@ INSTEAD = (
     ("augment", "mosaic", "training always augments; --mosaic, --scale, --fliplr, --hsv-h and others say how much"),
     ("augment", "tiles", "predictions are made once; --tiles or a larger --img-size finds smaller objects"),
     ("show", "source", "open the pictures in the folder of --output"),
-    (
-        "save save-txt save-conf",
-        "source",
-        "pictures, labels/ and predictions.json are always in the folder of --output",
-    ),
+    ("save save-txt save-conf", "source", "pictures, labels/ and predictions.json are always in --output"),
     ("classes", "mosaic", "python parse_labels.py --classes NAME ... makes a data set of these classes"),
     ("geo assets asset-range before ground-height ground-sigma", "source", _MAPS),
     ("labels line-width-m", "line_width", _CUT),

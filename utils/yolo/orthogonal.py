@@ -1,5 +1,6 @@
 """Muon's update of all matrices in few operators: a GPU computes a small product faster than it is told to."""
 
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -182,7 +183,7 @@ def _batch_sizes(shapes: Sequence[tuple[int, int]]) -> list[_Size]:
         if rows <= columns:
             by_width[heights[rows]][columns] += 1
     widths = {
-        height: _join(counts, lambda low, high, h=height, n=counts: 2 * h**2 * n[low] * (high - low), WIDER * total)
+        height: _join(counts, functools.partial(_wider, height, counts), WIDER * total)
         for height, counts in by_width.items()
     }
     return [
@@ -191,6 +192,10 @@ def _batch_sizes(shapes: Sequence[tuple[int, int]]) -> list[_Size]:
         else _Size(heights[rows], False, heights[rows], widths[heights[rows]][columns])
         for rows, columns in shapes
     ]
+
+
+def _wider(height: int, counts: dict[int, int], low: int, high: int) -> int:
+    return 2 * height**2 * counts[low] * (high - low)
 
 
 def _join(sizes: Iterable[int], added: Callable[[int, int], float], limit: float) -> dict[int, int]:
