@@ -18,7 +18,7 @@ from pathlib import Path
 from utils.common.config import Options, option, parse_config, words_of
 from utils.common.errors import EXIT_DONE, EXIT_KEYBOARD, UserError, run_script
 from utils.common.files import output_folder
-from utils.common.text import next_command
+from utils.common.text import counted, next_command
 from utils.sources.download import DEFAULT_BASE_URL, Report, download, expand_circuits, open_source
 
 DEFAULT_SAMPLE = 240
@@ -103,7 +103,7 @@ def _print_report(config: DownloadConfig, report: Report) -> None:
     if report.is_unchanged:
         print(f"{config.output}: all {report.num_photographs:,} photographs are there, nothing to do")
     else:
-        print(f"{config.output}: {report.num_photographs:,} photographs; {report.summary}")
+        print(f"{config.output}: {counted(report.num_photographs, 'photograph')}; {report.summary}")
     if not report.missing:
         print(next_command("python", "parse_labels.py"))
 

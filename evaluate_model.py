@@ -304,7 +304,10 @@ def main() -> int:
         print("\n".join(result_lines(config, metrics[0])))
         spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
         source = os.path.relpath(spec.splits[config.split][0])
-        print(next_command("python", "inference.py", "--model", config.model, "--source", source))
+        words = ["--thresholds", os.path.join(config.output, "thresholds.yaml")] if config.guarantee else []
+        if metrics[0]["mask_f1"] and not words:
+            words = ["--conf", f"{max(metrics[0]['mask_best_confidence'], 0.01):.2f}"]  # of the best F1
+        print(next_command("python", "inference.py", "--model", config.model, "--source", source, *words))
     return 0
 
 

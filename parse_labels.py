@@ -136,14 +136,16 @@ def build(config: ParseConfig) -> int:
     print("\n".join(account_lines(manifest, sizes, config.line_width)))
     save_label_picture(picture, every, spec.names)
     print(f"{config.output}: ready after {time.monotonic() - start_s:.1f} s")
-    if hint := small_labels_hint(photos.get(TRAIN, []), spec.names, SIZE_PX):
-        native = "" if config.long_side == NATIVE_LONG_SIDE_PX else ", parsed with --long-side native"
+    hint, words = small_labels_hint(photos.get(TRAIN, []), spec.names, SIZE_PX)
+    size = words if "--img-size" in words else []
+    if hint:
+        native = "" if size or config.long_side == NATIVE_LONG_SIDE_PX else ", parsed with --long-side native"
         print(hint + native)
-    command = next_command("python", "check_data.py", "--data", Path(config.output) / DATASET_FILE)
+    command = next_command("python", "check_data.py", "--data", Path(config.output) / DATASET_FILE, *size)
     print(f"{command}  # and look at {picture}")
     num_unreadable = sum(manifest["skipped"].get(kind, 0) for kind in UNREADABLE_KINDS)
     if config.strict and num_unreadable:
-        raise UserError(f"--strict: {num_unreadable} rows, photographs or zips in {config.input} could not be read")
+        raise UserError(f"--strict: {num_unreadable} of the rows, photographs and zips in {config.input} were not read")
     return EXIT_DONE
 
 

@@ -20,7 +20,7 @@ from utils.common.errors import explain_out_of_memory, run_script
 from utils.common.extras import find_extra
 from utils.common.files import output_folder
 from utils.common.signals import die_with_parent
-from utils.common.text import coloured, next_command
+from utils.common.text import coloured, counted, next_command
 from utils.data.augment import AugmentOptions
 from utils.data.dataset import DataOptions
 from utils.data.dataset_yaml import load_dataset_yaml
@@ -145,7 +145,7 @@ def conclude(engine: TrainingEngine, run: OwnedRun, config: TrainConfig) -> int:
     code = run.conclude(engine.stopped_by, reason, epoch=progress.epoch, step=progress.global_step)
     if engine.stopped_by:
         return code
-    words, best = f"\nTraining complete after {progress.epoch} epochs", progress.best_epoch
+    words, best = f"\nTraining complete after {counted(progress.epoch, 'epoch')}", progress.best_epoch
     say(f"{words}; the best is epoch {best + 1}, by {monitor} {progress.best_value:.4f}:")
     scores = [f"{kind} mAP50-95 {progress.history[f'{kind}_map50_95'][best]:.4f}" for kind in ("mask", "box")]
     where = "windows" if config.windows else "whole photographs"

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from extras.check.classes import check_classes, count_classes
@@ -23,8 +22,9 @@ from utils.common.errors import EXIT_USAGE, UsageError, UserError, printable
 from utils.common.files import claimed_output, write_text_atomic
 from utils.common.text import counted, format_table, next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, DatasetSpec, load_dataset_yaml
+from utils.data.images import ImageError
 from utils.data.label_shapes import small_labels_hint
-from utils.data.labels import Photo
+from utils.data.labels import read_photos
 from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
 from utils.yolo.model import YoloModel, load_for_prediction, require_classes, trained_size_px
 
@@ -46,7 +46,7 @@ class CheckConfig(Options):
     trust_links: bool = option(False, TRUST_LINKS_HELP)
     img_size: int | None = option(
         None,
-        "side of the network input in pixels, at which small objects are judged; unset: the model's, or 640",
+        "side of the network input in pixels, at which small objects are judged; unset: the model's, or what the labels need",
         at_least=32,
         multiple_of=32,
     )
@@ -87,6 +87,9 @@ def check(config: CheckConfig) -> int:
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     predictor = load_predictor(config, spec) if config.model else None
     size_px = predictor.size_px if predictor else config.img_size or DEFAULT_SIZE_PX
+    hint, words = training_hint(spec, size_px)
+    if not config.img_size and not predictor and words[:1] == ["--img-size"]:
+        size_px = int(words[1])
     entries, findings = read_all(spec, size_px, num_threads, print)
     findings += [finding for entry in entries for finding in entry.findings]
     pictures = [(entry.split, entry.file, entry.picture) for entry in entries if entry.picture]
@@ -99,12 +102,8 @@ def check(config: CheckConfig) -> int:
         findings += contradicted
     findings = in_order(findings)
     write_results(config, spec, counts, entries, findings, size_px, notes)
-    labelled = [
-        Photo(one.file, np.array([row.class_id for row in one.rows], int), [row.polygon for row in one.rows])
-        for one in entries
-        if one.rows and one.picture and one.split == next(iter(spec.splits))
-    ]
-    print_results(config, counts, findings, notes, small_labels_hint(labelled, spec.names, size_px))
+    words += ["--img-size", str(config.img_size)] if config.img_size and "--img-size" not in words else []
+    print_results(config, counts, findings, notes, hint, words)
     if not any(entry.rows for entry in entries):
         raise UserError(f"{config.data}: no photograph has an object, so there is nothing to learn; check its labels")
     if num_errors(findings) and (config.strict or not config.tolerate):
@@ -115,6 +114,14 @@ def check(config: CheckConfig) -> int:
             "Correct them, or pass --tolerate"
         )
     return 0
+
+
+def training_hint(spec: DatasetSpec, size_px: int) -> tuple[str, list[str]]:
+    """Return what `small_labels_hint` says about the first split; nothing if a label or a photograph cannot be read."""
+    try:
+        return small_labels_hint(read_photos(spec, next(iter(spec.splits))), spec.names, size_px)
+    except (UserError, ImageError, OSError, StopIteration):
+        return "", []
 
 
 def load_predictor(config: CheckConfig, spec: DatasetSpec) -> Predictor:
@@ -163,9 +170,14 @@ def write_results(
 
 
 def print_results(
-    config: CheckConfig, counts: dict[str, dict[str, Any]], findings: Sequence[Finding], notes: Sequence[str], hint: str
+    config: CheckConfig,
+    counts: dict[str, Any],
+    findings: list[Finding],
+    notes: list[str],
+    hint: str,
+    options: list[str],
 ) -> None:
-    """Print what was checked, a row for each kind of finding, and where the report is."""
+    """Print what was checked, a row for each kind of finding, where the report is, and how to train: with `options`."""
     for split, count in counts.items():
         print(f"{split}: {counted(count['photographs'], 'photograph')}, {counted(count['objects'], 'object')}")
     rows = []
@@ -190,5 +202,4 @@ def print_results(
         words = ["--model", "yolov8n-seg.pt"]
         if config.data != CheckConfig.data:  # a run folder of the data set's name
             words += ["--data", config.data, "--save-dir", f"models/{Path(config.data).absolute().parent.name}"]
-        windows = ["--windows", "8"] if hint else []
-        print(next_command("python", "train_yolo_ddp.py", *words, *windows))
+        print(next_command("python", "train_yolo_ddp.py", *words, *options))

@@ -168,7 +168,7 @@ def _section(kind: str, findings: Sequence[Finding], pictures: _Pictures) -> Mar
     few = f" The pictures show {len(cards)} of them." if 0 < len(cards) < len(findings) else ""
     has_keys = any(mark.is_prediction for finding in shown for view in finding.views for mark in view.marks)
     head = [heading("Place", True), heading("Split", True), heading("What", True)]
-    number = f" · {len(findings):,} {_level(kind)}{'s' if len(findings) != 1 else ''}"
+    number = f" · {counted(len(findings), _level(kind))}"
     title = [facts.title, element("small", number, class_="worse" if facts.is_error else "same")]
     content = [
         element("p", f"{facts.meaning} {facts.remedy}{few}{left}"),

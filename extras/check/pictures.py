@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cv2
@@ -30,6 +30,7 @@ WHITE_P25 = 250  # grey value above which 75 % of an overexposed photograph lie
 COARSE = 8  # how many times smaller the picture is whose detail counts as coarse
 NO_DETAIL = 0.2  # added to the variances: less is noise
 BLUR_DEVIATIONS, BLUR_OCTAVES = 3.5, 1.5  # below the median, both; a deviation is 1.4826 median absolute deviations
+MOST_COPIES = 8  # of a picture; more are photographs of a texture or a still scene, and one finding names them together
 MAX_COMPARED = 32  # photographs of a split among which the most similar one is named
 
 
@@ -169,6 +170,7 @@ def find_duplicates(entries: Sequence[Measured]) -> list[Finding]:
     ]
     for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         seen: dict[str, list[int]] = {}
+        first = len(findings)
         for later in order[start:end].tolist():
             split = entries[later][0]
             others = [one for name, earlier in seen.items() if name != split for one in earlier[:MAX_COMPARED]]
@@ -177,7 +179,20 @@ def find_duplicates(entries: Sequence[Measured]) -> list[Finding]:
             if split in seen:
                 findings.append(_finding("repeated", entries, later, seen[split][:1]))
             seen.setdefault(split, []).append(later)
+        if end - start > MOST_COPIES:
+            found = findings[first:]
+            findings[first:] = [_together(found, kind) for kind in sorted({one.kind for one in found})]
     return findings
+
+
+def _together(findings: Sequence[Finding], kind: str) -> Finding:
+    """Return one finding for all of a kind, with three examples."""
+    found = [one for one in findings if one.kind == kind]
+    names = [shown_path(one.file) for one in found]
+    if len(found) == 1:
+        return found[0]
+    text = f"{len(found):,} photographs look like another, as those of a texture or a still scene do: {', '.join(names[:3])}"
+    return replace(found[0], text=f"{text} and others", facts={**found[0].facts, "files": names})
 
 
 def _finding(kind: str, entries: Sequence[Measured], later: int, earlier: Sequence[int]) -> Finding:

@@ -31,6 +31,7 @@ from utils.common.devices import choose_device
 from utils.common.environment import environment_report
 from utils.common.errors import UsageError
 from utils.common.files import claimed_output, write_text_atomic
+from utils.common.text import counted
 from utils.data.dataset import Photo, read_photos
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.predict.options import overlap_option
@@ -130,7 +131,7 @@ def run(description: str) -> int:
         photos = evenly_spaced(read_photos(spec, "val", print), config.max_images)
         judge = Judge(photos, spec.names, size_px, device, tiling, workers)
         output.mkdir(parents=True, exist_ok=True)
-        print(f"torch: AP on {len(photos)} photographs", flush=True)
+        print(f"torch: AP on {counted(len(photos), 'photograph')}", flush=True)
         judge.learn(load_for_prediction(config.model, device))
         training = read_photos(spec, "train") if config.int8 else []
         files = [photo.file for photo in evenly_spaced(training, config.calibration_images)]

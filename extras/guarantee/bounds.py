@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from utils.common.errors import UsageError
+from utils.common.text import counted
 from utils.evaluation.metrics.matching import LEVELS
 from utils.evaluation.metrics.results import ImageResult
 
@@ -147,7 +148,9 @@ def report_class(name: str, assessed: Sequence[Assessed], num_objects: int, unit
     threshold = round(float(LEVELS[holds][-1]), 3) if holds.any() else None
     failed = [one for one in assessed if not one.holds.any()]
     if threshold is not None:
-        words = f"confidence {threshold:g} and above ({assessed[0].num_groups} {unit}, {num_objects} objects)"
+        words = (
+            f"confidence {threshold:g} and above ({assessed[0].num_groups} {unit}, {counted(num_objects, 'object')})"
+        )
     elif not failed:
         words = "no threshold: no confidence keeps both promises"
     elif not failed[0].num_groups:

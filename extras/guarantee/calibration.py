@@ -14,6 +14,7 @@ from extras.guarantee.bounds import FALSE_ALARMS, RECALL, Assessed, Promise, rep
 from utils import distributed
 from utils.common.errors import UsageError, UserError, printable
 from utils.common.files import mapping, read_back, write_text_atomic
+from utils.common.text import counted
 from utils.data.dataset import Photo, Sample
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.fingerprint import take_fingerprint
@@ -103,7 +104,7 @@ class ThresholdCalibrator:
             "data": str(spec.yaml_file),
             "data_fingerprint": digest,
             "split": split,
-            "proof": f"{len(photos)} photographs, groups ({self.unit}): {len(set(self.groups))}; {proof}",
+            "proof": f"{counted(len(photos), 'photograph')}, groups ({self.unit}): {len(set(self.groups))}; {proof}",
             "unit": self.unit,
             "certainty": certainty,
             "promises": {promise.words: MEANING[promise.name].format(self.unit) for promise in self.promises},

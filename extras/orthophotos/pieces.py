@@ -13,6 +13,7 @@ from extras.orthophotos.vector_labels import SWAPPED, MapLabel
 from utils.common.errors import UserError, print_warning
 from utils.common.files import write_text_atomic
 from utils.common.progress import Progress
+from utils.common.text import counted
 from utils.data.images import FILL, write_jpeg
 from utils.data.labels import format_yolo_label
 from utils.sources.mask_rings import join_rings
@@ -72,7 +73,7 @@ def cut_raster(
             write_text_atomic(folder / split / "labels" / f"{name}.txt", format_yolo_label(outlines))
     if not (counts[TRAIN] and counts[VAL]):
         raise UserError(f"{raster.file}: no photograph for {VAL if counts[TRAIN] else TRAIN}; change --val-fraction")
-    return f"{len(labels)} labels; photographs: {counts[TRAIN]} train, {counts[VAL]} val, {counts['']} between them left out"
+    return f"{counted(len(labels), 'label')}; photographs: {counts[TRAIN]} train, {counts[VAL]} val, {counts['']} between them left out"
 
 
 def _edges(length: int, side_px: int) -> list[int]:

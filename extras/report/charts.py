@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from utils.common.text import PALETTE, class_color
+from utils.common.text import PALETTE, class_color, counted
 from utils.pages.figures import MAX_CLASSES_SHOWN
 from utils.pages.markup import Markup, element, joined
 
@@ -59,9 +59,7 @@ def reliability_chart(title: str, calibration: Mapping[str, Any]) -> Markup:
     for row in bins:
         left, width = _x(row["low"]) + 1, _x(row["high"]) - _x(row["low"]) - 2
         top = _y(row["precision"])
-        tip = (
-            f"confidence {row['confidence']:.3f}, precision {row['precision']:.3f}, {row['num_detections']} detections"
-        )
+        tip = f"confidence {row['confidence']:.3f}, precision {row['precision']:.3f}, {counted(row['num_detections'], 'detection')}"
         count_height = 30 * row["num_detections"] / most
         place = {"x": f"{left:.1f}", "width": f"{width:.1f}"}
         parts += [

@@ -201,7 +201,7 @@ def _calibration(models: Sequence[dict[str, Any]]) -> list[Markup]:
                 continue
             excess = f"{found['excess']:+.3f}".replace("-", "−")
             title += f": expected calibration error {found['error']:.3f}, mean confidence minus precision {excess}"
-            parts.append(reliability_chart(f"{title}, {found['num_detections']} detections", found))
+            parts.append(reliability_chart(f"{title}, {counted(found['num_detections'], 'detection')}", found))
         return joined(*parts)
 
     return [element("p", words, class_="note"), *_both("charts", charts)]
@@ -237,7 +237,9 @@ def _article(position: int, card: Card, num_models: int) -> Markup:
     }
     facts = [joined(shown[kind], f" {kind}, ") for kind in KINDS_OF_ERROR]
     in_words = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    pictures = [zoomable(card.truth, "Labels", f"{errors['file']} with its {errors['num_targets']} labelled objects")]
+    pictures = [
+        zoomable(card.truth, "Labels", f"{errors['file']} with its {counted(errors['num_targets'], 'labelled object')}")
+    ]
     for model, picture in enumerate(card.predictions):
         name = f"Prediction of model {MODEL_LETTERS[model]}" if num_models > 1 else "Prediction"
         words = f"{errors['file']} with predictions" + ("" if model else f": {in_words}")

@@ -67,7 +67,7 @@ def verdict(models: Sequence[Metrics], kind: str) -> Markup:
             score, words = min(score, recall), f"{100 * recall:.0f} % of the length"
         found[next(level for level, least in LEVELS.items() if score >= least)].append(f"{row['name']} ({words})")
     told = [f" {level}: {', '.join(of[:MOST])}{', …' * (len(of) > MOST)}." for level, of in found.items() if of]
-    classes = f"{KINDS[kind].capitalize()} of {len(rows)} class{'es' * (len(rows) != 1)}"
+    classes = f"{KINDS[kind].capitalize()} of {counted(len(rows), 'class')}"
     score = element("b", f"{first[f'{kind}_map50']:.3f}", **_data(f"{kind}_map50", first[f"{kind}_map50"], 0))
     where = f"{counted(first['num_images'], 'photograph')} with {counted(first['num_targets'], 'object')}"
     words = f"{'Model A: ' * (len(models) > 1)}{classes} in {where}: mAP50 "

@@ -33,6 +33,7 @@ from utils.common.devices import choose_device, seed_everything, tune_device
 from utils.common.errors import UserError, explain_out_of_memory, run_script
 from utils.common.signals import die_with_parent
 from utils.common.tensor_files import atomic_torch_save
+from utils.common.text import counted
 from utils.data.loader import EpochBatches, batch_bytes, get_dataloader, plan_loader
 from utils.distributed import RankInfo, Say, cleanup_ddp, setup_ddp
 from utils.engine import EngineOptions, TrainingEngine
@@ -92,7 +93,9 @@ def main() -> int:
             say("\n".join([*run.notes, *data_lines(config, comparisons, ranks)]))
             bytes_per_batch = 2 * batch_bytes(config.batch_size, config.input_size)
             workers, notes = plan_loader(workers, PREFETCH, bytes_per_batch, ranks.local_world_size)
-            say("\n".join([*notes, f"{threads} threads and {workers} loader workers per process"]))
+            say(
+                "\n".join([*notes, f"{counted(threads, 'thread')} and {counted(workers, 'loader worker')} per process"])
+            )
             model = PairModel(scorer, *eta_of(config, comparisons), first_draw_log(comparisons))
             code = train(config, run, device, model, comparisons, workers)
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
@@ -269,7 +272,7 @@ def conclude(engine: TrainingEngine, task: PairComparison, comparisons: Comparis
 
     distributed.run_on_main(write_results)
     engine.log.print(
-        f"\nTraining complete after {engine.progress.epoch} epochs: {best} (epoch {engine.progress.best_epoch + 1})",
+        f"\nTraining complete after {counted(engine.progress.epoch, 'epoch')}: {best} (epoch {engine.progress.best_epoch + 1})",
         *evaluation_lines(found),
     )
 

@@ -23,6 +23,7 @@ from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import seed_everything
 from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, UserError, one_line
 from utils.common.tensor_files import atomic_torch_save, read_tensors
+from utils.common.text import counted
 from utils.distributed import all_reduce_sum, cleanup_ddp, join_process_group
 from utils.engine import EngineOptions, Task
 from utils.engine.state import TrainState
@@ -236,7 +237,7 @@ def report_end(trainer: TrainingEngine) -> None:
     names = [name for name in ("train_accuracy", "val_accuracy", "val_top5_accuracy") if name in history]
     shown = ", ".join(f"{name} {history[name][-1]:.4f}" for name in names)
     best = "" if progress.best_value is None else f" (best {trainer.options.monitor} {progress.best_value:.4f})"
-    trainer.log.print(f"\nTraining complete after {progress.epoch} epochs: {shown}{best}")
+    trainer.log.print(f"\nTraining complete after {counted(progress.epoch, 'epoch')}: {shown}{best}")
     trainer.log.print(f"Curves: {trainer.plot_training_history()}")
 
 

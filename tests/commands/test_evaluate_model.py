@@ -71,6 +71,17 @@ def test_evaluation_writes_its_files(trained: TrainedRun, tmp_path: Path) -> Non
         assert (tmp_path / picture).stat().st_size > 5000
 
 
+@pytest.mark.parametrize(("f1", "end"), [(0.5, " --conf 0.40"), (0.0, "images")])
+def test_the_next_command_names_the_confidence_of_the_best_f1(
+    f1: float, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = {"mask_f1": f1, "mask_best_confidence": 0.404, "worst_images": []}
+    monkeypatch.setattr(evaluate_model, "run", lambda config: [metrics])
+    monkeypatch.setattr(evaluate_model, "all_tables", lambda metrics: "")
+    run_main(evaluate_model, monkeypatch, "--model", "best.pt", "--data", smooth_data(tmp_path))
+    assert capsys.readouterr().out.splitlines()[-1].endswith(end)
+
+
 def test_without_its_page_an_evaluation_names_the_files_that_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

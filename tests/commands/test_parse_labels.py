@@ -57,13 +57,15 @@ def test_the_report_begins_with_the_format_and_ends_with_the_next_command(
     assert any("circuits: Circuit" in line for line in lines)
     (tmp_path / "yolo").mkdir()
     for number in range(5):
-        (tmp_path / "yolo" / f"{number}.jpg").write_bytes(photo(shade=20 * number))
-        (tmp_path / "yolo" / f"{number}.txt").write_text("0 .1 .1 .9 .1 .9 .9\n")
+        (tmp_path / "yolo" / f"{number}.jpg").write_bytes(photo(1280, 960, shade=20 * number))
+        (tmp_path / "yolo" / f"{number}.txt").write_text("0 .2 .2 .2125 .2 .2125 .2167 .2 .2167\n")  # 16 x 16 px
     (tmp_path / "yolo" / "classes.txt").write_text("pond\n")
     run("--input", tmp_path / "yolo")
     text = capsys.readouterr().out
     assert text.startswith("YOLO labels, 5 photographs, 5 regions of 1 class\n")
     assert not re.search("circuit|EPRI", text)
+    assert "at an input of 640 px; train with --img-size 960\nNext: " in text
+    assert "dataset.yaml --img-size 960  # and look" in text
 
 
 def test_killed_run_continues_to_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +114,7 @@ def test_nothing_usable_leaves_nothing_behind(raw: Path, run: Callable[..., None
 def test_strict_fails_after_building_what_is_readable(raw: Path, run: Callable[..., None]) -> None:
     write_csv(raw, [("1 (1).JPG", "Skip"), *((f"2 ({n}).JPG", [BOX]) for n in (1, 2, 3))])
     run()
-    with pytest.raises(UserError, match="--strict: 1 rows"):
+    with pytest.raises(UserError, match="--strict: 1 of the rows"):
         run("--strict")
     assert json.loads((raw.parent / "processed" / "manifest.json").read_text())["skipped"]["unreadable row"] == 1
 

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from inference import InferenceConfig
 from utils.common.config import Options, nearest, option, parse_config, read_config, to_dict, words_of
 from utils.common.errors import UsageError
+from utils.run.folder import resume_arguments
+from utils.training.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -238,6 +241,36 @@ def test_only_what_is_spelt_nearly_alike_is_advised(word: str, advice: str) -> N
     known = ["--model", "--img-size", "--imgsz", "--num-workers", "--project", "--name", "--colour", "--epochs"]
     assert nearest(word, known) == (f" (did you mean {advice}?)" if advice else "")
     assert nearest("--name", ["--amp"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "flags", "advice"),
+    [
+        (TrainConfig, "--lr0 0.01", " (did you mean --lr?)"),
+        (TrainConfig, "--half", "; --amp auto computes in half precision"),
+        (TrainConfig, "--augment", "; training always augments"),
+        (TrainConfig, "--classes 0 1", "; python parse_labels.py --classes"),
+        (InferenceConfig, "--augment", "; predictions are made once"),
+        (InferenceConfig, "--show", "; open the pictures in the folder of --output"),
+        (InferenceConfig, "--save_txt", "; pictures, labels/ and predictions.json are always"),
+        (InferenceConfig, "--cache ram", " -- see"),
+    ],
+)
+def test_what_people_type_elsewhere_is_told_the_way_here(
+    options: type, flags: str, advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = complaint(capsys, lambda: parse_config(options, "test", flags.split()))
+    assert f"unknown argument {flags.split()[0]}{advice}" in error
+
+
+def test_a_cache_in_memory_is_the_packed_one_and_a_file_is_told_the_way_too(tmp_path: Path) -> None:
+    assert parse_config(TrainConfig, "test", ["--cache", "ram"]).cache == "packed"
+    (tmp_path / "run.yaml").write_text("half: true")
+    with pytest.raises(UsageError, match="unknown key half; --amp auto"):
+        read_config(TrainConfig, tmp_path / "run.yaml")
+    for words in (["--resume"], ["--resume", "--epochs", "3"]):
+        with pytest.raises(UsageError, match="--resume needs the run's folder"):
+            resume_arguments(words)
 
 
 def test_a_file_may_include_others_which_it_overrides(tmp_path: Path) -> None:

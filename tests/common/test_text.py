@@ -8,7 +8,7 @@ import pytest
 
 from tests.pages.drawn import BLUE, ORANGE
 from utils.common import progress
-from utils.common.text import class_color, format_bytes, format_duration, format_table
+from utils.common.text import class_color, counted, format_bytes, format_duration, format_table
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,11 @@ def test_format_duration(seconds: float, text: str) -> None:
 )
 def test_format_bytes(size: float, text: str) -> None:
     assert format_bytes(size) == text
+
+
+def test_a_number_has_its_noun() -> None:
+    found = [counted(number, noun) for number, noun in ((1, "class"), (2, "class"), (0, "row"), (1200, "batch"))]
+    assert found == ["1 class", "2 classes", "0 rows", "1,200 batches"]
 
 
 def test_format_table_aligns_numbers_right_and_text_left() -> None:

@@ -18,6 +18,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
@@ -53,19 +54,16 @@ def read_yaml(kinds: Kinds, path: Path, flag: str = "", including: tuple[Path, .
         if other.resolve() in (*including, path.resolve()):
             raise UsageError(f"{flag}{path}: include: {file} includes this file in turn")
         values.update(read_yaml(kinds, other, flag, (*including, path.resolve())))
-    for key, value in _without_sections(loaded, kinds):
+    # A key that is no option and holds a mapping, such as `training:`, is a heading.
+    headings = [
+        key for key, each in loaded.items() if isinstance(each, dict) and str(key).replace("-", "_") not in kinds
+    ]
+    for key, value in (pair for top in loaded.items() for pair in (top[1].items() if top[0] in headings else [top])):
         name = own_name(str(key).replace("-", "_"), kinds)
         if name not in kinds:
-            raise UsageError(f"{flag}{path}: unknown key {key}{nearest(name, list(kinds))}")
+            raise UsageError(f"{flag}{path}: unknown key {key}{instead(name, kinds) or nearest(name, list(kinds))}")
         values[name] = _checked(f"{flag}{path}", name, value, *kinds[name])
     return values
-
-
-def _without_sections(loaded: dict[Any, Any], kinds: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield keys and values. A key that is no option and holds a mapping, such as `training:`, is a heading; its keys are yielded."""
-    for key, value in loaded.items():
-        is_heading = isinstance(value, dict) and str(key).replace("-", "_") not in kinds
-        yield from value.items() if is_heading else [(key, value)]
 
 
 def _load_yaml(path: Path, flag: str) -> dict[Any, Any]:
@@ -89,7 +87,8 @@ def _checked(place: str, name: str, value: Any, field: dataclasses.Field[Any], k
         if base is str and isinstance(item, bool) and {"on", "off"} & set(field.metadata["choices"] or ()):
             item = "on" if item else "off"  # YAML 1.1 reads both words as booleans
         if base is float and isinstance(item, str):
-            item = _number_or_text(item)
+            with suppress(ValueError):  # numbers that YAML 1.1 reads as text, such as 1e-3
+                item = float(item)
         is_number = isinstance(item, int | float) and not isinstance(item, bool)
         fits = {bool: isinstance(item, bool), int: is_number and item == item // 1, float: is_number}
         if not fits.get(base, isinstance(item, str | int | float) and not isinstance(item, bool)):
@@ -107,14 +106,6 @@ def _checked(place: str, name: str, value: Any, field: dataclasses.Field[Any], k
 def lower_if_chosen(text: str, choices: Sequence[Any]) -> str:
     """Return `text` in lower case if that, and not `text` itself, is one of the choices."""
     return text.lower() if text not in choices and text.lower() in choices else text
-
-
-def _number_or_text(text: str) -> float | str:
-    """Read numbers that YAML 1.1 reads as text, such as 1e-3."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 T = TypeVar("T")
@@ -193,12 +184,9 @@ class Options:
                         f"{text} {bounds[kind]:g}" for kind, (text, _) in _BOUNDS.items() if kind in bounds
                     )
                     rule = " or ".join([rule, *field.metadata["words"]])
-                    raise UsageError(f"{_flag(field.name)} {number}: must be {rule}{_example(number, bounds)}")
-
-
-def _example(number: float, bounds: Mapping[str, float]) -> str:
-    step = bounds.get("multiple_of")
-    return f", such as {max(bounds.get('at_least', step), round(number / step) * step)}" if step else ""
+                    if step := bounds.get("multiple_of"):
+                        rule += f", such as {max(bounds.get('at_least', step), round(number / step) * step)}"
+                    raise UsageError(f"{_flag(field.name)} {number}: must be {rule}")
 
 
 def parse_config(
@@ -265,13 +253,9 @@ def ignored(config: Any, names: Collection[str], *kinds: str) -> Iterator[str]:
     for field in dataclasses.fields(config):
         if field.name in names and getattr(config, field.name) != field.default:
             conditions = [condition for kind in kinds for condition in field.metadata[kind]]
-            failing = [condition for condition in conditions if not _holds(config, condition)]
+            failing = [one for one in conditions if not any(_is_true(config, term) for term in one.split(" or "))]
             if failing:
                 yield f"{_flag(field.name)} has no effect {_reason(config, field.name, failing[0])}"
-
-
-def _holds(config: Any, condition: str) -> bool:
-    return any(_is_true(config, term) for term in condition.split(" or "))
 
 
 def _is_true(config: Any, term: str) -> bool:
@@ -332,10 +316,9 @@ class _Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            flag = unknown[0].split("=")[0]
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            moved = MOVED.get(self.prog, {})
-            self.error(f"unknown argument {unknown[0]}{f'; {moved[flag]}' if flag in moved else nearest(flag, flags)}")
+            flag, flags = unknown[0].split("=")[0], [one for each in self._actions for one in each.option_strings]
+            advice = instead(flag, {action.dest for action in self._actions}) or nearest(flag, flags)
+            self.error(f"unknown argument {unknown[0]}{advice}")
         return known
 
 
@@ -458,21 +441,20 @@ OTHER_NAMES = {
     "workers": ("num_workers",),
     "weights": ("model",),
 }
-# Options of a script that became a command of their own, need another word, or are not there.
-MOVED = {
-    "inference.py": {
-        **dict.fromkeys(
-            ("--geo", "--assets", "--asset-range", "--before", "--ground-height", "--ground-sigma"),
-            "python -m extras.maps makes the map, after this command (extras/maps/README.md)",
-        ),
-        **dict.fromkeys(("--every", "--frames-per-second"), "it is for a film: name one with --source, on this line"),
-        "--show": "no window opens; the annotated pictures, or the film, are written to --output",
-    },
-    "parse_labels.py": dict.fromkeys(
-        ("--labels", "--line-width-m"),
-        "python -m extras.orthophotos.cut reads labels of orthophotos (extras/orthophotos/README.md)",
-    ),
-}
+_MAPS = "python -m extras.maps makes the map, after this command (extras/maps/README.md)"
+_CUT = "python -m extras.orthophotos.cut reads labels of orthophotos (extras/orthophotos/README.md)"
+# What people type, an option by which the script is known, and what to do there.
+INSTEAD = (
+    ("half", "amp", "--amp auto computes in half precision where the hardware has it"),
+    ("augment", "mosaic", "training always augments; --mosaic, --scale, --fliplr, --hsv-h and others say how much"),
+    ("augment", "tiles", "predictions are made once; --tiles or a larger --img-size finds smaller objects"),
+    ("show", "source", "no window opens; the annotated pictures, or the film, are written to --output"),
+    ("every frames-per-second", "source", "it is for a film: name one with --source, on this line"),
+    ("save save-txt save-conf", "source", "pictures, labels/ and predictions.json are always in --output"),
+    ("classes", "mosaic", "python parse_labels.py --classes NAME ... makes a data set of these classes"),
+    ("geo assets asset-range before ground-height ground-sigma", "source", _MAPS),
+    ("labels line-width-m", "line_width", _CUT),
+)
 FOLDER_PARTS = ("project", "name")  # Ultralytics names a folder by two options: its parent and its name
 FOLDERS = ("save_dir", "output")  # the scripts here name it by one of these
 NEAR = 0.75  # similarity by difflib: `modle` is near `model`, `rect` is not near `project`
@@ -486,6 +468,11 @@ def own_name(name: str, known: Collection[str]) -> str:
 def other_names(name: str, known: Collection[str]) -> list[str]:
     """Return Ultralytics' names for the option `name` of a script with the options `known`."""
     return [other for other in OTHER_NAMES if other not in known and own_name(other, known) == name]
+
+
+def instead(name: str, known: Collection[str]) -> str:
+    """Return `; ` and what to do in a script with the options `known` instead of a wrong one, or an empty string."""
+    return next((f"; {way}" for names, own, way in INSTEAD if own in known and _bare(name) in names.split()), "")
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

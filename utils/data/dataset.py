@@ -146,6 +146,7 @@ class DataOptions(Options):
         "auto",
         "packed copy of the photographs; auto: if the disk has room; packed: end if it has none",
         choices=("auto", "packed", "none"),
+        words={"ram": "packed", "disk": "packed"},
         may_differ=True,
         group="speed",
         wants="not windows",

@@ -104,7 +104,12 @@ def load_dataset_yaml(path: str | Path, *, trust_links: bool = False) -> Dataset
         inside = sorted(file.glob("*.yaml")) if file.is_dir() else []
         such_as = f", such as {printable(str(inside[0]), 400)}" if inside else ""
         raise UserError(f"{file}: {error.strerror}; name a data-set YAML with --data{such_as}") from error
-    _check_paths(file, content)
+    for key in ("path", "train", "val", "test"):
+        entries = content.get(key) if isinstance(content.get(key), list) else [content.get(key)]
+        for entry in entries or ():
+            if entry is not None and not (isinstance(entry, str) and entry.isprintable()):
+                shown = ascii(entry)[:60] if isinstance(entry, str) else f"a {type(entry).__name__}"
+                raise UserError(f"{file}: {key}: {shown} is not a path")
     root = _root(file, str(content.get("path") or "."))
     splits = {}
     for split in ("train", "val", "test"):
@@ -166,15 +171,6 @@ def label_file_for(image_file: Path) -> Path:
             parts[position] = "labels"
             break
     return Path(*parts).with_suffix(".txt")
-
-
-def _check_paths(file: Path, content: dict[str, Any]) -> None:
-    for key in ("path", "train", "val", "test"):
-        entries = content.get(key) if isinstance(content.get(key), list) else [content.get(key)]
-        for entry in entries or ():
-            if entry is not None and not (isinstance(entry, str) and entry.isprintable()):
-                shown = ascii(entry)[:60] if isinstance(entry, str) else f"a {type(entry).__name__}"
-                raise UserError(f"{file}: {key}: {shown} is not a path")
 
 
 def _class_names(file: Path, content: dict[str, Any]) -> tuple[str, ...]:

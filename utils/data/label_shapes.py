@@ -1,5 +1,6 @@
 """What the labels of a split say about its objects: which are thin, curved, small or turned."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,8 @@ from utils.data.polygons import elongated_classes, elongation
 
 MEASURED_PHOTOS = 1000  # whose labels' lengths are measured
 THIN_PX, SMALL_PX = 4.0, 12.0  # width, and longer side, of labels in the network's input that are hard to learn
+LINE = 10.0  # times as long as wide: such labels need windows, not a larger input
+MAX_INPUT_PX = 1280  # that is advised
 LARGER = 0.8  # scale of a photograph in the input below which a window shows more of it
 WINDOWS_ADVICE = "train on windows of the photographs: --windows 8 (docs/windows.md)"
 
@@ -89,10 +92,11 @@ def named_classes(asked: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, 
     return tuple(sorted({names.index(name) for name in asked}))
 
 
-def small_labels_hint(photos: list[Photo], names: tuple[str, ...], size_px: int) -> str:
-    """Return a line about the class whose labels are the smallest at a network input of size_px; empty if they are large enough.
+def small_labels_hint(photos: list[Photo], names: tuple[str, ...], size_px: int) -> tuple[str, list[str]]:
+    """Return a line about the class whose labels are the smallest at a network input of size_px, and what to train with.
 
-    It is about photographs that are larger than the input, of which windows show more. Some photographs are looked at, spread over the split.
+    Both are empty if the labels are large enough. It is about photographs that are larger than the input, of which a larger input, or
+    windows, show more. Some photographs are looked at, spread over the split.
     """
     size_of = sizes_on_disk(photos)
     large = [index for index in with_objects(photos) if size_px / max(size_of(index)) < LARGER]
@@ -106,8 +110,15 @@ def small_labels_hint(photos: list[Photo], names: tuple[str, ...], size_px: int)
         for class_id, (_, long) in medians.items()
         if long < SMALL_PX
     ]
-    hint = coloured("Hint:", "yellow")
-    return f"{hint} {min(small)[1]} at an input of {size_px} px; {WINDOWS_ADVICE}" if small else ""
+    if not small:
+        return "", []
+    needed_px = math.ceil(size_px / min(small)[0] / 32) * 32
+    long_side_px = np.median([max(size_of(index)) for index in large])
+    has_lines = any(width < THIN_PX and long >= LINE * width for width, long in medians.values())
+    fits = needed_px <= min(MAX_INPUT_PX, long_side_px) and not has_lines
+    hint, words = coloured("Hint:", "yellow"), ["--img-size", str(needed_px)] if fits else ["--windows", "8"]
+    advice = f"train with {' '.join(words)}" if fits else WINDOWS_ADVICE
+    return f"{hint} {min(small)[1]} at an input of {size_px} px; {advice}", words
 
 
 def median_sizes(photos: list[Photo], sizes: list[tuple[int, int]], size_px: int) -> dict[int, tuple[float, float]]:

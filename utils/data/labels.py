@@ -57,19 +57,15 @@ def read_yolo_label(path: Path, num_classes: int) -> tuple[np.ndarray, list[np.n
 
 def label_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and the fields of each line of a label file that is not blank. Raises LabelError."""
-    for line_number, line in enumerate(_read_label_text(path).splitlines(), start=1):
-        fields = line.split()
-        if fields:
-            yield line_number, fields
-
-
-def _read_label_text(path: Path) -> str:
     try:
-        return read_text(path, MAX_LABEL_FILE_BYTES)
+        text = read_text(path, MAX_LABEL_FILE_BYTES)
     except OSError as error:
         raise LabelError(f"{path}: {error.strerror}; run python parse_labels.py again") from error
     except UserError as error:
         raise LabelError(str(error)) from error
+    for line_number, line in enumerate(text.splitlines(), start=1):
+        if fields := line.split():
+            yield line_number, fields
 
 
 def parse_yolo_row(fields: list[str], num_classes: int) -> tuple[int, np.ndarray]:

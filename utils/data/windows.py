@@ -16,6 +16,7 @@ import numpy as np
 
 from utils.common.config import Options, option
 from utils.common.errors import UsageError
+from utils.common.text import counted
 from utils.data.augment import Tile, compose, seen_window, warp_into
 from utils.data.blocks import BlockStore, open_blocks
 from utils.data.labels import Photo
@@ -160,7 +161,7 @@ class Windows:
             )
             if most > epochs:
                 lines.append(
-                    f"  the run has {epochs} epochs: --windows {-(-most * config.per_photo // epochs)} shows all objects"
+                    f"  the run has {counted(epochs, 'epoch')}: --windows {-(-most * config.per_photo // epochs)} shows all objects"
                 )
         largest = int(self.sizes.max())
         if largest < 2 * self.side_px:

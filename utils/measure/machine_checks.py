@@ -19,6 +19,7 @@ from typing import Literal
 from utils.common.cores import choose_threads_and_workers, shared_memory_free_bytes, usable_cpu_count
 from utils.common.environment import package_version, visible_gpu_count
 from utils.common.errors import UserError
+from utils.common.text import counted
 from utils.data.dataset_yaml import label_file_for, load_dataset_yaml
 
 MIN_PYTHON = (3, 11)
@@ -270,7 +271,7 @@ def check_data(data: str | Path) -> Result:
             expected = label_file_for(files[0])
             return Result("fail", f"No labels for the {split} pictures, such as {expected}", "python parse_labels.py")
     numbers = ", ".join(f"{len(files)} {split}" for split, files in counts.items())
-    return Result("ok", f"Data set {spec.yaml_file.name}: {numbers} pictures, {len(spec.names)} classes")
+    return Result("ok", f"Data set {spec.yaml_file.name}: {numbers} pictures, {counted(len(spec.names), 'class')}")
 
 
 def _dotted(version: tuple[int, ...]) -> str:

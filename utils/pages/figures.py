@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from utils.common.files import write_bytes_atomic
-from utils.common.text import PALETTE, class_color
+from utils.common.text import PALETTE, class_color, counted
 from utils.run.records import Record, number_of
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _draw_classes(
         style, width = (("-", "--", ":")[class_id // len(PALETTE) % 3], 1.4) if is_legible else ("-", 0.7)
         axes.plot(found["axis"], heights[row], color=color, linestyle=style, linewidth=width, label=label)
     if len(class_ids):
-        label = f"mean of {len(class_ids)} classes  {values.mean():.3f}"
+        label = f"mean of {counted(len(class_ids), 'class')}  {values.mean():.3f}"
         axes.plot(found["axis"], heights.mean(axis=0), color="black", linewidth=2.8, label=label)
     else:
         axes.text(0.5, 0.5, "no targets", ha="center", va="center")
@@ -232,7 +232,7 @@ def plot_label_statistics(
 
     figure, (classes, counts, places, sizes) = new_figure(2, 2, cell_width=5.6, cell_height=4.4)
     empty = int((objects_per_photo == 0).sum())
-    title = f"{len(class_ids):,} objects in {len(objects_per_photo):,} photographs"
+    title = f"{counted(len(class_ids), 'object')} in {counted(len(objects_per_photo), 'photograph')}"
     figure.suptitle(title + (f", {empty:,} of them without any" if empty else ""), fontsize=11)
     _class_panel(classes, class_ids, names)
 

@@ -79,12 +79,13 @@ def resume_arguments(argv: list[str], folder_flag: str = "--save-dir") -> list[s
     `folder_flag` is the script's flag for the run folder. Raises UsageError if it names a folder, too.
     """
     for position, argument in enumerate(argv):
-        if argument == "--resume" and position + 1 < len(argv):
-            run = run_folder_of(argv[position + 1])
-        elif argument.startswith("--resume="):
-            run = run_folder_of(argument.split("=", 1)[1])
-        else:
+        flag, equals, value = argument.partition("=")
+        if flag != "--resume":
             continue
+        value = value if equals else "".join(argv[position + 1 : position + 2])
+        if not value or value.startswith("-"):
+            raise UsageError("--resume needs the run's folder: --resume models/mine; or type the same command again")
+        run = run_folder_of(value)
         flags = {argument.split("=")[0] for argument in argv}
         for flag in (folder_flag, *(f"--{part}" for part in FOLDER_PARTS)):
             if flag in flags:

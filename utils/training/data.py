@@ -99,7 +99,7 @@ def open_data(config: TrainConfig, spec: DatasetSpec, device: torch.device, say:
         colours_on_device=varies_colours_on(device, augment.colour),
     )
     val = open_split(options, windows, spec, "val", labelled["val"], VAL_SEED, say)
-    if not windows and (hint := small_labels_hint(train.photos, spec.names, options.img_size)):
+    if not windows and (hint := small_labels_hint(train.photos, spec.names, options.img_size)[0]):
         say(hint)
     return Data(spec.names, train, val, policy, spec.root, spec.stretch)
 

@@ -20,6 +20,7 @@ from utils.common.devices import (
 )
 from utils.common.errors import UserError, printable
 from utils.common.files import warn_on_write_error, write_text_atomic
+from utils.common.text import counted
 from utils.data.dataset import DataOptions, count_classes
 from utils.data.loader import batch_bytes, largest_side_px, plan_loader
 from utils.run.folder import NOT_KEPT, OwnedRun
@@ -103,7 +104,7 @@ def plan_training(config: TrainConfig, setup: DeviceSetup, run: OwnedRun, data: 
     loading = section_of(config, DataOptions)
     workers, notes = plan_workers(config.batch_size, loading, setup.workers, ranks.local_world_size)
     lines = [*run.notes, *notes]
-    lines.append(f"Device: {device}, {threads} threads and {workers} loader workers per process")
+    lines.append(f"Device: {device}, {counted(threads, 'thread')} and {counted(workers, 'loader worker')} per process")
     if threads < setup.most_threads and not config.threads:
         reason = "as when the run began" if run.resumes else "because other programs use the cores"
         lines.append(
@@ -115,7 +116,7 @@ def plan_training(config: TrainConfig, setup: DeviceSetup, run: OwnedRun, data: 
     if (batch_size, accumulate) != (config.batch_size, config.accumulate):
         images = run.choices[GLOBAL_BATCH_SIZE]
         lines.append(
-            f"{batch_size} images per process and {accumulate} batches per step, so that the run keeps its {images} images per step"
+            f"{counted(batch_size, 'image')} per process and {counted(accumulate, 'batch')} per step, so that the run keeps its {counted(images, 'image')} per step"
         )
         config = replace(config, batch_size=batch_size, accumulate=accumulate)
     optimizer = plan_optimizer(config, ranks.world_size, len(data.train), is_trained=is_trained)
@@ -177,11 +178,11 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, *, is_
     lr = scaled_lr(base_lr, config.lr_scale, global_batch)
     weight_decay = config.weight_decay * global_batch / NOMINAL_BATCH_SIZE
     arithmetic = (
-        f"Effective batch: {config.batch_size} images x {world_size} processes x {config.accumulate} batches per step = {global_batch}",
+        f"Effective batch: {counted(config.batch_size, 'image')} x {counted(world_size, 'process')} x {counted(config.accumulate, 'batch')} per step = {global_batch}",
         *choice,
         f"Learning rate: {base_lr:g} x {lr / base_lr:g} ({config.lr_scale} scaling) = {lr:g} ({OPTIMIZER_NAMES[name]})",
         f"Weight decay: {config.weight_decay:g} x {global_batch}/{NOMINAL_BATCH_SIZE} = {weight_decay:g}",
-        f"Steps: {num_images} images / {global_batch} = {steps} per epoch, {steps * config.epochs} in all",
+        f"Steps: {counted(num_images, 'image')} / {global_batch} = {steps} per epoch, {steps * config.epochs} in all",
     )
     momentum = 0.9 if is_adamw else 0.937
     return OptimizerPlan(name, lr, weight_decay, momentum, global_batch, arithmetic, base_lr)

@@ -180,6 +180,22 @@ def test_errors_fail_and_hints_do_not(
     assert said.splitlines()[-1] == f"Next: {command}"
 
 
+def test_small_objects_are_judged_at_the_input_that_the_labels_need(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = DataFolder(tmp_path / "cells")
+    places = ((0.2, 0.0125), (0.4, 0.0125), (0.6, 0.006))
+    rows = [row(0, ((x, 0.2), (x + w, 0.201), (x + w, 0.2 + w), (x, 0.2 + w))) for x, w in places]
+    for file in tmp_path.rglob("*.jpg"):
+        write_jpeg(file, np.kron(cv2.imread(str(file)), np.ones((4, 4, 1), np.uint8)))
+        data.write_rows(file.parent.parent.name, int(file.stem), *rows)
+    facts = check(data, tmp_path / "out", "--tolerate")
+    said = capsys.readouterr().out.splitlines()
+    assert f"train with --img-size {facts['img_size']}" in said[-2]
+    assert said[-1].endswith(f" --img-size {facts['img_size']}")
+    assert facts["counts"]["tiny"] == 0 < check(data, tmp_path, "--tolerate", "--img-size", "640")["counts"]["tiny"]
+
+
 def test_labels_behind_a_link_need_trust_links(clean: DataFolder, tmp_path: Path) -> None:
     labels, elsewhere = clean.labels("val", 0).parent, tmp_path / "elsewhere"
     labels.rename(elsewhere)

@@ -73,6 +73,14 @@ def test_overlaps_count_between_splits_and_only_once(
     assert [one.kind for one in found] == kinds
 
 
+def test_many_alike_are_one_finding_with_three_examples(measured: dict[str, Picture]) -> None:
+    splits = ["train"] * 9 + ["val"] * 4
+    found = find_duplicates([(split, Path(f"{n}.jpg"), measured["original"]) for n, split in enumerate(splits)])
+    assert [(one.kind, len(one.facts["files"])) for one in found] == [("leak", 4), ("repeated", 11)]
+    assert found[1].text.startswith("11 photographs look like another")
+    assert found[1].text.endswith(": 1.jpg, 2.jpg, 3.jpg and others")
+
+
 def test_round_pictures_of_one_kind_are_no_copies_for_their_rim(tmp_path: Path) -> None:
     rows, columns = np.mgrid[:400, :400] - 200
     outside = np.hypot(rows, columns) > 180

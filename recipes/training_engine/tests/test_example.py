@@ -178,7 +178,7 @@ def test_a_stopped_command_continues_when_it_is_run_again(
     assert run_command(example, *arguments) == EXIT_DONE
     printed = capfd.readouterr().out
     assert "Resumed from" in printed
-    assert "Training complete after 1 epochs" in printed
+    assert "Training complete after 1 epoch" in printed
     assert [record["epoch"] for record in read_epochs(run)] == [1]
 
 

@@ -230,7 +230,7 @@ def test_other_losses_are_refused_at_a_resume(data: Path, tmp_path: Path, capsys
         run_command(train_student, *arguments)
     write_losses(tmp_path)
     assert run_command(train_student, *arguments) == 0
-    assert "Training complete after 1 epochs" in capsys.readouterr().out
+    assert "Training complete after 1 epoch:" in capsys.readouterr().out
 
 
 def test_without_vgg_one_line_says_so(

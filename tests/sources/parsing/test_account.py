@@ -74,6 +74,8 @@ def test_the_table_has_twelve_lines_at_most_and_names_what_is_odd_with_its_remed
     assert said[5] == "kind 0 classes.txt: 3 0 0 0 0 - ! no object ! differs only by a number"
     assert said[12] == "in the source and not written: 3 objects: unusable object 3"
     odd = {line.split(":")[0]: line for line in said[13:]}
+    in_yaml = (tmp_path / "processed" / "dataset.yaml").read_text().splitlines().index("  2: '7'") + 1
+    assert odd["! a number as a name"].endswith(f"; until the next parse in dataset.yaml:{in_yaml}")
     assert odd["! no object"].endswith("leave it out: --classes wire 7")
     assert {
         "! a number as a name",

@@ -271,5 +271,5 @@ def test_another_extension_is_matched_and_said_if_one_photograph_fits(
 
 def test_without_any_match_a_name_that_is_wanted_and_one_that_is_there_are_said(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "raw", coco([annotation(1, 1, SQUARE)], ["IMG_1.jpg"]), ["images/DJI_1.jpg"])
-    with pytest.raises(UserError, match=r"none of its rows .* 1 photographs .*IMG_1.jpg.*; there is images/dji_1.jpg"):
+    with pytest.raises(UserError, match=r"none of its rows .* 1 photograph .*IMG_1.jpg.*; there is images/dji_1.jpg"):
         build(folder)

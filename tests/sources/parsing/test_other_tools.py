@@ -68,7 +68,7 @@ BACKGROUND = [{"id": 0, "name": "_background_"}, {"id": 1, "name": "pole"}, {"id
 
 UNDERSTOOD: list[tuple[dict[str, bytes | str], dict[str, tuple[int, int, int, int]], str]] = [
     (of_coco([], {"id": 1, "image_id": 1}), {"object": BOX}, "the classes are called object"),
-    (of_coco(None, annotation(1, 1, [], category_id=4)), {"class_4": BOX}, "the classes are called class_4"),
+    (of_coco(None, annotation(1, 1, [], category_id=4)), {"class_4": BOX}, "the classes are called class_4; name them there"),
     (of_coco(BACKGROUND, annotation(1, 1, []), annotation(2, 1, [[1, 1, 9, 1, 9, 9]], category_id=0)),
      {"pole": BOX}, "_background_ is no class"),
     (of_coco(BACKGROUND[1:], annotation(1, 1, [[]])), {"pole": BOX}, ""),
@@ -121,7 +121,7 @@ WITHOUT_LABELS: list[tuple[dict[str, bytes | str], str]] = [
     ({"a.xml": "<annotation><object><name>a</name><polygon/></object></annotation>"}, "a.xml is LabelMe's XML"),
     ({"instances.json": '{"images": []}'}, "no list `categories` and `annotations`"),
     ({"instances.json": '{"images": 3, "categories": [], "annotations": []}'}, "no list `images`"),
-    ({"instances.json": json.dumps(OTHER)}, "none of its rows names one of the 1 photographs"),
+    ({"instances.json": json.dumps(OTHER)}, "none of its rows names one of the 1 photograph"),
     ({}, "only 1 .jpg: the file with the labels is missing"),
     ({"a.xml": "<annotation><object/></annotation>"}, "a.xml holds Pascal VOC's boxes"),
     ({"via.csv": "filename,file_size\n"}, "via.csv is a CSV other than EPRI's (filename,file_size)"),

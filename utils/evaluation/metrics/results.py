@@ -113,10 +113,7 @@ def merge_results(parts: Iterable[Iterable[ImageResult]]) -> list[ImageResult]:
     for part in parts:
         for result in part:
             known = merged.setdefault(result.image_id, result)
-            if known is not result and not _is_same(known, result):
+            pairs = ((getattr(known, one.name), getattr(result, one.name)) for one in fields(ImageResult))
+            if known is not result and not all(np.array_equal(*pair) for pair in pairs):
                 raise ValueError(f"image {result.image_id} was evaluated twice, with different results")
     return [merged[image_id] for image_id in sorted(merged)]
-
-
-def _is_same(first: ImageResult, second: ImageResult) -> bool:
-    return all(np.array_equal(getattr(first, f.name), getattr(second, f.name)) for f in fields(ImageResult))

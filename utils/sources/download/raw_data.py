@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from utils.common.errors import UserError
 from utils.common.files import BoundedZip, in_the_way, make_plain_folder, read_back, write_text_atomic
+from utils.common.text import counted
 from utils.sources.download.archive import Listing, PhotoArchive, choose_photographs, photograph_name
 from utils.sources.download.source import Progress, RemoteFile, RetryPolicy, md5_base64
 from utils.sources.download.web import Source
@@ -184,7 +185,8 @@ class _Download:
         if self._max_images is not None or (self._source.is_local and not self._keep_zips):
             return self._plan_members(remote)
         has_zip = self._has_zip(remote)
-        folder_bytes = _folder_bytes(_folder(zip_file))
+        files = _folder(zip_file).iterdir() if _folder(zip_file).is_dir() else ()
+        folder_bytes = sum(file.stat().st_size for file in files if file.is_file())
         part = zip_file.with_name(zip_file.name + ".part")
         if folder_bytes and remote.accepts_ranges and not (has_zip or self._keep_zips or part.exists()):
             task = self._plan_members(remote)
@@ -272,7 +274,7 @@ class _Download:
             num_new = sum(archive.extract(member, folder, progress) for member in members)
         files = {f"{folder.name}/{photograph_name(member)}": member.file_size for member in members}
         self._record(remote, files, len(members))
-        line = f"{folder.name}: {len(members):,} photographs, {num_new:,} of them new"
+        line = f"{folder.name}: {counted(len(members), 'photograph')}, {num_new:,} of them new"
         if listing.num_ignored:
             line += f"; {listing.num_ignored:,} other files in the archive ignored"
         if listing.repeated:
@@ -310,10 +312,6 @@ class _Download:
 
 def _folder(zip_file: Path) -> Path:
     return zip_file.with_suffix("")
-
-
-def _folder_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) if folder.is_dir() else 0
 
 
 def _missing_bytes(members: Sequence[zipfile.ZipInfo], folder: Path) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from utils.common.errors import printable
 from utils.common.text import counted, format_table
 from utils.sources.parsing.label_csv import ClassTable
+from utils.sources.parsing.manifest import dataset_yaml_text
 from utils.sources.parsing.photograph import UNKNOWN_CLASS, UNUSABLE_OBJECT
 from utils.sources.parsing.reading import Labelled
 from utils.sources.parsing.rows import BOX, NO_OBJECT, NO_OBJECTS, POLYLINE, Lost, lost_for
@@ -99,8 +100,10 @@ def account_lines(manifest: Mapping[str, Any], sizes: Mapping[str, str], line_wi
     lines = format_table(head, shown).splitlines()
     if not fits:
         rest = rows[len(shown) :]
-        sums = f"{sum(row[2] for row in rest):,} objects in the source, {sum(row[3] for row in rest):,} written"
-        lines.append(f"… and {len(rest):,} more classes: {sums}; all in manifest.json")
+        sums = (
+            f"{counted(sum(row[2] for row in rest), 'object')} in the source, {sum(row[3] for row in rest):,} written"
+        )
+        lines.append(f"… and {counted(len(rest), 'more class')}: {sums}; all in manifest.json")
     reasons: Counter[str] = sum((Counter(facts["left_out"]) for facts in account.values()), Counter())
     if reasons:
         listed = ", ".join(f"{reason} {number:,}" for reason, number in reasons.items())
@@ -123,14 +126,19 @@ def _odd(manifest: Mapping[str, Any]) -> dict[str, tuple[list[str], str]]:
     boxes = {name: account[name]["source"][BOX] for name in named if BOX in account[name]["source"]}
     num_boxes = sum(boxes.values())
     stems = Counter(_END.sub("", name) for name in named)
+    numbers = [name for name in named if _NUMBER.fullmatch(name)]
+    line = dataset_yaml_text(manifest).splitlines().index("names:") + 2
+    here = "".join(
+        f"; until the next parse in dataset.yaml:{line + classes.index(one)}" for one in numbers[:1] if one in classes
+    )
     few = "label more photographs with it, else it is either learned or judged"
     others = f"--classes {shlex.join(used)}" if len(used) <= MAX_NAMES else "--classes with the names of the others"
     found = {
         "no object": ([name for name in classes if name not in used], f"leave it out: {others}"),
         "in 1 photograph": ([name for name in used if account[name]["photographs"] == 1 < len(ways)], few),
         "a number as a name": (
-            [name for name in named if _NUMBER.fullmatch(name)],
-            "name the class in your tool; for masks in classes.txt, one name a line from value 0 on",
+            numbers,
+            f"name {' '.join(numbers[:1])} in your tool; for masks in classes.txt, one name a line from value 0 on{here}",
         ),
         "differs only by a number": (
             [name for name in named if stems[_END.sub("", name)] >= MIN_NUMBERED and not _NUMBER.fullmatch(name)],

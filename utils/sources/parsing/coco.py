@@ -125,7 +125,8 @@ class CocoFile(LabelFile):
             ids = used - {None} or {None}
             self.categories = {key: f"class_{printable(str(key))}" if key is not None else ONLY_CLASS for key in ids}
             shown = ", ".join(sorted(self.categories.values())[:5])
-            self.complain(f"`categories` is missing or empty: the classes are called {shown}", "no categories")
+            how = 'name them there, as in {"id": 1, "name": "pole"}'
+            self.complain(f"`categories` is missing or empty: the classes are called {shown}; {how}", "no categories")
         self.categories = dict(sorted(self.categories.items(), key=lambda item: (isinstance(item[0], str), item[0])))
         # Converters list the background, which has no objects.
         kept = [name for key, name in self.categories.items() if key in used or not is_background(name)]

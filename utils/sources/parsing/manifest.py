@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from utils.common.text import counted
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.rows import NO_OBJECT, UNUSED_SOURCE, digest_of
 from utils.sources.parsing.sources import UNREADABLE_ARCHIVE, UNREADABLE_PHOTOGRAPH, Photograph
@@ -59,7 +60,7 @@ def make_manifest(
     }
 
 
-def dataset_yaml_text(manifest: dict[str, Any]) -> str:
+def dataset_yaml_text(manifest: Mapping[str, Any]) -> str:
     """Return the text of dataset.yaml. Its paths are relative to its folder, so the folder can be moved."""
     options = ", ".join(f"{name} {value}" for name, value in manifest["options"].items())
     stretch = manifest["options"].get("stretch")
@@ -107,9 +108,7 @@ def _group_lines(manifest: dict[str, Any]) -> list[str]:
     sides = " and ".join(manifest["counts"]["photographs"])
     lines = [f"split: as the input's folders for {sides} say; --split-by hash makes a new one"] if by_folders else []
     if copies:
-        shown = (
-            f"copies: {sum(map(len, copies)):,} photographs show only {len(copies):,} picture{'s' * (len(copies) > 1)}"
-        )
+        shown = f"copies: {sum(map(len, copies)):,} photographs show only {counted(len(copies), 'picture')}"
         split_of = {record["file"]: record["split"] for record in manifest["photographs"]}
         num_apart = sum(len({split_of[file] for file in group}) > 1 for group in copies)
         reason = "all are alike" if len(copies[0]) == total else "every circuit shares some"
@@ -119,7 +118,7 @@ def _group_lines(manifest: dict[str, Any]) -> list[str]:
     if series is not None:
         without = total - sum(map(len, series))
         unknown = f"; {without:,} without a time in EXIF, each on its own" if without else ""
-        lines.append(f"series: {len(series):,}, the longest of {max(map(len, series)):,} photographs{unknown}")
+        lines.append(f"series: {len(series):,}, the longest of {counted(max(map(len, series)), 'photograph')}{unknown}")
     return lines
 
 

@@ -55,8 +55,7 @@ class Labelled:
         line = f"{self.title}, {counted(len(self.rows), 'photograph')}"
         if self.class_names is None:
             return line
-        classes = f"{len(self.class_names):,} class{'es' * (len(self.class_names) != 1)}"
-        return f"{line}, {counted(num_regions, 'region')} of {classes}"
+        return f"{line}, {counted(num_regions, 'region')} of {counted(len(self.class_names), 'class')}"
 
 
 def read_labels(
@@ -286,6 +285,6 @@ def _complete(
         causes = [problem for kind in (UNREADABLE_ROW, NO_PHOTOGRAPH) for problem in problems if problem.kind == kind]
         reason = "".join(f"; {problem.place}: {problem.text}" for problem in causes[:1])
         present = f"; there is {printable(next(iter(photographs)))}" if photographs else ""
-        count = f"{len(photographs)} photographs beside it"
+        count = f"{counted(len(photographs), 'photograph')} beside it"
         raise UserError(f"{labels}: none of its rows names one of the {count}{reason}{present}")
     return dict(sorted(rows.items()))

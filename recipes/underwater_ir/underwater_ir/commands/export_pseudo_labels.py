@@ -21,6 +21,7 @@ from underwater_ir.data.pseudo_labels import COLOURS, describe, label_from, labe
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import UserError, one_line, print_warning
 from utils.common.tensor_files import atomic_torch_save
+from utils.common.text import counted
 from utils.data.images import ImageError, read_image
 
 LARGEST_GRID = 256  # cells on a side
@@ -57,7 +58,7 @@ def main() -> None:
                 total += 1
             except ImageError as error:
                 print_warning(f"{error}: no label")
-        print(f"{source}: {len(pictures)} pictures -> {labels} ({COLOURS})", flush=True)
+        print(f"{source}: {counted(len(pictures), 'picture')} -> {labels} ({COLOURS})", flush=True)
     if not total:
         raise UserError(f"none of the pictures below {config.train_root} and the test sets can be read")
 

@@ -19,6 +19,7 @@ from underwater_ir.data.water import draw_range_m, draw_water, reach_m, submerge
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import UserError, print_warning
 from utils.common.files import write_bytes_atomic
+from utils.common.text import counted
 from utils.data.images import ImageError, read_image, resize_area
 
 # Colour photographs in the packages: folder within the package, then file names.
@@ -64,7 +65,7 @@ def main() -> None:
             if folder != unpaired:
                 write_png(folder / "target" / name, clear)
             write_label(label_folder, Path(name), under_water)
-        print(f"{folder}: {count} pictures, labels in {label_folder} ({COLOURS})", flush=True)
+        print(f"{folder}: {counted(count, 'picture')}, labels in {label_folder} ({COLOURS})", flush=True)
 
 
 def find_photographs(folder: str | None) -> list[Path]:

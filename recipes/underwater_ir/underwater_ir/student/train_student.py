@@ -32,6 +32,7 @@ from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, seed_everything, tune_device
 from utils.common.errors import UsageError, UserError, explain_out_of_memory, print_warning, run_script
 from utils.common.signals import die_with_parent
+from utils.common.text import counted
 from utils.data.loader import EpochBatches
 from utils.distributed import RankInfo, cleanup_ddp, main_printer, rank, read_rank_environment, setup_ddp, world_size
 from utils.engine import EngineOptions, TrainingEngine
@@ -261,7 +262,7 @@ def train(
     )
     if not engine.stopped_by:
         distributed.run_on_main(lambda: draw_curves(run.folder))
-        main_printer(rank())(f"Training complete after {engine.progress.epoch} epochs: {config.save_path}")
+        main_printer(rank())(f"Training complete after {counted(engine.progress.epoch, 'epoch')}: {config.save_path}")
     return run.conclude(engine.stopped_by, epoch=engine.progress.epoch, step=engine.progress.global_step)
 
 
