@@ -12,6 +12,7 @@ from extras.report.charts import Line, class_style, confusion_chart, curve_chart
 from extras.report.gallery import ERROR_OF, Card, draw_cards
 from extras.report.tables import KINDS, MODEL_LETTERS
 from utils.common.files import write_text_atomic
+from utils.common.text import counted
 from utils.evaluation.metrics.summary import KINDS_OF_ERROR
 from utils.evaluation.tables import guarantee_lines
 from utils.evaluation.tile_search import Candidate

@@ -251,7 +251,7 @@ def test_only_what_is_spelt_nearly_alike_is_advised(word: str, advice: str) -> N
         (TrainConfig, "--augment", "; training always augments"),
         (TrainConfig, "--classes 0 1", "; python parse_labels.py --classes"),
         (InferenceConfig, "--augment", "; predictions are made once"),
-        (InferenceConfig, "--show", "; open the pictures in the folder of --output"),
+        (InferenceConfig, "--show", "; no window opens; the annotated pictures, or the film, are written to --output"),
         (InferenceConfig, "--save_txt", "; pictures, labels/ and predictions.json are always"),
         (InferenceConfig, "--cache ram", " -- see"),
     ],
