@@ -78,11 +78,8 @@ class PredictionWriter(PartWriter):
         If the prediction has lines, they are added to their detections, and the photograph's entry lists the wires.
         """
         height, width = shape[:2]
-        class_ids, scores, lines = (
-            prediction.class_ids.tolist(),
-            prediction.detections.scores.tolist(),
-            prediction.lines,
-        )
+        class_ids, lines = prediction.class_ids.tolist(), prediction.lines
+        scores = prediction.detections.scores.tolist()
         outlines = [outline(mask) for mask in prediction.masks]
         detections = [
             {
@@ -94,13 +91,8 @@ class PredictionWriter(PartWriter):
             }
             for class_id, score, box, parts in zip(class_ids, scores, prediction.boxes, outlines, strict=True)
         ]
-        entry = {
-            "file": str(source.file),
-            "key": source.key,
-            "width": width,
-            "height": height,
-            "detections": detections,
-        }
+        entry: dict[str, Any] = {"file": str(source.file), "key": source.key, "width": width, "height": height}
+        entry["detections"] = detections
         for detection, line in zip(detections, lines, strict=False):  # there may be none at all
             detection |= line_fields(line) if line is not None else {}
         if lines:
@@ -126,7 +118,9 @@ class PredictionWriter(PartWriter):
             x2, y2 = np.ceil(box[2:]).astype(int)
             cut = photo[y1 : max(y2, y1 + 1), x1 : max(x2, x1 + 1)]
             if cut.size:
-                folder = self.folder / "crops" / _folder_name(self.names[class_id], class_id)
+                name = self.names[class_id]  # which may be `bus/truck`, or `../x` in a hostile model file
+                safe = re.sub(r"[^\w \-+().]", "_", name)[:60].strip(" .")
+                folder = self.folder / "crops" / (safe if safe == name else f"{safe}-{class_id}")
                 folder.mkdir(parents=True, exist_ok=True)
                 write_jpeg(folder / f"{key}_{number}.jpg", np.ascontiguousarray(cut))
 
@@ -206,12 +200,6 @@ def write_list(output: TextIO, start: str, lines: Iterable[str], end: str) -> No
 def part_of(folder: Path, pattern: str, rank: int) -> Path:
     """Return a rank's part of a file."""
     return folder / pattern.replace("*", str(rank))
-
-
-def _folder_name(class_name: str, class_id: int) -> str:
-    """Return a folder name for a class, whose name may be `bus/truck`, or `../x` in a hostile model file."""
-    safe = re.sub(r"[^\w \-+().]", "_", class_name)[:60].strip(" .")
-    return safe if safe == class_name else f"{safe}-{class_id}"
 
 
 def line_fields(line: Line) -> dict[str, Any]:
