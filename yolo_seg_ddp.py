@@ -120,8 +120,9 @@ def _photos(source: Any, stretch: Stretch | None) -> Iterator[tuple[str, np.ndar
         for each in source:
             yield from _photos(each, stretch)
     elif isinstance(source, np.ndarray | Image.Image):
-        is_picture = isinstance(source, Image.Image) and source.mode[0] not in "IF"  # these have more than 8 bits
-        photo = np.asarray(ImageOps.exif_transpose(source).convert("RGB") if is_picture else source)
+        photo = np.asarray(source)
+        if isinstance(source, Image.Image) and source.mode[0] not in "IF":  # these have more than 8 bits
+            photo = np.asarray(ImageOps.exif_transpose(source).convert("RGB"))
         if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3 or not photo.size:
             raise UsageError(f"an array {photo.dtype} {photo.shape}: expected RGB uint8 (height, width, 3)")
         yield getattr(source, "filename", ""), photo
