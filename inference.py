@@ -43,7 +43,6 @@ from utils.predict.annotation_files import (
     common_folder,
     merge_tool_files,
 )
-from utils.predict.detections import PhotoPrediction
 from utils.predict.options import PredictOptions, cores_of, open_predictor
 from utils.predict.prediction_files import ABOUT, PredictionWriter, Source, merge_parts
 from utils.predict.thresholds import Thresholds
@@ -72,6 +71,7 @@ def main() -> int:
     film = find_extra("film")
     if film and film.is_asked_for(sys.argv[1:]):
         return int(film.main())
+    cv2.setNumThreads(0)
     config = parse_config(InferenceConfig, __doc__)
     die_with_parent()
     ranks = distributed.read_rank_environment()
@@ -90,7 +90,9 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     mine = sources[ranks.rank :: ranks.world_size]
     counts = np.zeros(len(names) + 1, np.int64)  # of each class's detections, and of photographs
     num_without_mask = 0
-    tools = tool_files(config, names, files)
+    model = Path(config.model).absolute()
+    version, root = f"{model.parent.name}/{model.stem}", common_folder(config.source, files)
+    tools = ToolFiles(output, names, root, version, config.save_coco, config.save_label_studio)
     promise = Thresholds.of(predictor)
     traits: list[np.ndarray] = []
     spent_s = np.zeros(1)  # on predictions
@@ -101,7 +103,12 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
         photos = timed(read_photos(mine, config, cores_of(ranks), trained_stretch(predictor.model)), spent_s, -1)
         predictions = timed(predictor.predict(photos), spent_s)
         for source, photo, prediction in Progress("photographs", len(mine), ranks.is_main)(predictions):
-            write_results(writer, source, photo, prediction, config)
+            writer.add(source, photo.shape, prediction)
+            found = (prediction.class_ids, prediction.boxes, prediction.masks, prediction.detections.scores.numpy())
+            picture = draw_instances(photo, *found, names, nothing=NO_DETECTIONS, min_px=READABLE_PX)
+            save_image(output / f"{source.key}.jpg", picture)
+            if config.save_crops:
+                writer.save_crops(source.key, photo, prediction)
             tool_writer.add(source, photo.shape, prediction)
             counts[:-1] += np.bincount(prediction.class_ids, minlength=len(names))
             counts[-1] += 1
@@ -109,7 +116,7 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
             traits += [] if prediction.traits is None else [np.append(source.position, prediction.traits)]
     gathered = {"counts": counts, "without_mask": np.array([num_without_mask]), "traits": np.array(traits)}
     parts = distributed.gather_arrays(gathered | {"spent_s": spent_s})
-    *found, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
+    *totals, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
     num_without_mask = int(sum(part["without_mask"].sum() for part in parts))
     distributed.run_on_main(lambda: merge_parts(output, ranks.world_size))
     traits = [part["traits"] for part in parts]
@@ -118,7 +125,7 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     distributed.run_on_main(lambda: write_text_atomic(output / ABOUT, json.dumps(about, indent=1) + "\n"))
     distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))
     if ranks.is_main:
-        summary = ", ".join(f"{count} {name}" for name, count in zip(names, found, strict=True) if count) or "nothing"
+        summary = ", ".join(f"{count} {name}" for name, count in zip(names, totals, strict=True) if count) or "nothing"
         print(f"{counted(num_read, 'photograph')}, {len(files) - num_read} skipped; found {summary}")
         if num_read:
             print(", ".join([f"Results in {config.output}: pictures, labels/, predictions.json", *tools.written]))
@@ -128,25 +135,6 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
             print(line)
     cleanup_ddp()
     return 0 if num_read else 1
-
-
-def tool_files(config: InferenceConfig, names: tuple[str, ...], files: list[Path]) -> ToolFiles:
-    """Return which files for annotation tools are wanted."""
-    model = Path(config.model).absolute()
-    version, root = f"{model.parent.name}/{model.stem}", common_folder(config.source, files)
-    return ToolFiles(Path(config.output), names, root, version, config.save_coco, config.save_label_studio)
-
-
-def write_results(
-    writer: PredictionWriter, source: Source, photo: np.ndarray, prediction: PhotoPrediction, config: InferenceConfig
-) -> None:
-    """Write one photograph's labels, picture and, with --save-crops, cut-outs."""
-    writer.add(source, photo.shape, prediction)
-    found = (prediction.class_ids, prediction.boxes, prediction.masks, prediction.detections.scores.numpy())
-    picture = draw_instances(photo, *found, writer.names, nothing=NO_DETECTIONS, min_px=READABLE_PX)
-    save_image(Path(config.output) / f"{source.key}.jpg", picture)
-    if config.save_crops:
-        writer.save_crops(source.key, photo, prediction)
 
 
 def read_photos(
@@ -204,5 +192,4 @@ def unique_keys(files: list[Path]) -> Iterator[tuple[Path, str]]:
 
 
 if __name__ == "__main__":
-    cv2.setNumThreads(0)
     run_script(main)

@@ -3,20 +3,29 @@
 from yolo_seg_ddp import evaluate, open_model, train
 
 Options have the scripts' names with `_` for `-` (`python inference.py --help`), and their defaults. A wrong one raises
-`UsageError`. Importing this module starts nothing.
+`UsageError`. Importing this module starts nothing. After `pip install .` it is also the command `yolo-seg-ddp`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+import importlib
+import os
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image, ImageOps
 
-from utils.common.config import parse_config, words_of
-from utils.common.errors import UsageError, UserError
-from utils.data.images import encode_jpeg, fit_long_side, read_image
+from utils.common.config import nearest, other_names, own_name, parse_config, without_secrets, words_of
+from utils.common.errors import UsageError, UserError, print_warning, printable, run_script
+from utils.common.text import COMMAND, SCRIPTS, counted
+from utils.data.dataset_yaml import list_photos
+from utils.data.images import ImageError, Stretch, encode_jpeg, fit_long_side, read_image
 from utils.pages import NO_DETECTIONS, READABLE_PX, draw_instances, save_image
 from utils.sources.mask_rings import outline_of
 
@@ -25,6 +34,7 @@ if TYPE_CHECKING:
     import shapely
 
     from utils.predict.detections import PhotoPrediction
+    from utils.predict.options import PredictOptions
     from utils.predict.regions import Region
     from utils.predict.tiles import Predictor
 
@@ -57,29 +67,96 @@ def evaluate(model: str | Path, **options: Any) -> dict[str, Any]:
 
 def open_model(model: str | Path, **options: Any) -> Model:
     """Open a checkpoint or an export; `options` are those of inference.py that say how it predicts, such as `conf`."""
-    from utils.predict.options import PredictOptions, open_predictor
+    from utils.predict.options import open_predictor
 
-    return Model(*open_predictor(parse_config(PredictOptions, "", words_of({"model": model, **options}), exits=False)))
+    config = _options({"model": model}, options, ("model",))
+    return Model(*open_predictor(config), {"model": model, **options})
+
+
+def _options(opened: Mapping[str, Any], given: Mapping[str, Any], fixed: Collection[str]) -> PredictOptions:
+    from utils.predict.options import PredictOptions
+
+    known = [each.name for each in fields(PredictOptions) if each.name not in fixed]
+    for name, value in given.items():
+        if own_name(name, known) not in known:
+            wrong = f"unknown argument --{name}={printable(str(value))}{nearest(name, known)}"
+            words = ", ".join((other_names(each, known) or [each])[0] for each in known)
+            raise UsageError(f"{wrong}; known are {words}")
+    return parse_config(PredictOptions, "", words_of({**opened, **given}), exits=False)
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model and how it is applied to photographs."""
+    """A model and how it is applied to photographs: `model(source)` is `model.predict(source)`."""
 
-    predictor: Predictor
+    predictor: Predictor = field(repr=False)
     names: tuple[str, ...]
+    options: Mapping[str, Any]  # that it was opened with
 
-    def predict(self, photograph: str | Path | np.ndarray) -> Prediction:
-        """Find objects in a file, or in RGB uint8 (H, W, 3). Raises ImageError for a file that cannot be read."""
+    def predict(self, source: Any, *, stream: bool = False, **options: Any) -> Any:
+        """Find objects in photographs; `options`, such as `conf`, hold for this call. Return `Predictions`, a list.
+
+        source: a file, a folder, a pattern, a .txt file with a path a line, an https address, a PIL picture, an array, or a
+        list or an iterator of these. Arrays are RGB uint8 (H, W, 3): `cv2.imread` gives BGR, so pass `picture[..., ::-1]`;
+        Ultralytics expects BGR. stream: return an iterator instead, which holds no more photographs than a batch.
+        Raises ImageError for a picture that cannot be read; in a folder it is named and skipped.
+        """
+        from utils.predict.options import FIXED, predictor_for
         from utils.yolo.model import trained_stretch
 
-        file = "" if isinstance(photograph, np.ndarray) else str(photograph)
-        stretch = trained_stretch(self.predictor.model)
-        photo = photograph if isinstance(photograph, np.ndarray) else read_image(Path(photograph), stretch=stretch)
+        predictor, model = self.predictor, self.predictor.model
+        if options:
+            predictor = predictor_for(_options(self.options, options, FIXED), model, predictor.device)
+        predicted = predictor.predict(_photos(source, trained_stretch(model)))
+        found = (Prediction(photo, self.names, result, file) for file, photo, result in predicted)
+        return found if stream else Predictions(found)
+
+    __call__ = predict
+
+
+def _photos(source: Any, stretch: Stretch | None) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield each photograph of a source: its file or address, empty for an array, and its pixels."""
+    if isinstance(source, list | tuple | Iterator):
+        for each in source:
+            yield from _photos(each, stretch)
+    elif isinstance(source, np.ndarray | Image.Image):
+        photo = np.asarray(source)
+        if isinstance(source, Image.Image) and source.mode[0] not in "IF":  # these have more than 8 bits
+            photo = np.asarray(ImageOps.exif_transpose(source).convert("RGB"))
         if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3 or not photo.size:
             raise UsageError(f"an array {photo.dtype} {photo.shape}: expected RGB uint8 (height, width, 3)")
-        [(_, _, result)] = self.predictor.predict([(None, photo)])
-        return Prediction(photo, self.names, result, file)
+        yield getattr(source, "filename", ""), photo
+    elif isinstance(source, str) and "://" in source:
+        from utils.sources.download.web import fetch_picture
+
+        yield without_secrets(source), fetch_picture(source, stretch)
+    elif isinstance(source, str | os.PathLike):
+        for file in list_photos(str(source)):
+            try:
+                yield str(file), read_image(file, stretch=stretch)
+            except ImageError as error:
+                if file == Path(source):
+                    raise
+                print_warning(f"skipped {error}")
+    else:
+        raise UsageError(f"a source of type {type(source).__name__}: expected a path, address or picture, or a list")
+
+
+class Predictions(list["Prediction"]):
+    """A prediction for each photograph. If there is one photograph, its attributes are here, too: `predictions.boxes`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if len(self) != 1 or name.startswith("_"):
+            raise AttributeError(f"{name} of {len(self)} photographs: take one, such as predictions[0].{name}")
+        return getattr(self[0], name)
+
+    def __repr__(self) -> str:
+        counts = Counter(name for prediction in self for name in prediction.class_names).most_common()
+        classes = f" of {len(counts)} class{'es' * (len(counts) != 1)}" if counts else ""
+        sizes = [f"{prediction.photo.shape[1]} x {prediction.photo.shape[0]}" for prediction in self]
+        place = sizes[0] if len(self) == 1 else counted(len(self), "photograph")
+        each = ", ".join(f"{number} {printable(name)}" for name, number in counts)
+        return f"{counted(sum(map(len, self)), 'detection')}{classes} in {place}{': ' * bool(each)}{each}"
 
 
 @dataclass(frozen=True)
@@ -90,6 +167,9 @@ class Prediction:
     names: tuple[str, ...]  # of all classes that the model knows
     result: PhotoPrediction
     file: str = ""  # of the photograph; empty if it was an array
+
+    def __repr__(self) -> str:
+        return repr(Predictions([self]))
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -163,6 +243,16 @@ class Prediction:
         found = (self.class_ids, self.boxes, self.result.masks, self.scores)
         return Picture(draw_instances(self.photo, *found, self.names, nothing=NO_DETECTIONS, min_px=READABLE_PX))
 
+    def plot(self) -> np.ndarray:
+        """Return the drawn photograph as an array, RGB uint8 (H, W, 3); Ultralytics' is BGR."""
+        return self.draw().pixels
+
+    def save(self, path: str | Path = "") -> str:
+        """Write the drawn photograph as .jpg or .png, by default to `results_<name>.jpg` here; return its path."""
+        path = path or f"results_{Path(self.file).stem or 'array'}.jpg"
+        self.draw().save(path)
+        return str(path)
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -177,3 +267,16 @@ class Picture:
     def _repr_jpeg_(self) -> bytes:
         """Return it as JPEG, a quarter of a PNG in the notebook's file, shrunk to SHOWN_PX."""
         return encode_jpeg(fit_long_side(self.pixels, SHOWN_PX))
+
+
+def main() -> None:
+    """Run a command of SCRIPTS as its script does, and exit with its code."""
+    parser = argparse.ArgumentParser(prog=COMMAND, epilog=f"`{COMMAND} train --help` lists the options of train.")
+    parser.add_argument("command", choices=SCRIPTS)
+    name = parser.parse_args(sys.argv[1:2]).command
+    sys.argv[:2] = [f"{COMMAND} {name}"]
+    run_script(importlib.import_module(SCRIPTS[name]).main)
+
+
+if __name__ == "__main__":
+    main()

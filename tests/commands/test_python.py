@@ -5,7 +5,10 @@ import re
 import runpy
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,17 +18,19 @@ import numpy as np
 import pytest
 import shapely
 import torch
+from PIL import Image
 
 import inference
 from tests.predict.tiny_network import smooth_data, tiny_weights
+from tests.support.local_server import LocalServer
 from tests.support.plugin import PROJECT, run_main
 from utils.common.errors import UsageError, UserError
-from utils.data.images import decode_image, read_image
+from utils.data.images import ImageError, decode_image, read_image
 from utils.predict.detections import Detections, PhotoPrediction
 from utils.predict.lines.line import Line
 from utils.predict.regions import Region
 from utils.run.records import read_epochs
-from yolo_seg_ddp import Prediction, evaluate, open_model, train
+from yolo_seg_ddp import Prediction, Predictions, evaluate, open_model, train
 
 PAGE = (PROJECT / "docs" / "python.md").read_text(encoding="utf-8")
 
@@ -63,7 +68,7 @@ def test_a_prediction_holds_what_inference_py_writes(monkeypatch: pytest.MonkeyP
     run_main(inference, monkeypatch, *places, "--conf", "0.4")
     [written] = json.loads(Path("out/predictions.json").read_text())
     model = open_model(weights, conf=0.4, tiles="off")
-    prediction = model.predict("photograph.jpg")
+    [prediction] = model.predict("photograph.jpg")
     assert len(prediction) == len(written["detections"]) > 1
     named = zip(prediction.class_names, prediction.scores, prediction.boxes, written["detections"], strict=True)
     for name, score, box, entry in named:
@@ -77,13 +82,96 @@ def test_a_prediction_holds_what_inference_py_writes(monkeypatch: pytest.MonkeyP
             inner = np.argwhere(region.mask).min(0)
             assert (top, left) == (region.top + inner[0], region.left + inner[1])
     assert any(region.mask.any() for region in prediction.regions)
-    of_array = model.predict(read_image(Path("photograph.jpg")))
-    assert np.array_equal(of_array.boxes, prediction.boxes)
     # A notebook gets the drawn photograph as JPEG; the photograph itself stays.
     drawn = prediction.draw()
     assert np.abs(decode_image(drawn._repr_jpeg_()).astype(int) - drawn.pixels).mean() < 20
     assert not np.array_equal(drawn.pixels, prediction.photo)
     assert np.array_equal(prediction.photo, read_image(Path("photograph.jpg")))
+
+
+def test_a_source_is_whatever_holds_a_photograph(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model, pixels = open_model(tiny_weights(tmp_path / "best.pt"), conf=0.4), read_image(Path("photograph.jpg"))
+    assert str(model).startswith("Model(names=('wire', ")
+    Path("photos").mkdir()
+    Image.fromarray(pixels).save("photos/a.png")
+    Path("photos/b.jpg").write_bytes(b"no picture")
+    turned = Image.Exif()
+    turned[274] = 3
+    Image.fromarray(pixels[::-1, ::-1]).convert("RGBA").save("turned.png", exif=turned)
+    with LocalServer(SimpleHTTPRequestHandler) as server:
+        address = f"{server.root}/photos/a.png?sig=secret"
+        sources: list[Any] = ["photos/a.png", Path("photos"), "ph*os/*.*", address]
+        sources += [["photos/a.png"], pixels, Image.open("turned.png"), iter([pixels])]
+        expected = model("photograph.jpg").boxes
+        for source in sources:
+            [found] = model(source)
+            assert np.array_equal(found.boxes, expected), source
+        names = [each.file for each in model([sources[0], address, pixels])]
+        assert names == ["photos/a.png", f"{server.root}/photos/a.png?…", ""]
+        assert "skipped photos/b.jpg: not a picture" in capsys.readouterr().err
+        monkeypatch.setattr("utils.sources.download.web.MAX_READ_BYTES", 99)
+        for source, line in (
+            (address, "/photos/a.png: larger than"),
+            (f"{server.root}/c.png?sig=secret", "/c.png: the server answered 404"),
+            (["photos/a.png", "photos/b.jpg"], "photos/b.jpg: not a picture"),
+        ):
+            with pytest.raises((UserError, ImageError), match=line) as error:
+                model(source)
+            assert "secret" not in str(error.value)
+
+
+def test_an_option_of_a_call_applies_to_that_call(tmp_path: Path) -> None:
+    weights = tiny_weights(tmp_path / "best.pt")
+    model = open_model(weights, conf=0.4)
+    before = model("photograph.jpg")
+    confident = model("photograph.jpg", conf=0.95)
+    assert 0 < len(confident[0]) == (before.scores > 0.95).sum() < len(before[0])
+    assert {*model("photograph.jpg", classes=["pole"]).class_names} == {"pole"}
+    assert {*model("photograph.jpg", classes=[0]).class_names} == {"wire"}
+    assert np.array_equal(model("photograph.jpg", max_det=3).boxes, before.boxes[:3])
+    assert len(model("photograph.jpg", iou=0.1)[0]) < len(before[0])
+    other = open_model(weights, conf=0.4, imgsz=96)("photograph.jpg")
+    assert np.array_equal(model("photograph.jpg", imgsz=96).boxes, other.boxes)
+    assert not np.array_equal(other.boxes, before.boxes)
+    assert np.array_equal(model("photograph.jpg").boxes, before.boxes)
+    taken: list[int] = []
+
+    def photos() -> Iterator[np.ndarray]:
+        for number in range(9):
+            taken.append(number)
+            yield before.photo
+
+    stream = model(photos(), stream=True, batch=2)
+    assert not taken
+    assert next(stream).boxes == pytest.approx(before.boxes, abs=0.01)
+    assert len(taken) == 2
+    assert len(list(stream)) == 8
+
+
+def test_the_wheel_gives_the_module_and_the_command(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for each in [*PROJECT.glob("*.[lmpty]*"), *(PROJECT / name for name in ("LICENSE", "utils", "extras"))]:
+        (tmp_path / "source" / each.name).symlink_to(each)  # the build writes beside them
+    venv.create(tmp_path / "env")
+    python = tmp_path / "env" / "bin" / "python"
+    [packages] = (tmp_path / "env").glob("lib/*/site-packages")
+    (packages / "rest.pth").write_text(sysconfig.get_path("purelib"))  # torch and the others
+
+    def run(*words: str | Path) -> str:
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run(python, "-m", "pip", "install", "--no-deps", "--no-index", "--no-build-isolation", tmp_path / "source")
+    command = python.with_name("yolo-seg-ddp")
+    assert "yolo-seg-ddp train --model yolov8n-seg.pt" in run(command, "train", "--help")
+    assert "Next: yolo-seg-ddp parse --input=" in run(command, "download", "--sample", "4")
+    run(command, "parse", "--long-side", "64")
+    assert (tmp_path / "data" / "processed" / "dataset.yaml").exists()
+    code = "import yolo_seg_ddp as it; from importlib.util import find_spec; print(all(map(find_spec, it.SCRIPTS.values())))"
+    assert run(python, "-c", code) == "True\n"
 
 
 def test_a_prediction_becomes_arrays_polygons_and_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +182,13 @@ def test_a_prediction_becomes_arrays_polygons_and_a_table(monkeypatch: pytest.Mo
     found = Detections(torch.from_numpy(boxes), torch.tensor([0.75, 0.5]), torch.tensor([1, 0]), torch.zeros(2, 32))
     result = PhotoPrediction(found, masks, boxes, [None, line])
     prediction = Prediction(np.zeros((10, 16, 3), np.uint8), ("wire", "pole"), result, "a.jpg")
+    assert repr(prediction) == "2 detections of 2 classes in 16 x 10: 1 pole, 1 wire"
+    assert np.array_equal(read_image(Path(prediction.save("drawn.png"))), prediction.plot())
+    assert prediction.save() == "results_a.jpg"
+    both = Predictions([prediction] * 2)
+    assert repr(both) == "4 detections of 2 classes in 2 photographs: 2 pole, 2 wire"
+    with pytest.raises(AttributeError, match=r"boxes of 2 photographs: take one, such as predictions\[0\].boxes"):
+        print(both.boxes)
     arrays = prediction.arrays()
     shapes = {name: (arrays[name].dtype.name, arrays[name].shape) for name in arrays.keys() - {"data"}}
     several = {"mask": ("bool", (2, 10, 16)), "xyxy": ("float32", (2, 4))}
@@ -137,7 +232,13 @@ def test_what_is_wrong_is_raised_and_nothing_is_written(capsys: pytest.CaptureFi
         (lambda: train("none.yaml"), "--config none.yaml: No such file"),
         (lambda: train(batch=-1), "--batch-size -1: must be at least 0"),
         (lambda: evaluate(weights, source="x"), "unknown argument --source=x"),
-        (lambda: open_model(weights, output="x"), "unknown argument --output=x"),
+        (lambda: open_model(weights, output="x"), "unknown argument --output=x; known are imgsz, .*conf"),
+        (lambda: model("photograph.jpg", confidence=0.5), "--confidence=0.5.*; known are imgsz, .*conf,.*max_det"),
+        (lambda: model("photograph.jpg", device="cpu"), "unknown argument --device=cpu"),
+        (lambda: model("photograph.jpg", stream=True, max_det=0), "--max-detections 0: must be at least 1"),
+        (lambda: model(7), "a source of type int: expected a path"),
+        (lambda: model("ftp://example.org/a.jpg"), "source ftp://example.org: expected https"),
+        (lambda: model(Image.new("I;16", (4, 4))), "an array uint16"),
         (lambda: open_model(weights, conf=2), "--conf 2.0: must be at least 0 and at most 1"),
         (lambda: model.predict(np.zeros((4, 4), np.uint8)), r"an array uint8 \(4, 4\): expected RGB"),
     ):

@@ -7,6 +7,7 @@ nearest known one, and Ultralytics' names are other spellings. An option without
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import operator
@@ -18,14 +19,13 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from utils.common.errors import EXIT_USAGE, UsageError, UserError, print_warning
 from utils.common.files import mapping, read_back
-from utils.common.text import coloured
+from utils.common.text import as_called, coloured
 
 Kinds = Mapping[str, tuple[dataclasses.Field[Any], Any]]  # each option's field and annotation
 
@@ -46,7 +46,14 @@ def read_yaml(kinds: Kinds, path: Path, flag: str = "", including: tuple[Path, .
 
     `kinds`: each option's field and annotation. Raises UsageError that names the file and the key.
     """
-    loaded = _load_yaml(path, flag)
+    try:
+        loaded = read_back(
+            path, lambda found: mapping({} if found is None else found), "correct the file", is_yaml=True
+        )
+    except OSError as error:
+        raise UsageError(f"{flag}{path}: {error.strerror}") from error
+    except UserError as error:
+        raise UsageError(f"{flag}{error}") from error
     values: dict[str, Any] = {}
     included = loaded.pop("include", None) or []
     for file in included if isinstance(included, list) else [included]:
@@ -54,25 +61,16 @@ def read_yaml(kinds: Kinds, path: Path, flag: str = "", including: tuple[Path, .
         if other.resolve() in (*including, path.resolve()):
             raise UsageError(f"{flag}{path}: include: {file} includes this file in turn")
         values.update(read_yaml(kinds, other, flag, (*including, path.resolve())))
-    # A key that is no option and holds a mapping, such as `training:`, is a heading.
-    headings = [
-        key for key, each in loaded.items() if isinstance(each, dict) and str(key).replace("-", "_") not in kinds
-    ]
-    for key, value in (pair for top in loaded.items() for pair in (top[1].items() if top[0] in headings else [top])):
+    pairs: list[tuple[Any, Any]] = []
+    for key, value in loaded.items():  # a key that is no option and holds a mapping, such as `training:`, is a heading
+        is_heading = isinstance(value, dict) and str(key).replace("-", "_") not in kinds
+        pairs += value.items() if is_heading else [(key, value)]
+    for key, value in pairs:
         name = own_name(str(key).replace("-", "_"), kinds)
         if name not in kinds:
             raise UsageError(f"{flag}{path}: unknown key {key}{instead(name, kinds) or nearest(name, list(kinds))}")
         values[name] = _checked(f"{flag}{path}", name, value, *kinds[name])
     return values
-
-
-def _load_yaml(path: Path, flag: str) -> dict[Any, Any]:
-    try:
-        return read_back(path, lambda found: mapping({} if found is None else found), "correct the file", is_yaml=True)
-    except OSError as error:
-        raise UsageError(f"{flag}{path}: {error.strerror}") from error
-    except UserError as error:
-        raise UsageError(f"{flag}{error}") from error
 
 
 def _checked(place: str, name: str, value: Any, field: dataclasses.Field[Any], kind: Any) -> Any:
@@ -87,8 +85,8 @@ def _checked(place: str, name: str, value: Any, field: dataclasses.Field[Any], k
         if base is str and isinstance(item, bool) and {"on", "off"} & set(field.metadata["choices"] or ()):
             item = "on" if item else "off"  # YAML 1.1 reads both words as booleans
         if base is float and isinstance(item, str):
-            with suppress(ValueError):  # numbers that YAML 1.1 reads as text, such as 1e-3
-                item = float(item)
+            with contextlib.suppress(ValueError):
+                item = float(item)  # YAML 1.1 reads numbers such as 1e-3 as text
         is_number = isinstance(item, int | float) and not isinstance(item, bool)
         fits = {bool: isinstance(item, bool), int: is_number and item == item // 1, float: is_number}
         if not fits.get(base, isinstance(item, str | int | float) and not isinstance(item, bool)):
@@ -253,7 +251,7 @@ def ignored(config: Any, names: Collection[str], *kinds: str) -> Iterator[str]:
     for field in dataclasses.fields(config):
         if field.name in names and getattr(config, field.name) != field.default:
             conditions = [condition for kind in kinds for condition in field.metadata[kind]]
-            failing = [one for one in conditions if not any(_is_true(config, term) for term in one.split(" or "))]
+            failing = [each for each in conditions if not any(_is_true(config, term) for term in each.split(" or "))]
             if failing:
                 yield f"{_flag(field.name)} has no effect {_reason(config, field.name, failing[0])}"
 
@@ -330,7 +328,7 @@ class _RaisingParser(_Parser):
 def _build_parser(
     config_class: type, description: str, parser_class: type[_Parser] = _Parser
 ) -> argparse.ArgumentParser:
-    sentence, *examples = description.strip().split("\n\n")[:2]
+    sentence, *examples = as_called(description.strip()).split("\n\n")[:2]
     module = getattr(sys.modules["__main__"].__spec__, "name", "")  # of `python -m`
     parser = parser_class(
         prog=f"python -m {module.removesuffix('.__main__')}" if module.startswith("extras.") else None,
@@ -439,6 +437,7 @@ OTHER_NAMES = {
     "imgsz": ("img_size",),
     "batch": ("batch_size", "batch_sizes"),
     "workers": ("num_workers",),
+    "max_det": ("max_detections",),
     "weights": ("model",),
 }
 _MAPS = "python -m extras.maps makes the map, after this command (extras/maps/README.md)"

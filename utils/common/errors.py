@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
-from utils.common.text import coloured
+from utils.common.text import as_called, coloured
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -150,7 +150,7 @@ def _print_error(error: UserError) -> None:
         more = len(error.details) - MAX_DETAILS
         shown = [*error.details[:MAX_DETAILS], *([f"… and {more} more"] if more > 0 else [])]
         print(*shown, sep="\n", file=sys.stderr)
-    print(f"{where}{coloured('error:', 'red', sys.stderr)} {_last_line(error)}", file=sys.stderr, flush=True)
+    print(f"{where}{coloured('error:', 'red', sys.stderr)} {as_called(_last_line(error))}", file=sys.stderr, flush=True)
 
 
 def _last_line(error: UserError) -> str:

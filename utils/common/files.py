@@ -291,9 +291,8 @@ def is_bomb(member: zipfile.ZipInfo) -> bool:
 T = TypeVar("T")
 MAX_YAML_CHARACTERS = 10_000_000  # PyYAML reads some 300,000 a second
 MAX_DEPTH = 100
-MAX_ALIASES = (
-    20  # of YAML: aliases of aliases can then repeat a value 1,600 times; without a bound they fill the memory
-)
+# Of YAML: aliases of aliases can then repeat a value 1,600 times; without a bound they fill the memory.
+MAX_ALIASES = 20
 # What PyYAML raises (a KeyError for `!!bool x`), and what reading a content of another form raises.
 BAD_CONTENT = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 

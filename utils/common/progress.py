@@ -44,7 +44,6 @@ class Progress:
         now = monotonic()
         if now - self._last >= SECONDS_BETWEEN_LINES:
             left_s = (now - self._start) / self._done * (self.total - self._done)
-            print(
-                f"  {self.title}: {self._done} of {self.total}, {left_s / 60:.1f} min left", file=sys.stderr, flush=True
-            )
+            line = f"  {self.title}: {self._done} of {self.total}, {left_s / 60:.1f} min left"
+            print(line, file=sys.stderr, flush=True)
             self._last = now

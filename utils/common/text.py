@@ -16,6 +16,9 @@ from typing import Any, TextIO
 # Control characters, halves of surrogate pairs (from a file name that is not UTF-8), and what XML 1.0, 2.2 leaves out.
 _NOT_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 COLORS = {"red": 31, "green": 32, "yellow": 33}
+COMMAND = "yolo-seg-ddp"  # what `pip install .` gives; its commands are the scripts
+_NAMES = "download_data parse_labels check_data train_yolo_ddp evaluate_model inference export test_ddp profile_gpu benchmark_ddp"
+SCRIPTS = {"predict" if name == "inference" else name.partition("_")[0]: name for name in _NAMES.split()}
 
 
 def plain_text(text: str) -> str:
@@ -35,7 +38,14 @@ def coloured(text: str, color: str, stream: TextIO | None = None) -> str:
 
 def next_command(*words: object) -> str:
     """Return the line that tells which command to type next."""
-    return coloured("Next:", "green") + " " + shlex.join(str(word) for word in words)
+    return as_called(coloured("Next:", "green") + " " + shlex.join(str(word) for word in words))
+
+
+def as_called(text: str) -> str:
+    """Return text with the commands of COMMAND for those of the scripts, if COMMAND was called."""
+    for name, script in SCRIPTS.items() if sys.argv[0].startswith(COMMAND) else ():
+        text = text.replace(f"python {script}.py", f"{COMMAND} {name}")
+    return text
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]], end: str = "\r\n") -> str:

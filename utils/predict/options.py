@@ -15,7 +15,9 @@ from utils.predict.line_step import steps_for
 from utils.predict.models import open_model
 from utils.predict.thresholds import Thresholds
 from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
-from utils.yolo.model import class_names, trained_size_px, trained_thin_classes
+from utils.yolo.model import YoloModel, class_names, trained_size_px, trained_thin_classes
+
+FIXED = ("model", "nms", "amp", "device", "threads", "config")  # options that hold as long as a model is open
 
 
 def overlap_option(*needs: str) -> Any:
@@ -91,18 +93,21 @@ def open_predictor(
     if device.type == "cpu" or config.threads:
         torch.set_num_threads(config.threads or cores_of(ranks))
     model = open_model(config.model, device, config.amp, nms=config.nms)
+    return predictor_for(config, model, device), class_names(model)
+
+
+def predictor_for(config: PredictOptions, model: YoloModel, device: torch.device) -> Predictor:
+    """Return how an open model is applied; FIXED were decided when it was opened."""
     names = class_names(model)
     size_px = config.img_size or trained_size_px(model)
     tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
     limits = {"confidence": config.conf, "iou": config.iou, "classes": wanted_classes(config.classes, names)}
-    dtype = choose_precision(config.amp, device).dtype
     asked = config.thin_classes
     thin = trained_thin_classes(model) if asked == ("auto",) else named_classes(asked, names)
-    most = config.max_detections
-    how = (limits, most, dtype, thin, steps_for(model, thin))
+    how = (limits, config.max_detections, choose_precision(config.amp, device).dtype, thin, steps_for(model, thin))
     predictor = Predictor(model, size_px, device, config.batch_size, tiling, *how)
     thresholds = Thresholds.chosen(config.thresholds, config.model, model)
-    return (thresholds.apply(predictor, names) if thresholds else predictor), names
+    return thresholds.apply(predictor, names) if thresholds else predictor
 
 
 def cores_of(ranks: distributed.RankInfo) -> int:

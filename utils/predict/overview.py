@@ -183,11 +183,15 @@ def _decide(coarse: MergedInstance, candidates: _Candidates, cell_px: int, tile_
         candidates.take(replaced)
         found = [neighbour.candidate.instance.score for neighbour in replaced if neighbour.agrees]
         return [replace(coarse, others=(*coarse.others, max(found))) if found else coarse]
-    if fragments := _fragments(mask):
+    fragments = [part for part in mask.neighbours if part.inside >= MOSTLY and part.candidate.is_fragment]
+    tiles = [tile for part in fragments for tile in {piece.tile for piece in part.candidate.instance.pieces}]
+    if fragments and len(set(tiles)) == len(tiles):  # two from one tile are two objects
         candidates.take(fragments)
         return [_join(mask, fragments, cell_px)]
-    if mask.is_covered_by(mask.neighbours):
-        _support(mask)
+    if mask.is_covered_by(mask.neighbours):  # if one object alone covers half of it, that is supported
+        most = max(mask.neighbours, key=lambda neighbour: int((neighbour.cells & mask.cells).sum()))
+        if most.inside >= MIN_COVERED and mask.is_covered_by([most]):
+            most.candidate.support = max(most.candidate.support, coarse.score)
         return []
     return [coarse] if mask.thickness >= MIN_CELLS else []
 
@@ -221,13 +225,6 @@ def _replaced(mask: _CoarseMask) -> list[_Neighbour] | None:
     return None if is_refused else replaced
 
 
-def _fragments(mask: _CoarseMask) -> list[_Neighbour]:
-    """Return the fragments that a coarse mask joins: none if two come from one tile, because then they are two objects."""
-    fragments = [part for part in mask.neighbours if part.inside >= MOSTLY and part.candidate.is_fragment]
-    tiles = [tile for part in fragments for tile in {piece.tile for piece in part.candidate.instance.pieces}]
-    return fragments if len(set(tiles)) == len(tiles) else []
-
-
 def _join(mask: _CoarseMask, fragments: list[_Neighbour], cell_px: int) -> MergedInstance:
     """Join fragments to one object; where they leave a large gap, the coarse mask fills it."""
     pieces = sorted(
@@ -239,13 +236,6 @@ def _join(mask: _CoarseMask, fragments: list[_Neighbour], cell_px: int) -> Merge
         rest = [_inside_cells(piece, mask.cells & gap, mask.around, cell_px) for piece in mask.instance.pieces]
         pieces += [piece for piece in rest if not piece.mask.is_empty]
     return MergedInstance(tuple(pieces))
-
-
-def _support(mask: _CoarseMask) -> None:
-    """Raise the support of the object that covers half of a coarse mask and lies half in it, if there is one."""
-    most = max(mask.neighbours, key=lambda neighbour: int((neighbour.cells & mask.cells).sum()))
-    if most.inside >= MIN_COVERED and mask.is_covered_by([most]):
-        most.candidate.support = max(most.candidate.support, mask.instance.score)
 
 
 def _widened(neighbours: list[_Neighbour]) -> np.ndarray:

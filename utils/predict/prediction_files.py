@@ -92,7 +92,9 @@ class PredictionWriter(PartWriter):
             x2, y2 = np.ceil(box[2:]).astype(int)
             cut = photo[y1 : max(y2, y1 + 1), x1 : max(x2, x1 + 1)]
             if cut.size:
-                folder = self.folder / "crops" / _folder_name(self.names[class_id], class_id)
+                name = self.names[class_id]  # which may be `bus/truck`, or `../x` in a hostile model file
+                safe = re.sub(r"[^\w \-+().]", "_", name)[:60].strip(" .")
+                folder = self.folder / "crops" / (safe if safe == name else f"{safe}-{class_id}")
                 folder.mkdir(parents=True, exist_ok=True)
                 write_jpeg(folder / f"{key}_{number}.jpg", np.ascontiguousarray(cut))
 
@@ -199,12 +201,6 @@ def write_list(output: TextIO, start: str, lines: Iterable[str], end: str) -> No
 def part_of(folder: Path, pattern: str, rank: int) -> Path:
     """Return a rank's part of a file."""
     return folder / pattern.replace("*", str(rank))
-
-
-def _folder_name(class_name: str, class_id: int) -> str:
-    """Return a folder name for a class, whose name may be `bus/truck`, or `../x` in a hostile model file."""
-    safe = re.sub(r"[^\w \-+().]", "_", class_name)[:60].strip(" .")
-    return safe if safe == class_name else f"{safe}-{class_id}"
 
 
 def line_fields(line: Line) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 from urllib.request import url2pathname
 
+import numpy as np
 import requests
 from remotezip import RemoteZip
 from requests.adapters import HTTPAdapter
@@ -25,7 +26,8 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 from urllib3.util import Retry
 
 from utils.common.errors import UsageError, UserError
-from utils.common.files import BoundedZip, is_own_file, mapping, new_file, read_back
+from utils.common.files import MAX_READ_BYTES, BoundedZip, is_own_file, mapping, new_file, read_back
+from utils.data.images import ImageError, Stretch, decode_image
 from utils.sources.download.source import CHUNK_BYTES, FolderSource, Progress, RemoteFile, RetryPolicy, md5_base64
 
 DEFAULT_BASE_URL = "https://publicstorageaccnt.blob.core.windows.net/drone-distribution-inspection-imagery/"
@@ -33,6 +35,7 @@ CIRCUIT_CANDIDATES = tuple(f"{number}{letter}" for number in range(1, 31) for le
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 BUSY_STATUSES = (408, 429, 500, 502, 503, 504)
 MAX_RETRY_AFTER_S = 120
+SILENCE_S = 30  # after which a server that sends nothing of a picture is left
 ZIP_DIRECTORY_BYTES = 1 << 20  # about 7,000 entries; a larger directory needs a second request
 
 
@@ -222,6 +225,23 @@ def expand_circuits(source: Source, circuits: Sequence[str]) -> list[str]:
     return found
 
 
+def fetch_picture(url: str, stretch: Stretch | None = None) -> np.ndarray:
+    """Return the picture at an https address, of at most MAX_READ_BYTES: RGB uint8 (H, W, 3)."""
+    parts = checked_url(url, "source")
+    shown = f"source {parts.scheme}://{_host_and_port(parts)}{parts.path}"
+    try:
+        with _Session() as session, session.get(url, stream=True, timeout=SILENCE_S) as response:
+            response.raise_for_status()
+            data = response.raw.read(MAX_READ_BYTES + 1, decode_content=True)
+        if len(data) > MAX_READ_BYTES:
+            raise ImageError(f"larger than {MAX_READ_BYTES // 10**6} MB, more than any photograph")
+        return decode_image(data, stretch=stretch)
+    except ImageError as error:
+        raise ImageError(f"{shown}: {error}") from error
+    except (requests.RequestException, HTTPError) as error:  # its message may hold secrets of the address
+        raise UserError(f"{shown}: {_reason(error)}; check the address and the network") from None
+
+
 class PartFile:
     """`target.part`, and `target.part.json` with the version of the file that its bytes belong to."""
 
@@ -331,7 +351,7 @@ def _host_and_port(parts: SplitResult) -> str:
     return host if parts.port is None else f"{host}:{parts.port}"
 
 
-def _reason(error: requests.RequestException) -> str:
+def _reason(error: requests.RequestException | HTTPError) -> str:
     """Return a message about a transfer error that does not contain the address."""
     if isinstance(error, requests.exceptions.SSLError):
         return "the server's certificate was not accepted"
@@ -339,4 +359,6 @@ def _reason(error: requests.RequestException) -> str:
         return "the server did not answer in time"
     if isinstance(error, requests.ConnectionError):
         return "the server cannot be reached"
+    if isinstance(error, requests.HTTPError):
+        return f"the server answered {error.response.status_code}"
     return f"the transfer failed ({type(error).__name__})"
