@@ -11,6 +11,6 @@ data=$output/crowd-$seed run=$output/run-$seed
 mkdir -p "$output"
 [[ -d $data ]] || "$python" make_data.py --output "$data" --size 48 --num-pictures 1000 --comparisons 4000 --seed "$seed"
 "$python" train.py --backbone test_resnet --no-pretrained --input-size 48 --epochs 12 --batch-size 16 --num-workers 0 \
-    --lr 5e-3 --rotation 0 --image-dir "$data/images" --data-dir "$data" --checkpoint-dir "$run" --seed $((42 + seed)) "$@"
+    --lr 2e-3 --rotation 0 --image-dir "$data/images" --data-dir "$data" --checkpoint-dir "$run" --seed $((42 + seed)) "$@"
 "$python" evaluate.py --checkpoint "$run/best_model.pt" --split all --data-dir "$data/unseen" \
     --image-dir "$data/unseen/images" --output "$output/unseen-$seed.json"

@@ -219,3 +219,15 @@ def test_save_image_writes_colours_the_right_way_round(tmp_path: Path, name: str
     stored = np.asarray(cv2.imread(str(tmp_path / "new" / name)))[..., ::-1]
     assert np.abs(stored.astype(int) - image).max() <= tolerance
     assert [file.name for file in (tmp_path / "new").iterdir()] == [name]
+
+
+def test_in_a_crowd_the_largest_of_each_class_is_named_and_masks_have_no_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    plates = noted_plates(monkeypatch)
+    corners = np.array([(x, y) for y in range(20, 820, 80) for x in range(20, 820, 80)])
+    boxes = np.hstack([corners, corners + 20 + np.arange(100)[:, None] // 10])
+    polygons = [np.array([(x, y), (x2, y), (x2, y2)]) for x, y, x2, y2 in boxes]
+    drawn = draw_instances(np.zeros((840, 840, 3), np.uint8), [0, 1] * 50, boxes, polygons, None, NAMES)
+    assert len(plates) == 2
+    assert not drawn[
+        [y2 - 1 for _, _, _, y2 in boxes[:80]], [x for x, *_ in boxes[:80]]
+    ].any()  # where a box would have a corner

@@ -17,15 +17,11 @@ from utils.predict.regions import Region
 _MASK_TENTHS = 4  # tenths of the class colour in a tinted pixel; an integer, so that no float picture is needed
 _GRID_BACKGROUND = 255
 NO_DETECTIONS = "no detections"  # text on a picture without detections
-MOST_TEXT = (
-    0.25  # share of a picture that labels may take; if there are more, each class has one, and masks have no boxes
-)
+MOST_LABELS = 60  # of more instances the largest of each class has one, and masks have no boxes
 READABLE_PX = 480  # long side of a picture whose labels leave its objects visible, at least
 MIN_THIN = 8.0  # length over width of an object that is drawn without a box
 MIN_THIN_SHARE = 0.04  # of the picture's long side that such an object measures at least
-MASK_COST = (
-    4.0  # distance, in heights of the label, that touching a mask costs; three times that if masks fill its place
-)
+MASK_COST = 4.0  # cost of a label on a mask, in its heights of distance; three times that if masks fill its place
 # Okabe and Ito's sky blue, vermillion and yellow, and a violet. In the simulations of Machado et al. (2009) of the three
 # kinds of colour blindness any two of them are at least 34 apart (CIE76), missed and false 87.
 RIGHT, MISSED, FALSE, CONFUSED = (86, 180, 233), (213, 94, 0), (128, 64, 255), (240, 228, 66)
@@ -54,7 +50,7 @@ def draw_instances(
     """Return a copy of a picture with instances drawn on it: tinted mask with outline, box, and label of each.
 
     A thin object has no box, and its label lies at one of its ends. Labels do not overlap each other, nor masks if there is
-    room. A line connects a label with an object that is further away. In a crowd each class has one label (MOST_TEXT).
+    room. A line connects a label with an object that is further away. Of more than MOST_LABELS instances only the largest of each class has one.
     boxes: (n, 4) xyxy in pixels. masks: bool (n, height, width) of the picture's size, n polygons (k, 2) in pixels,
     or n masks cut to a part of the picture.
     colors: RGB of each instance, instead of its class's colour. labels: text of each, instead of class and score; "" for
@@ -75,18 +71,11 @@ def draw_instances(
     line_px = max(1, round(max(image.shape[:2]) / 640))
     font_scale = font_scale or max(0.4, max(image.shape[:2]) / 1900)
     places = [_instance_box(index, boxes, masks, image.shape) for index in range(len(class_ids))]
-    # Large instances first, so that small ones stay visible.
-    order = sorted(range(len(class_ids)), key=lambda index: -_area(places[index]))
-    classes = [names[int(class_id)] for class_id in class_ids]
-    texts = classes if scores is None else [f"{name} {score:.2f}" for name, score in zip(classes, scores, strict=True)]
-    texts = texts if labels is None else list(labels)
-    is_crowd = sum(_plate_area(text, font_scale) for text in texts) > MOST_TEXT * canvas[..., 0].size
-    if is_crowd:  # the largest instance of each class is enough to name its colour
-        largest = {classes[index]: index for index in order[::-1]}
-        texts = [
-            text if largest[name] == index else ""
-            for index, (name, text) in enumerate(zip(classes, texts, strict=True))
-        ]
+    order = sorted(range(len(class_ids)), key=lambda index: -_area(places[index]))  # so that small ones stay visible
+    shown = [f" {score:.2f}" for score in scores] if scores is not None else [""] * len(class_ids)
+    texts = labels or [names[int(number)] + score for number, score in zip(class_ids, shown, strict=True)]
+    is_crowd = len(texts) > MOST_LABELS
+    named = set({class_ids[index]: index for index in order[::-1]}.values()) if is_crowd else set(order)
     colors = [class_color(int(class_id)) for class_id in class_ids] if colors is None else colors
     covered = np.zeros(canvas.shape[:2], np.uint8)  # 255 where a mask or a box lies
     anchors = {}
@@ -103,7 +92,7 @@ def draw_instances(
         anchors[index] = np.array([(left, top), (left, bottom)]) if ends is None else ends
     plates = _Plates(canvas, covered, font_scale, line_px)
     for index in order[::-1]:
-        if _area(places[index]) or boxes is not None:
+        if index in named and (_area(places[index]) or boxes is not None):
             plates.write(texts[index], anchors[index], places[index], colors[index])
     if not len(class_ids):
         plates.write(nothing, np.zeros((1, 2), int), (0, 0, 0, 0), (255, 255, 255))
@@ -337,11 +326,6 @@ def _draw_caption(canvas: np.ndarray, text: str, place: Rectangle) -> None:
     text_width, text_height, _, weight = _text_size(text, font_scale)
     origin = (max(left, (left + right - text_width) // 2), (top + bottom + text_height) // 2)
     cv2.putText(canvas, text, origin, cv2.FONT_HERSHEY_SIMPLEX, font_scale, (0, 0, 0), weight, cv2.LINE_AA)
-
-
-def _plate_area(text: str, font_scale: float) -> int:
-    width, above, below, _ = _text_size(text, font_scale)
-    return width * (above + below) if text else 0
 
 
 def _text_size(text: str, font_scale: float) -> tuple[int, int, int, int]:

@@ -15,9 +15,7 @@ from utils.yolo.orthogonal import Orthogonaliser
 
 NOMINAL_BATCH_SIZE = 64  # the batch YOLOv8's learning rate, weight decay and gradient clip were tuned for
 SGD_LR = 0.01  # of SGD and MuSGD, for the nominal batch
-ADAMW_LR = (
-    0.002  # Ultralytics' for one class; it takes less for more, which is worse (docs/research/recipe.md#fine-tuning)
-)
+ADAMW_LR = 0.002  # Ultralytics' for one class; its lower rates for more are worse (docs/research/recipe.md#fine-tuning)
 MUON_GAIN = 1.6  # factor of Muon's update, which MuSGD adds to SGD's; 0.2 in Ultralytics (docs/research/recipe.md)
 FEW_STEPS = 1000  # below, `auto` teaches trained weights with AdamW (docs/research/recipe.md#fine-tuning)
 OPTIMIZER_NAMES = {"sgd": "SGD", "musgd": "MuSGD", "adamw": "AdamW"}
