@@ -9,6 +9,7 @@
 #   make test-quick   check, then the tests that start no whole command: run it while you work
 #   make gpu          prove and measure the GPU path (docs/research/gpu.md); DEVICE=cpu: a dry run; PYTHON=python3: without .venv
 #   make chaos        attacks on real trainings (docs/research/reliability.md)
+#   make release     a wheel in dist/, if CHANGELOG.md names its version and the wheel works in a new environment
 #   make clean        remove .venv, the output of the demo, and caches
 
 VENV := .venv
@@ -21,7 +22,7 @@ NO_TESTS := 5# pytest: all of an extra have another marker
 RUNNING := .pytest_cache/running-tests
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: setup demo demo-recipes format check size test side-by-side test-quick gpu chaos clean
+.PHONY: setup demo demo-recipes format check size test side-by-side test-quick gpu chaos release clean
 
 setup: $(STAMP)
 
@@ -78,6 +79,13 @@ chaos: setup
 
 size:
 	@python3 .ci/size.py
+
+release: setup
+	@version=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml); grep -q "^## $$version, " CHANGELOG.md || \
+		{ echo "CHANGELOG.md has no heading '## $$version, DATE': write what changed, or correct the version in pyproject.toml" >&2; exit 1; }
+	@$(PYTHON) -m pytest tests/commands/test_python.py -k wheel
+	@$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
 
 clean:
 	rm -rf $(VENV) data/demo models/demo models/demo-windows outputs/demo outputs/recipes .mypy_cache .ruff_cache .import_linter_cache .pytest_cache
