@@ -152,7 +152,7 @@ class Predictions(list["Prediction"]):
 
     def __repr__(self) -> str:
         counts = Counter(name for prediction in self for name in prediction.class_names).most_common()
-        classes = f" of {len(counts)} class{'es' * (len(counts) != 1)}" if counts else ""
+        classes = f" of {counted(len(counts), 'class')}" if counts else ""
         sizes = [f"{prediction.photo.shape[1]} x {prediction.photo.shape[0]}" for prediction in self]
         place = sizes[0] if len(self) == 1 else counted(len(self), "photograph")
         each = ", ".join(f"{number} {printable(name)}" for name, number in counts)

@@ -59,7 +59,7 @@ def test_the_pages_blocks_train_predict_and_evaluate() -> None:
     assert {name: len(values) for name, values in left["history"].items()} == dict.fromkeys(names, 2)
     metrics = json.loads(Path("outputs/wires/metrics.json").read_text())
     assert json.loads(json.dumps(left["metrics"])) == metrics
-    assert read_image(Path("picture.jpg")).shape == (180, 240, 3)
+    assert read_image(Path("picture.jpg")).shape == (360, 480, 3)  # enlarged, so that labels hide no object
 
 
 def test_a_prediction_holds_what_inference_py_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def without_mask_line(number: int) -> str:
 
 def counted(number: int, what: str) -> str:
     """Return a number with its noun, such as "1 error", "0 errors" or "2 classes"."""
-    return f"{number:,} {what}{('es' if what.endswith(('s', 'ch')) else 's') * (number != 1)}"
+    return f"{number:,} {what}{('es' if what.endswith(('s', 'tch')) else 's') * (number != 1)}"
 
 
 # Six of Okabe and Ito's colours, which colour-blind people can distinguish (jfly.uni-koeln.de/color, 2008). Their yellow and

@@ -149,6 +149,6 @@ def test_method_2_runs_as_printed_lambdas_included(tmp_path: Path) -> None:
     alone = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     outputs = [finish(machine) for machine in [start(script, rank, **alone) for rank in "01"]]
     assert ["Device: cuda:0, 2 process(es) with" in output for output in outputs] == [True, False]
-    one, two = (torch.load(place / "last.pt") for place in (tmp_path / "one", folder))
+    one, two = (torch.load(place / "last.pt", weights_only=True) for place in (tmp_path / "one", folder))
     assert_equal(two["model_state_dict"], one["model_state_dict"])
     assert two["history"]["val_loss"] == one["history"]["val_loss"]
