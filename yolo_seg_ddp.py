@@ -82,6 +82,8 @@ def _options(opened: Mapping[str, Any], given: Mapping[str, Any], fixed: Collect
             wrong = f"unknown argument --{name}={printable(str(value))}{nearest(name, known)}"
             words = ", ".join((other_names(each, known) or [each])[0] for each in known)
             raise UsageError(f"{wrong}; known are {words}")
+        if own_name(name, known) == "img_size" and isinstance(value, list | tuple):
+            raise UsageError(f"{name}={value}: the network's input is square; give its side")
     return parse_config(PredictOptions, "", words_of({**opened, **given}), exits=False)
 
 

@@ -234,6 +234,7 @@ def test_what_is_wrong_is_raised_and_nothing_is_written(capsys: pytest.CaptureFi
         (lambda: evaluate(weights, source="x"), "unknown argument --source=x"),
         (lambda: open_model(weights, output="x"), "unknown argument --output=x; known are imgsz, .*conf"),
         (lambda: model("photograph.jpg", confidence=0.5), "--confidence=0.5.*; known are imgsz, .*conf,.*max_det"),
+        (lambda: model("photograph.jpg", imgsz=(640, 480)), r"imgsz=\(640, 480\): the network's input is square"),
         (lambda: model("photograph.jpg", device="cpu"), "unknown argument --device=cpu"),
         (lambda: model("photograph.jpg", stream=True, max_det=0), "--max-detections 0: must be at least 1"),
         (lambda: model(7), "a source of type int: expected a path"),
