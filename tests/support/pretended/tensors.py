@@ -132,7 +132,8 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, operator.overloadpacket.__name__
         with torch._C.DisableTorchFunction():
-            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            given = args[:1] if name == "__deepcopy__" else (args, kwargs)  # not what was copied before: it grows
+            tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
             index = next((one.__dict__[MARK] for one in tensors if is_on_gpu(one)), None)
             result = operator(*args, **kwargs)
             if index is None:
@@ -161,7 +162,8 @@ class PretendedGpu(TorchFunctionMode):
                 options: dict[str, bool] = {"allow_unreachable": True, "accumulate_grad": True}
                 return _engine_run_backward(args, (torch.ones_like(args[0]),), False, False, (), **options)
         with torch._C.DisableTorchFunction():  # what follows asks tensors themselves
-            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            given = args[:1] if name == "__deepcopy__" else (args, kwargs)  # not what was copied before: it grows
+            tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
             index = next((one.__dict__[MARK] for one in tensors if is_on_gpu(one)), None)
             if name in ("__get__", "__set__"):
                 return _attribute(function, name, args, index)
