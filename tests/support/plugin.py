@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 
-if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
-    # A core for each worker: commands then use one thread. Two threads wait long for each other beside another test.
+SLOT = os.environ.get("PYTEST_XDIST_WORKER", os.environ.pop("SLOT", "")).removeprefix(
+    "gw"
+)  # beside others: set by xdist or `make`
+if SLOT and hasattr(os, "sched_setaffinity"):
+    # A core for each: commands then use one thread. Two threads wait long for each other beside another test.
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) % len(cores)]})
+    os.sched_setaffinity(0, {cores[int(SLOT) % len(cores)]})
 import torch
 from filelock import FileLock
 
