@@ -231,3 +231,13 @@ def test_in_a_crowd_the_largest_of_each_class_is_named_and_masks_have_no_boxes(m
     assert not drawn[
         [y2 - 1 for _, _, _, y2 in boxes[:80]], [x for x, *_ in boxes[:80]]
     ].any()  # where a box would have a corner
+
+
+def test_labels_that_are_given_are_all_written_where_few_instances_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    plates = noted_plates(monkeypatch)
+    polygons = [
+        np.array([(x, y), (x + 20, y), (x + 20, y + 20)]) for y in range(20, 820, 80) for x in range(20, 820, 80)
+    ]
+    given = {"labels": ["missed", "false", *[""] * 98]}
+    draw_instances(np.zeros((840, 840, 3), np.uint8), [0] * 100, None, polygons, None, NAMES, **given)
+    assert len(plates) == 2

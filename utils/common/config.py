@@ -47,9 +47,7 @@ def read_yaml(kinds: Kinds, path: Path, flag: str = "", including: tuple[Path, .
     `kinds`: each option's field and annotation. Raises UsageError that names the file and the key.
     """
     try:
-        loaded = read_back(
-            path, lambda found: mapping({} if found is None else found), "correct the file", is_yaml=True
-        )
+        loaded = read_back(path, lambda one: mapping({} if one is None else one), "correct the file", is_yaml=True)
     except OSError as error:
         raise UsageError(f"{flag}{path}: {error.strerror}") from error
     except UserError as error:

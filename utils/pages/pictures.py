@@ -17,7 +17,7 @@ from utils.predict.regions import Region
 _MASK_TENTHS = 4  # tenths of the class colour in a tinted pixel; an integer, so that no float picture is needed
 _GRID_BACKGROUND = 255
 NO_DETECTIONS = "no detections"  # text on a picture without detections
-MOST_LABELS = 60  # of more instances the largest of each class has one, and masks have no boxes
+MOST_LABELS = 60  # of more the largest instance of each class has one, and masks have no boxes
 READABLE_PX = 480  # long side of a picture whose labels leave its objects visible, at least
 MIN_THIN = 8.0  # length over width of an object that is drawn without a box
 MIN_THIN_SHARE = 0.04  # of the picture's long side that such an object measures at least
@@ -50,7 +50,7 @@ def draw_instances(
     """Return a copy of a picture with instances drawn on it: tinted mask with outline, box, and label of each.
 
     A thin object has no box, and its label lies at one of its ends. Labels do not overlap each other, nor masks if there is
-    room. A line connects a label with an object that is further away. Of more than MOST_LABELS instances only the largest of each class has one.
+    room. A line connects a label with an object that is further away. A crowd has one label a class (MOST_LABELS).
     boxes: (n, 4) xyxy in pixels. masks: bool (n, height, width) of the picture's size, n polygons (k, 2) in pixels,
     or n masks cut to a part of the picture.
     colors: RGB of each instance, instead of its class's colour. labels: text of each, instead of class and score; "" for
@@ -74,8 +74,9 @@ def draw_instances(
     order = sorted(range(len(class_ids)), key=lambda index: -_area(places[index]))  # so that small ones stay visible
     shown = [f" {score:.2f}" for score in scores] if scores is not None else [""] * len(class_ids)
     texts = labels or [names[int(number)] + score for number, score in zip(class_ids, shown, strict=True)]
-    is_crowd = len(texts) > MOST_LABELS
-    named = set({class_ids[index]: index for index in order[::-1]}.values()) if is_crowd else set(order)
+    named = [index for index in order if texts[index]]
+    if is_crowd := len(named) > MOST_LABELS:
+        named = list({class_ids[index]: index for index in named[::-1]}.values())
     colors = [class_color(int(class_id)) for class_id in class_ids] if colors is None else colors
     covered = np.zeros(canvas.shape[:2], np.uint8)  # 255 where a mask or a box lies
     anchors = {}
