@@ -238,6 +238,6 @@ def test_labels_that_are_given_are_all_written_where_few_instances_have_one(monk
     polygons = [
         np.array([(x, y), (x + 20, y), (x + 20, y + 20)]) for y in range(20, 820, 80) for x in range(20, 820, 80)
     ]
-    given = {"labels": ["missed", "false", *[""] * 98]}
-    draw_instances(np.zeros((840, 840, 3), np.uint8), [0] * 100, None, polygons, None, NAMES, **given)
+    labels = ["missed", "false", *[""] * 98]
+    draw_instances(np.zeros((840, 840, 3), np.uint8), [0] * 100, None, polygons, None, NAMES, labels=labels)
     assert len(plates) == 2
