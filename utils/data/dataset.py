@@ -50,7 +50,7 @@ class Sample:
 
     image uint8 (S, S, 3) RGB; class_ids int64 (N,); boxes float32 (N, 4) xyxy; masks int32 (S/4, S/4): 0 is background,
     k + 1 the k-th instance (smaller instances lie on top). The photograph fills `inner_size` (width, height) of its
-    pixels, from `pad` (left, top) on.
+    pixels, from `pad` (left, top) on. ignored, ignored_ids: regions to ignore, as in Photo.
     """
 
     index: int
@@ -62,6 +62,8 @@ class Sample:
     inner_size: tuple[int, int] = (0, 0)
     pad: tuple[int, int] = (0, 0)
     colour_gains: tuple[float, ...] = NO_GAINS  # to be applied on the device
+    ignored_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    ignored: list[np.ndarray] = field(default_factory=list)
 
 
 @dataclass

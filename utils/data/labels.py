@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +12,23 @@ from utils.common.files import read_text
 from utils.data.dataset_yaml import DatasetSpec, label_file_for
 
 MAX_LABEL_FILE_BYTES = 20_000_000
+ANY_CLASS = -1  # of a region to ignore
 OUTSIDE_TOLERANCE = 1e-3  # fraction of the image; rounding errors up to this are clipped, more is an error
 
 
 @dataclass(frozen=True)
 class Photo:
-    """A photograph's file and labels; polygons are float (V, 2), normalised x, y."""
+    """A photograph's file and labels; polygons are float (V, 2), normalised x, y.
+
+    ignored: outlines of regions to ignore, in which nobody says what is there; ignored_ids int64 are the classes that each
+    is ignored for, ANY_CLASS for all.
+    """
 
     file: Path
     class_ids: np.ndarray
     polygons: list[np.ndarray]
+    ignored_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    ignored: list[np.ndarray] = field(default_factory=list)
 
 
 class LabelError(UserError):
