@@ -18,7 +18,7 @@ import numpy as np
 
 from utils.common.errors import UsageError
 from utils.common.text import counted
-from utils.evaluation.metrics.matching import LEVELS
+from utils.evaluation.metrics.matching import IOU_THRESHOLDS, LEVELS
 from utils.evaluation.metrics.results import ImageResult
 
 RECALL, FALSE_ALARMS = "recall", "false_alarms"
@@ -94,7 +94,9 @@ class Promise:
                 totals[group] += lengths[0, 1]
                 sums[group] += lengths[0, 2:]
                 continue
-            chosen = (result.class_ids == class_id) & (result.mask_hits[:, 0] != is_alarm)
+            is_hit = result.mask_hits[:, 0]
+            wanted = ~is_hit & (result.mask_ignored < IOU_THRESHOLDS[0]) if is_alarm else is_hit
+            chosen = (result.class_ids == class_id) & wanted
             totals[group] += 1 if is_alarm else np.count_nonzero(result.target_class_ids == class_id)
             sums[group] += (result.scores[chosen][:, None] >= LEVELS).sum(axis=0)
         shares = sums[totals > 0] / totals[totals > 0, None]

@@ -26,8 +26,13 @@ from utils.data.cache import load_photo
 from utils.data.dataset import Photo, Sample
 from utils.data.images import NATIVE_LONG_SIDE_PX, encode_jpeg, read_image, upright_size
 from utils.evaluation.evaluate import AP_IOU, strides_of
-from utils.evaluation.metrics.matching import CONFUSION_MIN_SCORE, box_iou, pair_ignoring_class
-from utils.evaluation.native_masks import OnMasks, outlines_in_photo, place
+from utils.evaluation.metrics.matching import (
+    CONFUSION_MIN_IOU,
+    CONFUSION_MIN_SCORE,
+    ignored_shares,
+    pair_ignoring_class,
+)
+from utils.evaluation.native_masks import OnMasks, compare_boxes, outlines_in_photo, place
 from utils.evaluation.tile_search import Candidate
 from utils.pages import NO_DETECTIONS, READABLE_PX, draw_instances
 from utils.pages.pictures import CONFUSED, FALSE, MISSED, RIGHT, Mask
@@ -40,7 +45,8 @@ LONG_SIDE_PX = 640
 MAX_LARGE = 1000  # photographs of a split whose pictures have LONG_SIDE_PX; those of more have READABLE_PX
 JPEG_QUALITY = 80
 Color = tuple[int, int, int]
-ERROR_OF = {RIGHT: "", MISSED: "missed", FALSE: "false", CONFUSED: "confused"}
+IGNORED = (150, 150, 150)  # a detection in a region to ignore
+ERROR_OF = {RIGHT: "", MISSED: "missed", FALSE: "false", CONFUSED: "confused", IGNORED: ""}
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ def draw_image(candidate: Candidate, index: int, at_full_size: bool = False) -> 
         (sample.class_ids, outlines_in_photo(sample, placement), true_colors, true_names, "no labels"),
         (class_ids, masks, found_colors, texts, NO_DETECTIONS),
     ):
-        labels = ["" if color == RIGHT else text for color, text in zip(colors, words, strict=True)]
+        labels = [text if ERROR_OF[color] else "" for color, text in zip(colors, words, strict=True)]
         look: dict[str, Any] = {"colors": colors, "labels": labels, "dashed": [color == MISSED for color in colors]}
         look |= {"nothing": nothing, "min_px": READABLE_PX}
         picture = draw_instances(photo, ids, None, shapes, None, candidate.names, **look)
@@ -122,12 +128,13 @@ def judge(
     """
     inputs = torch.from_numpy(sample.boxes), found.boxes
     truth, boxes = (placement.boxes_to_photo(one).numpy() for one in inputs)
-    iou = box_iou(truth, boxes) if in_photo else box_iou(*(one.numpy() for one in inputs))
-    partner = pair_ignoring_class(iou, len(sample.class_ids), found.scores.numpy()).tolist()
+    overlap = compare_boxes(sample, found, placement if in_photo else None)
     true, predicted = sample.class_ids.tolist(), found.class_ids.tolist()
+    partner = pair_ignoring_class(overlap[: len(true)], len(true), found.scores.numpy()).tolist()
+    ignored = ignored_shares(overlap[len(true) :], sample.ignored_ids, found.class_ids.numpy()) > CONFUSION_MIN_IOU
     percent = (100 * found.scores).round().int().tolist()
     of_label = [MISSED] * len(true)
-    of_detection = [FALSE] * len(predicted)
+    of_detection = [IGNORED if one else FALSE for one in ignored]
     rows = []
     for label, detection in enumerate(partner):
         seen = (-1, -1)
@@ -139,7 +146,7 @@ def judge(
     rows += [
         (RESULTS.index("false"), predicted[detection], predicted[detection], percent[detection], *boxes[detection])
         for detection in range(len(predicted))
-        if detection not in partner
+        if of_detection[detection] == FALSE
     ]
     return of_label, of_detection, np.array(rows, np.float64).reshape(-1, 8).round().astype(np.int64)
 

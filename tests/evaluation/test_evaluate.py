@@ -1,7 +1,7 @@
 """Evaluation of drawn photographs: on one rank and on several, in batches of any size, beside faster-coco-eval."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,22 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from faster_coco_eval import COCO, COCOeval_faster
 
 from evaluate_model import EvaluationConfig, choose_resolution
-from tests.support.oracle import NAMES, SIZE_PX, Oracle, draw_photos, evaluate_oracle
+from tests.support.oracle import NAMES, SIZE_PX, Oracle, WithRegions, draw_photos, evaluate_oracle
 from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.files import write_text_atomic
 from utils.data.dataset import Photo, Sample, SegmentationDataset, collate
 from utils.data.images import write_jpeg
 from utils.data.label_shapes import sizes_on_disk
+from utils.data.labels import ANY_CLASS
 from utils.data.polygons import SIZES
 from utils.data.target_masks import draw_truth
 from utils.evaluation import input_masks
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import Evaluation, PhotoPixels
 from utils.evaluation.input_masks import begin_mask_overlaps
-from utils.evaluation.metrics.results import ImageResult
+from utils.evaluation.metrics.matching import IOU_THRESHOLDS
+from utils.evaluation.metrics.results import ImageResult, pool_predictions
 from utils.evaluation.metrics.summary import choose_worst, count_errors
 from utils.evaluation.metrics.thin_objects import ThinRule
 from utils.evaluation.native_masks import outlines_in_photo, place
@@ -61,6 +64,7 @@ def several_sets(folder: Path) -> dict[str, Any]:
     """
     found = {f"{count}": evaluate_photos(folder, count) for count in (1, 2, 7, NUM_PHOTOS)}
     found["native"] = evaluate_photos(folder, 7, native=True)
+    found |= {f"regions {native}": evaluate_photos(folder, 7, native, regions=True) for native in (False, True)}
     answer = {
         name: {**one.metrics, "image_ids": [each.image_id for each in one.results]} for name, one in found.items()
     }
@@ -124,6 +128,8 @@ def test_results_do_not_depend_on_the_batch_size(folder: Path) -> None:
 def test_overlap_is_that_of_whole_masks(way: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = SegmentationDataset(draw_photos(folder, 6), SIZE_PX)
     samples = [dataset[(0, index)] for index in range(6)]
+    samples = [replace(one, ignored=[*one.polygons[:2], *dataset[(0, 3)].polygons[:1]]) for one in samples]
+    samples[4] = replace(samples[4], ignored=[])
     rng = torch.Generator().manual_seed(0)
     prototypes = torch.randn(6, 32, SIZE_PX // 4, SIZE_PX // 4, generator=rng)
     found = []
@@ -139,7 +145,11 @@ def test_overlap_is_that_of_whole_masks(way: str, folder: Path, monkeypatch: pyt
         masks = prototype_masks(maps, detections, SIZE_PX).numpy()
         shared = np.einsum("myx,nyx->mn", truth.astype(np.float32), masks.astype(np.float32))
         union = truth.sum((1, 2))[:, None] + masks.sum((1, 2)) - shared
-        np.testing.assert_allclose(iou, shared / np.maximum(union, 1e-7), rtol=1e-6)
+        drawn = [draw_truth([one], SIZE_PX) > 0 for one in sample.ignored]
+        regions = np.array(drawn, bool).reshape(-1, *masks.shape[1:])
+        shares = (regions[:, None] & masks).sum((2, 3)) / masks.sum((1, 2)).clip(1)
+        expected = np.concatenate([shared / np.maximum(union, 1e-7), shares])
+        np.testing.assert_allclose(iou, expected, rtol=1e-6)
         assert areas.tolist() == (masks.sum((1, 2)) * 16.0).tolist()
     assert max(iou.max() for iou, _ in overlaps if iou.size) > 0.1
 
@@ -156,7 +166,9 @@ def test_sizes_divide_the_targets_and_knowing_them_changes_nothing_else(folder: 
 
 
 def test_native_metrics_are_named_per_class(alone: dict[str, Any]) -> None:
-    rows = alone["native"]["per_class"]
+    rows, ignoring = (alone[name]["per_class"] for name in ("native", "regions True"))
+    for name, is_less in (("length_px", False), ("missed_px", False), ("invented_px", True)):
+        assert (sum(row[name] for row in ignoring) < sum(row[name] for row in rows)) == is_less
     for row in rows:
         assert row["native_mask_map50"] == row["mask_map50"]
         assert row["native_mask_map50_95"] == row["mask_map50_95"]
@@ -165,17 +177,50 @@ def test_native_metrics_are_named_per_class(alone: dict[str, Any]) -> None:
         assert row["pieces_per_object"] >= 1
 
 
-def test_native_results_agree_with_faster_coco_eval(folder: Path, tmp_path: Path) -> None:
+def coco_precision(results: list[ImageResult], kind: str, class_id: int) -> np.ndarray:
+    """Return the precision at 101 recalls as COCO's tools define it, (10, 101), from what was matched and ignored."""
+    pool = pool_predictions(results)
+    mine = pool["class_ids"] == class_id
+    hits, shares = pool[f"{kind}_hits"][mine].astype(bool), pool[f"{kind}_ignored"][mine]
+    num_targets = (pool["target_class_ids"] == class_id).sum()
+    rows = np.zeros((10, 101))
+    for row, hit, threshold in zip(rows, hits.T, IOU_THRESHOLDS, strict=True):
+        found = hit[hit | (shares < threshold)].cumsum()
+        precision = np.maximum.accumulate((found / np.arange(1, len(found) + 1))[::-1])[::-1]
+        place = np.searchsorted(found / num_targets, np.linspace(0, 1, 101))
+        row[:] = np.append(precision, 0)[place]
+    return rows
+
+
+@pytest.mark.parametrize("regions", [False, True])
+def test_native_results_agree_with_faster_coco_eval(folder: Path, tmp_path: Path, regions: bool) -> None:
     photos = draw_photos(folder, NUM_PHOTOS)
     size_of = sizes_on_disk(photos)
     collector = CocoCollector([photo.file for photo in photos], size_of)
     pixels = PhotoPixels(size_of, compare=True, on_masks=collector.see_masks)
-    ours = evaluate_photos(folder, NUM_PHOTOS, photo=pixels, on_image=collector.see_image).metrics
+    options: dict[str, Any] = {"photo": pixels, "on_image": collector.see_image, "regions": regions}
+    evaluation = evaluate_photos(folder, NUM_PHOTOS, **options)
+    ours = evaluation.metrics
     predictions, ground_truth = collector.gather(NAMES)
     write_text_atomic(tmp_path / "predictions.json", json.dumps(predictions))
     write_text_atomic(tmp_path / "ground_truth.json", json.dumps(ground_truth))
     coco = evaluate_with_faster_coco_eval(tmp_path / "ground_truth.json", tmp_path / "predictions.json")
-    assert len(ground_truth["annotations"]) == ours["num_targets"] > 100
+    crowds = [one["iscrowd"] for one in ground_truth["annotations"]]
+    assert len(crowds) - sum(crowds) == ours["num_targets"] > 100
+    drawn = WithRegions(photos, SIZE_PX)
+    ids = np.concatenate([drawn[(0, index)].ignored_ids for index in range(NUM_PHOTOS)])
+    assert sum(crowds) == (np.where(ids == ANY_CLASS, len(NAMES), 1).sum() if regions else 0)
+    truth = COCO(str(tmp_path / "ground_truth.json"))
+    for kind, iou_type, hidden in (("box", "bbox", ""), ("mask", "segm", "bbox")):
+        entries = [{name: one[name] for name in one if name != hidden} for one in predictions]
+        judge = COCOeval_faster(truth, truth.loadRes(entries), iou_type)
+        judge.run()
+        for class_id in range(len(NAMES)):
+            expected = judge.eval["precision"][:, :, class_id, 0, -1]  # at all thresholds and recalls
+            np.testing.assert_allclose(coco_precision(evaluation.results, kind, class_id), expected, atol=1e-9)
+        pool = pool_predictions(evaluation.results)
+        is_ignored = (pool[f"{kind}_hits"] == 0) & (pool[f"{kind}_ignored"][:, None] >= IOU_THRESHOLDS)
+        assert is_ignored.sum(axis=0).min() > 9 if regions else not is_ignored.any()
     assert [(one["width"], one["height"]) for one in ground_truth["images"]] == [*map(size_of, range(NUM_PHOTOS))]
     for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95"):
         assert 0.2 < ours[name] < 0.9

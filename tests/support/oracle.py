@@ -4,6 +4,7 @@ Its answer to a photograph never depends on the others of the batch, so that a t
 ranks and batches, and nothing else.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,10 +72,23 @@ class Oracle(nn.Module):
         return {name: torch.from_numpy(np.stack([answer[name] for answer in answers])) for name in answers[0]}
 
 
-def evaluate_oracle(photos: list[Photo], batch_size: int = 5, **options: Any) -> Evaluation:
+class WithRegions(SegmentationDataset):
+    """The photographs with up to four overlapping regions to ignore each, of one class or of all."""
+
+    def __getitem__(self, key: Any) -> Sample:
+        sample = super().__getitem__(key)
+        rng = np.random.default_rng((13, sample.index))
+        ids, low = rng.integers(-1, len(NAMES), int(rng.integers(0, 5))), np.array(sample.pad)
+        shapes = [_ellipse(low + rng.random(2) * sample.inner_size, np.exp(rng.uniform(3, 5, 2))) for _ in ids]
+        outlines = [shape.clip(low, low + sample.inner_size).astype(np.float32) for shape in shapes]
+        return replace(sample, ignored_ids=ids, ignored=outlines)
+
+
+def evaluate_oracle(photos: list[Photo], batch_size: int = 5, regions: bool = False, **options: Any) -> Evaluation:
     """Evaluate the stand-in on this rank's share of photographs, with the options of `evaluate`."""
     batches = ShardBatches(len(photos), batch_size, distributed.rank(), distributed.world_size())
-    loader = get_dataloader(SegmentationDataset(photos, SIZE_PX), batches, 0, False)
+    dataset = (WithRegions if regions else SegmentationDataset)(photos, SIZE_PX)
+    loader = get_dataloader(dataset, batches, 0, False)
     model = Oracle(photos)
     return evaluate(model, loader, NAMES, SegmentationLoss(model), torch.device("cpu"), **options)
 

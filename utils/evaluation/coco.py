@@ -12,8 +12,9 @@ from faster_coco_eval.core import mask as coco_mask
 
 from utils import distributed
 from utils.data.dataset import Sample
+from utils.data.labels import ANY_CLASS
 from utils.data.polygons import SIZES
-from utils.evaluation.native_masks import fill_outline, outlines_in_photo, place, target_areas
+from utils.evaluation.native_masks import fill_outline, outlines_in_photo, place, regions_to_ignore, target_areas
 from utils.predict.detections import Detections, Letterbox
 from utils.predict.regions import Region, column_runs
 
@@ -44,19 +45,20 @@ class CocoCollector:
             self.detections.append({**entry, **shape, "file_name": self.files[sample.index].name})
 
     def see_image(self, sample: Sample, detections: Detections, prototypes: torch.Tensor) -> None:
-        """Add an image's labels; an object's mask is its whole outline, filled."""
+        """Add an image's labels, and its regions to ignore as crowds; a mask is the whole outline, filled."""
         width, height = self.size_of(sample.index)
         placement = place(sample, (width, height))
         file_name = self.files[sample.index].name
         self.images.append({"id": sample.index, "file_name": file_name, "width": width, "height": height})
-        boxes = placement.boxes_to_photo(torch.from_numpy(sample.boxes)).numpy()
-        areas = target_areas(sample, placement).tolist()
-        outlines = outlines_in_photo(sample, placement)
-        for class_id, box, area, outline in zip(sample.class_ids.tolist(), boxes, areas, outlines, strict=True):
-            region = fill_outline(outline, placement.photo_size)
-            entry = {"image_id": sample.index, "category_id": class_id, "area": round(area, 1), "iscrowd": 0}
-            mask = encode_region(region, placement.photo_size)
-            self.annotations.append({**entry, "bbox": _xywh(box), "segmentation": mask})
+        for is_crowd, one in enumerate((sample, regions_to_ignore(sample))):
+            boxes = placement.boxes_to_photo(torch.from_numpy(one.boxes)).numpy()
+            areas = target_areas(one, placement).tolist()
+            outlines = outlines_in_photo(one, placement)
+            for class_id, box, area, outline in zip(one.class_ids.tolist(), boxes, areas, outlines, strict=True):
+                region = fill_outline(outline, placement.photo_size)
+                entry = {"image_id": one.index, "category_id": class_id, "area": round(area, 1), "iscrowd": is_crowd}
+                mask = encode_region(region, placement.photo_size)
+                self.annotations.append({**entry, "bbox": _xywh(box), "segmentation": mask})
 
     def gather(self, names: tuple[str, ...]) -> tuple[list[Entry], Entry]:
         """Return all ranks' detections, sorted by image, and the ground truth. Every rank must reach this."""
@@ -66,7 +68,9 @@ class CocoCollector:
         annotations = sorted(_joined(self.annotations), key=lambda annotation: annotation["image_id"])
         categories = [{"id": class_id, "name": name} for class_id, name in enumerate(names)]
         # COCO's tools treat an annotation with id 0 as missing.
-        numbered = [{"id": number, **annotation} for number, annotation in enumerate(annotations, start=1)]
+        classes = {class_id: [class_id] for class_id in range(len(names))} | {ANY_CLASS: [*range(len(names))]}
+        pairs = [(one, class_id) for one in annotations for class_id in classes[one["category_id"]]]
+        numbered = [{"id": number, **one, "category_id": of} for number, (one, of) in enumerate(pairs, start=1)]
         return detections, {"images": images, "categories": categories, "annotations": numbered}
 
 

@@ -17,11 +17,11 @@ from utils.common.devices import Precision
 from utils.data.dataset import Sample
 from utils.data.polygons import size_classes
 from utils.evaluation.input_masks import begin_mask_overlaps
-from utils.evaluation.metrics.matching import box_iou, confusion_pairs, hit_targets, sizes_of_predictions
+from utils.evaluation.metrics.matching import confusion_pairs, hit_targets, ignored_shares, sizes_of_predictions
 from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
 from utils.evaluation.metrics.summary import summarise, summarise_sizes
 from utils.evaluation.metrics.thin_objects import ThinRule, found_lengths, measure, summarise_thin
-from utils.evaluation.native_masks import OnMasks, masks_in_photo, place, region_iou, target_areas
+from utils.evaluation.native_masks import OnMasks, compare_boxes, masks_in_photo, place, region_iou, target_areas
 from utils.predict.detections import Detections, Letterbox, detect, photo_masks, raw_outputs
 from utils.predict.regions import Region
 from utils.yolo.inputs import prepare_batch
@@ -57,10 +57,10 @@ class PhotoPixels:
 
 
 class Compared(NamedTuple):
-    """One image's labels against its detections: IoU of boxes and masks (m, n), masks' areas (n,), see `measure`."""
+    """One image's detections: overlap of boxes and masks (m + regions, n), see `region_iou`, masks' areas (n,), see `measure`."""
 
-    box_iou: np.ndarray
-    mask_iou: np.ndarray
+    boxes: np.ndarray
+    masks: np.ndarray
     mask_areas: np.ndarray
     centrelines: np.ndarray
     lengths: np.ndarray = NO_LENGTHS  # see `found_lengths`
@@ -169,7 +169,7 @@ def match_batch_async(
         for (sample, detections, placement), (iou, areas) in zip(images, end_overlaps(), strict=True):
             if placement is not None:  # from pixels of the input to the photograph's
                 areas = areas * (np.prod(placement.photo_size) / np.prod(placement.inner_size))
-            compared = Compared(box_iou(sample.boxes, detections.boxes.numpy()), iou, areas, np.zeros(0))
+            compared = Compared(compare_boxes(sample, detections), iou, areas, np.zeros(0))
             results.append(_result(sample, detections, placement, compared, num_classes))
         return results
 
@@ -204,22 +204,23 @@ def _compare_in_photo(
         start += len(masks.found)
         if photo.on_masks is not None:
             photo.on_masks(sample, placement, masks.detections, masks.found)
-    truth = placement.boxes_to_photo(torch.from_numpy(sample.boxes)).numpy()
-    box_overlap = box_iou(truth, placement.boxes_to_photo(detections.boxes).numpy())
     iou, areas = (np.concatenate(parts, axis=-1) for parts in zip(*overlaps, strict=True))
     chosen = (detections.class_ids.numpy()[is_thin], detections.scores.numpy()[is_thin])
     compared = (masks.truth, masks.truth_class_ids, thin, *chosen, photo.thin)
     lengths = found_lengths(*compared) if photo.thin.at_levels else NO_LENGTHS
-    return Compared(box_overlap, iou, areas, measure(*compared), lengths)
+    ignored = [*zip(sample.ignored_ids.tolist(), masks.ignored, strict=True)]
+    return Compared(compare_boxes(sample, detections, placement), iou, areas, measure(*compared, ignored), lengths)
 
 
 def _result(
     sample: Sample, detections: Detections, placement: Letterbox | None, compared: Compared, num_classes: int
 ) -> ImageResult:
-    """Match one image's detections and labels by the IoU of their boxes and masks."""
-    scores, class_ids = detections.scores.numpy(), detections.class_ids.numpy()
-    box_hits = hit_targets(compared.box_iou, sample.class_ids, class_ids)
-    mask_hits = hit_targets(compared.mask_iou, sample.class_ids, class_ids)
+    """Match one image's detections and labels by the overlap of their boxes and masks."""
+    scores, class_ids, num_targets = detections.scores.numpy(), detections.class_ids.numpy(), len(sample.class_ids)
+    iou = compared.boxes[:num_targets]
+    box_hits = hit_targets(iou, sample.class_ids, class_ids)
+    mask_hits = hit_targets(compared.masks[:num_targets], sample.class_ids, class_ids)
+    ignored = ignored_shares(compared.boxes[num_targets:], sample.ignored_ids, class_ids)
     sizes: dict[str, np.ndarray] = {}
     if placement is not None:
         in_photo = placement.boxes_to_photo(detections.boxes).numpy()
@@ -237,9 +238,11 @@ def _result(
         box_hits=box_hits >= 0,
         mask_hits=mask_hits >= 0,
         target_class_ids=sample.class_ids,
-        box_confusion=confusion_pairs(compared.box_iou, sample.class_ids, class_ids, scores, num_classes),
+        box_confusion=confusion_pairs(iou, sample.class_ids, class_ids, scores, num_classes, ignored),
         centrelines=compared.centrelines,
         lengths=compared.lengths,
+        box_ignored=ignored,
+        mask_ignored=ignored_shares(compared.masks[num_targets:], sample.ignored_ids, class_ids),
         **sizes,
     )
 

@@ -1,4 +1,4 @@
-"""Masks at the resolution of the prototypes, a quarter of the input's: their IoU."""
+"""Masks at the resolution of the prototypes, a quarter of the input's: their overlap."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,8 @@ from utils.data.dataset import Sample
 from utils.data.target_masks import MASK_STRIDE, draw_truth
 from utils.predict.detections import Detections, prototype_masks
 
-# IoU float32 (m, n) of an image's labels and detections, and the detections' areas float64 (n,) in input pixels.
+# Float32 (m + regions, n): the IoU of an image's labels and detections, and the share of each detection in each region to
+# ignore; and the detections' areas float64 (n,) in input pixels.
 Overlap = tuple[np.ndarray, np.ndarray]
 
 
@@ -24,17 +25,29 @@ def begin_mask_overlaps(
     owners = [draw_truth(sample.polygons, sample.image.shape[0]).astype(np.int64) for sample in samples]
     compare = _shared_on_host if prototypes.device.type == "cpu" else _shared_on_device
     shared_of = compare(samples, found, prototypes, owners)
+    in_regions = [_begin_regions(*image) for image in zip(samples, found, prototypes, strict=True)]
 
     def end() -> list[Overlap]:
         overlaps = []
-        for owner, sample, shared in zip(owners, samples, shared_of(), strict=True):
+        for owner, sample, shared, in_region in zip(owners, samples, shared_of(), in_regions, strict=True):
             targets = np.bincount(owner.flat, minlength=len(sample.polygons) + 1)[1:].astype(np.float32)
             union = targets[:, None] + shared[-1] - shared[:-1]
             iou = shared[:-1] / union.clip(min=np.float32(1e-7))
-            overlaps.append((iou, shared[-1].astype(np.float64) * MASK_STRIDE**2))
+            shares = in_region().numpy() / shared[-1].clip(min=1)
+            overlaps.append((np.concatenate([iou, shares]), shared[-1].astype(np.float64) * MASK_STRIDE**2))
         return overlaps
 
     return end
+
+
+def _begin_regions(sample: Sample, found: Detections, prototypes: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Begin to count the pixels of each detection in each region to ignore: float32 (regions, n)."""
+    if not sample.ignored:
+        return lambda: torch.zeros(0, len(found))
+    size_px = sample.image.shape[0]
+    drawn = np.stack([draw_truth([outline], size_px) > 0 for outline in sample.ignored])  # each: they may overlap
+    regions = copy_to_device(torch.from_numpy(drawn), prototypes.device).flatten(1).float()
+    return copy_to_host(regions @ prototype_masks(prototypes, found, size_px).flatten(1).float().T)
 
 
 def _shared_on_host(

@@ -4,12 +4,14 @@ An object's mask is its whole outline, even where another object covers it. All 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cv2
 import numpy as np
+import torch
 
 from utils.data.dataset import Sample
+from utils.data.polygons import polygon_boxes
 from utils.evaluation.metrics.matching import box_iou
 from utils.predict.detections import Detections, Letterbox
 from utils.predict.regions import Region, fill_outline
@@ -24,10 +26,23 @@ def place(sample: Sample, photo_size: tuple[int, int]) -> Letterbox:
     return Letterbox(sample.image.shape[0], sample.inner_size, sample.pad, photo_size)
 
 
+def regions_to_ignore(sample: Sample) -> Sample:
+    """Return the sample with its regions to ignore in place of its targets."""
+    boxes = polygon_boxes(sample.ignored).astype(np.float32)
+    return replace(sample, class_ids=sample.ignored_ids, boxes=boxes, polygons=sample.ignored)
+
+
 def outlines_in_photo(sample: Sample, placement: Letterbox) -> list[np.ndarray]:
     """Return the targets' outlines in pixels of the photograph: float64 (V, 2) xy each."""
     enlarge = np.array(placement.photo_size) / placement.inner_size
     return [(polygon.astype(np.float64) - placement.pad) * enlarge for polygon in sample.polygons]
+
+
+def compare_boxes(sample: Sample, found: Detections, placement: Letterbox | None = None) -> np.ndarray:
+    """Return the overlap of boxes, as `region_iou` does that of masks. placement: compare in the photograph's pixels."""
+    inputs = (torch.from_numpy(sample.boxes), torch.from_numpy(regions_to_ignore(sample).boxes), found.boxes)
+    truth, regions, boxes = ((placement.boxes_to_photo(one) if placement else one).numpy() for one in inputs)
+    return np.concatenate([box_iou(truth, boxes), box_iou(regions, boxes, of_second=True)])
 
 
 def target_areas(sample: Sample, placement: Letterbox) -> np.ndarray:
@@ -43,6 +58,7 @@ class PhotoMasks:
     truth: list[Region]
     truth_areas: np.ndarray  # float64 (m,)
     truth_class_ids: np.ndarray  # int64 (m,)
+    ignored: list[Region]  # the regions to ignore
     found: list[Region]
     detections: Detections  # those of `found`
 
@@ -54,8 +70,11 @@ def masks_in_photo(
 
     The regions of a part have about PIXELS_PER_PART pixels, so memory does not grow with the number of detections.
     """
-    truth = [fill_outline(outline, placement.photo_size) for outline in outlines_in_photo(sample, placement)]
-    labels = (truth, areas_of(truth), sample.class_ids)
+    truth, ignored = (
+        [fill_outline(outline, placement.photo_size) for outline in outlines_in_photo(one, placement)]
+        for one in (sample, regions_to_ignore(sample))
+    )
+    labels = (truth, areas_of(truth), sample.class_ids, ignored)
     found: list[Region] = []
     for end, region in enumerate(regions, start=1):
         found.append(region)
@@ -71,10 +90,15 @@ def areas_of(regions: Sequence[Region]) -> np.ndarray:
 
 
 def region_iou(masks: PhotoMasks) -> tuple[np.ndarray, np.ndarray]:
-    """Return the IoU of labels and detections (m, n), 0 between different classes, and the detections' areas (n,)."""
+    """Return the overlap with detections (m + regions, n), and the detections' areas (n,).
+
+    It is the IoU of a label, 0 between different classes, and the share of a detection in a region to ignore.
+    """
     areas = areas_of(masks.found)
     same_class = masks.truth_class_ids[:, None] == masks.detections.class_ids.numpy()
-    return mask_iou(masks.truth, masks.found, (masks.truth_areas, areas), same_class), areas
+    iou = mask_iou(masks.truth, masks.found, (masks.truth_areas, areas), same_class)
+    shared = [region.shared_pixels(one) for region in masks.ignored for one in masks.found]
+    return np.concatenate([iou, np.reshape(shared, (len(masks.ignored), len(areas))) / areas.clip(min=1)]), areas
 
 
 def mask_iou(

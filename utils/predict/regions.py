@@ -37,6 +37,12 @@ class Region:
         left, top, right, bottom = self.corners
         canvas[top:bottom, left:right] |= self.mask
 
+    def covers(self, pixels: np.ndarray) -> np.ndarray:
+        """Return whether each of some pixels, int (K, 2) xy, is in the mask, which has a width and a height: bool (K,)."""
+        places = pixels - (self.left, self.top)
+        inside = places.clip(0, np.array(self.mask.shape[::-1]) - 1)
+        return self.mask[inside[:, 1], inside[:, 0]] & (inside == places).all(axis=1)
+
     def shared_pixels(self, other: Region) -> int:
         """Count the pixels in both masks."""
         shared = intersection(self.corners, other.corners)

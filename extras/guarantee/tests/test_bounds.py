@@ -69,6 +69,9 @@ def test_false_alarms_are_promised_from_the_high_end_and_both_promises_meet() ->
     report = report_class("pole", both, 200, "flights")
     assert report["threshold"] == 0.9, "the highest that keeps both"
     assert (np.array(report["certain"]["false_alarms"]) >= 2.5 * both[1].means - 1e-4).all()
+    ignored = [replace(one, mask_ignored=np.array([0, 1, 1, 1, 1])) for one in results]
+    losses = [one.losses(ignored, names, 0) for one in promises]
+    assert losses[1].sum() == 0 < losses[0].sum() == both[0].losses.sum()
     early = Assessed.of(NINE_OF_TEN, np.ones((100, 1)) * (LEVELS >= 0.1), 0.025)
     assert "no confidence keeps both promises" in report_class("pole", [early, both[1]], 9, "flights")["words"]
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from extras.report import gallery
-from extras.report.gallery import CONFUSED, FALSE, MISSED, RIGHT, Thumbnails, draw_cards
+from extras.report.gallery import CONFUSED, FALSE, IGNORED, MISSED, RIGHT, Thumbnails, draw_cards
 from extras.report.photographs import RESULTS
-from tests.support.oracle import NAMES, Oracle, draw_photos, evaluate_oracle
+from tests.support.oracle import NAMES, SIZE_PX, Oracle, WithRegions, draw_photos, evaluate_oracle
 from utils.data.images import decode_image
 from utils.data.label_shapes import sizes_on_disk
 from utils.evaluation.evaluate import FULL_PRECISION, PhotoPixels
@@ -27,8 +27,8 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Judged:
     photos = draw_photos(tmp_path_factory.mktemp("photos"), 9)
     model = Oracle(photos)
     how = (torch.device("cpu"), FULL_PRECISION, False)
-    candidate = Candidate("best.pt", model, SegmentationLoss(model), model.dataset, NAMES, *how)
-    return candidate, evaluate_oracle(photos, photo=PhotoPixels(sizes_on_disk(photos))).results
+    candidate = Candidate("best.pt", model, SegmentationLoss(model), WithRegions(photos, SIZE_PX), NAMES, *how)
+    return candidate, evaluate_oracle(photos, regions=True, photo=PhotoPixels(sizes_on_disk(photos))).results
 
 
 def test_the_pictures_show_what_was_counted_and_stay_within_their_bytes(judged: Judged) -> None:
@@ -72,7 +72,7 @@ def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of
         return draw(*given, **named)
 
     monkeypatch.setattr(gallery, "draw_instances", noted)
-    evaluate_oracle(photos, photo=PhotoPixels(size_of, on_masks=thumbnails.see_masks))
+    evaluate_oracle(photos, regions=True, photo=PhotoPixels(size_of, on_masks=thumbnails.see_masks))
     listed = thumbnails.gather()
     assert list(listed) == sorted(set(seen)) == list(range(len(photos)))
     for row, drawn in zip(count_errors(results, len(NAMES), candidate.dataset.photos), colors, strict=True):
@@ -90,6 +90,7 @@ def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of
         assert ((rows[:, 3] == -1) == [kind == "missed" for kind in kinds]).all(), "what is missed has no confidence"
         assert (rows[:, 4:6] < rows[:, 6:]).all()
         assert (rows[:, 4:].reshape(-1, 2, 2) <= np.array(photo.size) + 1).all()
+    assert any(IGNORED in drawn for drawn in colors)
     monkeypatch.setattr(gallery, "MAX_LISTED", 5)
     assert Thumbnails(photos, False, print).wanted == {0, 2, 4, 6, 8}
 

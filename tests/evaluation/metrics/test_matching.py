@@ -13,6 +13,7 @@ from utils.evaluation.metrics.matching import (
     box_iou,
     confusion_pairs,
     hit_targets,
+    ignored_shares,
     sizes_of_predictions,
 )
 from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
@@ -64,6 +65,10 @@ def test_confusion_pairs_name_misses_and_false_alarms() -> None:
     scores = np.array([0.9, 0.8, 0.7, 0.25])  # the last is not above 0.25
     pairs = confusion_pairs(iou, np.array([0, 1]), np.array([0, 1, 0, 0]), scores, 5)
     assert sorted(pairs.tolist()) == [[0, 0], [0, 5], [1, 5], [5, 1]]  # an IoU of 0.45 is not above 0.45
+    shares = ignored_shares(np.array([[0.6, 0.46, 0.45], [0.9, 0.9, 0.9]]), np.array([-1, 2]), np.array([0, 1, 0]))
+    assert shares.tolist() == pytest.approx([0.6, 0.46, 0.45])
+    pairs = confusion_pairs(iou, np.array([0, 1]), np.array([0, 1, 0, 0]), scores, 5, np.append(shares, 0))
+    assert sorted(pairs.tolist()) == [[0, 0], [0, 5], [5, 1]], "a share of 0.45 is not above 0.45"
     assert confusion_pairs(np.zeros((0, 1)), np.zeros(0), np.array([4]), np.array([0.5]), 5).tolist() == [[4, 5]]
     assert confusion_pairs(np.zeros((1, 0)), np.array([4]), np.zeros(0), np.zeros(0), 5).tolist() == [[5, 4]]
 

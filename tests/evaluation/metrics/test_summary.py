@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.evaluation.made_up import image_result, one_image, random_results, ra
 from tests.support.plugin import PROJECT
 from utils.evaluation.metrics.matching import box_iou
 from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
-from utils.evaluation.metrics.summary import precision_recall_curves, summarise
+from utils.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves, summarise
 from utils.evaluation.tables import class_table
 
 NAMES = ["conductor", "pole", "crossarm", "insulator", "cutouts"]
@@ -102,6 +103,22 @@ def test_order_and_owner_of_images_change_nothing_even_when_confidences_tie() ->
         gathered = [unpack_results(pack_results(part)) for part in reversed(parts)]
         assert summarise(merge_results(gathered), NAMES) == expected
         assert summarise(shuffled, NAMES) == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_ignored_leaves_all_numbers_but_no_hit_does(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ignored, left = [], []
+    for one in random_results(seed, 30, decimals=2):
+        box, mask = one.box_hits[:, 0], one.mask_hits[:, 0]
+        kept = (one.box_hits | one.mask_hits).any(axis=1) | (rng.random(len(box)) < 0.4)
+        box_share, mask_share = (np.where(kept, hit / 2, 1) for hit in (box, mask))
+        ignored.append(replace(one, box_ignored=box_share, mask_ignored=mask_share))
+        rows = {name: getattr(one, name)[kept] for name in ("scores", "class_ids", "box_hits", "mask_hits")}
+        left.append(image_result(one.image_id, *rows.values(), one.target_class_ids, one.box_confusion))
+    assert sum(len(one.scores) for one in left) < sum(len(one.scores) for one in ignored) - 9
+    for numbers in (summarise, precision_recall_curves, operating_points, lambda found, names: calibration(found)):
+        np.testing.assert_equal(numbers(ignored, NAMES), numbers(left, NAMES))
 
 
 def test_classes_without_targets_do_not_count_in_the_means() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.evaluation.made_up import image_result
+from utils.data.labels import ANY_CLASS
 from utils.data.polygons import elongated_classes, elongation
 from utils.evaluation.metrics import thin_objects
 from utils.evaluation.metrics.matching import LEVELS
@@ -30,7 +31,8 @@ def scores_of(truth: list[Region], found: list[Region], **options: Any) -> dict[
 def wires(truth: list[Region], found: list[Region], **options: Any) -> np.ndarray:
     """Compare regions that are all wires, and predictions that are all certain."""
     classes = [np.full(len(regions), WIRE) for regions in (truth, found)]
-    return measure(truth, classes[0], found, classes[1], np.ones(len(found)), ThinRule((WIRE, OTHER), **options))
+    ignored, rule = options.pop("ignored", ()), ThinRule((WIRE, OTHER), **options)
+    return measure(truth, classes[0], found, classes[1], np.ones(len(found)), rule, ignored)
 
 
 def summaries(*of_images: np.ndarray) -> list[dict[str, Any]]:
@@ -78,6 +80,13 @@ def test_the_tolerance_is_that_which_is_given() -> None:
     assert scores_of([WHOLE], [bar(100, 52, 1000)], tolerance_px=1.5) == values(0, 0, None)
     slanted = [Region(x, 0, np.eye(200, dtype=bool)) for x in (0, 6)]  # 4.2 px beside
     assert scores_of(slanted[:1], slanted[1:])["centreline_recall"] == pytest.approx(0, abs=0.05)
+
+
+@pytest.mark.parametrize(("class_id", "precision"), [(WIRE, 1), (ANY_CLASS, 1), (OTHER, 2 / 3)])
+def test_found_length_in_a_region_to_ignore_of_the_class_does_not_count(class_id: int, precision: float) -> None:
+    around, behind = [(class_id, bar(50, 290, 600, 30))], [(class_id, bar(1098, 0, 902, 400))]
+    assert scores_of([WHOLE], [WHOLE, bar(100, 300, 500)], ignored=around) == values(1, precision, 1)
+    assert scores_of([WHOLE], [bar(850, 50, 500)], ignored=behind) == values(0.25, 1 if precision == 1 else 0.5, 1)
 
 
 def test_crossing_wires_are_told_apart() -> None:

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from utils.data.labels import ANY_CLASS
+
 IOU_THRESHOLDS = (np.arange(50, 100, 5) / 100).astype(np.float32)  # 0.50, 0.55, ... 0.95
 # Confidences for which a guarantee is sought, the same whatever the data are (extras/guarantee/bounds.py).
 LEVELS = np.array([0.001, 0.002, 0.005, *(np.arange(1, 100) / 100)], np.float32)
@@ -9,8 +11,11 @@ CONFUSION_MIN_SCORE = 0.25  # the confusion matrix ignores less confident predic
 CONFUSION_MIN_IOU = 0.45
 
 
-def box_iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the pairwise IoU, shape (m, n), of boxes (m, 4) and (n, 4) in xyxy; 0 where both are empty."""
+def box_iou(first: np.ndarray, second: np.ndarray, *, of_second: bool = False) -> np.ndarray:
+    """Return the pairwise IoU, shape (m, n), of boxes (m, 4) and (n, 4) in xyxy; 0 where both are empty.
+
+    of_second: return the intersection's share of the second box instead, as COCO does for crowds.
+    """
     a = np.asarray(first, np.float64).reshape(-1, 1, 4)
     b = np.asarray(second, np.float64).reshape(1, -1, 4)
     # One axis after the other: NumPy takes several times as long for a product over an axis of two.
@@ -19,7 +24,9 @@ def box_iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
         for axis in (0, 1)
     )
     overlap = width * height
-    union = (a[..., 2:] - a[..., :2]).prod(axis=-1) + (b[..., 2:] - b[..., :2]).prod(axis=-1) - overlap
+    union = (b[..., 2:] - b[..., :2]).prod(axis=-1)
+    if not of_second:
+        union = (a[..., 2:] - a[..., :2]).prod(axis=-1) + union - overlap
     return np.divide(overlap, union, out=np.zeros_like(overlap), where=union > 0)
 
 
@@ -54,6 +61,12 @@ def hit_targets(iou: np.ndarray, target_class_ids: np.ndarray, predicted_class_i
     return hits
 
 
+def ignored_shares(shares: np.ndarray, region_class_ids: np.ndarray, predicted_class_ids: np.ndarray) -> np.ndarray:
+    """Return each prediction's largest share in a region to ignore of its class, float32 (n,), from shares (regions, n)."""
+    is_of_class = np.isin(region_class_ids, ANY_CLASS)[:, None] | (region_class_ids[:, None] == predicted_class_ids)
+    return np.where(is_of_class, shares, 0).max(axis=0, initial=0).astype(np.float32)
+
+
 def sizes_of_predictions(hits: np.ndarray, target_sizes: np.ndarray, own_sizes: np.ndarray) -> np.ndarray:
     """Return the size class in which each prediction counts, at each IoU threshold: uint8 (n, 10).
 
@@ -65,19 +78,25 @@ def sizes_of_predictions(hits: np.ndarray, target_sizes: np.ndarray, own_sizes: 
 
 
 def confusion_pairs(
-    iou: np.ndarray, target_class_ids: np.ndarray, predicted_class_ids: np.ndarray, scores: np.ndarray, num_classes: int
+    iou: np.ndarray,
+    target_class_ids: np.ndarray,
+    predicted_class_ids: np.ndarray,
+    scores: np.ndarray,
+    num_classes: int,
+    ignored: np.ndarray | float = 0.0,
 ) -> np.ndarray:
     """Pair predictions and targets of any classes for the confusion matrix: int64 (k, 2).
 
     iou: (m targets, n predictions). Rows are (predicted class, true class); `num_classes` means a missed target in the
-    first column and background in the second. See `pair_ignoring_class`.
+    first column and background in the second. See `pair_ignoring_class`; without partner, what is ignored is no row.
     """
     targets, predictions = np.asarray(target_class_ids, np.int64), np.asarray(predicted_class_ids, np.int64)
     partner = pair_ignoring_class(iou, len(targets), scores)
     named = np.append(predictions, num_classes)[partner]  # -1, no partner, picks the last
     unpaired = np.ones(len(predictions), np.bool_)
     unpaired[partner[partner >= 0]] = False
-    false_alarms = np.flatnonzero(unpaired & (np.asarray(scores) > CONFUSION_MIN_SCORE))
+    is_false = unpaired & (np.asarray(scores) > CONFUSION_MIN_SCORE) & (np.asarray(ignored) <= CONFUSION_MIN_IOU)
+    false_alarms = np.flatnonzero(is_false)
     background = np.full(len(false_alarms), num_classes, np.int64)
     return np.concatenate(
         [np.stack([named, targets], axis=1), np.stack([predictions[false_alarms], background], axis=1)]

@@ -16,7 +16,7 @@ class ImageResult:
     box_confusion: pairs (predicted class, true class), see `confusion_pairs`.
     box_sizes, mask_sizes, target_sizes: positions in SIZES, see `sizes_of_predictions`; all empty if AP by size is not
     wanted. centrelines: lengths and numbers of thin objects by class, see `thin_objects.measure`. lengths: see
-    `thin_objects.found_lengths`. Raises ValueError if
+    `thin_objects.found_lengths`. box_ignored, mask_ignored: see `ignored_shares`; 0 if not given. Raises ValueError if
     shapes disagree.
     """
 
@@ -32,17 +32,20 @@ class ImageResult:
     target_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (m,) uint8
     centrelines: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (classes, 7) int64
     lengths: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (classes, 2 + levels) int64
+    box_ignored: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (n,) float32, 0-1
+    mask_ignored: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (n,) float32, 0-1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_id", int(self.image_id))
         for name, (dtype, width, _) in _ARRAYS.items():
             array: np.ndarray = np.asarray(getattr(self, name), dtype=dtype)
+            array = np.zeros(len(self.scores), dtype) if name.endswith("_ignored") and array.size == 0 else array
             array = array.reshape(-1, width) if width and array.size == 0 else array
             if array.shape[1:] != ((width,) if width else ()) or array.ndim == 0:
                 raise ValueError(f"image {self.image_id}: {name} has the shape {array.shape}")
             object.__setattr__(self, name, array)
-        if not len(self.scores) == len(self.class_ids) == len(self.box_hits) == len(self.mask_hits):
-            raise ValueError(f"image {self.image_id}: scores, class_ids, box_hits and mask_hits differ in length")
+        if len({len(getattr(self, name)) for name, (_, _, rows) in _ARRAYS.items() if rows == "predictions"}) > 1:
+            raise ValueError(f"image {self.image_id}: scores, class_ids, hits and ignored differ in length")
         sized = (len(self.box_sizes), len(self.mask_sizes), len(self.target_sizes))
         if sized not in ((0, 0, 0), (len(self.scores), len(self.scores), len(self.target_class_ids))):
             raise ValueError(f"image {self.image_id}: sizes are given for some predictions or targets, not for all")
@@ -61,6 +64,8 @@ _ARRAYS: dict[str, tuple[type, int, str]] = {  # name: (dtype, columns or 0 for 
     "target_sizes": (np.uint8, 0, "sized_targets"),
     "centrelines": (np.int64, 7, "centrelines"),
     "lengths": (np.int64, 2 + len(LEVELS), "lengths"),
+    "box_ignored": (np.float32, 0, "predictions"),
+    "mask_ignored": (np.float32, 0, "predictions"),
 }
 
 

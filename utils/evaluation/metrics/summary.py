@@ -75,11 +75,8 @@ def summarise_sizes(results: Iterable[ImageResult], names: Sequence[str]) -> dic
         values: dict[str, Any] = {"num_targets": int(num_targets.sum())}
         of_class = [(pool["class_ids"] == class_id, number) for class_id, number in enumerate(num_targets) if number]
         for kind in KINDS:
-            hits, counted = pool[f"{kind}_hits"], pool[f"{kind}_sizes"] == position
-            columns = [(hits[:, at], counted[:, at]) for at in range(len(IOU_THRESHOLDS))]
-            table = np.array(
-                [[_average_precision(hit[mine & own], number) for hit, own in columns] for mine, number in of_class]
-            )
+            hits, counted = pool[f"{kind}_hits"], (pool[f"{kind}_sizes"] == position) & _is_counted(pool, kind)
+            table = np.array([_average_precisions(hits[mine], counted[mine], number) for mine, number in of_class])
             values[f"{kind}_map50"] = float(table[:, 0].mean()) if len(table) else None
             values[f"{kind}_map50_95"] = float(table.mean()) if len(table) else None
         answer[size] = values
@@ -114,6 +111,11 @@ def _checked_pool(results: Iterable[ImageResult], num_classes: int) -> tuple[lis
     return images, pool_predictions(images)
 
 
+def _is_counted(packed: dict[str, np.ndarray], kind: str) -> np.ndarray:
+    """Return which predictions are right or wrong, at each of IOU_THRESHOLDS: hits, and what is not ignored; bool (p, 10)."""
+    return packed[f"{kind}_hits"].astype(bool) | (packed[f"{kind}_ignored"][:, None] < IOU_THRESHOLDS)
+
+
 def _class_curves(
     pool: dict[str, np.ndarray], kind: str, class_ids: np.ndarray, num_targets: np.ndarray
 ) -> tuple[dict[str, Any], int]:
@@ -121,25 +123,23 @@ def _class_curves(
 
     pool: of `pool_predictions`. The best confidence has the highest smoothed mean F1.
     """
-    hits, scores, axis = pool[f"{kind}_hits"], pool["scores"], _AXIS
+    hits, scores, axis, is_counted = pool[f"{kind}_hits"], pool["scores"], _AXIS, _is_counted(pool, kind)
     average_precision = np.zeros((len(class_ids), len(IOU_THRESHOLDS)))
     precision, recall, precision_at_recall = (np.zeros((len(class_ids), len(axis))) for _ in range(3))
     for row, class_id in enumerate(class_ids):
         mine = pool["class_ids"] == class_id
+        average_precision[row] = _average_precisions(hits[mine], is_counted[mine], num_targets[class_id])
+        mine &= is_counted[:, 0]
         if not mine.any():
             continue
-        hit_counts = hits[mine].cumsum(axis=0, dtype=np.int64)  # (p, 10): among the first 1, 2, ... p predictions
+        hit_counts = hits[mine, 0].cumsum(dtype=np.int64)  # at IoU 0.5, among the first 1, 2, ... p predictions
         recalls = hit_counts / num_targets[class_id]
-        precisions = hit_counts / np.arange(1, len(hit_counts) + 1)[:, None]
+        precisions = hit_counts / np.arange(1, len(hit_counts) + 1)
         # np.interp needs an ascending axis and the confidences descend, so both are negated. Above the highest
         # confidence there is no prediction: recall is 0 and precision 1.
-        recall[row] = np.interp(-axis, -scores[mine], recalls[:, 0], left=0)
-        precision[row] = np.interp(-axis, -scores[mine], precisions[:, 0], left=1)
-        for column in range(len(IOU_THRESHOLDS)):
-            steps, envelope = _precision_envelope(recalls[:, column], precisions[:, column])
-            average_precision[row, column] = _area_101(steps, envelope)
-            if column == 0:
-                precision_at_recall[row] = np.interp(axis, steps, envelope)
+        recall[row] = np.interp(-axis, -scores[mine], recalls, left=0)
+        precision[row] = np.interp(-axis, -scores[mine], precisions, left=1)
+        precision_at_recall[row] = np.interp(axis, *_precision_envelope(recalls, precisions))
     f1 = 2 * precision * recall / (precision + recall + _EPSILON)
     best = int(_smooth(f1.mean(axis=0)).argmax()) if len(class_ids) else 0
     curves = {"class_ids": class_ids, "axis": axis, "average_precision": average_precision, "precision": precision}
@@ -147,12 +147,14 @@ def _class_curves(
     return {**curves, "best_confidence": float(axis[best])}, best
 
 
-def _average_precision(hits: np.ndarray, num_targets: int) -> float:
-    """Return the AP of one class at one IoU from its predictions' hits (p,) in descending order of confidence."""
+def _average_precisions(hits: np.ndarray, is_counted: np.ndarray, num_targets: int) -> list[float]:
+    """Return a class's AP at each of IOU_THRESHOLDS from hits (p, 10) in descending order of confidence."""
     if not len(hits):
-        return 0.0
-    hit_counts = hits.cumsum(dtype=np.int64)
-    return _area_101(*_precision_envelope(hit_counts / num_targets, hit_counts / np.arange(1, len(hits) + 1)))
+        return [0.0] * len(IOU_THRESHOLDS)
+    found = (hits & is_counted).cumsum(axis=0, dtype=np.int64)  # among the first 1, 2, ... p predictions
+    # What is not counted repeats the point before it, which changes no curve.
+    recalls, precisions = found / num_targets, found / is_counted.cumsum(axis=0).clip(min=1)
+    return [_area_101(*_precision_envelope(*pair)) for pair in zip(recalls.T, precisions.T, strict=True)]
 
 
 def _precision_envelope(recall: np.ndarray, precision: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -185,15 +187,15 @@ def calibration(results: Iterable[ImageResult]) -> dict[str, dict[str, Any]]:
     None without detections.
     """
     packed = pack_results(merge_results([results]))
-    scores = packed["scores"].astype(np.float64)
-    kept = scores >= CALIBRATION_MIN_CONFIDENCE
-    scores = scores[kept]
     edges = np.linspace(0, 1, CALIBRATION_BINS + 1)
-    number = np.minimum((scores * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
-    counts = np.bincount(number, minlength=CALIBRATION_BINS)
-    confidence_sums = np.bincount(number, scores, CALIBRATION_BINS)
     answer: dict[str, dict[str, Any]] = {}
     for kind in KINDS:
+        scores = packed["scores"].astype(np.float64)
+        kept = _is_counted(packed, kind)[:, 0] & (scores >= CALIBRATION_MIN_CONFIDENCE)
+        scores = scores[kept]
+        number = np.minimum((scores * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+        counts = np.bincount(number, minlength=CALIBRATION_BINS)
+        confidence_sums = np.bincount(number, scores, CALIBRATION_BINS)
         hit_sums = np.bincount(number, packed[f"{kind}_hits"][kept, 0], CALIBRATION_BINS)
         answer[kind] = {
             "error": float(np.abs(confidence_sums - hit_sums).sum() / len(scores)) if len(scores) else None,
@@ -221,15 +223,13 @@ def operating_points(results: Iterable[ImageResult], names: Sequence[str]) -> di
     not read off interpolated curves. Of several thresholds with equal F1 the highest is taken.
     """
     pool = pool_predictions(merge_results([results]))
-    is_of_class = [pool["class_ids"] == class_id for class_id in range(len(names))]
     num_targets = np.bincount(pool["target_class_ids"], minlength=len(names)).tolist()
-    return {
-        kind: [
-            _best_point(pool["scores"][chosen], pool[f"{kind}_hits"][chosen, 0], number)
-            for chosen, number in zip(is_of_class, num_targets, strict=True)
-        ]
-        for kind in KINDS
-    }
+    points: dict[str, list[dict[str, Any] | None]] = {}
+    for kind in KINDS:
+        is_counted = _is_counted(pool, kind)[:, 0]
+        pairs = [((pool["class_ids"] == class_id) & is_counted, number) for class_id, number in enumerate(num_targets)]
+        points[kind] = [_best_point(pool["scores"][one], pool[f"{kind}_hits"][one, 0], number) for one, number in pairs]
+    return points
 
 
 def _best_point(scores: np.ndarray, hits: np.ndarray, num_targets: int) -> dict[str, Any] | None:

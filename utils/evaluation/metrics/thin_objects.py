@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from utils.data.labels import ANY_CLASS
 from utils.evaluation.metrics.matching import LEVELS
 from utils.evaluation.metrics.results import ImageResult
 from utils.predict.lines.thinning import centreline
@@ -39,6 +40,7 @@ def measure(
     class_ids: np.ndarray,
     scores: np.ndarray,
     rule: ThinRule,
+    ignored: Sequence[tuple[int, Region]] = (),
 ) -> np.ndarray:
     """Compare the centrelines of one photograph's objects and predictions: int64 (classes, 7), columns COLUMNS.
 
@@ -47,7 +49,8 @@ def measure(
     Wiedemann et al., "Empirical evaluation of automatically extracted road axes" (1998), which are clDice's terms (arXiv
     2003.07311, section 3) with the other mask replaced by its widened centreline, so that a fat mask gains nothing. A
     prediction is a piece of the object whose centreline is near the largest part of its own, if that is MIN_SHARE or
-    more; num_found objects have num_pieces pieces together.
+    more; num_found objects have num_pieces pieces together. Parts of predictions in a region to ignore of their class count
+    neither as predicted nor as right. ignored: classes and regions.
     """
     rows = []
     for class_id in rule.classes:
@@ -58,6 +61,8 @@ def measure(
         if not true_lines and not found_lines:
             continue
         found_near, _ = _near(true_lines, found_lines, rule.tolerance_px)
+        for region in (region for number, region in ignored if number in (class_id, ANY_CLASS)):
+            found_lines = [rest for line in found_lines if len(rest := line[~region.covers(line)])]
         right_near, shared_px = _near(found_lines, true_lines, rule.tolerance_px)
         lengths = np.array([len(line) for line in found_lines], np.int64)
         pieces = np.zeros(len(true_lines), np.int64)
