@@ -1,5 +1,6 @@
 """The segmentation loss: Ultralytics' numbers on one rank, one rank's gradients on two and three; boxes and their anchors."""
 
+import dataclasses
 import os
 import types
 from functools import partial
@@ -15,8 +16,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torchvision.ops import complete_box_iou_loss
 
 from tests.support.ranks import run_ranks
-from tests.yolo.conftest import NAMES, SIZE_PX, assert_same_gradients, batch_of, doubled, random_outputs, targets_of
+from tests.yolo.conftest import (
+    NAMES,
+    SIZE_PX,
+    assert_same_gradients,
+    batch_of,
+    doubled,
+    random_outputs,
+    targets_of,
+    with_regions,
+)
 from utils import distributed
+from utils.data.labels import ANY_CLASS
 from utils.engine import EngineOptions, TrainingEngine
 from utils.yolo.assigner import inside_boxes
 from utils.yolo.boxes import AnchorGrid, anchor_grid, complete_iou
@@ -30,6 +41,8 @@ BATCH_SIZE_PER_RANK = 2
 
 def share_of(targets: Targets, images: slice) -> Targets:
     """Return the targets of a range of images, as those images' own batch."""
+    numbers = torch.zeros(0) if targets.ignored_of is None else targets.ignored_of[0]
+    here = (numbers >= images.start) & (numbers < images.stop)
     chosen = (targets.batch_index >= images.start) & (targets.batch_index < images.stop)
     return Targets(
         targets.batch_index[chosen] - images.start,
@@ -37,6 +50,10 @@ def share_of(targets: Targets, images: slice) -> Targets:
         targets.boxes[chosen],
         targets.masks[images],
         targets.size_px,
+        ignored=None if targets.ignored is None else targets.ignored[here],
+        ignored_of=None
+        if targets.ignored_of is None
+        else targets.ignored_of[:, here] - torch.tensor([[images.start], [0]]),
     )
 
 
@@ -90,7 +107,13 @@ def test_the_loss_under_autocast_is_computed_in_float32(model: Any) -> None:
 
 
 FAMILIES_ON_RANKS = (("yolov8n", 2), ("yolov8n", 3), ("yolo26n", 2))
-SCENES = {"unequal": [2, 0, 4, 9, 2, 3], "one rank empty": [4, 6, 0, 0, 2, 3], "all empty": [0] * 6}
+SCENES = {
+    "unequal": [2, 0, 4, 9, 2, 3],
+    "one rank empty": [4, 6, 0, 0, 2, 3],
+    "all empty": [0] * 6,
+    "regions": [2, 0, 4, 9, 2, 3],
+}
+REGIONS = ((0, ANY_CLASS), (1, 2), (3, 0), (3, 1))  # in the scene "regions": image, class
 
 
 def gradient_of(wrapped: nn.Module, model: Any, images: torch.Tensor, targets: Targets) -> tuple[torch.Tensor, float]:
@@ -137,6 +160,7 @@ def compare_with_one_rank() -> dict[str, Any]:
             continue
         model, of_all = frozen_model(family), slice(BATCH_SIZE_PER_RANK * world_size)
         whole = {scene: targets_of(counts[of_all], SIZE_PX) for scene, counts in SCENES.items()}
+        whole["regions"] = with_regions(whole["regions"], *REGIONS)
         alone = {name: gradient_of(model, model, images[of_all], whole[name]) for name in whole if rank == 0}
         join_world(family, world_size)
         wrapped = DistributedDataParallel(model)
@@ -180,6 +204,42 @@ def test_ranks_together_compute_the_gradient_of_one(
     assert difference["gradient"] <= 1e-5
     assert difference["loss"] <= 1e-5
     assert comparison[f"{family} on {world_size}: own normalisers"]["gradient"] > 1e-2
+
+
+@pytest.mark.parametrize("family", ["yolov8n", "yolo26n"])
+def test_in_a_region_to_ignore_nothing_teaches_background_and_objects_are_learned(family: str) -> None:
+    model, counts, regions = frozen_model(family), [6, 6, 6], ((0, ANY_CLASS), (1, 2))
+    plain = targets_of(counts, SIZE_PX)
+    targets = with_regions(plain, *regions)
+    masks = targets.masks
+    outputs = model(torch.rand(3, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(1)))
+    is_yolo26 = "one2many" in outputs
+    sets = [outputs["one2many"], outputs["one2one"]] if is_yolo26 else [outputs]
+    leaves = [part["scores"] for part in sets] + [outputs["one2many"]["proto"][1] if is_yolo26 else outputs["proto"]]
+    if is_yolo26:  # else the masks change which anchors are chosen
+        targets = dataclasses.replace(targets, masks=plain.masks)
+    taught, without = (
+        torch.autograd.grad(loss_for(model)(outputs, given)[0], leaves, retain_graph=True) for given in (targets, plain)
+    )
+    is_left = anchor_grid(STRIDES, SIZE_PX, torch.device("cpu")).sides[2] < SIZE_PX / 2  # (A,)
+    for now, before in zip(taught[:-1], without[:-1], strict=True):
+        in_region = torch.zeros_like(now, dtype=torch.bool)
+        in_region[0, :, is_left] = in_region[1, 2, is_left] = True
+        assert torch.equal(now[~in_region], before[~in_region]), "elsewhere nothing changes"
+        rise = before > 0  # background: the logit of a class is pushed down
+        assert (now[in_region & rise] == 0).sum() > 100
+        is_object = in_region & (before < 0)
+        assert is_object.any()
+        assert torch.equal(now[is_object], before[is_object])
+        assert not (now[in_region] > 0).logical_and(now[in_region] != before[in_region]).any()
+    on_nothing = (masks < 0)[:, None].expand(-1, len(NAMES) if is_yolo26 else 32, -1, -1)
+    step = on_nothing.shape[-1] // taught[-1].shape[-1]
+    on_nothing = on_nothing[..., ::step, ::step].clone()
+    if is_yolo26:  # the class of each pixel: only the region's
+        on_nothing[1, :2] = False
+    assert (taught[-1][on_nothing] == 0).all()
+    assert (without[-1][on_nothing] != 0).any()
+    assert (taught[-1][~on_nothing] != 0).any()
 
 
 def step_of(counts: list[int], accumulation_steps: int, folder: Path, criterion_type: Any) -> torch.Tensor:

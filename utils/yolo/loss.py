@@ -157,10 +157,24 @@ class SegmentationLoss:
         box, dfl = self._box_errors(
             _AnchorRows.apply(bins, image, anchor), true_sides, weight, strides, targets.size_px
         )
-        cls = _ClassError.apply(logits, probabilities, assigned.scores, constants.class_weights)
+        weights = self._class_weights(assigned.scores, targets, constants)
+        cls = _ClassError.apply(logits, probabilities, assigned.scores, weights)
         coefficients = _AnchorRows.apply(outputs["mask_coefficient"], image, anchor)  # (P, 32)
         seg = mask_loss(outputs["proto"], coefficients, targets.masks, mask_boxes, found)
         return LossSums(torch.stack([box, seg, cls, dfl]) * constants.gains, normalisers)
+
+    def _class_weights(self, scores: torch.Tensor, targets: Targets, constants: _Constants) -> torch.Tensor | None:
+        """Return the weights of the class errors, which broadcast to scores (B, classes, A); None for 1.
+
+        Where an anchor's centre lies in a region to ignore, it does not learn that the region's class is not there.
+        """
+        if targets.ignored is None:
+            return constants.class_weights
+        scale = targets.ignored.shape[-1] / targets.size_px
+        column, row = (constants.grid.sides[2:] * scale).long()  # (A,) each, in pixels of the maps
+        at_anchors = targets.ignored[:, row, column]  # (K, A)
+        counts = ~targets.is_ignored(at_anchors, *scores.shape[:2]) | (scores > 0)
+        return counts.to(scores.dtype) * (1 if constants.class_weights is None else constants.class_weights)
 
     def _assignment(self, outputs: dict[str, torch.Tensor], targets: Targets) -> tuple[Rule, PredictedMasks | None]:
         """Return how targets get their anchors."""
@@ -214,7 +228,7 @@ class _AnchorRows(torch.autograd.Function):
 
 
 class _ClassError(torch.autograd.Function):
-    """The sum of the BCE of logits with scores in 0..1, (B, classes, A), times class weights (classes, 1) or None: ().
+    """The sum of the BCE of logits with scores in 0..1, (B, classes, A), times class weights or None: ().
 
     `forward` computes the gradient too, from the logits' sigmoid; `backward` only scales it.
     """
