@@ -66,13 +66,8 @@ def to_train(folder: Path) -> None:
         (folder / "val" / file).rename(folder / "train" / file.replace("0", "9"))
 
 
-def to_ignore(folder: Path) -> None:
-    (folder / "val/ignore").mkdir()
-    (folder / "val/ignore/1.txt").write_text("-1 0.5 0.5 0.2 0.2\n")
-
-
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a region to ignore": (to_ignore, "1 photographs have other labels"),
+    "regions to ignore": (lambda d: shutil.copytree(d / "val/labels", d / "val/ignore"), "3 photographs have other labels"),
     "numbers of classes": (lambda d: [swap(file) for file in d.glob("*/labels/*")], "6 photographs have other labels"),
     "one label of val": (lambda d: (d / "val/labels/2.txt").write_text(""), "1 photographs have other labels .*val/images/2"),
     "no label file": (lambda d: (d / "train/labels/0.txt").unlink(), "1 photographs have other labels"),

@@ -124,14 +124,13 @@ def read_photos(spec: DatasetSpec, split: str, announce: Callable[[str], None] |
     photos: list[Photo] = []
     problems: list[str] = []
     files = spec.image_files(split, announce)
-    holds_folder, is_there = functools.cache(spec.holds), functools.cache(Path.exists)
+    holds_folder, has_regions = functools.cache(spec.holds), functools.cache(_has_regions)
     for file in files:
         try:
             label_file = find_label_file(spec, file, holds_folder)
             labels = read_yolo_label(label_file, len(spec.names)) if label_file else (np.zeros(0, np.int64), [])
-            ignore_file = None
-            if "images" in file.parts[:-1] and is_there(label_file_for(file, IGNORE_FOLDER).parent):
-                ignore_file = find_label_file(spec, file, holds_folder, IGNORE_FOLDER)
+            is_possible = has_regions(file.parent)
+            ignore_file = find_label_file(spec, file, holds_folder, IGNORE_FOLDER) if is_possible else None
             regions = read_yolo_label(ignore_file, len(spec.names), ANY_CLASS) if ignore_file else ()
             photos.append(Photo(file, *labels, *regions))
         except LabelError as error:
@@ -144,6 +143,11 @@ def read_photos(spec: DatasetSpec, split: str, announce: Callable[[str], None] |
         expected = printable(str(label_file_for(files[0])), 400)
         announce(f"WARNING: {split}: no photograph has an object; labels of the first are looked for in {expected}")
     return photos
+
+
+def _has_regions(folder: Path) -> bool:
+    """Return whether photographs of a folder may have regions to ignore."""
+    return "images" in folder.parts and label_file_for(folder / "any.jpg", IGNORE_FOLDER).parent.exists()
 
 
 def find_label_file(

@@ -29,12 +29,7 @@ Sides = tuple[bool, bool, bool, bool]  # of a window: left, top, right, bottom
 
 
 def pieces_in(
-    polygons: list[np.ndarray],
-    width: float,
-    height: float,
-    cut_sides: Sides,
-    side_px: int,
-    is_region: np.ndarray | None = None,
+    polygons: list[np.ndarray], width: float, height: float, cut_sides: Sides, side_px: int, is_region: np.ndarray
 ) -> tuple[list[int], list[np.ndarray]]:
     """Cut outlines, in pixels of the photograph from the upper left corner of a window, to the window.
 
@@ -60,9 +55,8 @@ def pieces_in(
     found.sort(key=lambda entry: entry[0])
     owners, pieces = [position for position, _ in found], [piece for _, piece in found]
     kept = _are_seen(pieces, (points, starts), owners, size, cut_sides, side_px)
-    if is_region is not None:
-        kept |= is_region[owners] & (areas(*join_outlines(pieces)) > 0)
-    return list(itertools.compress(owners, kept.tolist())), list(itertools.compress(pieces, kept.tolist()))
+    kept = (kept | is_region[owners] & (areas(*join_outlines(pieces)) > 0)).tolist()
+    return list(itertools.compress(owners, kept)), list(itertools.compress(pieces, kept))
 
 
 def _leaves_and_returns(points: np.ndarray, starts: np.ndarray, size: np.ndarray) -> np.ndarray:

@@ -157,24 +157,18 @@ class SegmentationLoss:
         box, dfl = self._box_errors(
             _AnchorRows.apply(bins, image, anchor), true_sides, weight, strides, targets.size_px
         )
-        weights = self._class_weights(assigned.scores, targets, constants)
+        weights = constants.class_weights
+        if (
+            targets.ignored is not None
+        ):  # an anchor whose centre lies in a region does not learn that its class is not there
+            column, row = (grid.sides[2:] * (targets.ignored.shape[-1] / targets.size_px)).long()  # (A,) each
+            is_ignored = targets.is_ignored(targets.ignored[:, row, column], *logits.shape[:2])  # (B, classes, A)
+            counts = (~is_ignored | (assigned.scores > 0)).float()
+            weights = counts if weights is None else counts * weights
         cls = _ClassError.apply(logits, probabilities, assigned.scores, weights)
         coefficients = _AnchorRows.apply(outputs["mask_coefficient"], image, anchor)  # (P, 32)
         seg = mask_loss(outputs["proto"], coefficients, targets.masks, mask_boxes, found)
         return LossSums(torch.stack([box, seg, cls, dfl]) * constants.gains, normalisers)
-
-    def _class_weights(self, scores: torch.Tensor, targets: Targets, constants: _Constants) -> torch.Tensor | None:
-        """Return the weights of the class errors, which broadcast to scores (B, classes, A); None for 1.
-
-        Where an anchor's centre lies in a region to ignore, it does not learn that the region's class is not there.
-        """
-        if targets.ignored is None:
-            return constants.class_weights
-        scale = targets.ignored.shape[-1] / targets.size_px
-        column, row = (constants.grid.sides[2:] * scale).long()  # (A,) each, in pixels of the maps
-        at_anchors = targets.ignored[:, row, column]  # (K, A)
-        counts = ~targets.is_ignored(at_anchors, *scores.shape[:2]) | (scores > 0)
-        return counts.to(scores.dtype) * (1 if constants.class_weights is None else constants.class_weights)
 
     def _assignment(self, outputs: dict[str, torch.Tensor], targets: Targets) -> tuple[Rule, PredictedMasks | None]:
         """Return how targets get their anchors."""
