@@ -102,9 +102,12 @@ class MaskFile(LabelFile):
         """Read the mask with a meaning of its values. Raises ValueError, LabelError and OSError."""
         data = source.read_bytes()
         objects, complaints, self.facts = measured_objects(meaning, data)  # the complaints come again in the build
+        void = [item for item in objects if item.is_region]
+        objects = [item for item in objects if not item.is_region]
         self.meaning, self.used = meaning, {item.value for item in objects}
         self.names = meaning.listed if self.used & {*meaning.listed} else sorted(self.used)
-        span, context = SPAN.pack(0, len(data), digest_of(data)), repr(replace(meaning, classes=None))
+        span = SPAN.pack(0, len(data), digest_of(data))
+        context = repr(replace(meaning, classes=None)) + " void" * len(void)
         masks = Counter([(item.value, MASK) for item in objects] + [("", MASK)] * len(complaints))
         self.rows = [AnnotationRow(photographs, source, span, context, partial(mask_objects, meaning), masks)]
 

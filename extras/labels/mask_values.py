@@ -5,7 +5,7 @@ import json
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -158,7 +158,8 @@ def measured_objects(meaning: Meaning, data: bytes) -> tuple[list[ShapeObject], 
     facts = MaskFacts({value: number for value, number in counts.items() if value}, values.size, is_binary)
     label = meaning.label or ONLY_CLASS
     if meaning.classes:
-        return *_paired(values, [value for value in found if value != VOID], meaning, by_colour), facts
+        shapes, complaints = _paired(values, [value for value in found if value != VOID], meaning, by_colour)
+        return shapes + _void(values), complaints, facts
     if meaning.is_whole:
         return _shapes((values > 0).astype(np.int32), [label] if found else []), [], facts
     are_named = len(found) > 1 and all(value in names for value in found if value != VOID)
@@ -171,7 +172,17 @@ def measured_objects(meaning: Meaning, data: bytes) -> tuple[list[ShapeObject], 
         return _shapes(_numbers(values, found), [label] * len(found)), [], facts
     classes = {value: names.get(value) or unlisted(value) for value in found if value != VOID or value in names}
     classes = {value: name for value, name in classes.items() if not is_background(name)}
-    return _shapes(*_connected(values, classes)), [], facts
+    void = _void(values) if VOID not in names else []
+    return _shapes(*_connected(values, classes)) + void, [], facts
+
+
+def _void(values: np.ndarray) -> list[ShapeObject]:
+    """Return the pixels of which nobody says what they show as a region to ignore, for all classes."""
+    is_void = values == VOID
+    return [
+        replace(shape, value="", is_region=True)
+        for shape in _shapes(is_void.astype(np.int32), ["void"] * bool(is_void.any()))
+    ]
 
 
 def unlisted(value: int) -> str:

@@ -116,7 +116,7 @@ def test_pieces_fill_what_the_outline_fills_inside_the_window(kind: str) -> None
 
 def test_a_wire_that_leaves_and_comes_back_is_two_instances() -> None:
     wire = np.array([[0, 20], [100, 160], [200, 20], [200, 26], [100, 166], [0, 26]], float)  # sags below the window
-    owners, pieces = pieces_in([rectangle(10, 10, 60, 60), wire], 200, 100, ALL_CUT, 200)
+    owners, pieces = pieces_in([rectangle(10, 10, 60, 60), wire], 200, 100, ALL_CUT, 200, np.zeros(2, bool))
     assert owners == [0, 1, 1]
     left, right = sorted(pieces[1:], key=lambda piece: piece[:, 0].min())
     assert left[:, 0].max() < 65
@@ -143,21 +143,21 @@ def test_a_wire_that_leaves_and_comes_back_is_two_instances() -> None:
 )
 def test_what_is_large_enough_to_see_is_kept(outline: np.ndarray, is_kept: bool) -> None:
     for factor in (1, 2.5):  # the rule holds in pixels of the network input, whatever part of the photograph they show
-        owners, _ = pieces_in([outline * factor], 640 * factor, 640 * factor, ALL_CUT, 640)
+        owners, _ = pieces_in([outline * factor], 640 * factor, 640 * factor, ALL_CUT, 640, np.zeros(1, bool))
         assert owners == [0] * is_kept
 
 
 def test_the_edge_of_the_photograph_cuts_nothing_off() -> None:
     outline = rectangle(-900, 300, 5, 340)  # no more of it exists to the left
-    assert pieces_in([outline], 640, 640, ALL_CUT, 640)[0] == []
-    assert pieces_in([outline], 640, 640, (False, True, True, True), 640)[0] == [0]
+    assert pieces_in([outline], 640, 640, ALL_CUT, 640, np.zeros(1, bool))[0] == []
+    assert pieces_in([outline], 640, 640, (False, True, True, True), 640, np.zeros(1, bool))[0] == [0]
 
 
 def test_order_and_absence() -> None:
     inside, outside, cut = rectangle(10, 10, 90, 90), rectangle(700, 10, 720, 60), rectangle(500, 500, 700, 700)
-    owners, pieces = pieces_in([cut, outside, inside, cut], 640, 640, ALL_CUT, 640)
+    owners, pieces = pieces_in([cut, outside, inside, cut], 640, 640, ALL_CUT, 640, np.zeros(4, bool))
     assert owners == [0, 2, 3]
     np.testing.assert_array_equal(pieces[1], inside)
     np.testing.assert_array_equal(pieces[0].max(0), (640, 640))
-    assert pieces_in([outside], 640, 640, ALL_CUT, 640) == ([], [])
-    assert pieces_in([], 640, 640, ALL_CUT, 640) == ([], [])
+    assert pieces_in([outside], 640, 640, ALL_CUT, 640, np.zeros(1, bool)) == ([], [])
+    assert pieces_in([], 640, 640, ALL_CUT, 640, np.zeros(0, bool)) == ([], [])

@@ -67,6 +67,7 @@ def to_train(folder: Path) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "regions to ignore": (lambda d: shutil.copytree(d / "val/labels", d / "val/ignore"), "3 photographs have other labels"),
     "numbers of classes": (lambda d: [swap(file) for file in d.glob("*/labels/*")], "6 photographs have other labels"),
     "one label of val": (lambda d: (d / "val/labels/2.txt").write_text(""), "1 photographs have other labels .*val/images/2"),
     "no label file": (lambda d: (d / "train/labels/0.txt").unlink(), "1 photographs have other labels"),

@@ -1,6 +1,7 @@
 """What the tests share: networks, the loss without terms that somebody adds, random targets and network outputs."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,17 @@ def targets_of(counts: list[int], size_px: int, seed: int = 0) -> Targets:
         masks[image, y1:y2, x1:x2] = row - sum(counts[:image]) + 1
     class_ids = torch.randint(0, len(NAMES), (number,), generator=generator)
     return Targets(batch_index, class_ids, boxes, masks, size_px)
+
+
+def with_regions(targets: Targets, *regions: tuple[int, int]) -> Targets:
+    """Return the targets with the left half of some images, each for a class, as regions to ignore."""
+    image = torch.tensor([image for image, _ in regions])
+    ignored = torch.zeros(len(regions), *targets.masks.shape[1:], dtype=torch.bool)
+    ignored[..., : ignored.shape[-1] // 2] = True
+    masks = targets.masks.clone()
+    for number, of_image in zip(image.tolist(), ignored, strict=True):
+        masks[number][of_image & (masks[number] == 0)] = -1
+    return replace(targets, masks=masks, ignored=ignored, ignored_of=torch.tensor(regions).T)
 
 
 def batch_of(targets: Targets) -> dict[str, torch.Tensor]:

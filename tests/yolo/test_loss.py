@@ -1,5 +1,6 @@
 """The segmentation loss: Ultralytics' numbers on one rank, one rank's gradients on two and three; boxes and their anchors."""
 
+import dataclasses
 import os
 import types
 from functools import partial
@@ -15,10 +16,20 @@ from torch.nn.parallel import DistributedDataParallel
 from torchvision.ops import complete_box_iou_loss
 
 from tests.support.ranks import run_ranks
-from tests.yolo.conftest import NAMES, SIZE_PX, assert_same_gradients, batch_of, doubled, random_outputs, targets_of
+from tests.yolo.conftest import (
+    NAMES,
+    SIZE_PX,
+    assert_same_gradients,
+    batch_of,
+    doubled,
+    random_outputs,
+    targets_of,
+    with_regions,
+)
 from utils import distributed
+from utils.data.labels import ANY_CLASS
 from utils.engine import EngineOptions, TrainingEngine
-from utils.yolo.assigner import inside_boxes
+from utils.yolo.assigner import PredictedMasks, inside_boxes
 from utils.yolo.boxes import AnchorGrid, anchor_grid, complete_iou
 from utils.yolo.inputs import Targets
 from utils.yolo.loss import PARTS, SegmentationLoss, _ClassError
@@ -30,6 +41,8 @@ BATCH_SIZE_PER_RANK = 2
 
 def share_of(targets: Targets, images: slice) -> Targets:
     """Return the targets of a range of images, as those images' own batch."""
+    ignored, of = vars(targets)["ignored"], vars(targets)["ignored_of"]
+    here = slice(0) if of is None else (of[0] >= images.start) & (of[0] < images.stop)
     chosen = (targets.batch_index >= images.start) & (targets.batch_index < images.stop)
     return Targets(
         targets.batch_index[chosen] - images.start,
@@ -37,6 +50,8 @@ def share_of(targets: Targets, images: slice) -> Targets:
         targets.boxes[chosen],
         targets.masks[images],
         targets.size_px,
+        ignored=None if of is None else ignored[here],
+        ignored_of=None if of is None else of[:, here] - torch.tensor([[images.start], [0]]),
     )
 
 
@@ -90,7 +105,12 @@ def test_the_loss_under_autocast_is_computed_in_float32(model: Any) -> None:
 
 
 FAMILIES_ON_RANKS = (("yolov8n", 2), ("yolov8n", 3), ("yolo26n", 2))
-SCENES = {"unequal": [2, 0, 4, 9, 2, 3], "one rank empty": [4, 6, 0, 0, 2, 3], "all empty": [0] * 6}
+SCENES = {
+    "unequal": [2, 0, 4, 9, 2, 3],
+    "one rank empty": [4, 6, 0, 0, 2, 3],
+    "all empty": [0] * 6,
+    "regions": [2, 0, 4, 9, 2, 3],
+}
 
 
 def gradient_of(wrapped: nn.Module, model: Any, images: torch.Tensor, targets: Targets) -> tuple[torch.Tensor, float]:
@@ -137,6 +157,7 @@ def compare_with_one_rank() -> dict[str, Any]:
             continue
         model, of_all = frozen_model(family), slice(BATCH_SIZE_PER_RANK * world_size)
         whole = {scene: targets_of(counts[of_all], SIZE_PX) for scene, counts in SCENES.items()}
+        whole["regions"] = with_regions(whole["regions"], (0, ANY_CLASS), (1, 2), (3, 0), (3, 1))  # image, class
         alone = {name: gradient_of(model, model, images[of_all], whole[name]) for name in whole if rank == 0}
         join_world(family, world_size)
         wrapped = DistributedDataParallel(model)
@@ -180,6 +201,44 @@ def test_ranks_together_compute_the_gradient_of_one(
     assert difference["gradient"] <= 1e-5
     assert difference["loss"] <= 1e-5
     assert comparison[f"{family} on {world_size}: own normalisers"]["gradient"] > 1e-2
+
+
+@pytest.mark.parametrize("family", ["yolov8n", "yolo26n"])
+def test_in_a_region_to_ignore_background_teaches_nothing_and_objects_are_learned(family: str) -> None:
+    model, plain = frozen_model(family), targets_of([6, 6, 6], SIZE_PX)
+    targets = with_regions(plain, (0, ANY_CLASS), (1, 2))
+    targets = dataclasses.replace(targets, masks=plain.masks)  # YOLO26 chooses anchors by their masks, too
+    outputs = model(torch.rand(3, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(1)))
+    is_yolo26 = "one2many" in outputs
+    leaves = [outputs[name]["scores"] for name in ("one2many", "one2one")] if is_yolo26 else [outputs["scores"]]
+    leaves += [outputs["one2many"]["proto"][1]] if is_yolo26 else []  # the class of each pixel
+    taught, without = (
+        torch.autograd.grad(loss_for(model)(outputs, given)[0], leaves, retain_graph=True) for given in (targets, plain)
+    )
+    is_left = anchor_grid(STRIDES, SIZE_PX, torch.device("cpu")).sides[2] < SIZE_PX / 2  # (A,)
+    for now, before in list(zip(taught, without, strict=True))[: 1 + is_yolo26]:
+        in_region, is_same = torch.zeros_like(now, dtype=torch.bool), now == before
+        in_region[0, :, is_left] = in_region[1, 2, is_left] = True
+        assert is_same[~in_region | (before < 0)].all(), "elsewhere, and where an object is learned"
+        assert (now[~is_same] == 0).all()
+        assert (~is_same).sum() > 100
+    if is_yolo26:
+        pixels = taught[-1][..., : taught[-1].shape[-1] // 2]
+        step = SIZE_PX // 4 // pixels.shape[-2]
+        is_free = (plain.masks == 0)[:, ::step, ::step][..., : pixels.shape[-1]]
+        assert not pixels[0, :, is_free[0]].any()
+        assert pixels[0, :, ~is_free[0]].any()
+        assert not pixels[1, 2, is_free[1]].any()
+        assert pixels[1, 0, is_free[1]].all()
+
+
+@pytest.mark.parametrize(("rest", "expected"), [(0, 0.5), (-1, 1.0)])
+def test_masks_are_compared_where_no_region_is_to_be_ignored(rest: int, expected: float) -> None:
+    masks, everywhere = torch.full((1, 8, 8), rest, dtype=torch.int32), torch.tensor([0.0, 0, 32, 32]).view(4, 1, 1)
+    masks[0, :4] = 1
+    predicted = PredictedMasks(torch.ones(1, 32, 8, 8), torch.ones(1, 32, 1), masks, 32)
+    chosen = torch.zeros(1, 1, 1, dtype=torch.int64)
+    assert predicted.overlap(chosen, chosen == 0, everywhere).item() == expected
 
 
 def step_of(counts: list[int], accumulation_steps: int, folder: Path, criterion_type: Any) -> torch.Tensor:

@@ -34,6 +34,7 @@ def case_of(name: str, num_anchors: int) -> tuple[Case, module.Positives]:
     for image, its_boxes in enumerate(boxes.clamp(0, SIDE).round().int().tolist()):
         for number, (x1, y1, x2, y2) in enumerate(its_boxes, start=1):
             masks[image, y1:y2, x1 : (x1 + x2 + 1) // 2] = number  # the left half of the box
+    masks[1, 10:16] = -1  # a region to ignore
     foreground = torch.zeros(2, 60, dtype=torch.bool)
     foreground.view(-1)[torch.randperm(120, generator=generator)[:num_anchors]] = True
     target_index = torch.randint(0, 3, (2, 60), generator=generator)
@@ -54,6 +55,7 @@ def test_loss_and_gradients_equal_those_of_autograd(
     loss, expected = mask_loss(*case, found), mask_loss_by_autograd(*case, found)
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     gradients = torch.autograd.grad(loss * 3, case[:2])
+    assert not gradients[0][1, :, 10:16].any()
     for gradient, wanted in zip(gradients, torch.autograd.grad(expected * 3, case[:2]), strict=True):
         torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5 * (1 + float(wanted.abs().max())))
 

@@ -89,7 +89,10 @@ class Augmentation(AugmentOptions):
 
 @dataclass(frozen=True)
 class Scene:
-    """An image, uint8 (S, S, 3) RGB, with the class ids and outlines, float64 (V, 2) pixels, of its objects."""
+    """An image, uint8 (S, S, 3) RGB, with the class ids and outlines, float64 (V, 2) pixels, of its objects.
+
+    Among them are the regions to ignore, with the negative codes of `Photo.with_regions`. No regions are pasted.
+    """
 
     image: np.ndarray
     class_ids: list[int]
@@ -218,7 +221,7 @@ def paste_mirrored(scene: Scene, probability: float, rng: np.random.Generator) -
     the masks, and an object is pasted only together with the objects on top of it.
     """
     size_px = scene.image.shape[1]
-    order = large_to_small(scene.polygons)
+    order = [number for number in large_to_small(scene.polygons).tolist() if scene.class_ids[number] >= 0]
     polygons = [scene.polygons[position] for position in order]
     mirrored = [polygon * (-1, 1) + (size_px, 0) for polygon in polygons]
     wanted = rng.random(len(polygons)) < probability
@@ -265,7 +268,7 @@ def _with_all_on_top(chosen: list[int], polygons: list[np.ndarray], owner: np.nd
 def paste_objects(scene: Scene, donor: Scene, thin: tuple[int, ...], rng: np.random.Generator) -> Scene:
     """Paste the donor's objects in front of the scene, except those of thin classes; hidden parts lose their labels."""
     size_px = len(scene.image)
-    chosen = [number for number, class_id in enumerate(donor.class_ids) if class_id not in thin]
+    chosen = [number for number, class_id in enumerate(donor.class_ids) if class_id >= 0 and class_id not in thin]
     if not chosen:
         return scene
     outlines = [donor.polygons[number] for number in chosen]
@@ -276,7 +279,7 @@ def paste_objects(scene: Scene, donor: Scene, thin: tuple[int, ...], rng: np.ran
     image = (scene.image + (front - scene.image) * share).round().astype(np.uint8)
     class_ids = [donor.class_ids[number] for number in chosen]
     for class_id, outline in zip(scene.class_ids, scene.polygons, strict=True):
-        parts = _visible_parts(outline, pasted, class_id in thin)
+        parts = [outline] if class_id < 0 else _visible_parts(outline, pasted, class_id in thin)
         class_ids += [class_id] * len(parts)
         outlines += parts
     return Scene(image, class_ids, outlines)

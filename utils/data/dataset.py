@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
@@ -35,7 +36,7 @@ from utils.data.cache import PackedImages, load_photo, open_images, unreadable_m
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP
 from utils.data.drawn_wires import draw_wires
 from utils.data.images import FILL, ImageError, fit_long_side, letterbox, scaled_size
-from utils.data.labels import Photo, count_classes, find_label_file, read_photos
+from utils.data.labels import Photo, count_classes, find_label_file, read_photos, split_regions
 from utils.data.loader import Key
 from utils.data.polygons import large_to_small, polygon_boxes, transform_points, visible_outlines
 from utils.data.target_masks import draw_masks
@@ -49,8 +50,8 @@ class Sample:
     """One network input with its targets, all in pixels of the (S, S) input.
 
     image uint8 (S, S, 3) RGB; class_ids int64 (N,); boxes float32 (N, 4) xyxy; masks int32 (S/4, S/4): 0 is background,
-    k + 1 the k-th instance (smaller instances lie on top). The photograph fills `inner_size` (width, height) of its
-    pixels, from `pad` (left, top) on. ignored, ignored_ids: regions to ignore, as in Photo.
+    k + 1 the k-th instance (smaller instances lie on top), -1 a region to ignore, below all of them. The photograph fills
+    `inner_size` (width, height) of its pixels, from `pad` (left, top) on. ignored, ignored_ids: regions, as in Photo.
     """
 
     index: int
@@ -74,16 +75,20 @@ class Batch:
     batch_index: torch.Tensor  # int64 (N,), ascending: the target's image
     class_ids: torch.Tensor  # int64 (N,)
     boxes: torch.Tensor  # float32 (N, 4) xyxy pixels
-    masks: torch.Tensor  # int32 (B, S/4, S/4): k + 1 is the image's k-th target row
+    masks: torch.Tensor  # int32 (B, S/4, S/4): k + 1 is the image's k-th target row, -1 a region to ignore
     colour_gains: torch.Tensor | None  # float32 (B, 3), if colours are to be changed on the device
     samples: list[Sample]
+    # Regions to ignore, if there are any, a map for each of the K classes of all images: bool (K, S/4, S/4), and int64
+    # (2, K), the map's image and class.
+    ignored: torch.Tensor | None = None
+    ignored_of: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.images)
 
     def pin_memory(self) -> Batch:
         """Copy the tensors to page-locked memory. Called by the DataLoader."""
-        for name in ("images", "batch_index", "class_ids", "boxes", "masks", "colour_gains"):
+        for name in ("images", "batch_index", "class_ids", "boxes", "masks", "colour_gains", "ignored", "ignored_of"):
             if getattr(self, name) is not None:
                 setattr(self, name, getattr(self, name).pin_memory())
         self._share_pixels()
@@ -109,6 +114,9 @@ def collate(samples: list[Sample]) -> Batch:
     """Stack samples into a Batch."""
     counts = torch.tensor([len(sample.class_ids) for sample in samples])
     gains = [sample.colour_gains for sample in samples]
+    keys = [(image, k) for image, sample in enumerate(samples) for k in np.unique(sample.ignored_ids).tolist()]
+    of_keys = [list(itertools.compress(samples[n].ignored, samples[n].ignored_ids == k)) for n, k in keys]
+    maps = [draw_masks(outlines, len(samples[0].image)) > 0 for outlines in of_keys]
     return Batch(
         # In a loader worker `default_collate` writes directly into shared memory.
         images=default_collate([torch.from_numpy(sample.image) for sample in samples]),
@@ -118,6 +126,8 @@ def collate(samples: list[Sample]) -> Batch:
         masks=default_collate([torch.from_numpy(sample.masks) for sample in samples]),
         colour_gains=None if all((row == NO_GAINS) for row in gains) else torch.tensor(gains, dtype=torch.float32),
         samples=samples,
+        ignored=torch.from_numpy(np.stack(maps)) if maps else None,
+        ignored_of=torch.tensor(keys).T.contiguous() if keys else None,
     )
 
 
@@ -219,18 +229,20 @@ class SegmentationDataset(Dataset[Sample]):
             return self._letterboxed_window(self.windowed.tile(0, index), index, size_px)
         photo, image = self.photos[index], self.image(index)
         canvas, inner_size, pad = letterbox(image, size_px)
-        polygons = [polygon * np.array(inner_size) + np.array(pad) for polygon in photo.polygons]
-        return self._finish(index, canvas, photo.class_ids, polygons, inner_size=inner_size, pad=pad)
+        class_ids, outlines = photo.with_regions()
+        polygons = [polygon * np.array(inner_size) + np.array(pad) for polygon in outlines]
+        return self._finish(index, canvas, class_ids, polygons, inner_size=inner_size, pad=pad)
 
     def _letterboxed_window(self, tile: Tile, index: int, size_px: int) -> Sample:
         canvas = np.full((size_px, size_px, 4), FILL, np.uint8)
         matrix = letterbox_matrix(*tile.shape, size_px)
         tile.draw(canvas, matrix)
-        polygons = [transform_points(polygon * tile.shape[::-1], matrix) for polygon in tile.labels.polygons]
+        class_ids, outlines = tile.labels.with_regions()
+        polygons = [transform_points(polygon * tile.shape[::-1], matrix) for polygon in outlines]
         image = cv2.cvtColor(canvas, cv2.COLOR_RGBA2RGB)
         inner_size = scaled_size(*tile.shape[::-1], matrix[0, 0])
         pad = (round(matrix[0, 2]), round(matrix[1, 2]))
-        return self._finish(index, image, tile.labels.class_ids, polygons, inner_size=inner_size, pad=pad)
+        return self._finish(index, image, class_ids, polygons, inner_size=inner_size, pad=pad)
 
     def _augmented(self, epoch: int, index: int, size_px: int, config: Augmentation) -> Sample:
         rng = sample_generator(self.seed, epoch, index)
@@ -301,14 +313,17 @@ class SegmentationDataset(Dataset[Sample]):
     def _finish(
         self, index: int, image: np.ndarray, class_ids: np.ndarray, polygons: list[np.ndarray], **placement: Any
     ) -> Sample:
-        """Sort the instances from large to small and draw the masks, where small ones lie on top."""
+        """Set regions to ignore apart, sort the instances from large to small and draw the masks, small ones on top."""
         size_px = image.shape[0]
+        class_ids, polygons, ignored_ids, ignored = split_regions(np.asarray(class_ids, np.int64), polygons)
         order = large_to_small(polygons)
         polygons = [polygons[position] for position in order]
         boxes = polygon_boxes(polygons).astype(np.float32).clip(0, size_px)
         masks = draw_masks(polygons, size_px)
-        class_ids = np.asarray(class_ids, np.int64)[order] if len(order) else np.zeros(0, np.int64)
-        return Sample(index, image, class_ids, boxes, masks, polygons, **placement)
+        if ignored:
+            masks[(masks == 0) & (draw_masks(ignored, size_px) > 0)] = -1
+        placement |= {"ignored_ids": ignored_ids, "ignored": ignored}
+        return Sample(index, image, class_ids[order], boxes, masks, polygons, **placement)
 
 
 def _drawn(tiles: list[Tile], matrices: list[np.ndarray], size_px: int) -> Scene:
@@ -336,11 +351,11 @@ def _draw_rows(
 
 
 def _visible(tiles: list[tuple[Photo, np.ndarray]], size_px: int) -> tuple[list[int], list[np.ndarray]]:
-    """Return classes and outlines of visible objects; each photograph has a (2, 3) map from normalised points."""
-    tiles = [(photo, matrix) for photo, matrix in tiles if photo.polygons]
-    if not tiles:
+    """Return classes and outlines of visible objects and regions; each photograph has a (2, 3) map from normalised points."""
+    labels = [(*photo.with_regions(), matrix) for photo, matrix in tiles if photo.polygons or photo.ignored]
+    if not labels:
         return [], []
-    class_ids = np.concatenate([photo.class_ids for photo, _ in tiles])
-    points = np.concatenate([transform_points(np.concatenate(photo.polygons), matrix) for photo, matrix in tiles])
-    lengths = [len(polygon) for photo, _ in tiles for polygon in photo.polygons]
+    class_ids = np.concatenate([of_photo for of_photo, _, _ in labels])
+    points = np.concatenate([transform_points(np.concatenate(outlines), matrix) for _, outlines, matrix in labels])
+    lengths = [len(polygon) for _, outlines, _ in labels for polygon in outlines]
     return visible_outlines(class_ids, points, np.cumsum([0, *lengths[:-1]]), size_px)

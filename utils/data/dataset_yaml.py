@@ -163,12 +163,12 @@ def not_read(files: Iterable[Path]) -> str:
     return f"{counted(len(left), 'file')} not read: {shown}; such as {printable(str(left[0]), 400)}; convert photographs to JPEG"
 
 
-def label_file_for(image_file: Path) -> Path:
-    """Return an image's label file: the last folder named `images` becomes `labels` (YOLO's convention)."""
+def label_file_for(image_file: Path, folder: str = "labels") -> Path:
+    """Return an image's label file: the last folder named `images` becomes `labels` (YOLO's convention), or `folder`."""
     parts = list(image_file.parts)
     for position in range(len(parts) - 2, -1, -1):
         if parts[position] == "images":
-            parts[position] = "labels"
+            parts[position] = folder
             break
     return Path(*parts).with_suffix(".txt")
 

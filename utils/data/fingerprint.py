@@ -106,8 +106,10 @@ def _digest_of_file(known: Mapping[tuple[str, str], str], item: tuple[str, Photo
 
 
 def _digest_of_labels(photo: Photo) -> str:
-    outlines = [np.asarray(outline, np.float32).tobytes() for outline in photo.polygons]
-    return _digest([np.asarray(photo.class_ids, np.int64).tobytes(), *outlines])
+    class_ids, outlines = photo.with_regions()
+    return _digest(
+        [class_ids.astype(np.int64).tobytes(), *(outline.astype(np.float32).tobytes() for outline in outlines)]
+    )
 
 
 def _digest(parts: Iterable[bytes]) -> str:

@@ -1,9 +1,11 @@
 """YOLO segmentation label files: one object a line, `class x1 y1 x2 y2 ...`, coordinates in 0..1 of the image."""
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,8 @@ from utils.data.dataset_yaml import DatasetSpec, label_file_for
 
 MAX_LABEL_FILE_BYTES = 20_000_000
 ANY_CLASS = -1  # of a region to ignore
+IGNORE_FOLDER = "ignore"  # beside `images` and `labels`
+CODE = -2  # less a region's class is its code, which is negative, among the classes of objects
 OUTSIDE_TOLERANCE = 1e-3  # fraction of the image; rounding errors up to this are clipped, more is an error
 
 
@@ -30,6 +34,17 @@ class Photo:
     ignored_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     ignored: list[np.ndarray] = field(default_factory=list)
 
+    def with_regions(self) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Return the classes and outlines of the objects, then the codes (see CODE) and outlines of the regions to ignore."""
+        return np.concatenate([self.class_ids, CODE - self.ignored_ids]), [*self.polygons, *self.ignored]
+
+
+def split_regions(class_ids: np.ndarray, outlines: list[np.ndarray]) -> tuple[Any, ...]:
+    """Undo `Photo.with_regions`: return the fields of a Photo after its file."""
+    is_region = class_ids < 0
+    objects, regions = (list(itertools.compress(outlines, chosen.tolist())) for chosen in (~is_region, is_region))
+    return class_ids[~is_region], objects, CODE - class_ids[is_region], regions
+
 
 class LabelError(UserError):
     """A label cannot be read. The message is one line and names `file:line`."""
@@ -44,17 +59,17 @@ def format_yolo_label(instances: Iterable[tuple[int, np.ndarray]]) -> str:
     return "".join(lines)
 
 
-def read_yolo_label(path: Path, num_classes: int) -> tuple[np.ndarray, list[np.ndarray]]:
+def read_yolo_label(path: Path, num_classes: int, lowest: int = 0) -> tuple[np.ndarray, list[np.ndarray]]:
     """Read a YOLO-seg label file: class ids int64 (N,) and N polygons float32 (V, 2), x and y in 0..1.
 
-    A box row `class cx cy w h` becomes a polygon of four corners. An empty file means an image without objects. Raises
-    LabelError with file and line.
+    A box row `class cx cy w h` becomes a polygon of four corners. An empty file means an image without objects. Classes
+    begin at `lowest`. Raises LabelError with file and line.
     """
     class_ids: list[int] = []
     polygons: list[np.ndarray] = []
     for line_number, fields in label_rows(path):
         try:
-            class_id, polygon = parse_yolo_row(fields, num_classes)
+            class_id, polygon = parse_yolo_row(fields, num_classes, lowest)
         except ValueError as error:
             raise LabelError(f"{path}:{line_number}: {error}") from error
         class_ids.append(class_id)
@@ -75,15 +90,15 @@ def label_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield line_number, fields
 
 
-def parse_yolo_row(fields: list[str], num_classes: int) -> tuple[int, np.ndarray]:
+def parse_yolo_row(fields: list[str], num_classes: int, lowest: int = 0) -> tuple[int, np.ndarray]:
     """Return the class id and the polygon, float32 (V, 2) in 0..1, of a label's fields. Raises ValueError."""
     try:
         values = np.array(fields, dtype=np.float64)
     except ValueError:
         raise ValueError(f"not a number in {' '.join(fields)[:60]!r}") from None
     class_id, coordinates = values[0], values[1:]
-    if not (0 <= class_id < num_classes and class_id == int(class_id)):
-        raise ValueError(f"class {fields[0]} is not one of 0..{num_classes - 1}")
+    if not (lowest <= class_id < num_classes and class_id == int(class_id)):
+        raise ValueError(f"class {fields[0]} is not one of {lowest}..{num_classes - 1}")
     if len(coordinates) % 2 or len(coordinates) < 4:
         raise ValueError(f"{len(coordinates)} coordinates; expected 4 for a box or an even count from 6 for a polygon")
     outside = ~((coordinates >= -OUTSIDE_TOLERANCE) & (coordinates <= 1 + OUTSIDE_TOLERANCE))  # also true for NaN
@@ -102,19 +117,22 @@ def parse_yolo_row(fields: list[str], num_classes: int) -> tuple[int, np.ndarray
 
 
 def read_photos(spec: DatasetSpec, split: str, announce: Callable[[str], None] | None = None) -> list[Photo]:
-    """Read a split's labels. A missing label file means a photograph without objects.
+    """Read a split's labels and regions to ignore. A missing label file means a photograph without objects.
 
     Announces what was skipped. Raises DataErrors, which lists every unusable label file as file:line.
     """
     photos: list[Photo] = []
     problems: list[str] = []
     files = spec.image_files(split, announce)
-    holds_folder = functools.cache(spec.holds)
+    holds_folder, has_regions = functools.cache(spec.holds), functools.cache(_has_regions)
     for file in files:
         try:
             label_file = find_label_file(spec, file, holds_folder)
             labels = read_yolo_label(label_file, len(spec.names)) if label_file else (np.zeros(0, np.int64), [])
-            photos.append(Photo(file, *labels))
+            is_possible = has_regions(file.parent)
+            ignore_file = find_label_file(spec, file, holds_folder, IGNORE_FOLDER) if is_possible else None
+            regions = read_yolo_label(ignore_file, len(spec.names), ANY_CLASS) if ignore_file else ()
+            photos.append(Photo(file, *labels, *regions))
         except LabelError as error:
             problems.append(str(error))
     if problems:
@@ -127,12 +145,19 @@ def read_photos(spec: DatasetSpec, split: str, announce: Callable[[str], None] |
     return photos
 
 
-def find_label_file(spec: DatasetSpec, file: Path, holds_folder: Callable[[Path], bool]) -> Path | None:
+def _has_regions(folder: Path) -> bool:
+    """Return whether photographs of a folder may have regions to ignore."""
+    return "images" in folder.parts and label_file_for(folder / "any.jpg", IGNORE_FOLDER).parent.exists()
+
+
+def find_label_file(
+    spec: DatasetSpec, file: Path, holds_folder: Callable[[Path], bool], folder: str = "labels"
+) -> Path | None:
     """Return a photograph's label file, None if there is none. Raises LabelError for one that leaves the data set.
 
     `holds_folder` is `spec.holds`, which may remember its answers.
     """
-    label_file = label_file_for(file)
+    label_file = label_file_for(file, folder)
     if not holds_folder(label_file.parent) or (label_file.is_symlink() and not spec.holds(label_file)):
         raise LabelError(f"{label_file}: {spec.problem_with(label_file)}")
     return label_file if label_file.exists() or label_file.is_symlink() else None  # a broken link is an error

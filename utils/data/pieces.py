@@ -29,12 +29,12 @@ Sides = tuple[bool, bool, bool, bool]  # of a window: left, top, right, bottom
 
 
 def pieces_in(
-    polygons: list[np.ndarray], width: float, height: float, cut_sides: Sides, side_px: int
+    polygons: list[np.ndarray], width: float, height: float, cut_sides: Sides, side_px: int, is_region: np.ndarray
 ) -> tuple[list[int], list[np.ndarray]]:
     """Cut outlines, in pixels of the photograph from the upper left corner of a window, to the window.
 
-    `cut_sides` are those inside the photograph. The window's longer side is shown with `side_px` pixels. Returns for each
-    visible piece the position of its outline in `polygons`, and the piece.
+    `cut_sides` are those inside the photograph. The window's longer side is shown with `side_px` pixels. No
+    piece of a region to ignore, where `is_region`, bool (N,), is too small. Returns for each visible piece the position of its outline in `polygons`, and the piece.
     """
     if not polygons:
         return [], []
@@ -54,7 +54,8 @@ def pieces_in(
         return [], []
     found.sort(key=lambda entry: entry[0])
     owners, pieces = [position for position, _ in found], [piece for _, piece in found]
-    kept = _are_seen(pieces, (points, starts), owners, size, cut_sides, side_px).tolist()
+    kept = _are_seen(pieces, (points, starts), owners, size, cut_sides, side_px)
+    kept = (kept | is_region[owners] & (areas(*join_outlines(pieces)) > 0)).tolist()
     return list(itertools.compress(owners, kept)), list(itertools.compress(pieces, kept))
 
 

@@ -19,7 +19,7 @@ from utils.common.errors import UsageError
 from utils.common.text import counted
 from utils.data.augment import Tile, compose, seen_window, warp_into
 from utils.data.blocks import BlockStore, open_blocks
-from utils.data.labels import Photo
+from utils.data.labels import Photo, split_regions
 from utils.data.pieces import Sides, pieces_in
 from utils.data.polygons import areas, extents, join_outlines
 
@@ -136,10 +136,11 @@ class Windows:
         if window.shape == tuple(self.sizes[window.photo].tolist()):
             return photo
         corner, (height, width) = np.array([window.left, window.top]), window.shape
-        outlines = [polygon * size - corner for polygon in photo.polygons]
         cut: Sides = (window.left > 0, window.top > 0, window.right < size[0], window.bottom < size[1])
-        owners, pieces = pieces_in(outlines, width, height, cut, self.side_px)
-        return Photo(photo.file, photo.class_ids[owners], [piece / (width, height) for piece in pieces])
+        class_ids, polygons = photo.with_regions()
+        outlines = [polygon * size - corner for polygon in polygons]
+        owners, pieces = pieces_in(outlines, width, height, cut, self.side_px, class_ids < 0)
+        return Photo(photo.file, *split_regions(class_ids[owners], [piece / (width, height) for piece in pieces]))
 
     def epochs_until_seen(self) -> np.ndarray:
         """Return for each photograph with objects in how many consecutive epochs all its objects are seen: int (N,)."""

@@ -55,7 +55,7 @@ class PredictedMasks:
 
     prototypes: torch.Tensor  # (B, 32, S, S)
     coefficients: torch.Tensor  # (B, 32, A)
-    masks: torch.Tensor  # int32 (B, S, S): k + 1 where an image's k-th target is
+    masks: torch.Tensor  # int32 (B, S, S): k + 1 where an image's k-th target is, below 0 where pixels are not compared
     size_px: int  # side of the input
 
     @torch.no_grad()
@@ -87,6 +87,7 @@ class PredictedMasks:
         column, row = (pixel >= x1) & (pixel < x2), (pixel >= y1) & (pixel < y2)  # (n, S) each
         predicted = (rows @ prototypes.flatten(1)).view(-1, side, side) > 0
         predicted &= column[:, None] & row[..., None]
+        predicted &= truth >= 0
         true = truth == target[:, None, None] + 1  # (n, S, S)
         shared = (predicted & true).sum((1, 2))
         return shared / (predicted | true).sum((1, 2)).clamp(min=1)

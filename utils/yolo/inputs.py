@@ -14,7 +14,7 @@ class Targets:
     """The true objects of a batch, on the model's device; the tensors are those of `utils.data.dataset.Batch`.
 
     batch_index: ascending, so that the objects of an image follow one another.
-    size_px: side of the input. most_objects: the largest number of objects in an image; if None, the loss reads it from
+    ignored, ignored_of: None without any region to ignore. size_px: side of the input. most_objects: the largest number of objects in an image; if None, the loss reads it from
     the device, which costs a host synchronisation.
     """
 
@@ -24,6 +24,16 @@ class Targets:
     masks: torch.Tensor
     size_px: int
     most_objects: int | None = None
+    ignored: torch.Tensor | None = None
+    ignored_of: torch.Tensor | None = None
+
+    def is_ignored(self, at: torch.Tensor, batch_size: int, num_classes: int) -> torch.Tensor:
+        """Return for which classes the places `at`, bool (K, ...) of the K maps `ignored`, are: bool (B, classes, ...)."""
+        assert self.ignored_of is not None
+        image, class_id = self.ignored_of
+        found = at.new_zeros(batch_size, num_classes + 1, *at.shape[1:])
+        found[image, class_id] = at  # ANY_CLASS, which is -1, is the last row
+        return found[:, :-1] | found[:, -1:]
 
 
 def prepare_images(images: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -43,6 +53,8 @@ def prepare_batch(batch: Batch, device: torch.device) -> tuple[torch.Tensor, Tar
         masks=batch.masks.to(device, non_blocking=True),
         size_px=images.shape[-1],
         most_objects=max((len(sample.class_ids) for sample in batch.samples), default=0),
+        ignored=None if batch.ignored is None else batch.ignored.to(device, non_blocking=True),
+        ignored_of=None if batch.ignored_of is None else batch.ignored_of.to(device, non_blocking=True),
     )
     return images, targets
 

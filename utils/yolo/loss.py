@@ -157,7 +157,15 @@ class SegmentationLoss:
         box, dfl = self._box_errors(
             _AnchorRows.apply(bins, image, anchor), true_sides, weight, strides, targets.size_px
         )
-        cls = _ClassError.apply(logits, probabilities, assigned.scores, constants.class_weights)
+        weights = constants.class_weights
+        if (
+            targets.ignored is not None
+        ):  # an anchor whose centre lies in a region does not learn that its class is not there
+            column, row = (grid.sides[2:] * (targets.ignored.shape[-1] / targets.size_px)).long()  # (A,) each
+            is_ignored = targets.is_ignored(targets.ignored[:, row, column], *logits.shape[:2])  # (B, classes, A)
+            counts = (~is_ignored | (assigned.scores > 0)).float()
+            weights = counts if weights is None else counts * weights
+        cls = _ClassError.apply(logits, probabilities, assigned.scores, weights)
         coefficients = _AnchorRows.apply(outputs["mask_coefficient"], image, anchor)  # (P, 32)
         seg = mask_loss(outputs["proto"], coefficients, targets.masks, mask_boxes, found)
         return LossSums(torch.stack([box, seg, cls, dfl]) * constants.gains, normalisers)
@@ -214,7 +222,7 @@ class _AnchorRows(torch.autograd.Function):
 
 
 class _ClassError(torch.autograd.Function):
-    """The sum of the BCE of logits with scores in 0..1, (B, classes, A), times class weights (classes, 1) or None: ().
+    """The sum of the BCE of logits with scores in 0..1, (B, classes, A), times class weights or None: ().
 
     `forward` computes the gradient too, from the logits' sigmoid; `backward` only scales it.
     """

@@ -21,6 +21,7 @@ from utils.yolo.loss import BOX_GAIN, PARTS, LossSums, SegmentationLoss, pad_tar
 from utils.yolo.model import is_yolo26
 
 ONE_TO_MANY, ONE_TO_ONE = Rule(top_k=10), Rule(top_k=7, final_top_k=1)
+SURELY_NOT = -1e4  # a logit whose sigmoid is 0
 FIRST_SHARE, LAST_SHARE = 0.8, 0.1  # of the loss that is one-to-many: in the first and in the last epoch
 
 
@@ -112,13 +113,18 @@ def pixel_class_error(logits: torch.Tensor, targets: Targets) -> torch.Tensor:
     """Return the sum over images of the error of each pixel's classes: half BCE, half 1 - Dice: ().
 
     logits float32 (B, classes, h, w). Each is a mean over an image: the BCE over pixels and classes, Dice over classes,
-    with 1 added above and below the fraction. Each pixel has the class of its object, if it is on one.
+    with 1 added above and below the fraction. Each pixel has the class of its object, if it is on one; in a region to
+    ignore, the region's class gives no error without an object of it.
     """
     reduction = targets.masks.shape[-1] // logits.shape[-1]
     number = targets.masks[:, ::reduction, ::reduction].long()  # (B, h, w)
     class_ids, _ = pad_targets(targets, len(logits))
     classes = class_ids.gather(1, (number - 1).clamp(min=0).flatten(1)).view_as(number)
     truth = torch.zeros_like(logits).scatter_(1, classes[:, None], (number > 0)[:, None].to(logits.dtype))
+    if targets.ignored is not None:
+        at_pixels = targets.ignored[:, ::reduction, ::reduction]
+        # Surely not there: the error, the gradient and the probability are 0.
+        logits = logits.masked_fill(targets.is_ignored(at_pixels, *logits.shape[:2]) & (truth == 0), SURELY_NOT)
     bce = F.binary_cross_entropy_with_logits(logits, truth, reduction="none").mean((1, 2, 3))
     probability = logits.sigmoid()
     shared = (probability * truth).sum((2, 3))

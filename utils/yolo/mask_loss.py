@@ -102,7 +102,7 @@ def mask_loss(
     """Return the sum over the positive anchors of the BCE inside the target's box, divided by the box's area: ().
 
     prototypes (B, 32, S, S) in any precision; coefficients float32 (P, 32); masks int32 (B, S, S), k + 1 where an
-    image's k-th target is; mask_boxes (B, M, 4) xyxy in prototype pixels.
+    image's k-th target is, below 0 where a pixel has no error; mask_boxes (B, M, 4) xyxy in prototype pixels.
     """
     loss: torch.Tensor = _BlockedMaskError.apply(coefficients, prototypes, masks, mask_boxes, positives)
     for gain, term in EXTRA_TERMS:
@@ -137,7 +137,7 @@ def mask_loss_by_autograd(
     pixel = torch.arange(prototypes.shape[-1], device=prototypes.device)
     row, column = pixel[:, None], pixel[None]
     inside = (column >= x1) & (column < x2) & (row >= y1) & (row < y2)  # (P, S, S)
-    weight = inside / ((x2 - x1) * (y2 - y1)).clamp(min=1e-9)
+    weight = (inside & (masks[image] >= 0)) / ((x2 - x1) * (y2 - y1)).clamp(min=1e-9)
     truth = (masks[image] == target[:, None, None] + 1).to(weight.dtype)
     maps = prototypes.to(coefficients.dtype)
     # Image by image, as the anchors are ordered: gathering each anchor's prototypes would take 32 times the memory.
@@ -215,9 +215,10 @@ class _BlockedMaskError(torch.autograd.Function):
             part = slice(start, start + step)
             group = positives.unit_group[part]  # (u,)
             place, is_used = _pixels_of(positives, part, masks.shape[-1])  # (u, 32) each
-            weight = is_used * unit_weight[part, None]
             place = place.flatten()
-            truth = (values.index_select(0, place).view(-1, BLOCK) == unit_value[part, None]).to(rows.dtype)
+            value = values.index_select(0, place).view(-1, BLOCK)
+            weight = (is_used & (value >= 0)) * unit_weight[part, None]
+            truth = (value == unit_value[part, None]).to(rows.dtype)
             # On a CPU oneDNN compiles and keeps a bf16 product for each new shape, so only full parts use bf16.
             factor = half if len(group) == step or rows.device.type != "cpu" else rows.dtype
             unit_rows = rows.index_select(0, group).to(factor)  # (u, 10, 32)

@@ -32,6 +32,7 @@ from tests.sources.parsing.tool_folder import (
     yolo,
 )
 from utils.common.errors import UserError
+from utils.data.labels import ANY_CLASS, read_yolo_label
 from utils.predict.regions import Region
 from utils.sources.parsing.formats import YOLO
 
@@ -87,6 +88,19 @@ def test_masks_and_regions_without_a_list_of_classes_get_classes_or_numbers(tmp_
     ]:
         raw = files(tmp_path / f"{len(list(tmp_path.iterdir()))}" / "raw", {"images/a.jpg": PHOTO, name: content})
         assert build(raw)["classes"] == classes
+
+
+@pytest.mark.parametrize("folders", [("masks", "images"), ("SegmentationClass", "JPEGImages")])
+def test_void_pixels_are_a_region_to_ignore_for_all_classes(tmp_path: Path, folders: tuple[str, str]) -> None:
+    values = mask(BOX, value=1) + mask(STRIP, value=255)
+    contents: dict[str, bytes | str] = {f"{folders[0]}/a.png": png(values), f"{folders[1]}/a.jpg": PHOTO}
+    if folders[0] != "masks":
+        contents["SegmentationObject/a.png"] = png(values)
+    manifest = build(files(tmp_path / "raw", contents))
+    assert (manifest["classes"], manifest["counts"]["ignored"]) == (["class_1"], {"all classes": 1})
+    (file,) = (tmp_path / "processed").glob("*/ignore/a.txt")
+    class_ids, outlines = read_yolo_label(file, 1, ANY_CLASS)
+    assert (class_ids.tolist(), box_of(outlines[0])) == ([ANY_CLASS], STRIP)
 
 
 def several(*masks: np.ndarray, folder: str = "masks", **more: str) -> dict[str, bytes | str]:

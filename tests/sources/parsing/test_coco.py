@@ -39,7 +39,7 @@ SQUARE = [[30, 20, 60, 20, 60, 50, 30, 50]]
 
 def test_polygons_of_several_parts_are_one_object(tmp_path: Path) -> None:
     parts = [[5, 5, 40, 5, 40, 30, 5, 30], [100, 50, 140, 50, 140, 80, 100, 80], [1, 2]]
-    content = coco([annotation(1, 1, parts, iscrowd=1), annotation(2, 1, SQUARE[0])])
+    content = coco([annotation(1, 1, parts), annotation(2, 1, SQUARE[0])])
     manifest = build(write_folder(tmp_path / "raw", content))
     expected = np.zeros((HEIGHT, WIDTH), bool)
     expected[5:30, 5:40] = expected[50:80, 100:140] = True

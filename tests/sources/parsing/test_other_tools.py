@@ -1,6 +1,7 @@
 """YOLO's folders become the same data set, what COCO files say in another way is understood, and what is foreign is named."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,12 @@ from tests.sources.parsing.tool_folder import (
     yolo,
 )
 from utils.common.errors import UserError
+from utils.data.labels import ANY_CLASS, read_yolo_label
 from utils.sources.parsing import foreign
 from utils.sources.parsing.account import account_lines
 from utils.sources.parsing.formats import YOLO, find_format
+from utils.sources.parsing.manifest import report_lines
+from utils.sources.parsing.rows import IGNORED
 
 NAMES = "[pole, wire]"
 
@@ -56,6 +60,29 @@ def assert_same_data_set(tmp_path: Path, label_format: str, contents: Mapping[st
     boxes = {number: box_of(polygon) for number, polygon in labels_of(tmp_path / "processed")}
     assert (manifest["classes"], boxes) == (["pole", "wire"], {0: BOX, 1: STRIP})
     assert not texts_of(manifest)
+
+
+def test_regions_to_ignore_are_written_counted_read_again_and_removed(tmp_path: Path) -> None:
+    """A crowd of COCO, but not CVAT's masks, which are no crowds; and the folder that the parser itself writes."""
+    square, there = [[30, 20, 60, 20, 60, 50, 30, 50]], {"iscrowd": 1, "attributes": {"occluded": False}}
+    crowds = [annotation(1, 1, square, iscrowd=1), annotation(2, 1, square, category_id=2, **there)]
+    manifest = build(files(tmp_path / "raw", {"a.json": json.dumps(coco(crowds)), "a.jpg": PHOTO}))
+    assert "regions to ignore: pole 1" in report_lines(manifest)
+    assert manifest["account"]["pole"]["left_out"] == {IGNORED: 1}
+    (file,) = (tmp_path / "processed").glob("*/ignore/a.txt")
+    file.write_text(file.read_text() + "-1 0.5 0.5 0.2 0.2\n")
+    shutil.copytree(tmp_path / "processed", tmp_path / "again/raw")
+    again = build(tmp_path / "again/raw")
+    assert again["counts"]["ignored"] == {"all classes": 1, "pole": 1}
+    assert not texts_of(again)
+    (copied,) = (tmp_path / "again/processed").glob("*/ignore/a.txt")
+    class_ids, outlines = read_yolo_label(copied, 2, ANY_CLASS)
+    assert (class_ids.tolist(), box_of(outlines[0])) == ([0, ANY_CLASS], BOX)
+    assert [number for number, _ in labels_of(tmp_path / "again/processed")] == [1]
+    (source,) = (tmp_path / "again/raw").glob("*/ignore/a.txt")
+    source.unlink()
+    assert build(tmp_path / "again/raw")["fingerprint"] not in (again["fingerprint"], manifest["fingerprint"])
+    assert not copied.exists()
 
 
 def of_coco(categories: Any, *annotations: dict[str, Any]) -> dict[str, bytes | str]:

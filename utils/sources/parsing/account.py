@@ -16,7 +16,7 @@ from utils.sources.parsing.label_csv import ClassTable
 from utils.sources.parsing.manifest import dataset_yaml_text
 from utils.sources.parsing.photograph import UNKNOWN_CLASS, UNUSABLE_OBJECT
 from utils.sources.parsing.reading import Labelled
-from utils.sources.parsing.rows import BOX, NO_OBJECT, NO_OBJECTS, POLYLINE, Lost, lost_for
+from utils.sources.parsing.rows import BOX, IGNORED, NO_OBJECT, NO_OBJECTS, POLYLINE, Lost, lost_for
 from utils.sources.parsing.split import FOLDERS, TRAIN, VAL, split_of_path
 from utils.sources.parsing.state import Entry
 
@@ -61,6 +61,7 @@ def make_account(
             of(name)["written"] += number
             of(name)["photographs"] += 1
         reasons = {UNUSABLE_OBJECT: entry.lost, UNKNOWN_CLASS: entry.unknown_values, MERGED: entry.merged}
+        reasons[IGNORED] = {name: number for name, number in entry.ignored.items() if name}
         for reason, numbers in reasons.items():
             for label, number in numbers.items():
                 of(label)["left_out"][reason] += number

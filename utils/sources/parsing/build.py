@@ -258,10 +258,11 @@ def _build_one(
 ) -> Entry | Problem:
     image_fingerprint = options.image_fingerprint(job.photograph.stamp)
     label_fingerprint = options.label_fingerprint(image_fingerprint, [row.digest for row in job.rows])
-    image_file, label_file = output_files(folder, job.split, job.stem)
+    image_file, label_file, ignore_file = output_files(folder, job.split, job.stem)
     kept = _keep_image(job, folder, image_fingerprint)
     try:
-        if kept and kept.label_fingerprint == label_fingerprint and _has_digest(label_file, kept.label_digest):
+        has_same_rows = kept and kept.label_fingerprint == label_fingerprint
+        if kept and has_same_rows and _has_digest(label_file, ignore_file, kept.label_digest):
             return dataclasses.replace(kept, split=job.split)
         if kept:
             jpeg, facts, image = b"", kept.facts, (kept.image_bytes, kept.image_digest)
@@ -275,8 +276,11 @@ def _build_one(
         return Problem(job.place, f"{error}; {printable(job.photograph.name)} is skipped", UNREADABLE_ROW)
     if jpeg:
         write_bytes_atomic(image_file, jpeg)
-    text = label.text.encode()
+    text, ignored_text = label.text.encode(), label.ignored_text.encode()
     write_bytes_atomic(label_file, text)
+    if ignored_text:
+        ignore_file.parent.mkdir(exist_ok=True)
+        write_bytes_atomic(ignore_file, ignored_text)
     return Entry(
         key=job.photograph.key,
         stem=job.stem,
@@ -285,7 +289,7 @@ def _build_one(
         label_fingerprint=label_fingerprint,
         image_bytes=image[0],
         image_digest=image[1],
-        label_digest=digest_of(text).hex(),
+        label_digest=digest_of(b"\0".join(filter(None, [text, ignored_text]))).hex(),
         facts=facts,
         exif_frame=label.exif_frame,
         objects=dict(label.objects),
@@ -294,6 +298,7 @@ def _build_one(
         found=[(*key, number) for key, number in label.found.items()],
         merged=dict(label.merged),
         complaints=label.complaints,
+        ignored=dict(label.ignored),
     )
 
 
@@ -316,7 +321,8 @@ def _move(folder: Path, entry: Entry, split: str) -> Entry:
     """Move a photograph's files to its final split, which can change when other photographs are unusable."""
     if split != entry.split:
         sources, targets = output_files(folder, entry.split, entry.stem), output_files(folder, split, entry.stem)
-        for source, target in zip(sources, targets, strict=True):
+        for source, target in list(zip(sources, targets, strict=True))[: 2 + bool(entry.ignored)]:
+            target.parent.mkdir(exist_ok=True)
             os.replace(source, target)
     return dataclasses.replace(entry, split=split)
 
@@ -354,8 +360,9 @@ def _complaint(rows: tuple[Row, ...], complaint: tuple[int, str, str]) -> Proble
     return Problem(place_of(rows[row : row + 1]), f"{printable(rows[row].image_name)}: {text}", kind)
 
 
-def _has_digest(file: Path, digest: str) -> bool:
+def _has_digest(label_file: Path, ignore_file: Path, digest: str) -> bool:
     try:
-        return digest_of(file.read_bytes()).hex() == digest
+        files = [label_file, ignore_file] if ignore_file.exists() else [label_file]
+        return digest_of(b"\0".join(file.read_bytes() for file in files)).hex() == digest
     except FileNotFoundError:
         return False

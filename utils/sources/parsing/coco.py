@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,7 +19,7 @@ from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size
 from utils.sources.parsing.photograph import UNUSABLE_OBJECT
-from utils.sources.parsing.rows import BOX, MASK, MAX_NAME_CHARACTERS, POLYGON, SPAN, AnnotationRow, Found
+from utils.sources.parsing.rows import BOX, CROWD, MASK, MAX_NAME_CHARACTERS, POLYGON, SPAN, AnnotationRow, Found
 from utils.sources.parsing.yolo_text import ONLY_CLASS, is_background
 
 
@@ -159,7 +160,7 @@ class CocoFile(LabelFile):
                 found = found - of_copies
             packed = b"".join(SPAN.pack(*span) for span in kept.values())
             read_objects = partial(_objects, self.categories, size)
-            context_of = f"{size} {context}"
+            context_of = f"{size} {context}" + " crowds" * any(kind == CROWD for _, kind in found)
             yield AnnotationRow((name,), self.path, packed, context_of, read_objects, self._named(found), subset)
         for image_id in self._spans.keys() - self._images.keys():
             num_annotations = len(self._spans[image_id]) // SPAN.size
@@ -233,7 +234,12 @@ class CocoFile(LabelFile):
 def _category_and_kind(annotation: dict[str, Any]) -> tuple[int | str | None, str]:
     segmentation = annotation.get("segmentation")
     kind = BOX if not _has_outline(segmentation) else MASK if isinstance(segmentation, dict) else POLYGON
-    return _by_value(annotation.get("category_id")), kind
+    return _by_value(annotation.get("category_id")), CROWD if _is_crowd(annotation) else kind
+
+
+def _is_crowd(annotation: dict[str, Any]) -> bool:
+    """Return whether an annotation covers several objects. CVAT, which adds `attributes`, says so of every mask."""
+    return annotation.get("iscrowd") in (1, "1") and not isinstance(annotation.get("attributes"), dict)
 
 
 def _image_id(image_id: Any) -> int | str:
@@ -280,7 +286,7 @@ def _objects(categories: dict[int | str | None, str], size: Size, data: bytes) -
     if value is None:
         return [], [f"{name}: `categories` has no `category {printable(str(category))}`"]
     try:
-        return [_object(name, value, size, annotation)], []
+        return [replace(_object(name, value, size, annotation), is_region=_is_crowd(annotation))], []
     except (ValueError, OverflowError) as error:
         return [ShapeObject(value, name, None, None, error=str(error))], []
 

@@ -92,6 +92,8 @@ def report_lines(manifest: dict[str, Any], num_problems: int = 20, *, has_circui
         )
     if has_circuits:
         lines += [f"{split} circuits: {_listed(circuits)}" for split, circuits in counts["circuits"].items()]
+    if ignored := counts.get("ignored"):
+        lines.append(f"regions to ignore: {_listed(ignored)}")
     lines += _group_lines(manifest)
     few = [item for item in counts["objects"].items() if item[1][VAL] < MIN_VAL_OBJECTS and any(item[1].values())]
     if few:
@@ -148,6 +150,9 @@ def _counts(
     by_split = {split: [entry for entry in entries if entry.split == split] for split in splits}
     objects = {split: sum((Counter(entry.objects) for entry in by_split[split]), Counter()) for split in splits}
     circuits = {split: Counter(photographs[entry.key].circuit for entry in by_split[split]) for split in splits}
+    ignored = sum(
+        (Counter({name or "all classes": n for name, n in entry.ignored.items()}) for entry in entries), Counter()
+    )
     turned = Counter(entry.exif_frame for entry in entries if entry.facts.orientation != 1)
     return {
         "photographs": {split: len(by_split[split]) for split in splits},
@@ -155,6 +160,7 @@ def _counts(
         "objects": {name: {split: objects[split][name] for split in splits} for name in class_names},
         "circuits": {split: dict(sorted(circuits[split].items())) for split in splits},
         "turned_photographs": dict(sorted(turned.items())),
+        **({"ignored": dict(sorted(ignored.items()))} if ignored else {}),
     }
 
 

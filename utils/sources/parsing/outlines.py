@@ -58,6 +58,7 @@ class ShapeObject:
     parts: tuple[np.ndarray, ...] = ()
     draw: Callable[[], tuple[np.ndarray, int, int]] | None = None
     is_line: bool = False  # `parts` holds one line instead of polygons
+    is_region: bool = False  # a region to ignore for its class, or for all with an empty `value`
     group: object = None  # polygons of one label and one group of a photograph are parts of one object
     error: str = ""  # why it cannot be used
     note: str = ""  # what is said about an object that is used

@@ -19,7 +19,7 @@ from utils.data.images import (
     time_taken,
     upright_size,
 )
-from utils.data.labels import format_yolo_label
+from utils.data.labels import ANY_CLASS, format_yolo_label
 from utils.sources.near_duplicates import MEASURED_PX, UNIFORM_CONTRAST, signature, small_grey, thumbnail
 from utils.sources.parsing.label_csv import ClassTable, LabelObject, LabelRow, count_objects
 from utils.sources.parsing.outlines import OutlineError, ShapeObject, object_ring
@@ -76,12 +76,15 @@ class ImageFacts:
 class LabelResult:
     """A photograph's label text, counts of its objects, and (row index, kind, text) of everything skipped.
 
+    ignored_text, ignored: the text and counts of its regions to ignore; the class is empty for all classes.
     lost: the number of unusable objects of each class; the class is empty if the file does not tell it. found: see `AnnotationRow`.
     merged: objects that became a part of another one, or repeat one, by their class in the file.
     """
 
     text: str = ""
+    ignored_text: str = ""
     objects: Counter[str] = field(default_factory=Counter)
+    ignored: Counter[str] = field(default_factory=Counter)
     unknown_values: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
     found: Found = field(default_factory=Counter)
@@ -137,26 +140,29 @@ def build_label(rows: Sequence[Row], facts: ImageFacts, options: PhotographOptio
         result.found[shape.value, POLYLINE] -= shape.closed
         result.found[shape.value, CLOSED] += shape.closed
     result.exif_frame = choose_exif_frame([item for _, item in objects], facts, options.exif_frame)
-    instances = []
+    instances, regions = list[tuple[int, np.ndarray]](), list[tuple[int, np.ndarray]]()
     for row, item in objects:
-        class_id = classes.find(item.value)
+        is_region = isinstance(item, ShapeObject) and item.is_region
+        class_id = ANY_CLASS if is_region and not item.value else classes.find(item.value)
         if class_id is None:
             result.unknown_values[item.value] += 1
             continue
+        name = "" if class_id == ANY_CLASS else classes.names[class_id]
         try:
             ring, complaint = _normalised_ring(item, facts, result.exif_frame, options)
-            instances.append((class_id, ring))
-            result.objects[classes.names[class_id]] += 1
+            (regions if is_region else instances).append((class_id, ring))
+            (result.ignored if is_region else result.objects)[name] += 1
             kind = MENDED_OBJECT
         except OutlineError as error:
             complaint, kind = str(error), UNUSABLE_OBJECT
-            result.lost[classes.names[class_id]] += 1
+            result.lost[name] += bool(name)
         if complaint:
             result.complaints.append((row, kind, f"{_shown(item)}: {complaint}"))
     for value, count in sorted(result.unknown_values.items()):
         row = next(row for row, item in objects if item.value == value)
         result.complaints.append((row, UNKNOWN_CLASS, f"`{value}` ({counted(count, 'object')}) is none of the classes"))
     result.text, result.lost = format_yolo_label(instances), +result.lost
+    result.ignored_text = format_yolo_label(regions)
     result.merged, result.found = +result.merged, +result.found
     return result
 

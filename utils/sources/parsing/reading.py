@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from utils.common.errors import UserError, printable
 from utils.common.progress import Progress
 from utils.common.text import counted
+from utils.data.labels import IGNORE_FOLDER
 from utils.sources.parsing.foreign import describe_foreign
 from utils.sources.parsing.formats import AUTO, EPRI, EPRI_TITLE, FORMATS, candidates, find_format, format_of, is_mask
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem, read_label_csv
@@ -242,13 +243,17 @@ def _rows_by_key(
     """Return the rows of each photograph, and the objects of other rows. Rows without a photograph and repeated ones are problems."""
     by_key: RowsByKey = {}
     lost: Lost = Counter()
+
+    def is_for_regions(row: Row) -> bool:
+        return isinstance(row, AnnotationRow) and IGNORE_FOLDER in row.file.parts
+
     for row, match in zip(rows, matches, strict=True):
         earlier = by_key.get(match.key or "", ())
         is_same = any(row.digest == other.digest for other in earlier)
         if match.key is None:
             prefix = "" if row.line else f"{printable(row.image_name, 200)}: "
             problems.append(Problem(place_of([row]), prefix + match.reason, NO_PHOTOGRAPH))
-        elif earlier and (is_same or not may_have_several):
+        elif earlier and (is_same or not (may_have_several or any(map(is_for_regions, (row, *earlier))))):
             problems.append(Problem(place_of([row]), _repeat_text(row, earlier[0], is_same), DUPLICATE_ROW))
         if match.key is not None and not is_same:
             by_key[match.key] = (*earlier, row)

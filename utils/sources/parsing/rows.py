@@ -22,6 +22,7 @@ UNUSED_SOURCE = "unused source"  # other labels of the photographs than those th
 MAX_NAME_CHARACTERS = 4096  # of a photograph's name or path in a label file
 SPAN = struct.Struct(f"<qq{DIGEST_BYTES}s")  # first byte in the file, the one after the last, digest of those between
 POLYGON, POLYLINE, BOX, MASK = "polygon", "polyline", "box", "mask"  # kinds of shapes; others as the files call them
+CROWD, IGNORED = "crowd", "region to ignore"
 CLOSED = "closed polyline as an outline"
 Found = Counter[tuple[str, str]]  # objects by class, empty without one, and kind of shape, before any rule acts
 Lost = Counter[tuple[str, str, str]]  # the same with the reason why no photograph has them

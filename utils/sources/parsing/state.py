@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,6 +13,7 @@ import filelock
 
 from utils.common.errors import UserError, reason_of
 from utils.common.files import in_the_way, parse_json, read_bytes, write_bytes_atomic
+from utils.data.labels import IGNORE_FOLDER
 from utils.sources.near_duplicates import SIGNATURE_BYTES
 from utils.sources.parsing.photograph import ImageFacts
 from utils.sources.parsing.split import SPLITS, TEST
@@ -22,7 +23,7 @@ MAX_JOURNAL_BYTES = 2_000_000_000
 LOCK_FILE = ".parse.lock"
 MANIFEST_FILE = "manifest.json"
 DATASET_FILE = "dataset.yaml"
-FOLDERS = [f"{split}/{kind}" for split in SPLITS for kind in ("images", "labels")]
+FOLDERS = [f"{split}/{kind}" for split in SPLITS for kind in ("images", "labels", IGNORE_FOLDER)]
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Entry:
     found: list[tuple[str, str, int]]
     merged: dict[str, int]
     complaints: list[tuple[int, str, str]]
+    ignored: dict[str, int] = field(default_factory=dict)  # regions to ignore by class; empty for all classes
 
 
 class BuildState:
@@ -86,7 +88,7 @@ def open_output(folder: Path, *, has_test: bool = False, trust_links: bool = Fal
         raise UserError(f"{folder}: holds images or labels that parse_labels.py did not make; name another --output")
     try:
         for path in own_folders:
-            if has_test or path.parent.name != TEST:
+            if path.name != IGNORE_FOLDER and (has_test or path.parent.name != TEST):
                 path.mkdir(parents=True, exist_ok=True)
         if problem := in_the_way(folder / LOCK_FILE, folder / STATE_FILE):
             raise UserError(problem)
@@ -117,15 +119,17 @@ def _remove_scaffold(folder: Path, existed: bool) -> None:
 
 
 def remove_unexpected(folder: Path, entries: Iterable[Entry]) -> None:
-    """Remove files without an entry from the four output folders."""
-    expected = {path for entry in entries for path in output_files(folder, entry.split, entry.stem)}
+    """Remove files without an entry from the output folders."""
+    files = ((entry, output_files(folder, entry.split, entry.stem)) for entry in entries)
+    expected = {path for entry, own in files for path in (own if entry.ignored else own[:2])}
     for path in [path for path in _files_in(folder) if path not in expected]:
         path.unlink()
 
 
-def output_files(folder: Path, split: str, stem: str) -> tuple[Path, Path]:
-    """Return the image and the label file of one photograph."""
-    return folder / split / "images" / f"{stem}.jpg", folder / split / "labels" / f"{stem}.txt"
+def output_files(folder: Path, split: str, stem: str) -> tuple[Path, Path, Path]:
+    """Return the image and the label file of one photograph, and that of its regions to ignore, which it may not have."""
+    own = folder / split
+    return own / "images" / f"{stem}.jpg", own / "labels" / f"{stem}.txt", own / IGNORE_FOLDER / f"{stem}.txt"
 
 
 def _files_in(folder: Path) -> Iterator[Path]:

@@ -14,11 +14,11 @@ import numpy as np
 from utils.common.errors import UserError, printable
 from utils.common.files import read_text
 from utils.data.dataset_yaml import IMAGE_SUFFIXES, load_dataset_yaml
-from utils.data.labels import MAX_LABEL_FILE_BYTES, LabelError, parse_yolo_row
+from utils.data.labels import ANY_CLASS, IGNORE_FOLDER, MAX_LABEL_FILE_BYTES, LabelError, parse_yolo_row
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.outlines import ShapeObject
-from utils.sources.parsing.rows import BOX, NO_OBJECTS, POLYGON, SPAN, AnnotationRow, digest_of
+from utils.sources.parsing.rows import BOX, IGNORED, NO_OBJECTS, POLYGON, SPAN, AnnotationRow, digest_of
 
 BACKGROUNDS = (*NO_OBJECTS, "background", "bg", "void", "unlabeled", "unlabelled")  # of class lists
 ONLY_CLASS = "object"  # of labels that name no class
@@ -90,7 +90,9 @@ class YoloFile(LabelFile):
 
     def __init__(self, path: Path, problems: list[Problem], folder: Path) -> None:
         super().__init__(path, problems)
-        photographs = photographs_for(path)
+        photographs, regions_of = photographs_for(path), photographs_for(path, IGNORE_FOLDER)
+        is_region = _has_photograph(path.parent, regions_of[: -len(IMAGE_SUFFIXES)])  # not beside it
+        photographs = regions_of if is_region else photographs
         try:
             if path.stat().st_size > MAX_LABEL_FILE_BYTES:
                 raise UserError(f"larger than {MAX_LABEL_FILE_BYTES // 1_000_000} MB, not a label file")
@@ -111,10 +113,13 @@ class YoloFile(LabelFile):
         self.names = read_names(class_list)
         self.named_by = class_list.name
         rows = [
-            (_class_of(fields, self.names), BOX if len(fields) == BOX_FIELDS else POLYGON) for fields in lines if fields
+            (_class_of(fields, self.names), IGNORED if is_region else BOX if len(fields) == BOX_FIELDS else POLYGON)
+            for fields in lines
+            if fields and not (is_region and fields[0] == str(ANY_CLASS))
         ]
-        span, objects = SPAN.pack(0, len(data), digest_of(data)), partial(_objects, tuple(self.names))
-        self.rows = [AnnotationRow(photographs, path, span, "\n".join(self.names), objects, Counter(rows))]
+        span, objects = SPAN.pack(0, len(data), digest_of(data)), partial(_objects, tuple(self.names), is_region)
+        context = "\n".join([*self.names, IGNORE_FOLDER] if is_region else self.names)
+        self.rows = [AnnotationRow(photographs, path, span, context, objects, Counter(rows))]
 
     @classmethod
     def is_own_file(cls, file: Path) -> bool:
@@ -140,12 +145,12 @@ def looks_like_labels(path: Path) -> bool:
         return _NUMBERS.match(file.read(HEAD_BYTES).partition(b"\n")[0][:HEAD_BYTES] + b"\n") is not None
 
 
-def photographs_for(path: Path) -> tuple[str, ...]:
-    """Return possible paths of a text's photograph, relative to the text: in `images` instead of `labels`, or beside it."""
+def photographs_for(path: Path, name: str = "labels") -> tuple[str, ...]:
+    """Return possible paths of a text's photograph, relative to the text: in `images` instead of `name`, or beside it."""
     parts = list(path.parent.parts)
     folders = ["."]
-    if "labels" in parts:
-        last = len(parts) - 1 - parts[::-1].index("labels")
+    if name in parts:
+        last = len(parts) - 1 - parts[::-1].index(name)
         folders.insert(0, os.path.relpath(Path(*parts[:last], "images", *parts[last + 1 :]), path.parent))
     return tuple(f"{folder}/{path.stem}{suffix}" for folder in folders for suffix in IMAGE_SUFFIXES)
 
@@ -157,15 +162,15 @@ def _has_photograph(folder: Path, names: tuple[str, ...]) -> bool:
     return any((folder / spelling).is_file() for spelling in spellings)
 
 
-def _objects(names: tuple[str, ...], data: bytes) -> tuple[list[ShapeObject], list[str]]:
-    """Return the objects of one label text, and messages about what was left out."""
+def _objects(names: tuple[str, ...], is_region: bool, data: bytes) -> tuple[list[ShapeObject], list[str]]:
+    """Return the objects, or regions to ignore, of one label text, and messages about what was left out."""
     objects, complaints = [], []
     for number, line in enumerate(data.decode("utf-8-sig").splitlines(), start=1):
         if fields := line.split():
             try:
-                class_id, polygon = parse_yolo_row(fields, len(names))
-                points = (polygon.astype(np.float64),)
-                objects.append(ShapeObject(names[class_id], f"line {number}", SHARES, None, points))
+                class_id, polygon = parse_yolo_row(fields, len(names), ANY_CLASS if is_region else 0)
+                points, label = (polygon.astype(np.float64),), "" if class_id == ANY_CLASS else names[class_id]
+                objects.append(ShapeObject(label, f"line {number}", SHARES, None, points, is_region=is_region))
             except ValueError as error:
                 if label := _class_of(fields, names):
                     objects.append(ShapeObject(label, f"line {number}", SHARES, None, error=str(error)))

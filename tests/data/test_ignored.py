@@ -1,0 +1,92 @@
+"""Regions to ignore: their files, and that they move with the picture and change nothing else."""
+
+import copy
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.data.pictures import COLOURLESS, PICTURES, SIZE_PX, Pictures, box, dataset_of, samples_of
+from tests.data.test_windows import MANY, windows_of
+from tests.sources.parsing.tool_folder import files
+from utils.common.errors import DataErrors
+from utils.data.dataset import Photo, Sample, collate, read_photos
+from utils.data.dataset_yaml import load_dataset_yaml
+from utils.data.labels import ANY_CLASS
+
+
+def doubled(photo: Photo) -> Photo:
+    return replace(photo, ignored_ids=photo.class_ids, ignored=photo.polygons)
+
+
+def placed(shown: Photo | Sample) -> tuple[set[tuple[int, bytes]], set[tuple[int, bytes]]]:
+    """Return classes and outlines of objects and of regions."""
+    both = ((shown.class_ids, shown.polygons), (shown.ignored_ids, shown.ignored))
+    objects, regions = ({(k, outline.tobytes()) for k, outline in zip(*each, strict=True)} for each in both)
+    return objects, regions
+
+
+VIEWS: list[dict[str, Any]] = [{"degrees": 30, "flipud": 0.5, "mosaic": 0}, {"scale": 0.9}, {"mixup": 1}]
+ADDED: list[dict[str, Any]] = [
+    {"copy_paste": 1},
+    *({name: 1, "wire_classes": (2,)} for name in ("paste", "draw_wires")),
+]
+
+
+@pytest.mark.parametrize("config", VIEWS + ADDED, ids=str)
+def test_regions_move_with_objects_of_their_outline_and_change_nothing_else(config: dict[str, Any]) -> None:
+    pictures, augmentation = copy.copy(PICTURES), replace(COLOURLESS, **config)
+    pictures.photos = [doubled(photo) for photo in PICTURES.photos]
+    samples, views = (samples_of(each, pictures=pictures) for each in (augmentation, COLOURLESS))
+    assert "scale" not in config or any(len(now.ignored) > len(now.polygons) for now in samples), "any part is enough"
+    for now, before, view in zip(samples, samples_of(augmentation), views, strict=True):
+        assert placed(now)[0] == placed(before)[0]
+        assert np.array_equal(np.maximum(now.masks, 0), before.masks)
+        assert "draw_wires" in config or np.array_equal(now.image, before.image)  # bars are not drawn over regions
+        assert config in ADDED or placed(now)[1] >= placed(now)[0]
+        assert config not in ADDED or placed(now)[1] == placed(view)[1], "no region is pasted, or cut by what is"
+
+
+def test_a_window_keeps_every_piece_of_a_region() -> None:
+    windows = windows_of([doubled(photo) for photo, _ in MANY], [size for _, size in MANY], 4)
+    shown = [placed(windows.labels(windows.window(0, index))) for index in range(len(windows))]
+    assert all(objects <= regions for objects, regions in shown)
+    assert any(objects < regions for objects, regions in shown), "pieces too small to be objects"
+
+
+def test_a_batch_has_a_map_for_each_image_and_class_below_its_objects() -> None:
+    pictures = Pictures(2, (SIZE_PX, SIZE_PX))
+    outlines = [box(0.5, 0, 0.5, 1), box(0, 0, 0.25, 0.25), box(0, 0.75, 0.25, 0.25)]
+    pictures.photos[1] = Photo(
+        Path(), np.array([1]), [box(0.5, 0.5, 0.25, 0.25)], np.array([ANY_CLASS, 2, 2]), outlines
+    )
+    data = dataset_of(None, pictures)
+    batch = pickle.loads(pickle.dumps(collate([data[0, 0], data[0, 1]])))  # noqa: S301 # our own
+    assert batch.ignored_of.tolist() == [[1, 1], [ANY_CLASS, 2]]
+    assert batch.ignored.sum((1, 2)).tolist() == [16 * 32, 2 * 8 * 8]
+    assert not batch.ignored[0, :, :16].any()
+    counts = [int((batch.masks[1] == value).sum()) for value in (-1, 0, 1)]
+    assert counts == [16 * 32 + 128 - 64, 384, 64], "the object is on top"
+    assert batch.masks[0].min() == 0
+    assert collate([data[0, 0]]).ignored is None
+
+
+def test_regions_are_read_from_the_folder_beside_the_labels(tmp_path: Path) -> None:
+    row, yaml = "1 0.5 0.5 0.2 0.2\n", "train: images\nval: flat\nnames: [wire, pole]\n"
+    contents = {"data.yaml": yaml, "images/a.jpg": "", "labels/a.txt": row, "flat/c.jpg": "", "flat/c.txt": row}
+    spec = load_dataset_yaml(files(tmp_path, contents) / "data.yaml")
+    file = files(tmp_path, {"ignore/a.txt": f"\n{row}-1 0.5 0.5 0.5 0.5"}) / "ignore/a.txt"
+    (one,), (flat,) = read_photos(spec, "train"), read_photos(spec, "val")
+    assert (one.class_ids.tolist(), one.ignored_ids.tolist()) == ([1], [1, ANY_CLASS])
+    np.testing.assert_allclose(one.ignored[1][0], 0.25)
+    assert not flat.ignored, "labels beside the photographs are no regions"
+    file.write_text(f"{row}-2 0.5 0.5 0.5 0.5")
+    with pytest.raises(DataErrors, match=r"ignore/a\.txt:2: class -2 is not one of -1\.\.1"):
+        read_photos(spec, "train")
+    file.unlink()
+    file.symlink_to("/etc/hostname")
+    with pytest.raises(DataErrors, match="is a link that leaves it"):
+        read_photos(spec, "train")
