@@ -8,6 +8,7 @@ section 4). Where it begins depends on the number of detections alone, not on wh
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from scipy.spatial import KDTree
@@ -26,7 +27,7 @@ from utils.predict.tiles import Predictor
 from utils.sources.mask_rings import MAX_MASK_RINGS, join_rings, mask_rings
 from utils.yolo.model import trained_wire_labels
 
-LEAST = 0.1  # confidence below which a detection is background: README.md has the measurement
+LEAST = 0.2  # confidence below which a detection is background: README.md has the measurement
 MIN_ON_LINES = 0.8  # of a thin object's centreline that lies near centrelines of its class, if it is right
 MIN_IGNORED = 0.5  # of a mask that lies in a labelled region to ignore, if the detection is not judged
 MOST_NEEDED = 1_000_000  # detections that are worth naming
@@ -37,6 +38,7 @@ def upper_bound(num_wrong: np.ndarray, num: np.ndarray, certainty: float) -> np.
     return np.where(num_wrong < num, beta.ppf(certainty, num_wrong + 1, np.maximum(num - num_wrong, 1)), 1.0)
 
 
+@cache
 def num_needed(limit: float, certainty: float, num_wrong: int = 0, share: float = 0.0) -> int:
     """Return how many detections keep the limit if so many, or such a share, of them are wrong; MOST_NEEDED: no number does."""
     wrong = lambda num: np.array(max(num_wrong, round(share * num)))  # noqa: E731
@@ -65,9 +67,8 @@ def sure_from(scores: np.ndarray, is_wrong: np.ndarray, limit: float, certainty:
     at = int(bounds.argmin()) if last is None else last
     words = f"from confidence {levels[at]:.2f} on {num_wrong[at]} of {num[at]:,} validation detections are wrong"
     if last is not None:
-        return round(
-            float(levels[at]), 3
-        ), f"{words}, at most {bounds[at]:.1%} with {certainty:.0%} certainty: these are sure"
+        words += f", at most {bounds[at]:.1%} with {certainty:.0%} certainty: these are sure"
+        return round(float(levels[at]), 3), words
     enough = num_needed(limit, certainty, share=num_wrong[at] / max(num[at], 1))
     words += f"; {enough:,} such detections are needed" if num[at] < enough < MOST_NEEDED else ""
     shares = (share / 100 for share in range(int(100 * limit) + 1, 51))
@@ -91,8 +92,7 @@ class Teacher:
 
     def __init__(self, predictor: Predictor) -> None:
         self.predictor, self.thin = replace(predictor, steps=(*predictor.steps, Traits())), predictor.thin
-        curved = trained_wire_labels(predictor.model)["wires_bent"] if self.thin else ()
-        self.straight = set(self.thin) - set(curved)
+        self.straight = set(self.thin) - set(trained_wire_labels(predictor.model)["wires_bent"])
 
     def see(self, photo: np.ndarray) -> tuple[PhotoPrediction, np.ndarray]:
         """Return what is found in a photograph, RGB uint8 (H, W, 3), and with what its mirror image agrees: bool (n,)."""
@@ -110,7 +110,8 @@ class Teacher:
         is_right = confirmed(found.masks, found.class_ids, truth, labels.class_ids, self.thin)
         is_judged = np.ones(len(is_right), bool)
         for class_id, region in zip(labels.ignored_ids, ignored, strict=True):
-            for number in np.flatnonzero(~is_right & ((class_id == ANY_CLASS) | (found.class_ids == class_id))):
+            is_of_class = (class_id == ANY_CLASS) | (found.class_ids == class_id)
+            for number in np.flatnonzero(~is_right & is_of_class).tolist():
                 mask = found.masks[number]
                 is_judged[number] &= region.shared_pixels(mask) < MIN_IGNORED * max(mask.mask.sum(), 1)
         return is_right, is_judged
@@ -135,9 +136,10 @@ def confirmed(
     iou = mask_iou(others, found, (areas_of(others), areas_of(found)), is_compared)
     result = hit_targets(iou, other_ids, class_ids)[:, 0] >= 0
     for class_id in set(class_ids.tolist()) & set(thin):
-        lines = [centreline(others[number]) for number in np.flatnonzero(other_ids == class_id)]
-        tree = KDTree(np.concatenate([np.zeros((0, 2), int), *lines])) if any(map(len, lines)) else None
-        for number in np.flatnonzero(class_ids == class_id) if tree else ():
-            own = centreline(found[number])
-            result[number] = len(own) > 0 and (tree.query(own)[0] <= TOLERANCE_PX).mean() >= MIN_ON_LINES
+        lines = [centreline(others[number]) for number in np.flatnonzero(other_ids == class_id).tolist()]
+        if any(map(len, lines)):
+            tree = KDTree(np.concatenate(lines))
+            for number in np.flatnonzero(class_ids == class_id).tolist():
+                own = centreline(found[number])
+                result[number] = len(own) > 0 and (tree.query(own)[0] <= TOLERANCE_PX).mean() >= MIN_ON_LINES
     return result
