@@ -64,7 +64,7 @@ def sure_from(scores: np.ndarray, is_wrong: np.ndarray, limit: float, certainty:
     levels = LEVELS[LEVELS >= LEAST][::-1]
     num, num_wrong = ((rows[:, None] >= levels).sum(axis=0) for rows in (scores, scores[is_wrong]))
     bounds, last = upper_bound(num_wrong, num, certainty), lowest_level(num, num_wrong, limit, certainty)
-    at = int(bounds.argmin()) if last is None else last
+    at = len(levels) - 1 - int(bounds[::-1].argmin()) if last is None else last
     words = f"from confidence {levels[at]:.2f} on {num_wrong[at]} of {num[at]:,} validation detections are wrong"
     if last is not None:
         words += f", at most {bounds[at]:.1%} with {certainty:.0%} certainty: these are sure"
