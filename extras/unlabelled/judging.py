@@ -1,0 +1,145 @@
+"""What a teacher sees in a photograph, on what both of its views agree, and from which confidence on that is surely right.
+
+Levels of confidence are tested from above, each with the exact upper bound of Clopper and Pearson (1934) on the share of wrong
+detections. The first that fails ends it: this fixed order is why many levels need no correction (Learn then Test, arXiv 2110.01052,
+section 4). Where it begins depends on the number of detections alone, not on which of them are wrong.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+from scipy.spatial import KDTree
+from scipy.stats import beta
+
+from utils.data.labels import ANY_CLASS, Photo
+from utils.evaluation.metrics.matching import LEVELS, hit_targets
+from utils.evaluation.metrics.thin_objects import TOLERANCE_PX
+from utils.evaluation.native_masks import areas_of, mask_iou
+from utils.predict.detections import PhotoPrediction
+from utils.predict.lines.thinning import centreline
+from utils.predict.postprocess import Context, Step
+from utils.predict.regions import LazyRegions, Region, fill_outline
+from utils.predict.shift_features import image_statistics, photo_traits
+from utils.predict.tiles import Predictor
+from utils.sources.mask_rings import MAX_MASK_RINGS, join_rings, mask_rings
+from utils.yolo.model import trained_wire_labels
+
+LEAST = 0.2  # confidence below which a detection is background: README.md has the measurement
+MIN_ON_LINES = 0.8  # of a thin object's centreline that lies near centrelines of its class, if it is right
+MIN_IGNORED = 0.5  # of a mask that lies in a labelled region to ignore, if the detection is not judged
+MOST_NEEDED = 1_000_000  # detections that are worth naming
+
+
+def upper_bound(num_wrong: np.ndarray, num: np.ndarray, certainty: float) -> np.ndarray:
+    """Return what the share of wrong detections exceeds with a probability of at most 1 - certainty."""
+    return np.where(num_wrong < num, beta.ppf(certainty, num_wrong + 1, np.maximum(num - num_wrong, 1)), 1.0)
+
+
+@cache
+def num_needed(limit: float, certainty: float, num_wrong: int = 0, share: float = 0.0) -> int:
+    """Return how many detections keep the limit if so many, or such a share, of them are wrong; MOST_NEEDED: no number does."""
+    wrong = lambda num: np.array(max(num_wrong, round(share * num)))  # noqa: E731
+    is_enough = lambda num: bool(upper_bound(wrong(num), np.array(num), certainty) <= limit)  # noqa: E731
+    return bisect_left(range(MOST_NEEDED), True, lo=1, key=is_enough)
+
+
+def lowest_level(num: np.ndarray, num_wrong: np.ndarray, limit: float, certainty: float) -> int | None:
+    """Return the last of the levels, from above, down to which at most the share `limit` of detections is wrong.
+
+    num, num_wrong: of those with at least each level, (levels,). The first level has enough of them for as many mistakes, at most
+    two, as a third of all allow.
+    """
+    needed = [num_needed(limit, certainty, mistakes) for mistakes in (2, 1, 0)]
+    is_tested = num >= next((each for each in needed if each <= num[-1] / 3), needed[-1])
+    fails = np.flatnonzero(is_tested & (upper_bound(num_wrong, num, certainty) > limit))
+    last = int(fails[0]) - 1 if len(fails) else len(num) - 1
+    return last if last >= 0 and is_tested[last] else None
+
+
+def sure_from(scores: np.ndarray, is_wrong: np.ndarray, limit: float, certainty: float) -> tuple[float | None, str]:
+    """Return the confidence from which a class's detections (n,) are sure, None if none is, and in words why."""
+    levels = LEVELS[LEVELS >= LEAST][::-1]
+    num, num_wrong = ((rows[:, None] >= levels).sum(axis=0) for rows in (scores, scores[is_wrong]))
+    bounds, last = upper_bound(num_wrong, num, certainty), lowest_level(num, num_wrong, limit, certainty)
+    at = len(levels) - 1 - int(bounds[::-1].argmin()) if last is None else last
+    words = f"from confidence {levels[at]:.2f} on {num_wrong[at]} of {num[at]:,} validation detections are wrong"
+    if last is not None:
+        words += f", at most {bounds[at]:.1%} with {certainty:.0%} certainty: these are sure"
+        return round(float(levels[at]), 3), words
+    enough = num_needed(limit, certainty, share=num_wrong[at] / max(num[at], 1))
+    words += f"; {enough:,} such detections are needed" if num[at] < enough < MOST_NEEDED else ""
+    shares = (share / 100 for share in range(int(100 * limit) + 1, 51))
+    reached = next((each for each in shares if lowest_level(num, num_wrong, each, certainty) is not None), None)
+    return None, f"none is sure, all are ignored: {words}" + (f"; --wrong {reached:g} is reached" if reached else "")
+
+
+@dataclass(frozen=True)
+class Traits(Step):
+    """Adds to a prediction what the photograph is like (utils/predict/shift_features.py)."""
+
+    see = staticmethod(image_statistics)
+
+    def __call__(self, prediction: PhotoPrediction, context: Context, seen: np.ndarray) -> PhotoPrediction:
+        """Return the prediction with traits."""
+        return replace(prediction, traits=photo_traits(prediction.detections, seen, context.placement.size_px))
+
+
+class Teacher:
+    """Predicts on one photograph at a time, so that what it sees depends on no other."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        self.predictor, self.thin = replace(predictor, steps=(*predictor.steps, Traits())), predictor.thin
+        self.straight = set(self.thin) - set(trained_wire_labels(predictor.model)["wires_bent"])
+
+    def see(self, photo: np.ndarray) -> tuple[PhotoPrediction, np.ndarray]:
+        """Return what is found in a photograph, RGB uint8 (H, W, 3), and with what its mirror image agrees: bool (n,)."""
+        mirrored = np.ascontiguousarray(photo[:, ::-1])
+        (_, _, found), (_, _, other) = self.predictor.predict([(0, photo), (1, mirrored)])
+        back = LazyRegions(other.masks, lambda one: Region(photo.shape[1] - one.corners[2], one.top, one.mask[:, ::-1]))
+        return found, confirmed(found.masks, found.class_ids, back, other.class_ids, self.thin)
+
+    def judge(self, found: PhotoPrediction, labels: Photo, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return which detections are right, and which can be judged, as none can in a region to ignore: bool (n,) each."""
+        truth, ignored = (
+            LazyRegions(outlines, lambda outline: fill_outline(outline * size, size))
+            for outlines in (labels.polygons, labels.ignored)
+        )
+        is_right = confirmed(found.masks, found.class_ids, truth, labels.class_ids, self.thin)
+        is_judged = np.ones(len(is_right), bool)
+        for class_id, region in zip(labels.ignored_ids, ignored, strict=True):
+            is_of_class = (class_id == ANY_CLASS) | (found.class_ids == class_id)
+            for number in np.flatnonzero(~is_right & is_of_class).tolist():
+                mask = found.masks[number]
+                is_judged[number] &= region.shared_pixels(mask) < MIN_IGNORED * max(mask.mask.sum(), 1)
+        return is_right, is_judged
+
+    def outline(self, found: PhotoPrediction, number: int) -> np.ndarray:
+        """Return a detection's outline (V, 2) in pixels: the strip of a line, all parts and holes of a mask, or its box."""
+        line, mask = found.lines[number] if found.lines else None, found.masks[number]
+        if line is not None and int(found.class_ids[number]) in self.straight:
+            return line.outline
+        rings = mask_rings(mask.mask, mask.left, mask.top)[:MAX_MASK_RINGS] if mask.mask.any() else []
+        return join_rings(rings) if rings else found.boxes[number][[0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 2)
+
+
+def confirmed(
+    found: Sequence[Region], class_ids: np.ndarray, others: Sequence[Region], other_ids: np.ndarray, thin: Sequence[int]
+) -> np.ndarray:
+    """Return which masks, best first, agree with one of `others` of their class that no better one took: bool (n,).
+
+    They agree from an IoU of 0.5 on; a thin object, if its centreline lies on those of others, whatever its width.
+    """
+    is_compared = (other_ids[:, None] == class_ids) & ~np.isin(class_ids, thin)
+    iou = mask_iou(others, found, (areas_of(others), areas_of(found)), is_compared)
+    result = hit_targets(iou, other_ids, class_ids)[:, 0] >= 0
+    for class_id in set(class_ids.tolist()) & set(thin):
+        lines = [centreline(others[number]) for number in np.flatnonzero(other_ids == class_id).tolist()]
+        if any(map(len, lines)):
+            tree = KDTree(np.concatenate(lines))
+            for number in np.flatnonzero(class_ids == class_id).tolist():
+                own = centreline(found[number])
+                result[number] = len(own) > 0 and (tree.query(own)[0] <= TOLERANCE_PX).mean() >= MIN_ON_LINES
+    return result

@@ -1,0 +1,223 @@
+"""Photographs without labels: what is sure, what is ignored, what is left out; killed runs, ranks and the page."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom
+
+from extras.unlabelled import __main__ as command
+from extras.unlabelled.data_set import NewData
+from extras.unlabelled.judging import Teacher, confirmed, num_needed, sure_from, upper_bound
+from tests.commands import test_pretended_gpu as pretended_gpu
+from tests.predict.tiny_network import smooth_data, tiny_weights
+from tests.support.ranks import run_ranks
+from tests.yolo.colour_network import COLOURS, ColourNetwork, install
+from utils.common.errors import UserError
+from utils.data.dataset_yaml import load_dataset_yaml
+from utils.data.images import read_image
+from utils.data.labels import ANY_CLASS, format_yolo_label, read_photos, read_yolo_label
+from utils.data.polygons import polygon_boxes
+from utils.pages import save_image
+from utils.predict.regions import Region
+from utils.predict.tiles import Predictor
+
+SIZE = (320, 240)
+WIRE, SPOT = (8, 228, 200, 6), (300, 2, 5, 5)  # left, top, width, height
+
+
+class HalfBlind(ColourNetwork):
+    """Sees nothing in the left half."""
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        return super().forward(images * (torch.arange(images.shape[-1]) >= images.shape[-1] // 2))
+
+
+def write_scene(file: Path, seed: int, *others: tuple[int, ...]) -> None:
+    """Draw nine poles, which are labelled, and others, which are not, on a background of its own."""
+    random = np.random.default_rng(seed)
+    photo = cv2.resize(random.integers(60, 160, (12, 16), np.uint8), SIZE)[..., None].repeat(3, axis=2)
+    places = [(30 + 95 * (number % 3), 15 + 70 * (number // 3)) for number in range(9)]
+    poles = [(*place, *random.integers(22, 50, 2).tolist()) for place in places]
+    for left, top, width, height in (*poles, *others):
+        photo[top : top + height, left : left + width] = COLOURS[0 if width == WIRE[2] else 1]
+    for folder in ("images", "labels", "ignore"):
+        (file.parents[1] / folder).mkdir(parents=True, exist_ok=True)
+    save_image(file, photo)
+    outlines = [np.array([(x, y), (x + w, y), (x + w, y + h), (x, y + h)]) / SIZE for x, y, w, h in poles]
+    (file.parents[1] / "labels" / f"{file.stem}.txt").write_text(format_yolo_label((1, each) for each in outlines))
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a labelled data set, and photographs: two of one name, a mirrored one of val, and no photograph."""
+    root = tmp_path_factory.mktemp("scene")
+    for number in range(8):
+        write_scene(root / "mine" / ("val" if number else "train") / "images" / f"{number}.png", number, SPOT)
+    (root / "mine/train/ignore/0.txt").write_text("-1 0 0 1 0 1 1\n")
+    (root / "mine/dataset.yaml").write_text("train: train/images\nval: val/images\nnames: [wire, pole]\n")
+    write_scene(root / "photos/images/a.png", 20, SPOT, WIRE)
+    write_scene(root / "photos/more/images/a.png", 21)
+    save_image(root / "photos/copy.jpg", read_image(root / "mine/val/images/3.png")[:, ::-1].copy())
+    (root / "photos/broken.jpg").write_bytes(b"broken")
+    (root / "model.pt").write_bytes(b"weights")
+    return root
+
+
+def run(root: Path, output: Path, *more: str) -> dict[str, bytes]:
+    """Run the command with the network that sees colours; return the files that it wrote."""
+    flags = {"model": "model.pt", "labelled": "mine/dataset.yaml", "photos": "photos"}
+    words = [f"--{flag}={root / place}" for flag, place in flags.items()]
+    network = ColourNetwork()
+    network.args["thin_classes"] = [0]
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch)
+        patch.setattr("utils.predict.options.open_model", lambda *given, **named: network)
+        assert command.main([*words, f"--output={output}", "--device=cpu", *more]) == 0
+    files = (file for file in output.rglob("*") if file.is_file())
+    return {str(file.relative_to(output)): file.read_bytes().replace(bytes(output), b"") for file in files}
+
+
+def test_sure_detections_become_labels_and_unsure_ones_regions_to_ignore(
+    scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files, mine = run(scene, tmp_path / "new"), scene / "mine"
+    said = capsys.readouterr().out
+    assert "2 photographs added, 1 left out: not readable, 1 left out: shows a labelled photograph" in said
+    assert "wire: 0 labels; ignored: 1 class without a bound; none is sure, all are ignored: " in said
+    assert "pole: 18 labels; ignored: 1 unsure confidence; from confidence 0.31 on 0 of 63 validation" in said
+    assert f"Next: python train_yolo_ddp.py --data {tmp_path}/new/dataset.yaml --save-dir models/new" in said
+    spec = load_dataset_yaml(tmp_path / "new/dataset.yaml")
+    (old, two, one), val = read_photos(spec, "train"), read_photos(spec, "val")
+    assert [old.file.name, two.file.name, one.file.name, len(val)] == ["0.png", "2-a.png", "a.png", 7]
+    assert files["train/ignore/0.txt"] == b"-1 0 0 1 0 1 1\n"
+    assert files["val/labels/3.txt"] == (mine / "val/labels/3.txt").read_bytes()
+    for photo, place in ((one, "photos"), (two, "photos/more")):
+        assert photo.file.read_bytes() == (scene / place / "images/a.png").read_bytes()
+        _, labels = read_yolo_label(scene / place / "labels/a.txt", 2)
+        found, expected = (np.sort(polygon_boxes(each), axis=0) for each in (photo.polygons, labels))
+        np.testing.assert_allclose(found, expected, atol=0.5 / 240)
+    ids, (wire, spot) = read_yolo_label(tmp_path / "new/train/ignore/a.txt", 2)
+    assert ids.tolist() == [0, 1]
+    np.testing.assert_allclose(
+        polygon_boxes([wire * SIZE, spot * SIZE]), [(8, 228, 208, 234), (300, 2, 305, 7)], atol=0.6
+    )
+    assert files["train/ignore/2-a.txt"] == b""
+    listed = files["label_next.csv"].decode().splitlines()
+    assert listed[1:] == [f"{scene}/photos/images/a.png,added,200,0.0003"]
+    assert files["unlabelled.html"].count(b"<article>") == 2
+    assert b"cd /train &amp;&amp; rm images/2-a.png labels/2-a.txt ignore/2-a.txt" in files["unlabelled.html"]
+    for file in (tmp_path / "new/train").glob("*/2-a.*"):
+        file.unlink()
+    assert "train/labels/2-a.txt" not in run(scene, tmp_path / "new")
+    assert "1 left out: deleted by hand\n" in capsys.readouterr().out
+
+
+def test_photographs_like_no_labelled_one_are_left_out_unless_they_are_kept(
+    scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FEWEST_GROUPS", "MOST_FALSE_ALARMS"):
+        monkeypatch.setattr(command, name, 1)  # each is unlike
+    assert not {name for name in run(scene, tmp_path / "new") if name.startswith("train/images/") and "a.png" in name}
+    assert "train/images/a.png" in run(scene, tmp_path / "kept", "--keep-unlike")
+
+
+def test_a_killed_run_goes_on_and_two_ranks_write_the_same_files(
+    scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, add = run(scene, tmp_path / "whole"), NewData.add
+
+    def killed(data: NewData, name: str, *given: Any) -> None:
+        if name == "copy":
+            raise UserError("killed")
+        add(data, name, *given)
+
+    monkeypatch.setattr(NewData, "add", killed)
+    with pytest.raises(UserError, match="killed"):
+        run(scene, tmp_path / "killed")
+    monkeypatch.setattr(NewData, "add", add)
+    assert not (tmp_path / "killed/dataset.yaml").exists()
+    assert run(scene, tmp_path / "killed") == whole
+    assert run_ranks(run, 2, scene, tmp_path / "ranks", join=False, timeout_s=240)[0] == whole
+
+
+def test_bad_input_is_one_line(scene: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match=rf"^--output {tmp_path}: holds something else, or .*; name a new folder$"):
+        run(scene, tmp_path)
+    run(scene, tmp_path / "new")
+    with pytest.raises(UserError, match=r"^--output .*/new: .* made of other .*; name a new folder$"):
+        run(scene, tmp_path / "new", "--wrong=0.01")
+    with pytest.raises(UserError, match=r"^--photos .*/none: no photographs there"):
+        run(scene, tmp_path / "other", f"--photos={tmp_path / 'none'}")
+    with pytest.raises(UserError, match=r"^.*/none\.yaml: No such .*; name a data-set YAML with --labelled$"):
+        run(scene, tmp_path / "other", f"--labelled={tmp_path / 'none.yaml'}")
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_bound_is_exact_and_the_share_of_wrong_detections_keeps_the_limit() -> None:
+    for num_wrong, num in ((0, 10), (3, 40), (17, 200)):
+        bound = float(upper_bound(np.array(num_wrong), np.array(num), 0.9))
+        assert binom.cdf(num_wrong, num, bound) == pytest.approx(0.1)
+    assert num_needed(0.05, 0.9) == 45 == np.ceil(np.log(0.1) / np.log(0.95))
+    random, num_kept = np.random.default_rng(0), 0
+    for _ in range(200):  # a detection is wrong with a probability of 1 - its confidence
+        scores = random.uniform(0.2, 1, 300)
+        level, _ = sure_from(scores, random.uniform(size=300) > scores, 0.1, 0.9)
+        num_kept += level is None or (1 - level) / 2 <= 0.1
+    assert 180 <= num_kept < 200
+    few = sure_from(np.full(44, 0.9), np.zeros(44, bool), 0.05, 0.9)[1]
+    assert few.endswith("; 45 such detections are needed; --wrong 0.06 is reached")
+    assert sure_from(np.zeros(0), np.zeros(0, bool), 0.05, 0.9)[1].endswith("; 45 such detections are needed")
+
+
+def strip(top: int, height: int, right: int = 100) -> Region:
+    return Region(0, top, np.ones((height, right), bool))
+
+
+def test_a_mask_agrees_by_its_overlap_and_a_thin_one_by_its_centreline() -> None:
+    found, others, ids = [strip(10, 10), strip(11, 10), strip(50, 9)], [strip(10, 10), strip(53, 3)], np.zeros(3, int)
+    assert confirmed(found, ids, others, ids[:2], ()).tolist() == [True, False, False]
+    assert confirmed(found, ids, others, ids[:2], (0,)).tolist() == [True, True, True]
+    assert confirmed([strip(10, 3, 140)], ids[:1], others, ids[:2], (0,)).tolist() == [False]
+    assert confirmed(found, ids, others, ids[:2] + 1, (0,)).tolist() == [False] * 3
+
+
+def test_a_view_that_disagrees_a_region_to_ignore_and_an_unlike_photograph(
+    scene: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch)
+    teacher = Teacher(Predictor(ColourNetwork(), 320, torch.device("cpu"), 8, None, {"confidence": 0.1, "iou": 0.7}))
+    labels = read_photos(load_dataset_yaml(scene / "mine/dataset.yaml"), "val")[0]
+    photo = read_image(labels.file)
+    found, agrees = teacher.see(photo)
+    corner = [np.array([[0.5, 0], [1, 0], [1, 0.3]])]  # where the spot lies
+    ignoring = replace(labels, ignored_ids=np.array([ANY_CLASS]), ignored=corner)
+    for given, num_judged in ((labels, 10), (ignoring, 9)):
+        is_right, is_judged = teacher.judge(found, given, SIZE)
+        assert [agrees.sum(), is_right.sum(), is_judged.sum()] == [10, 9, num_judged]
+    blind = Teacher(replace(teacher.predictor, model=HalfBlind(), steps=()))
+    assert not blind.see(photo)[1][:3].any()
+    note = command.look_at(photo, blind, np.zeros((0, 8)), [None, 0.2])[1]
+    assert {each["why"] for each in note["found"]} == {"mirrored view disagrees"}
+    assert found.traits is not None
+    near = found.traits + np.tile([[1.0], [-1.0]], (15, 8))
+    for judged, why in ((near, ""), (near + 9, "looks like no labelled photograph"), (near[:9] + 9, "")):
+        assert command.look_at(photo, teacher, judged, [None, 0.5])[1]["left_out"] == why
+
+
+def test_the_command_runs_on_a_gpu(tmp_path: Path) -> None:
+    data, model = smooth_data(tmp_path / "data"), tiny_weights(tmp_path / "best.pt")
+    picture = read_image(tmp_path / "data/val/images/0.png")
+    for name, pixels in (("new", 255 - picture), ("copy", picture)):
+        save_image(tmp_path / f"photos/{name}.png", pixels)
+    line = f"--model {model} --labelled {data} --photos {tmp_path}/photos --output {tmp_path}/out"
+    (seen,) = pretended_gpu.run(tmp_path, 1, "extras.unlabelled.__main__", line)
+    printed = (tmp_path / "printed.txt").read_text()
+    assert seen["code"] == 0, printed
+    assert seen["copies"] > 0
+    assert "1 photograph added, 1 left out: shows a labelled photograph" in printed
