@@ -17,7 +17,7 @@ from utils.common.files import parse_json, read_text, write_bytes_atomic, write_
 from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import DatasetSpec, label_file_for
 from utils.data.images import read_image
-from utils.data.labels import format_yolo_label
+from utils.data.labels import IGNORE_FOLDER, format_yolo_label
 from utils.sources import near_duplicates as near
 from utils.sources.parsing.rows import digest_of
 
@@ -97,13 +97,11 @@ class NewData:
         self.notes.mkdir(parents=True, exist_ok=True)
         write_text_atomic(place, text)
         for split, names in labelled.items():
-            for kind in ("images", "labels", "ignore"):
+            for kind in ("images", "labels", IGNORE_FOLDER):
                 (self.folder / split / kind).mkdir(parents=True, exist_ok=True)
             for name, file in names.items():
-                labels = label_file_for(file)
-                ignored = Path("/ignore/".join(str(labels).rsplit("/labels/", 1)))
-                for source, kind in {ignored: "ignore", labels: "labels"}.items():  # equal outside folders named labels
-                    if source.exists():
+                for source, kind in {label_file_for(file, each): each for each in (IGNORE_FOLDER, "labels")}.items():
+                    if source.exists():  # both are one outside folders named images
                         write_bytes_atomic(self.file(name, kind, split), source.read_bytes())
                 self._put(file, split, name)
         return [name for name in self.new if not (self.notes / f"{name}.json").exists()]
@@ -111,7 +109,7 @@ class NewData:
     def add(self, name: str, outlines: Mapping[str, Outlines], note: Mapping[str, Any]) -> None:
         """Write a photograph's outlines, in shares of its size, and its note at the end; of one that is left out the note alone."""
         if not note["left_out"]:
-            for kind in ("labels", "ignore"):
+            for kind in ("labels", IGNORE_FOLDER):
                 write_text_atomic(self.file(name, kind), format_yolo_label(outlines[kind]))
             self._put(self.new[name], "train", name)
         write_text_atomic(self.notes / f"{name}.json", json.dumps(note) + "\n")

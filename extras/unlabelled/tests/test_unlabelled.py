@@ -206,8 +206,9 @@ def test_a_view_that_disagrees_a_region_to_ignore_and_an_unlike_photograph(
     assert {each["why"] for each in note["found"]} == {"mirrored view disagrees"}
     assert found.traits is not None
     near = found.traits + np.tile([[1.0], [-1.0]], (15, 8))
-    for judged, why in ((near, ""), (near + 9, "looks like no labelled photograph"), (near[:9] + 9, "")):
-        assert command.look_at(photo, teacher, judged, [None, 0.5])[1]["left_out"] == why
+    unlike, unsure = "looks like no labelled photograph", "no object is sure"
+    for judged, level, why in ((near, 0.2, ""), (near + 9, 0.2, unlike), (near[:9] + 9, 0.2, ""), (near, 0.99, unsure)):
+        assert command.look_at(photo, teacher, judged, [None, level])[1]["left_out"] == why
 
 
 def test_the_command_runs_on_a_gpu(tmp_path: Path) -> None:
