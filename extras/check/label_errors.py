@@ -15,6 +15,7 @@ from extras.check.findings import Finding, Mark, View
 from extras.check.reading import Entry
 from utils.common.threads import ordered_map
 from utils.data.images import scaled_size
+from utils.data.labels import ANY_CLASS
 from utils.evaluation.evaluate import AP_IOU
 from utils.evaluation.metrics.matching import pair_ignoring_class
 from utils.evaluation.native_masks import areas_of, mask_iou
@@ -28,7 +29,7 @@ GRID_PX = 1024
 UNSURE = 0.05  # confidence from which a prediction supports a label
 SURE = 0.5  # confidence from which a prediction contradicts the labels
 LIMITS: dict[str, Any] = {"confidence": UNSURE, "iou": AP_IOU}
-MAX_LABELLED = 0.3  # share of a prediction without a label that labels of any class cover
+MAX_LABELLED = 0.3  # share of a prediction without a label that labels of any class, or regions to ignore, cover
 MAX_SEEN = 0.1  # share of an unseen label that predictions of any class cover
 FOUND = 0.5  # share of a label that predictions of its class cover
 NEAR_PX = 2  # of the grid: masks this near to each other overlap, because wires are thin
@@ -112,7 +113,9 @@ def compare(
     near_labels, near_found = _near(labels, grid), _near(found, grid)
     for position, other in enumerate(found):
         is_sure = scores[position] >= SURE and position not in partner
-        if is_sure and _covered(other, near_labels) < MAX_LABELLED:
+        regions = (_fill(each, grid) for number, each in entry.ignored if number in (other.class_id, ANY_CLASS))
+        known = near_labels | canvas_of(regions, grid)
+        if is_sure and _covered(other, known) < MAX_LABELLED:
             text = f"no label; the model says {other.mark.text}"
             findings.append(_finding("missed_label", entry, text, None, other))
     unseen = []

@@ -2,9 +2,11 @@
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from extras.check.findings import Finding, View, shown_path
 from extras.check.outlines import Labels, Row, check_rows, read_rows
@@ -15,7 +17,7 @@ from utils.common.threads import ordered_map
 from utils.data.dataset import find_label_file
 from utils.data.dataset_yaml import DatasetSpec, is_photograph, label_file_for
 from utils.data.images import ImageError, one_opencv_thread
-from utils.data.labels import LabelError
+from utils.data.labels import LabelError, may_have_regions, read_regions
 
 NO_LABEL_FILES = ("classes.txt",)  # annotation tools write it beside the labels
 
@@ -30,6 +32,7 @@ class Entry:
     rows: list[Row]
     findings: list[Finding]
     picture: Picture | None
+    ignored: Sequence[tuple[int, np.ndarray]] = ()  # regions: class ids, ANY_CLASS for all, and outlines in 0..1
 
 
 def read_all(
@@ -65,6 +68,7 @@ def _read_entry(spec: DatasetSpec, size_px: int, holds_folder: Callable[[Path], 
     scale = size_px / max(width, height)
     labels = Labels(split, file, label_file_for(file), spec.names, (width * scale, height * scale))
     rows: list[Row] = []
+    regions: tuple[Iterable[int], Iterable[np.ndarray]] = (), ()
     try:
         if find_label_file(spec, file, holds_folder) is None:
             text = f"no {shown_path(labels.file)}"
@@ -72,10 +76,12 @@ def _read_entry(spec: DatasetSpec, size_px: int, holds_folder: Callable[[Path], 
         else:
             rows, wrong = read_rows(labels)
             findings += wrong + check_rows(labels, rows)
+        if may_have_regions(file.parent):
+            regions = read_regions(spec, file, holds_folder)
     except LabelError as error:
         reason = str(error).removeprefix(f"{labels.file}: ")
         findings.append(Finding("unreadable_label", split, labels.file, reason))
-    return Entry(split, file, labels.file, rows, findings, picture)
+    return Entry(split, file, labels.file, rows, findings, picture, tuple(zip(*regions, strict=True)))
 
 
 def _labels_without_photo(spec: DatasetSpec, jobs: Sequence[tuple[str, Path]]) -> list[Finding]:

@@ -124,14 +124,12 @@ def read_photos(spec: DatasetSpec, split: str, announce: Callable[[str], None] |
     photos: list[Photo] = []
     problems: list[str] = []
     files = spec.image_files(split, announce)
-    holds_folder, has_regions = functools.cache(spec.holds), functools.cache(_has_regions)
+    holds_folder, has_regions = functools.cache(spec.holds), functools.cache(may_have_regions)
     for file in files:
         try:
             label_file = find_label_file(spec, file, holds_folder)
             labels = read_yolo_label(label_file, len(spec.names)) if label_file else (np.zeros(0, np.int64), [])
-            is_possible = has_regions(file.parent)
-            ignore_file = find_label_file(spec, file, holds_folder, IGNORE_FOLDER) if is_possible else None
-            regions = read_yolo_label(ignore_file, len(spec.names), ANY_CLASS) if ignore_file else ()
+            regions = read_regions(spec, file, holds_folder) if has_regions(file.parent) else ()
             photos.append(Photo(file, *labels, *regions))
         except LabelError as error:
             problems.append(str(error))
@@ -145,9 +143,18 @@ def read_photos(spec: DatasetSpec, split: str, announce: Callable[[str], None] |
     return photos
 
 
-def _has_regions(folder: Path) -> bool:
+def may_have_regions(folder: Path) -> bool:
     """Return whether photographs of a folder may have regions to ignore."""
     return "images" in folder.parts and label_file_for(folder / "any.jpg", IGNORE_FOLDER).parent.exists()
+
+
+def read_regions(
+    spec: DatasetSpec, file: Path, holds_folder: Callable[[Path], bool]
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return a photograph's regions to ignore as `read_yolo_label` returns objects. Raises LabelError."""
+    ignore_file = find_label_file(spec, file, holds_folder, IGNORE_FOLDER)
+    none: tuple[np.ndarray, list[np.ndarray]] = (np.zeros(0, np.int64), [])
+    return read_yolo_label(ignore_file, len(spec.names), ANY_CLASS) if ignore_file else none
 
 
 def find_label_file(
