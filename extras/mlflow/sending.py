@@ -15,10 +15,10 @@ from typing import Any
 from utils import distributed
 from utils.common.config import without_secrets
 from utils.common.errors import UsageError, one_line, print_warning, printable
-from utils.common.files import read_text, write_text_atomic
+from utils.common.files import read_mapping, read_text, write_text_atomic
 from utils.common.threads import BackgroundWatch
 from utils.run.checkpoint import latest_facts
-from utils.run.records import RecordTail, read_config, read_mapping, read_status
+from utils.run.records import RecordTail, read_config, read_status
 from utils.run.status import FAILED, FINISHED
 
 SETTINGS = {  # of MLflow's client: no statistics for its makers, short waits, no address but the server's

@@ -20,7 +20,8 @@ from tests.chaos.small_training import NUM_BATCHES
 from tests.chaos.trainings import SMALL_TRAINING
 from tests.commands.kubeflow import KUBEFLOW
 from utils.common.environment import PROJECT_FOLDER
-from utils.run.records import read_mapping, read_status
+from utils.common.files import read_mapping
+from utils.run.records import read_status
 
 NAMES = ("node0", "node1")
 PORT = "29400"

@@ -23,7 +23,7 @@ from tests.chaos.machines import TIMEOUT_S, TRAINING, assert_same_result, script
 from tests.chaos.small_training import NUM_BATCHES
 from tests.chaos.trainings import SMALL_TRAINING
 from utils.common.environment import PROJECT_FOLDER
-from utils.run.records import read_mapping
+from utils.common.files import read_mapping
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "scontrol", "scancel", "sinfo", "srun")
 SEARCH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"

@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.support.pretended.graphs import PretendedGraph, capture
 from utils.common.devices import Precision
-from utils.engine import EngineOptions, Task, TrainingEngine, cuda_graphs
+from utils.engine import EngineOptions, Task, TrainingEngine
 from utils.engine.cuda_graphs import GraphedNetwork
 from utils.yolo.training_step import SegmentationStep
 
@@ -57,7 +57,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(torch.cuda, "graph", capture)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1)
-    monkeypatch.setattr(cuda_graphs, "_total_bytes", lambda device: 4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=4))
     monkeypatch.setattr(PretendedGraph, "replays", 0)
     return monkeypatch
 

@@ -20,7 +20,7 @@ from utils.engine import Task
 from utils.engine.meters import FIELDS, EpochMeter
 from utils.engine.reporting import BatchLog
 from utils.engine.state import Progress
-from utils.engine.stopping import StallWatch
+from utils.engine.stopping import StallWatch, Watched
 from utils.run.log import RunLog
 
 
@@ -123,6 +123,6 @@ def test_a_stall_shows_the_stacks_once(tmp_path: Path, capfd: pytest.CaptureFixt
 
 def test_who_goes_on_is_left_alone(tmp_path: Path) -> None:
     with StallWatch(tmp_path, rank=0, limit_s=0.4) as watch:
-        for _ in watch.watched(range(8)):
+        for _ in Watched(watch, range(8)):
             time.sleep(0.1)
     assert not watch.file.exists()

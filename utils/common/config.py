@@ -323,9 +323,7 @@ class _RaisingParser(_Parser):
         raise UsageError(without_secrets(message))
 
 
-def _build_parser(
-    config_class: type, description: str, parser_class: type[_Parser] = _Parser
-) -> argparse.ArgumentParser:
+def _build_parser(config_class: type, description: str, parser_class: type[_Parser]) -> argparse.ArgumentParser:
     sentence, *examples = as_called(description.strip()).split("\n\n")[:2]
     module = getattr(sys.modules["__main__"].__spec__, "name", "")  # of `python -m`
     parser = parser_class(

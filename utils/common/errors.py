@@ -124,7 +124,10 @@ def run_script(main: Callable[[], int | None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_DONE
     except Exception as error:
-        known = _error_of_the_user(error)
+        known = error if isinstance(error, UserError) else None
+        if isinstance(error, OSError) and error.errno in ADVICE and (error.filename or error.errno in DISK_IS_FULL):
+            name = printable(str(error.filename or "a file"), 400)
+            known = UserError(f"{name}: {reason_of(error)}; {ADVICE[error.errno]}")
         if known is not None:
             _print_error(known)
         elif "RANK" not in os.environ:
@@ -133,14 +136,6 @@ def run_script(main: Callable[[], int | None]) -> None:
             traceback.print_exc()
         code = known.exit_code if known is not None else EXIT_FAILED
     _exit(code or EXIT_DONE)
-
-
-def _error_of_the_user(error: Exception) -> UserError | None:
-    """Return an error that the user can fix as a UserError, also a file that cannot be written; None for a bug."""
-    if isinstance(error, OSError) and error.errno in ADVICE and (error.filename or error.errno in DISK_IS_FULL):
-        name = printable(str(error.filename or "a file"), 400)
-        return UserError(f"{name}: {reason_of(error)}; {ADVICE[error.errno]}")
-    return error if isinstance(error, UserError) else None
 
 
 def _print_error(error: UserError) -> None:

@@ -310,6 +310,14 @@ def read_back(path: Path, build: Callable[[Any], T], cure: str, *, is_yaml: bool
         raise UserError(f"{printable(str(path), 400)}: {reason_of_content(error)}{what_to_do}") from error
 
 
+def read_mapping(file: Path) -> dict[str, Any]:
+    """Return a JSON file's mapping; an empty dictionary for any other file."""
+    try:
+        return read_back(file, mapping, "")
+    except (OSError, UserError):
+        return {}
+
+
 def reason_of_content(error: BaseException) -> str:
     """Return in one line what is wrong with a content, from one of BAD_CONTENT."""
     return f"lacks {one_line(error)}" if isinstance(error, KeyError) else one_line(error, 400)

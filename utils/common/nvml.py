@@ -85,7 +85,11 @@ class GpuWatch(BackgroundWatch):
         try:
             gpu = Gpu(self.device_index)
             while not self._is_over.is_set():
-                self._add(gpu.read())
+                reading = gpu.read()
+                with self._lock:
+                    for name, value in reading.items():
+                        self._sums[name] = self._sums.get(name, 0.0) + value
+                    self._count += 1
                 self._is_over.wait(self.period_s)
         except ImportError:
             return  # pynvml is not installed
@@ -93,9 +97,3 @@ class GpuWatch(BackgroundWatch):
             with self._lock:
                 self._last, self._sums, self._count = {}, {}, 0
             self._warn(f"GPU {self.device_index}: utilisation and power are not measured any more: {error}")
-
-    def _add(self, reading: dict[str, float]) -> None:
-        with self._lock:
-            for name, value in reading.items():
-                self._sums[name] = self._sums.get(name, 0.0) + value
-            self._count += 1

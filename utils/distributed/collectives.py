@@ -129,8 +129,7 @@ def run_once_per_machine(action: Callable[[], T], local_rank: int, poll_s: float
 
 def barrier() -> None:
     """Wait until every rank has reached this."""
-    if is_distributed():
-        any_rank(False)
+    any_rank(False)
 
 
 @torch.no_grad()

@@ -59,7 +59,7 @@ def run_ranks(
             for rank in range(world_size):
                 # -P: Python does not search the current folder, which may hold another `utils`.
                 command = [sys.executable, "-P", "-c", prepare + code, name]
-                with _log_file(folder, rank).open("wb") as log:
+                with (folder / f"rank{rank}.log").open("wb") as log:
                     environment = _environment(rank, world_size)
                     processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
             late = _wait(processes, folder, deadline_s)
@@ -70,7 +70,7 @@ def run_ranks(
         if late:
             advice = f"; {timeout_advice}" if timeout_advice else ""
             raise UserError(f"rank {late} of {world_size} process(es) not done after {timeout_s:g} s{advice}")
-        files = [_answer_file(folder, rank) for rank in range(world_size)]
+        files = [folder / f"rank{rank}.json" for rank in range(world_size)]
         return [json.loads(file.read_bytes()) if file.exists() else None for file in files]
 
 
@@ -88,7 +88,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, deadline_s
         codes = [process.poll() for process in processes]
         for rank, code in enumerate(codes):
             if code:
-                reason = _reason(_log_file(folder, rank))
+                reason = _reason(folder / f"rank{rank}.log")
                 raise UserError(f"rank {rank} of {len(processes)} process(es) failed (code {code}): {reason}")
         running = [str(rank) for rank, code in enumerate(codes) if code is None]
         if not running or time.monotonic() > deadline_s:
@@ -103,14 +103,6 @@ def _reason(log: Path) -> str:
     return _USER_ERROR.sub("", (errors or lines or ["it printed nothing"])[-1])
 
 
-def _log_file(folder: Path, rank: int | str) -> Path:
-    return folder / f"rank{rank}.log"
-
-
-def _answer_file(folder: Path, rank: int | str) -> Path:
-    return folder / f"rank{rank}.json"
-
-
 # --- in a rank -----------------------------------------------------------------------------------------------------
 
 
@@ -122,7 +114,7 @@ def read_job() -> dict[str, Any]:
 
 def write_answer(answer: Any) -> None:
     """Give plain values back to `run_ranks`."""
-    write_text_atomic(_answer_file(_folder(), os.environ["RANK"]), json.dumps(answer))
+    write_text_atomic(_folder() / f"rank{os.environ['RANK']}.json", json.dumps(answer))
 
 
 def join_ranks(device: torch.device, timeout_s: float, backend: str | None = None) -> None:

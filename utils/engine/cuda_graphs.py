@@ -41,15 +41,12 @@ class GraphedNetwork:
             self._differentiated[shape] = _watch_gradients(outputs)
             return outputs
         if shape not in self._graphs:
-            has_room = torch.cuda.max_memory_allocated(self.device) <= MOST_MEMORY_SHARE * _total_bytes(self.device)
+            total_bytes = torch.cuda.get_device_properties(self.device).total_memory
+            has_room = torch.cuda.max_memory_allocated(self.device) <= MOST_MEMORY_SHARE * total_bytes
             used = self._differentiated[shape]
             self._graphs[shape] = _Graphs(self.network, inputs, used, self.precision) if has_room else None
         graphs = self._graphs[shape]
         return self.network(inputs) if graphs is None else graphs(inputs)
-
-
-def _total_bytes(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).total_memory
 
 
 def _watch_gradients(outputs: Any) -> list[bool]:

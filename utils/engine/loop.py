@@ -34,7 +34,7 @@ from utils.engine.options import EngineOptions
 from utils.engine.recovery import NonFiniteGuard, Recovery, RollBack
 from utils.engine.reporting import BatchLog, EpochEnd
 from utils.engine.state import ModelEMA, Progress, TrainState
-from utils.engine.stopping import StallWatch, StopAgreement
+from utils.engine.stopping import StallWatch, StopAgreement, Watched
 from utils.engine.task import Batch, Epoch, Task, batch_length, named_values
 from utils.run.log import RunLog
 
@@ -297,7 +297,7 @@ class TrainingEngine:
     def validate(self, loader: Any) -> dict[str, Any]:
         """Evaluate `evaluation_model`, each rank on its share without repeats; return the same values on every rank."""
         with each_sample_once(loader):
-            return self.task.evaluate(self.evaluation_model, self.stall_watch.watched(loader), self._epoch())
+            return self.task.evaluate(self.evaluation_model, Watched(self.stall_watch, loader), self._epoch())
 
     def _batches(self, loader: Any, meter: EpochMeter) -> Iterator[tuple[int, Batch]]:
         """Yield (position in the epoch, batch) from where the epoch stands, and time the wait for each."""

@@ -50,9 +50,7 @@ class RankMeter:
 
     def lap(self, data_wait_share: float) -> list[float]:
         """Return FIELDS since the last lap; NaN where a value is unknown."""
-        while (
-            self._pairs and self._pairs[0][1].query()
-        ):  # events that the device has not reached belong to the next lap
+        while self._pairs and self._pairs[0][1].query():  # events not yet reached belong to the next lap
             first, second = self._pairs.pop(0)
             self._own_ms.append(first.elapsed_time(second))
         own_ms = statistics.fmean(self._own_ms) if self._own_ms else math.nan
@@ -61,7 +59,9 @@ class RankMeter:
         self._cpu = time.process_time(), time.perf_counter()
         cpu_cores = (self._cpu[0] - before_s) / max(self._cpu[1] - since_s, 1e-9)
         gpu = self.gpu.means() if self.gpu is not None else {}
-        known = {"own_ms": own_ms, "data_wait_share": data_wait_share, "cpu_cores": cpu_cores, "rss_bytes": rss_bytes()}
+        known = {"own_ms": own_ms, "data_wait_share": data_wait_share, "cpu_cores": cpu_cores}
+        with contextlib.suppress(psutil.Error):
+            known["rss_bytes"] = float(psutil.Process().memory_info().rss)  # without child processes
         return [{**known, **gpu}.get(name, math.nan) for name in FIELDS]
 
     def _now(self) -> Any:
@@ -70,13 +70,6 @@ class RankMeter:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
-
-
-def rss_bytes(process: int | None = None) -> float:
-    """Return the resident memory of a process, by default this one, without its children; NaN if it is not known."""
-    with contextlib.suppress(psutil.Error):
-        return float(psutil.Process(process).memory_info().rss)
-    return math.nan
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class NonFiniteGuard:
 
     def __init__(self, device: torch.device) -> None:
         self._skipped = torch.zeros((), device=device)
-        self._in_a_row = torch.zeros((), device=device)
+        self.in_a_row = torch.zeros((), device=device)  # of the last steps; a roll-back resets it
         self.num_reported = 0  # skipped steps that the log has reported
 
     def should_step(self, optimizer: torch.optim.Optimizer, gradient_norm: torch.Tensor) -> bool:
@@ -44,7 +44,7 @@ class NonFiniteGuard:
         """
         is_bad = (gradient_norm * 0 != 0).float().to(self._skipped.device)  # infinity times 0 is NaN
         self._skipped += is_bad
-        self._in_a_row = torch.addcmul(is_bad, is_bad, self._in_a_row)
+        self.in_a_row = torch.addcmul(is_bad, is_bad, self.in_a_row)
         # With dampening, momentum that starts at zero would give another result.
         if all(group.get("fused") and not group.get("dampening") for group in optimizer.param_groups):
             _begin_momentum(optimizer)
@@ -55,12 +55,8 @@ class NonFiniteGuard:
 
     def counts(self) -> tuple[int, int]:
         """Return the number of skipped steps, and how many of the last steps in a row. Waits for the device."""
-        skipped, in_a_row = torch.stack([self._skipped, self._in_a_row]).tolist()
+        skipped, in_a_row = torch.stack([self._skipped, self.in_a_row]).tolist()
         return int(skipped), int(in_a_row)
-
-    def reset_streak(self) -> None:
-        """Reset the row after a roll-back."""
-        self._in_a_row.zero_()
 
 
 def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
@@ -152,7 +148,7 @@ class Recovery:
             raise Diverged(f"the gradient is not finite at step {step}, before the first checkpoint; {CURE}")
         progress = self.state.progress
         progress.left_out += [batch for batch in self._suspects if batch not in progress.left_out]
-        self.guard.reset_streak()
+        self.guard.in_a_row.zero_()
         self.log.print(f"Rolled back from step {step} to {progress.global_step}, leaving out {self._suspects}")
 
     def is_due(self) -> bool:

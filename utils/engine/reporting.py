@@ -61,15 +61,22 @@ class BatchLog:
             return
         slow_rank = self._slow_rank.update(ranks["own_ms"], lap.step_ms, lap.num_batches)
         images_per_s = meter.num_samples * self.world_size / meter.elapsed_s
-        speed = f"{images_per_s:.1f} {self.task.samples}/s"
         validations_s = (batches[1] // batches[0] + 1) * self.validation_s
         left_s = round(batches[1] * meter.elapsed_s / max(meter.num_batches, 1) + validations_s)
         self.bar.n = (self.bar.total or 0) - batches[1]
         self.bar.set_postfix_str(f"epoch {progress.epoch + 1}, {format_duration(left_s)} left", refresh=False)
-        memory = peak_memory_bytes(self.device)
-        line = batch_line(position, batches[0], reported["loss"], meter, speed, memory, left_s)
-        gpus = " ".join(device_words(ranks))
-        log.print(", ".join([line, *([gpus] if gpus else []), *_slow_words(slow_rank, ranks)]))
+        words = [
+            f"  Batch [{position}/{batches[0]}] - Loss: {reported['loss']:.4f} | {images_per_s:.1f} {self.task.samples}/s",
+            f"data wait {meter.data_wait_s / meter.elapsed_s:.0%}",
+            format_bytes(peak_memory_bytes(self.device)),
+            f"{format_duration(left_s)} left",
+            *filter(None, [" ".join(device_words(ranks))]),
+        ]
+        if slow_rank is not None:
+            own_ms = ranks["own_ms"]
+            others = f"others {others_ms(own_ms, slow_rank):.0f} ms"
+            words.append(f"rank {slow_rank} is slow ({own_ms[slow_rank]:.0f} ms, {others})")
+        log.print(", ".join(words))
         speeds = {
             "images_per_s": images_per_s,
             "step_ms": lap.step_ms,
@@ -102,13 +109,6 @@ class BatchLog:
         return all_reduce_sum(torch.cat([stacked.to(place), of_ranks.flatten().to(place)])).tolist()
 
 
-def _slow_words(slow_rank: int | None, ranks: Ranks) -> list[str]:
-    if slow_rank is None:
-        return []
-    own_ms = ranks["own_ms"]
-    return [f"rank {slow_rank} is slow ({own_ms[slow_rank]:.0f} ms, others {others_ms(own_ms, slow_rank):.0f} ms)"]
-
-
 def _charted(ranks: Ranks) -> dict[str, float]:
     """Return the values for TensorBoard: each rank's own time; mean and maximum of the others."""
     charted = {f"own_ms/{number}": value for number, value in enumerate(ranks.get("own_ms", [])[:MOST_RANKS_CHARTED])}
@@ -117,17 +117,6 @@ def _charted(ranks: Ranks) -> dict[str, float]:
         charted[f"{name}_max"] = max(known)
         charted[f"{name}_mean"] = statistics.fmean(known)
     return charted
-
-
-def batch_line(
-    position: int, num_batches: int, loss: float, meter: EpochMeter, speed: str, memory_bytes: int, left_s: float
-) -> str:
-    """Return the console line of one batch."""
-    return (
-        f"  Batch [{position}/{num_batches}] - Loss: {loss:.4f} | {speed}, "
-        f"data wait {meter.data_wait_s / meter.elapsed_s:.0%}, {format_bytes(memory_bytes)}, "
-        f"{format_duration(left_s)} left"
-    )
 
 
 @dataclass(eq=False)

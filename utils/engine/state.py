@@ -24,6 +24,7 @@ class ModelEMA:
         self.ramp_updates = ramp_updates
         self.updates = 0
         self._source: nn.Module | None = None
+        # For each tensor of the state: the dictionaries that hold it here and in `_source`, and its name in them.
         self._places: list[tuple[dict[str, Any], dict[str, Any], str]] = []
 
     @torch.no_grad()
@@ -33,7 +34,10 @@ class ModelEMA:
         share = 1 - math.exp(-self.updates / self.ramp_updates) if self.ramp_updates > 0 else 1.0
         weight = 1 - self.decay * share
         if model is not self._source:
-            self._source, self._places = model, self._pair_up(model)
+            # Walking the modules takes longer than the arithmetic, so it is done once. The dictionaries are kept instead of
+            # the tensors, because a move to another device or `load_state_dict` may replace the tensors.
+            pairs = zip(_state_places(self.module), _state_places(model), strict=True)
+            self._source, self._places = model, [(own, others, name) for (own, name), (others, _) in pairs]
         averaged: list[torch.Tensor] = []
         current: list[torch.Tensor] = []
         kept: list[torch.Tensor] = []
@@ -46,15 +50,6 @@ class ModelEMA:
         torch._foreach_lerp_(averaged, current, weight)
         if kept:
             torch._foreach_copy_(kept, counted)
-
-    def _pair_up(self, model: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any], str]]:
-        """Return, for each tensor of the state, the dictionaries that hold it here and in `model`, and its name in them.
-
-        Walking the modules takes longer than the arithmetic, so it is done once. The dictionaries are kept instead of the
-        tensors, because a move to another device or `load_state_dict` may replace the tensors.
-        """
-        own, others = list(_state_places(self.module)), list(_state_places(model))
-        return [(mine, theirs, name) for (mine, name), (theirs, _) in zip(own, others, strict=True)]
 
 
 def _state_places(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:

@@ -79,10 +79,6 @@ class StallWatch(BackgroundWatch):
         self._last_beat_s = time.monotonic()
         self._is_dumped = False
 
-    def watched(self, batches: Iterable[Any]) -> Watched:
-        """Return an iterable of the same batches that calls `beat` for each."""
-        return Watched(self, batches)
-
     def _watch(self) -> None:
         while not self._is_over.wait(min(POLL_S, self.limit_s / 4)):
             if not self._is_dumped and time.monotonic() - self._last_beat_s > self.limit_s:

@@ -43,11 +43,9 @@ def figure_color(class_id: int) -> tuple[float, ...]:
 
 def new_figure(columns: int, rows: int, *, cell_width: float, cell_height: float) -> tuple[Figure, list[Axes]]:
     """Make a figure and its axes, cell sizes in inches. pyplot is avoided: it keeps every figure and sets a global backend."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(columns * cell_width, rows * cell_height), layout="constrained")
-    FigureCanvasAgg(figure)
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
@@ -65,6 +63,8 @@ def plot_training_curves(records: Iterable[Record], path: Path, chosen: Panels |
     Panels, unless they are `chosen`: the loss, each of its parts (`train_<part>`, `val_<part>`), box mAP, mask mAP, learning
     rate, images per second. Records without `epoch` are ignored. A dotted line marks epoch `best`.
     """
+    from matplotlib.ticker import MaxNLocator
+
     epochs = [record for record in records if math.isfinite(number_of(record.get("epoch")))]
     panels = []
     for title, lines in _training_panels(epochs) if chosen is None else chosen:
@@ -86,7 +86,10 @@ def plot_training_curves(records: Iterable[Record], path: Path, chosen: Panels |
         axes.set_xlabel("epoch", fontsize=8)
         axes.grid(alpha=0.25)
         axes.tick_params(labelsize=8)
-        _whole_epochs(axes)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+        left, right = axes.get_xlim()
+        if right - left < 1:  # one epoch
+            axes.set_xlim((left + right) / 2 - 1, (left + right) / 2 + 1)
         lowest, highest = (limit(limit(values) for _, values in points.values()) for limit in (min, max))
         if chosen is None and not title.endswith("loss"):
             axes.set_ylim(0, 1.08 * highest or 1)
@@ -175,17 +178,12 @@ def plot_confusion_matrix(matrix: Any, names: Sequence[str], path: Path) -> None
     axes.set_yticks(positions[:-1] + 0.5, minor=True)
     axes.grid(which="minor", color="0.9", linewidth=0.5)
     axes.tick_params(which="minor", length=0)
-    if not is_large:
-        _write_shares(axes, shares, counts)
-    save_figure(figure, path)
-
-
-def _write_shares(axes: Axes, shares: np.ndarray, counts: np.ndarray) -> None:
-    for row, column in zip(*np.nonzero(counts), strict=True):
+    for row, column in () if is_large else zip(*np.nonzero(counts), strict=True):
         share = shares[row, column]
         text = f"{share:.2f}\n{counts[row, column]:.0f}"
         color = "white" if share > 0.5 else "black"
         axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=color, linespacing=1.1)
+    save_figure(figure, path)
 
 
 def _training_panels(epochs: Sequence[Mapping[str, Any]]) -> Panels:
@@ -204,15 +202,6 @@ def _training_panels(epochs: Sequence[Mapping[str, Any]]) -> Panels:
         ("learning rate", {"lr": "lr"}),
         ("images per second", {"images per second": "images_per_s"}),
     ]
-
-
-def _whole_epochs(axes: Axes) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
-    left, right = axes.get_xlim()
-    if right - left < 1:  # one epoch
-        axes.set_xlim((left + right) / 2 - 1, (left + right) / 2 + 1)
 
 
 def _points(epochs: Sequence[Mapping[str, Any]], name: str) -> tuple[list[float], list[float]]:

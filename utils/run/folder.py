@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -96,17 +98,9 @@ def resume_arguments(argv: list[str], folder_flag: str = "--save-dir") -> list[s
 
 def without_local_rank(argv: list[str]) -> list[str]:
     """Drop `--local-rank N` or `--local_rank=N`, which `torch.distributed.launch` adds; LOCAL_RANK says the same."""
-    kept: list[str] = []
-    is_value = False
-    for argument in argv:
-        flag, equals, _ = argument.replace("_", "-").partition("=")
-        if flag == "--local-rank":
-            is_value = not equals
-        elif is_value:
-            is_value = False
-        else:
-            kept.append(argument)
-    return kept
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--local-rank", "--local_rank", nargs="?")
+    return parser.parse_known_args(argv)[1]
 
 
 def run_folder_of(resume: str) -> Path:
@@ -140,14 +134,18 @@ def open_run_folder(
     if resumes and data:
         lines += compare_data(folder, data, getattr(config, "accept_changed_data", False))
     if folder.exists() and any(folder.iterdir()) and not resumes:
-        aside = _free_name(folder)
+        names = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(1))
+        aside = next(name for name in names if not name.exists())
         os.rename(folder, aside)
         reason = f" ({'; '.join(changed[:3])})" if changed else ""
         lines.append(f"Set the earlier run aside as {aside}{reason}")
     folder.mkdir(parents=True, exist_ok=True)
     if data:
         write_text_atomic(folder / DATA_FILE, data.to_json() + "\n")
-    _write_config(folder, config)
+    facts = "".join(f"# {name}: {value}\n" for name, value in environment_report().items())
+    options = {name: value for name, value in to_dict(config).items() if name not in NOT_KEPT}
+    head = "# The resolved options of this run; usable with --config.\n"
+    write_text_atomic(folder / CONFIG_FILE, head + facts + yaml.safe_dump(options, sort_keys=False))
     return resumes, lines
 
 
@@ -275,19 +273,3 @@ class OwnedRun:
             self._lock = None
             raise
         self.set_status(RUNNING)
-
-
-def _write_config(folder: Path, config: HasRunFolder) -> None:
-    facts = "".join(f"# {name}: {value}\n" for name, value in environment_report().items())
-    options = {name: value for name, value in to_dict(config).items() if name not in NOT_KEPT}
-    text = (
-        "# The resolved options of this run; usable with --config.\n" + facts + yaml.safe_dump(options, sort_keys=False)
-    )
-    write_text_atomic(folder / CONFIG_FILE, text)
-
-
-def _free_name(folder: Path) -> Path:
-    number = 1
-    while folder.with_name(f"{folder.name}-{number}").exists():
-        number += 1
-    return folder.with_name(f"{folder.name}-{number}")

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from utils.common.errors import print_warning
 from utils.common.files import read_bytes, warn_on_write_error, write_bytes_atomic, write_text_atomic
 from utils.common.text import csv_text
-from utils.run.records import MAX_METRICS_BYTES, METRICS_FILE, parse_record, read_epochs
+from utils.run.records import MAX_METRICS_BYTES, METRICS_FILE, number_of, parse_record, read_epochs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -195,16 +195,8 @@ def _is_kept(line: bytes, step: int, epochs: float) -> bool:
     record = parse_record(line)
     if record is None:
         return False
-    most = epochs if record.get("kind") == "epoch" else math.inf
-    return _count_of(record.get("global_step")) <= step and _count_of(record.get("epoch")) <= most
-
-
-def _count_of(value: Any) -> float:
-    """Return a record's step or epoch; minus infinity without one, so that the record is always kept."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return -math.inf
+    is_late = record.get("kind") == "epoch" and record["epoch"] > epochs
+    return not is_late and not number_of(record.get("global_step")) > step  # a record without a step is kept
 
 
 def _drop_partial_line(file: Path) -> None:

@@ -7,6 +7,7 @@ import socket
 import statistics
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -14,8 +15,7 @@ from typing import Any, Self
 
 import psutil
 
-from utils.common.errors import UserError
-from utils.common.files import BAD_CONTENT, mapping, open_regular, parse_json, read_back, read_bytes
+from utils.common.files import BAD_CONTENT, mapping, open_regular, parse_json, read_back, read_bytes, read_mapping
 from utils.run.status import RUNNING, STATUS_FILE
 
 CONFIG_FILE = "config.yaml"
@@ -41,14 +41,6 @@ def read_config(folder: Path) -> Record:
 def read_status(folder: Path) -> Record:
     """Return a run's status.json, or an empty dictionary."""
     return read_mapping(folder / STATUS_FILE)
-
-
-def read_mapping(file: Path) -> Record:
-    """Return a JSON file's mapping; an empty dictionary for any other file."""
-    try:
-        return read_back(file, mapping, "")
-    except (OSError, UserError):
-        return {}
 
 
 def number_of(value: Any) -> float:
@@ -136,10 +128,13 @@ class RunState:
             if record.get("kind") in ("epoch", "batch"):
                 (self.epochs if record["kind"] == "epoch" else self.batches).append(record)
         self.config, self.status = read_config(self.folder), read_status(self.folder)
-        writes = [_modified_s(self.folder / name) for name in (METRICS_FILE, STATUS_FILE)]
-        if not self.config and not any(writes):
+        writes = []
+        for name in (METRICS_FILE, STATUS_FILE):
+            with suppress(OSError):
+                writes.append((self.folder / name).stat().st_mtime)
+        if not self.config and not writes:
             raise FileNotFoundError(self.folder)
-        self.last_write_s = max((time_s for time_s in writes if time_s is not None), default=None)
+        self.last_write_s = max(writes, default=None)
         return self
 
     @property
@@ -158,22 +153,11 @@ class RunState:
         pid, host = self.status.get("pid"), self.status.get("host")
         if host == socket.gethostname() and isinstance(pid, int) and not _is_alive(pid, self.status.get("updated")):
             return f"process {pid} is gone; the same training command continues the run"
-        if self.silent_s(now_s) > max(MAX_SILENCE_S, 3 * self._longest_pause_s()):
-            return (
-                f"nothing written for {self.silent_s(now_s) / 60:.0f} minutes; is process {pid} on {host} still there?"
-            )
-        return None
-
-    def _longest_pause_s(self) -> float:
         times = [record["time_s"] for record in self.batches if isinstance(record.get("time_s"), int | float)]
         pauses = (after - before for before, after in itertools.pairwise(times))
-        return min(max(pauses, default=0.0), MAX_PAUSE_S)
-
-
-def _modified_s(file: Path) -> float | None:
-    try:
-        return file.stat().st_mtime
-    except OSError:
+        silent_s, longest_pause_s = self.silent_s(now_s), min(max(pauses, default=0.0), MAX_PAUSE_S)
+        if silent_s > max(MAX_SILENCE_S, 3 * longest_pause_s):
+            return f"nothing written for {silent_s / 60:.0f} minutes; is process {pid} on {host} still there?"
         return None
 
 

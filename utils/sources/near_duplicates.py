@@ -88,11 +88,9 @@ def likeness(first: np.ndarray, second: np.ndarray) -> Likeness:
     """Compare two thumbnails, each uint8 (THUMB_PX, THUMB_PX), in the orientation of the best agreement of their signatures."""
     one = first.astype(np.float32)
     mine = _unit(np.frombuffer(signature(first), np.uint8))
-    alike = [
-        float(mine @ _unit(np.frombuffer(signature(np.ascontiguousarray(two)), np.uint8)))
-        for two in orientations(second)
-    ]
-    two = np.ascontiguousarray(list(orientations(second))[int(np.argmax(alike))]).astype(np.float32)
+    turned = [np.ascontiguousarray(two) for two in orientations(second)]
+    alike = [float(mine @ _unit(np.frombuffer(signature(two), np.uint8))) for two in turned]
+    two = turned[int(np.argmax(alike))].astype(np.float32)
     best = _compare(one, two, SAME_PLACE)
     if best.is_copy:
         return best

@@ -169,11 +169,7 @@ def _refuse_unsafe(member: zipfile.ZipInfo, shown: str) -> None:
 def _is_extracted(member: zipfile.ZipInfo, target: Path) -> bool:
     if target.is_symlink() or not target.is_file() or target.stat().st_size != member.file_size:
         return False
-    checksum = 0
-    with target.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            checksum = zlib.crc32(chunk, checksum)
-    return checksum == member.CRC
+    return zlib.crc32(target.read_bytes()) == member.CRC  # at most MAX_MEMBER_BYTES
 
 
 def _write_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path, progress: Progress) -> None:

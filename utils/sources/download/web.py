@@ -26,7 +26,7 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 from urllib3.util import Retry
 
 from utils.common.errors import UsageError, UserError
-from utils.common.files import MAX_READ_BYTES, BoundedZip, is_own_file, mapping, new_file, read_back
+from utils.common.files import MAX_READ_BYTES, BoundedZip, is_own_file, new_file, read_mapping
 from utils.data.images import ImageError, Stretch, decode_image
 from utils.sources.download.source import CHUNK_BYTES, FolderSource, Progress, RemoteFile, RetryPolicy, md5_base64
 
@@ -115,7 +115,10 @@ class HttpSource:
                 self._retry.wait(num_failures + 1)
                 if isinstance(broken, _FileChanged):
                     part.discard()
-                    remote = self._describe_again(remote.name)
+                    if (latest := self.describe(remote.name)) is None:
+                        gone = "it disappeared from the server during the download"
+                        raise UserError(f"{self.shown(remote.name)}: {gone}") from None
+                    remote = latest
 
     def open_zip(self, remote: RemoteFile) -> zipfile.ZipFile:
         """Open an archive by range requests for one ETag. Raises remotezip's and zipfile's errors."""
@@ -153,12 +156,6 @@ class HttpSource:
             size_bytes = _append(response, part, offset, remote.size_bytes, progress)
         if size_bytes < remote.size_bytes:
             raise _TransferBroken("the server ended the transfer")
-
-    def _describe_again(self, name: str) -> RemoteFile:
-        remote = self.describe(name)
-        if remote is None:
-            raise UserError(f"{self.shown(name)}: it disappeared from the server during the download")
-        return remote
 
     def _request(self, method: str, name: str, headers: dict[str, str]) -> requests.Response:
         try:
@@ -253,7 +250,7 @@ class PartFile:
     def usable_bytes(self, remote: RemoteFile) -> int:
         """Return the number of bytes of `remote` on disk; discard bytes of another version."""
         version = {"etag": remote.etag, "size_bytes": remote.size_bytes}
-        if remote.has_strong_etag and is_own_file(self.path) and self._read_note() == version:
+        if remote.has_strong_etag and is_own_file(self.path) and read_mapping(self._note) == version:
             size_bytes = self.path.stat().st_size
             if size_bytes <= remote.size_bytes:
                 return size_bytes
@@ -272,12 +269,6 @@ class PartFile:
             os.fsync(stream.fileno())
         os.replace(self.path, self._target)
         self._note.unlink(missing_ok=True)
-
-    def _read_note(self) -> Any:
-        try:
-            return read_back(self._note, mapping, "")
-        except (OSError, UserError):
-            return None  # no note, or an incomplete one
 
 
 def checked_url(url: str, place: str = "--base-url") -> SplitResult:

@@ -64,21 +64,17 @@ def write_sample(
     # Old rows must not describe new photographs: no label file until the new one is complete.
     labels_file.unlink(missing_ok=True)
 
-    def write(index: int) -> list[Row]:
-        return _write_one(paths[index], draw_scene(seed, index, long_side_px, wire_width_px), seed, index)
+    def write(index: int) -> list[Row]:  # those of photograph `index` in the label file
+        scene = draw_scene(seed, index, long_side_px, wire_width_px)
+        make_plain_folder(paths[index].parent)
+        _write_photo(paths[index], scene, seed, index)
+        label = repr({"objects": _objects(scene, index), "classifications": []})
+        return [(label, name, _DATASET_NAME) for name in _row_names(paths[index].name, index)]
 
     with one_opencv_thread():
         rows = ordered_map(write, range(len(paths)), min(usable_cpu_count(), MAX_THREADS))
         every = [row for of_photo in Progress("photographs drawn", len(paths))(rows) for row in of_photo]
     write_bytes_atomic(labels_file, csv_text(_COLUMNS, every).encode("utf-8-sig"))
-
-
-def _write_one(path: Path, scene: Scene, seed: int, index: int) -> list[Row]:
-    """Write photograph `index`; return its rows of the label file."""
-    make_plain_folder(path.parent)
-    _write_photo(path, scene, seed, index)
-    label = repr({"objects": _objects(scene, index), "classifications": []})
-    return [(label, name, _DATASET_NAME) for name in _row_names(path.name, index)]
 
 
 def photo_path(index: int) -> Path:
