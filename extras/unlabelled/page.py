@@ -69,7 +69,8 @@ def _figure(data: NewData, name: str, note: Mapping[str, Any], names: Sequence[s
     look |= {"labels": [f"{names[each['class']]} {each['score']:.2f}" for each in found]}
     class_ids = [each["class"] for each in found]
     drawn = draw_instances(photo, class_ids, None, outlines, None, names, nothing="nothing", **look)
-    words = ", ".join(f"{number} {why}" for why, number in Counter(each["why"] for each in found).items())
+    reasons = Counter(each["why"] for each in found).items()
+    words = ", ".join(counted(number, why) if why == LABEL else f"{number} {why}" for why, number in reasons)
     picture = element("div", zoomable(encode_jpeg(drawn, 80), words, words), class_="pair")
     files = [f"images/{name}{data.new[name].suffix}", f"labels/{name}.txt", f"ignore/{name}.txt"]
     command = f"cd {shlex.quote(str(data.folder / 'train'))} && {shlex.join(['rm', *files])}"
