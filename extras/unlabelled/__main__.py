@@ -7,7 +7,7 @@ extras/unlabelled/README.md.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -107,18 +107,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             else:
                 data.add(name, *look_at(photo, teacher, judged, levels))
         distributed.barrier()
-        distributed.run_on_main(lambda: finish(config, data, spec, splits, [words for _, words in sure]))
+        distributed.run_on_main(lambda: finish(config, data, spec, files, [words for _, words in sure]))
         distributed.cleanup_ddp()
     return 0
 
 
 def finish(
-    config: UnlabelledConfig, data: NewData, spec: DatasetSpec, splits: Sequence[str], sure: Sequence[str]
+    config: UnlabelledConfig,
+    data: NewData,
+    spec: DatasetSpec,
+    labelled: Mapping[str, Mapping[str, Path]],
+    sure: Sequence[str],
 ) -> None:
     """Write the page, the list and the data set's YAML; say what was done and what comes next."""
-    print(*write_pages(data, spec.names, sure), sep="\n")
-    data.finish(spec, splits)
+    lines, num_added = write_pages(data, spec.names, sure)
+    print(*lines, sep="\n")
+    if (times := data.repeat(labelled["train"], num_added)) > 1:
+        print(f"train has each labelled photograph {times} times, so that half of a training is on labels of people")
+    data.finish(spec, [*labelled])
     print(f"Results in {data.folder}: dataset.yaml, {PAGE} (look at it), {LIST} (what to label next)")
+    if not num_added:
+        print(f"Next: label some of the photographs that {data.folder / LIST} names; no new one has a sure object")
+        return
     run = Path(config.model).parent
     start = read_config(run).get("model")
     more = ["--config", run / CONFIG_FILE, "--model", start] if start else []

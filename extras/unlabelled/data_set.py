@@ -23,6 +23,7 @@ from utils.sources.parsing.rows import digest_of
 
 NOTES = ".unlabelled"
 Outlines = Sequence[tuple[int, np.ndarray]]
+MOST_TIMES = 20  # that a labelled photograph is there
 MOST_COMPARED = 8  # labelled photographs, the most similar ones, with which a new one is compared in detail
 
 
@@ -99,11 +100,7 @@ class NewData:
         for split, names in labelled.items():
             for kind in ("images", "labels", IGNORE_FOLDER):
                 (self.folder / split / kind).mkdir(parents=True, exist_ok=True)
-            for name, file in names.items():
-                for source, kind in {label_file_for(file, each): each for each in (IGNORE_FOLDER, "labels")}.items():
-                    if source.exists():  # both are one outside folders named images
-                        write_bytes_atomic(self.file(name, kind, split), source.read_bytes())
-                self._put(file, split, name)
+            self._take(split, names)
         return [name for name in self.new if not (self.notes / f"{name}.json").exists()]
 
     def add(self, name: str, outlines: Mapping[str, Outlines], note: Mapping[str, Any]) -> None:
@@ -120,11 +117,25 @@ class NewData:
         is_deleted = not note["left_out"] and not self.file(name, "labels").exists()
         return {**note, "left_out": "deleted by hand"} if is_deleted else note
 
+    def repeat(self, labelled: Mapping[str, Path], num_added: int) -> int:
+        """Let the labelled photographs of train be half of it; return how often each is there then."""
+        times = min(max(round(num_added / max(len(labelled), 1)), 1), MOST_TIMES)
+        self._take("train", free_names([*labelled.values()] * (times - 1), [*labelled, *self.new]))
+        return times
+
     def finish(self, spec: DatasetSpec, splits: Sequence[str]) -> None:
         """Write the data set's YAML at the end, so that nobody trains on a half of it."""
         content: dict[str, Any] = {"names": dict(enumerate(spec.names)), **{one: f"{one}/images" for one in splits}}
         content |= {"stretch": [*spec.stretch]} if spec.stretch else {}
         write_text_atomic(self.folder / "dataset.yaml", yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+
+    def _take(self, split: str, files: Mapping[str, Path]) -> None:
+        """Put labelled photographs, by name, into a split with their labels and regions."""
+        for name, file in files.items():
+            for source, kind in {label_file_for(file, each): each for each in (IGNORE_FOLDER, "labels")}.items():
+                if source.exists():  # both are one outside folders named images
+                    write_bytes_atomic(self.file(name, kind, split), source.read_bytes())
+            self._put(file, split, name)
 
     def _put(self, file: Path, split: str, name: str) -> None:
         """Give a photograph a second name, atomically, or copy it to another file system."""

@@ -23,8 +23,9 @@ STYLE = "grid-template-columns:repeat(auto-fill,minmax(min(100%,460px),1fr))"
 ADVICE = "The most doubtful come first. Delete a bad one with the command below it before you train: it stays out."
 
 
-def write_pages(data: NewData, names: Sequence[str], sure: Sequence[str]) -> list[str]:
-    """Write the list and the page. Return lines that say what was done with each class, and with the photographs.
+def write_pages(data: NewData, names: Sequence[str], sure: Sequence[str]) -> tuple[list[str], int]:
+    """Write the list and the page. Return lines that say what was done with each class and with the photographs, and how many
+    of these were added.
 
     Lengths of thin objects and areas of others have no common unit, so each photograph is ranked by its shares of all.
     """
@@ -56,7 +57,7 @@ def write_pages(data: NewData, names: Sequence[str], sure: Sequence[str]) -> lis
     figures = [_figure(data, name, data.note(name), names) for name in shown]
     page = report_page(title, head, [], {}, [element("div", *figures, class_="gallery", style=STYLE)], footer)
     write_text_atomic(data.folder / PAGE, page)
-    return lines
+    return lines, photographs[""]
 
 
 def _figure(data: NewData, name: str, note: Mapping[str, Any], names: Sequence[str]) -> Markup:

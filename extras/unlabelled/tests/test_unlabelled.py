@@ -92,8 +92,12 @@ def test_sure_detections_become_labels_and_unsure_ones_regions_to_ignore(
     assert "pole: 18 labels; ignored: 1 unsure confidence; from confidence 0.31 on 0 of 63 validation" in said
     assert f"Next: python train_yolo_ddp.py --data {tmp_path}/new/dataset.yaml --save-dir models/new" in said
     spec = load_dataset_yaml(tmp_path / "new/dataset.yaml")
-    (old, two, one), val = read_photos(spec, "train"), read_photos(spec, "val")
-    assert [old.file.name, two.file.name, one.file.name, len(val)] == ["0.png", "2-a.png", "a.png", 7]
+    assert "train has each labelled photograph 2 times" in said
+    (old, again, two, one), val = read_photos(spec, "train"), read_photos(spec, "val")
+    assert [each.file.name for each in (old, again, two, one)] == ["0.png", "2-0.png", "2-a.png", "a.png"]
+    assert len(val) == 7
+    assert len(again.ignored) == 1
+    assert again.file.read_bytes() == old.file.read_bytes()
     assert files["train/ignore/0.txt"] == b"-1 0 0 1 0 1 1\n"
     assert files["val/labels/3.txt"] == (mine / "val/labels/3.txt").read_bytes()
     for photo, place in ((one, "photos"), (two, "photos/more")):
@@ -221,4 +225,5 @@ def test_the_command_runs_on_a_gpu(tmp_path: Path) -> None:
     printed = (tmp_path / "printed.txt").read_text()
     assert seen["code"] == 0, printed
     assert seen["copies"] > 0
-    assert "1 photograph added, 1 left out: shows a labelled photograph" in printed
+    assert "0 photographs added, 1 left out: shows a labelled photograph, 1 left out: no object is sure" in printed
+    assert f"Next: label some of the photographs that {tmp_path}/out/label_next.csv names" in printed
