@@ -17,7 +17,7 @@ import numpy as np
 
 from extras.unlabelled.data_set import NewData, Originals, Outlines, free_names
 from extras.unlabelled.judging import LEAST, Teacher, sure_from
-from extras.unlabelled.page import DISAGREES, LABEL, LIST, NO_BOUND, PAGE, UNSURE, write_pages
+from extras.unlabelled.page import DISAGREES, LABEL, NO_BOUND, PAGE, UNSURE, write_page
 from utils import distributed
 from utils.common.config import option, parse_config
 from utils.common.errors import UserError, printable, run_script
@@ -119,15 +119,15 @@ def finish(
     labelled: Mapping[str, Mapping[str, Path]],
     sure: Sequence[str],
 ) -> None:
-    """Write the page, the list and the data set's YAML; say what was done and what comes next."""
-    lines, num_added = write_pages(data, spec.names, sure)
+    """Write the page and the data set's YAML; say what was done and what comes next."""
+    lines, num_added = write_page(data, spec.names, sure)
     print(*lines, sep="\n")
     if (times := data.repeat(labelled["train"], num_added)) > 1:
         print(f"train has each labelled photograph {times} times, so that half of a training is on labels of people")
     data.finish(spec, [*labelled])
-    print(f"Results in {data.folder}: dataset.yaml, {PAGE} (look at it), {LIST} (what to label next)")
+    print(f"Results in {data.folder}: dataset.yaml, {PAGE} (look at it)")
     if not num_added:
-        print(f"Next: label some of the photographs that {data.folder / LIST} names; no new one has a sure object")
+        print("Next: label some more photographs; no new one has a sure object")
         return
     run = Path(config.model).parent
     start = read_config(run).get("model")

@@ -1,4 +1,4 @@
-"""The page on which a person looks at what was added, and the list of photographs whose labels would teach most."""
+"""The page on which a person looks at what was added."""
 
 import shlex
 from collections import Counter
@@ -7,7 +7,7 @@ from typing import Any
 
 from extras.unlabelled.data_set import NewData
 from utils.common.files import write_text_atomic
-from utils.common.text import counted, csv_text
+from utils.common.text import counted
 from utils.data.cache import load_photo
 from utils.data.images import encode_jpeg
 from utils.data.labels import read_yolo_label
@@ -15,7 +15,7 @@ from utils.pages import draw_instances
 from utils.pages.markup import Markup, color_key, element, report_page, zoomable
 from utils.pages.pictures import CONFUSED, FALSE, MISSED, RIGHT
 
-PAGE, LIST = "unlabelled.html", "label_next.csv"
+PAGE = "unlabelled.html"
 NUM_SHOWN, SHOWN_PX = 12, 900
 LABEL, UNSURE, DISAGREES, NO_BOUND = "labels", "unsure confidence", "mirrored view disagrees", "class without a bound"
 COLORS = {LABEL: RIGHT, UNSURE: CONFUSED, DISAGREES: FALSE, NO_BOUND: MISSED}
@@ -23,39 +23,36 @@ STYLE = "grid-template-columns:repeat(auto-fill,minmax(min(100%,460px),1fr))"
 ADVICE = "The most doubtful come first. Delete a bad one with the command below it before you train: it stays out."
 
 
-def write_pages(data: NewData, names: Sequence[str], sure: Sequence[str]) -> tuple[list[str], int]:
-    """Write the list and the page. Return lines that say what was done with each class and with the photographs, and how many
-    of these were added.
+def write_page(data: NewData, names: Sequence[str], sure: Sequence[str]) -> tuple[list[str], int]:
+    """Write the page. Return lines that say what was done with each class and with the photographs, and how many were added.
 
-    Lengths of thin objects and areas of others have no common unit, so each photograph is ranked by its shares of all.
+    Lengths of thin objects and areas of others have no common unit, so a photograph's doubt is its shares of all that is ignored.
     """
     counts: Counter[tuple[int, str]] = Counter()
     photographs: Counter[str] = Counter()
-    rows: list[tuple[str, str, float, float]] = []
+    rows: list[tuple[str, float, float]] = []
     for name in data.new:
         note = data.note(name)
         photographs[note["left_out"]] += 1
-        counts.update((each["class"], each["why"]) for each in note["found"] if not note["left_out"])
-        sums = (sum(each[what] for each in note["found"] if each["why"] != LABEL) for what in ("length_px", "area"))
-        rows.append((name, note["left_out"], *sums))
-    all_px, all_area = sum(row[2] for row in rows) or 1, sum(row[3] for row in rows) or 1
-    rows.sort(key=lambda row: (-row[2] / all_px - row[3] / all_area, row[0]))
-    listed = [(data.new[name], out or "added", f"{px:.0f}", f"{area:.4f}") for name, out, px, area in rows if px + area]
-    columns = ("photograph", "left_out", "unsure_length_px", "unsure_area")
-    write_text_atomic(data.folder / LIST, csv_text(columns, listed, "\n"))
+        if not note["left_out"]:
+            counts.update((each["class"], each["why"]) for each in note["found"])
+            sums = (sum(each[what] for each in note["found"] if each["why"] != LABEL) for what in ("length_px", "area"))
+            rows.append((name, *sums))
+    all_px, all_area = sum(row[1] for row in rows) or 1, sum(row[2] for row in rows) or 1
+    rows.sort(key=lambda row: (-row[1] / all_px - row[2] / all_area, row[0]))
     left_out = (f"{number} left out: {why}" for why, number in photographs.items() if why)
     lines = [", ".join([f"{counted(photographs[''], 'photograph')} added", *left_out])]
     for number, name in enumerate(names):
         ignored = ", ".join(f"{counts[number, why]:,} {why}" for why in COLORS if why != LABEL and counts[number, why])
         labels = counted(counts[number, LABEL], "label")
         lines.append(f"{name}: {labels}; ignored: {ignored or 'nothing'}; {sure[number]}")
-    shown = [row[0] for row in rows if not row[1]]
+    shown = [row[0] for row in rows]
     shown = shown[: NUM_SHOWN // 2] + shown[NUM_SHOWN // 2 :: max(1, len(shown) // (NUM_SHOWN // 2))][: NUM_SHOWN // 2]
     keys = [color_key(color, why, "" if why == LABEL else "missed") for why, color in COLORS.items()]
-    title, footer = "Photographs without labels", f"{data.folder}: {LIST} names what to label next."
+    title = "Photographs without labels"
     head = [element("h1", title), *(element("p", line) for line in (*lines, ADVICE)), element("p", *keys)]
     figures = [_figure(data, name, data.note(name), names) for name in shown]
-    page = report_page(title, head, [], {}, [element("div", *figures, class_="gallery", style=STYLE)], footer)
+    page = report_page(title, head, [], {}, [element("div", *figures, class_="gallery", style=STYLE)], str(data.folder))
     write_text_atomic(data.folder / PAGE, page)
     return lines, photographs[""]
 
