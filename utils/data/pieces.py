@@ -33,8 +33,8 @@ def pieces_in(
 ) -> tuple[list[int], list[np.ndarray]]:
     """Cut outlines, in pixels of the photograph from the upper left corner of a window, to the window.
 
-    `cut_sides` are those inside the photograph. The window's longer side is shown with `side_px` pixels. No
-    piece of a region to ignore, where `is_region`, bool (N,), is too small. Returns for each visible piece the position of its outline in `polygons`, and the piece.
+    `cut_sides` are those inside the photograph. The window's longer side is shown with `side_px` pixels. is_region, bool (N,): no
+    piece of a region to ignore is too small. Returns for each visible piece the position of its outline in `polygons`, and the piece.
     """
     if not polygons:
         return [], []

@@ -14,8 +14,8 @@ class Targets:
     """The true objects of a batch, on the model's device; the tensors are those of `utils.data.dataset.Batch`.
 
     batch_index: ascending, so that the objects of an image follow one another.
-    ignored, ignored_of: None without any region to ignore. size_px: side of the input. most_objects: the largest number of objects in an image; if None, the loss reads it from
-    the device, which costs a host synchronisation.
+    size_px: side of the input. most_objects: the largest number of objects in an image; if None, the loss reads it from
+    the device, which costs a host synchronisation. ignored, ignored_of: None without any region to ignore.
     """
 
     batch_index: torch.Tensor

@@ -158,9 +158,8 @@ class SegmentationLoss:
             _AnchorRows.apply(bins, image, anchor), true_sides, weight, strides, targets.size_px
         )
         weights = constants.class_weights
-        if (
-            targets.ignored is not None
-        ):  # an anchor whose centre lies in a region does not learn that its class is not there
+        if targets.ignored is not None:
+            # An anchor whose centre lies in a region does not learn that the region's class is not there.
             column, row = (grid.sides[2:] * (targets.ignored.shape[-1] / targets.size_px)).long()  # (A,) each
             is_ignored = targets.is_ignored(targets.ignored[:, row, column], *logits.shape[:2])  # (B, classes, A)
             counts = (~is_ignored | (assigned.scores > 0)).float()

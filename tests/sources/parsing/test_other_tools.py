@@ -62,6 +62,13 @@ def assert_same_data_set(tmp_path: Path, label_format: str, contents: Mapping[st
     assert not texts_of(manifest)
 
 
+def test_a_file_in_which_every_annotation_is_a_crowd_has_objects(tmp_path: Path) -> None:
+    crowd = annotation(1, 1, [[30, 20, 60, 20, 60, 50, 30, 50]], iscrowd=1)
+    manifest = build(files(tmp_path / "raw", {"a.json": json.dumps(coco([crowd])), "a.jpg": PHOTO}))
+    assert {number: box_of(polygon) for number, polygon in labels_of(tmp_path / "processed")} == {0: BOX}
+    assert texts_of(manifest) == "a.json: all annotations have `iscrowd` 1, so they are read as objects, not as crowds"
+
+
 def test_regions_to_ignore_are_written_counted_read_again_and_removed(tmp_path: Path) -> None:
     """A crowd of COCO, but not CVAT's masks, which are no crowds; and the folder that the parser itself writes."""
     square, there = [[30, 20, 60, 20, 60, 50, 30, 50]], {"iscrowd": 1, "attributes": {"occluded": False}}

@@ -128,6 +128,10 @@ class CocoFile(LabelFile):
             shown = ", ".join(sorted(self.categories.values())[:5])
             how = 'name them there, as in {"id": 1, "name": "pole"}'
             self.complain(f"`categories` is missing or empty: the classes are called {shown}; {how}", "no categories")
+        # Some converters write `iscrowd` 1 for every mask.
+        self._has_crowds = any(kind != CROWD for found in self._found.values() for _, kind in found)
+        if self._found and not self._has_crowds:
+            self.complain("all annotations have `iscrowd` 1, so they are read as objects, not as crowds", "no crowds")
         self.categories = dict(sorted(self.categories.items(), key=lambda item: (isinstance(item[0], str), item[0])))
         # Converters list the background, which has no objects.
         kept = [name for key, name in self.categories.items() if key in used or not is_background(name)]
@@ -159,8 +163,9 @@ class CocoFile(LabelFile):
                 self.lose(self._named(of_copies), DUPLICATE_ID)
                 found = found - of_copies
             packed = b"".join(SPAN.pack(*span) for span in kept.values())
-            read_objects = partial(_objects, self.categories, size)
-            context_of = f"{size} {context}" + " crowds" * any(kind == CROWD for _, kind in found)
+            has_crowds = self._has_crowds and any(kind == CROWD for _, kind in found)
+            read_objects = partial(_objects, self.categories, size, has_crowds)
+            context_of = f"{size} {context}" + " crowds" * has_crowds
             yield AnnotationRow((name,), self.path, packed, context_of, read_objects, self._named(found), subset)
         for image_id in self._spans.keys() - self._images.keys():
             num_annotations = len(self._spans[image_id]) // SPAN.size
@@ -178,7 +183,8 @@ class CocoFile(LabelFile):
         """Return the objects by the names of their categories; of no category: an empty name."""
         named: Found = Counter()
         for (category, kind), number in found.items():
-            named[self.categories.get(category, ""), kind] += number
+            is_mask = kind == CROWD and not self._has_crowds
+            named[self.categories.get(category, ""), MASK if is_mask else kind] += number
         return named
 
     def origin_of(self, name: str) -> str:
@@ -278,7 +284,9 @@ def _dictionary(item: Item) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _objects(categories: dict[int | str | None, str], size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
+def _objects(
+    categories: dict[int | str | None, str], size: Size, has_crowds: bool, data: bytes
+) -> tuple[list[ShapeObject], list[str]]:
     """Return the object of one annotation, or the reason why there is none."""
     annotation = json.loads(data)
     name, category = f"annotation {printable(str(annotation.get('id')))}", annotation.get("category_id")
@@ -286,7 +294,7 @@ def _objects(categories: dict[int | str | None, str], size: Size, data: bytes) -
     if value is None:
         return [], [f"{name}: `categories` has no `category {printable(str(category))}`"]
     try:
-        return [replace(_object(name, value, size, annotation), is_region=_is_crowd(annotation))], []
+        return [replace(_object(name, value, size, annotation), is_region=has_crowds and _is_crowd(annotation))], []
     except (ValueError, OverflowError) as error:
         return [ShapeObject(value, name, None, None, error=str(error))], []
 
