@@ -31,6 +31,7 @@ LEAST = 0.2  # confidence below which a detection is background: README.md has t
 MIN_ON_LINES = 0.8  # of a thin object's centreline that lies near centrelines of its class, if it is right
 MIN_IGNORED = 0.5  # of a mask that lies in a labelled region to ignore, if the detection is not judged
 MOST_NEEDED = 1_000_000  # detections that are worth naming
+CLOSER = 1.5  # the second view's side of the network input, relative to the first's: its outlines are finer
 
 
 def upper_bound(num_wrong: np.ndarray, num: np.ndarray, certainty: float) -> np.ndarray:
@@ -88,18 +89,31 @@ class Traits(Step):
 
 
 class Teacher:
-    """Predicts on one photograph at a time, so that what it sees depends on no other."""
+    """Predicts on one photograph at a time, so that what it sees depends on no other.
+
+    It looks twice: at the photograph, and at its mirror image from closer by. Tiles, which show all details, keep their size; in
+    the mirror image they lie elsewhere.
+    """
 
     def __init__(self, predictor: Predictor) -> None:
         self.predictor, self.thin = replace(predictor, steps=(*predictor.steps, Traits())), predictor.thin
+        closer_px = round(CLOSER * predictor.size_px / 32) * 32
+        self.closer = predictor if predictor.tiling else replace(predictor, size_px=closer_px)
         self.straight = set(self.thin) - set(trained_wire_labels(predictor.model)["wires_bent"])
 
     def see(self, photo: np.ndarray) -> tuple[PhotoPrediction, np.ndarray]:
-        """Return what is found in a photograph, RGB uint8 (H, W, 3), and with what its mirror image agrees: bool (n,)."""
-        mirrored = np.ascontiguousarray(photo[:, ::-1])
-        (_, _, found), (_, _, other) = self.predictor.predict([(0, photo), (1, mirrored)])
+        """Return what is found in a photograph, RGB uint8 (H, W, 3), and with what the second view agrees: bool (n,).
+
+        Where it does, the mask is that of the view from closer by.
+        """
+        ((_, _, found),) = self.predictor.predict([(0, photo)])
+        ((_, _, other),) = self.closer.predict([(0, np.ascontiguousarray(photo[:, ::-1]))])
         back = LazyRegions(other.masks, lambda one: Region(photo.shape[1] - one.corners[2], one.top, one.mask[:, ::-1]))
-        return found, confirmed(found.masks, found.class_ids, back, other.class_ids, self.thin)
+        agrees, partner = confirmed(found.masks, found.class_ids, back, other.class_ids, self.thin)
+        if not self.predictor.tiling:
+            pairs = zip(found.masks, partner.tolist(), strict=True)
+            found = replace(found, masks=[mask if one < 0 else back[one] for mask, one in pairs])
+        return found, agrees
 
     def judge(self, found: PhotoPrediction, labels: Photo, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         """Return which detections are right, and which can be judged, as none can in a region to ignore: bool (n,) each."""
@@ -107,7 +121,7 @@ class Teacher:
             LazyRegions(outlines, lambda outline: fill_outline(outline * size, size))
             for outlines in (labels.polygons, labels.ignored)
         )
-        is_right = confirmed(found.masks, found.class_ids, truth, labels.class_ids, self.thin)
+        is_right, _ = confirmed(found.masks, found.class_ids, truth, labels.class_ids, self.thin)
         is_judged = np.ones(len(is_right), bool)
         for class_id, region in zip(labels.ignored_ids, ignored, strict=True):
             is_of_class = (class_id == ANY_CLASS) | (found.class_ids == class_id)
@@ -127,14 +141,16 @@ class Teacher:
 
 def confirmed(
     found: Sequence[Region], class_ids: np.ndarray, others: Sequence[Region], other_ids: np.ndarray, thin: Sequence[int]
-) -> np.ndarray:
-    """Return which masks, best first, agree with one of `others` of their class that no better one took: bool (n,).
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return which masks, best first, agree with one of `others` of their class that no better one took, and with which.
 
-    They agree from an IoU of 0.5 on; a thin object, if its centreline lies on those of others, whatever its width.
+    bool (n,) and int (n,), -1 for none. They agree from an IoU of 0.5 on; a thin object, if its centreline lies on those of
+    others, whatever its width: it agrees with no single one.
     """
     is_compared = (other_ids[:, None] == class_ids) & ~np.isin(class_ids, thin)
     iou = mask_iou(others, found, (areas_of(others), areas_of(found)), is_compared)
-    result = hit_targets(iou, other_ids, class_ids)[:, 0] >= 0
+    partner = hit_targets(iou, other_ids, class_ids)[:, 0]
+    result = partner >= 0
     for class_id in set(class_ids.tolist()) & set(thin):
         lines = [centreline(others[number]) for number in np.flatnonzero(other_ids == class_id).tolist()]
         if any(map(len, lines)):
@@ -142,4 +158,4 @@ def confirmed(
             for number in np.flatnonzero(class_ids == class_id).tolist():
                 own = centreline(found[number])
                 result[number] = len(own) > 0 and (tree.query(own)[0] <= TOLERANCE_PX).mean() >= MIN_ON_LINES
-    return result
+    return result, partner

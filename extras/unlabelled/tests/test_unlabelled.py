@@ -104,11 +104,11 @@ def test_sure_detections_become_labels_and_unsure_ones_regions_to_ignore(
         assert photo.file.read_bytes() == (scene / place / "images/a.png").read_bytes()
         _, labels = read_yolo_label(scene / place / "labels/a.txt", 2)
         found, expected = (np.sort(polygon_boxes(each), axis=0) for each in (photo.polygons, labels))
-        np.testing.assert_allclose(found, expected, atol=0.5 / 240)
+        np.testing.assert_allclose(found, expected, atol=1.01 / 240)  # a pixel
     ids, (wire, spot) = read_yolo_label(tmp_path / "new/train/ignore/a.txt", 2)
     assert ids.tolist() == [0, 1]
     np.testing.assert_allclose(
-        polygon_boxes([wire * SIZE, spot * SIZE]), [(8, 228, 208, 234), (300, 2, 305, 7)], atol=0.6
+        polygon_boxes([wire * SIZE, spot * SIZE]), [(8, 228, 208, 234), (300, 2, 305, 7)], atol=1.1
     )
     assert files["train/ignore/2-a.txt"] == b""
     assert files["unlabelled.html"].count(b"<article>") == 2
@@ -183,10 +183,10 @@ def strip(top: int, height: int, right: int = 100) -> Region:
 
 def test_a_mask_agrees_by_its_overlap_and_a_thin_one_by_its_centreline() -> None:
     found, others, ids = [strip(10, 10), strip(11, 10), strip(50, 9)], [strip(10, 10), strip(53, 3)], np.zeros(3, int)
-    assert confirmed(found, ids, others, ids[:2], ()).tolist() == [True, False, False]
-    assert confirmed(found, ids, others, ids[:2], (0,)).tolist() == [True, True, True]
-    assert confirmed([strip(10, 3, 140)], ids[:1], others, ids[:2], (0,)).tolist() == [False]
-    assert confirmed(found, ids, others, ids[:2] + 1, (0,)).tolist() == [False] * 3
+    assert confirmed(found, ids, others, ids[:2], ())[0].tolist() == [True, False, False]
+    assert confirmed(found, ids, others, ids[:2], (0,))[0].tolist() == [True, True, True]
+    assert confirmed([strip(10, 3, 140)], ids[:1], others, ids[:2], (0,))[0].tolist() == [False]
+    assert confirmed(found, ids, others, ids[:2] + 1, (0,))[0].tolist() == [False] * 3
 
 
 def test_a_view_that_disagrees_a_region_to_ignore_and_an_unlike_photograph(
