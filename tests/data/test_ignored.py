@@ -1,4 +1,4 @@
-"""Regions to ignore: their files, and that they move with the picture and change nothing else."""
+"""Regions to ignore and rough outlines: their files, and that they move with the picture and change nothing else."""
 
 import copy
 import pickle
@@ -50,11 +50,37 @@ def test_regions_move_with_objects_of_their_outline_and_change_nothing_else(conf
         assert config not in ADDED or placed(now)[1] == placed(view)[1], "no region is pasted, or cut by what is"
 
 
+ROUGH_CLASS = 0
+
+
+def with_rough(photo: Photo) -> Photo:
+    return replace(photo, rough=np.flatnonzero(photo.class_ids == ROUGH_CLASS))
+
+
+@pytest.mark.parametrize("config", VIEWS + ADDED, ids=str)
+def test_a_rough_outline_stays_rough_and_is_not_pasted(config: dict[str, Any]) -> None:
+    pictures, augmentation = copy.copy(PICTURES), replace(COLOURLESS, **config)
+    pictures.photos = [with_rough(photo) for photo in PICTURES.photos]
+    samples = samples_of(augmentation, pictures=pictures)
+    assert sum(len(sample.rough) for sample in samples) > 9
+    for now, before, view in zip(samples, samples_of(augmentation), samples_of(COLOURLESS), strict=True):
+        rough = np.flatnonzero(now.class_ids == ROUGH_CLASS)
+        assert now.rough.tolist() == rough.tolist() if "paste" not in config else set(now.rough) <= set(rough)
+        if config in ADDED:
+            assert len(now.rough) <= (view.class_ids == ROUGH_CLASS).sum()
+        else:
+            assert placed(now) == placed(before)
+            assert np.array_equal(now.image, before.image)
+
+
 def test_a_window_keeps_every_piece_of_a_region() -> None:
     windows = windows_of([doubled(photo) for photo, _ in MANY], [size for _, size in MANY], 4)
     shown = [placed(windows.labels(windows.window(0, index))) for index in range(len(windows))]
     assert all(objects <= regions for objects, regions in shown)
     assert any(objects < regions for objects, regions in shown), "pieces too small to be objects"
+    windows = windows_of([with_rough(photo) for photo, _ in MANY], [size for _, size in MANY], 4)
+    for photo in (windows.labels(windows.window(0, index)) for index in range(len(windows))):
+        assert photo.rough.tolist() == np.flatnonzero(photo.class_ids == ROUGH_CLASS).tolist()
 
 
 def test_a_batch_has_a_map_for_each_image_and_class_below_its_objects() -> None:
@@ -71,17 +97,23 @@ def test_a_batch_has_a_map_for_each_image_and_class_below_its_objects() -> None:
     counts = [int((batch.masks[1] == value).sum()) for value in (-1, 0, 1)]
     assert counts == [16 * 32 + 128 - 64, 384, 64], "the object is on top"
     assert batch.masks[0].min() == 0
-    assert collate([data[0, 0]]).ignored is None
+    alone = collate([data[0, 0]])
+    assert alone.ignored is alone.rough is None
+    with_one = collate([data[0, 0], replace(data[0, 1], rough=np.array([0]))])
+    assert np.array(with_one.rough).tolist() == [*[False] * len(alone.class_ids), True]
 
 
 def test_regions_are_read_from_the_folder_beside_the_labels(tmp_path: Path) -> None:
     row, yaml = "1 0.5 0.5 0.2 0.2\n", "train: images\nval: flat\nnames: [wire, pole]\n"
     contents = {"data.yaml": yaml, "images/a.jpg": "", "labels/a.txt": row, "flat/c.jpg": "", "flat/c.txt": row}
     spec = load_dataset_yaml(files(tmp_path, contents) / "data.yaml")
-    file = files(tmp_path, {"ignore/a.txt": f"\n{row}-1 0.5 0.5 0.5 0.5"}) / "ignore/a.txt"
+    file = files(tmp_path, {"ignore/a.txt": f"\n0{row[1:]}-1 0.5 0.5 0.5 0.5"}) / "ignore/a.txt"
     (one,), (flat,) = read_photos(spec, "train"), read_photos(spec, "val")
-    assert (one.class_ids.tolist(), one.ignored_ids.tolist()) == ([1], [1, ANY_CLASS])
+    assert (one.class_ids.tolist(), one.ignored_ids.tolist(), one.rough.tolist()) == ([1], [0, ANY_CLASS], [])
     np.testing.assert_allclose(one.ignored[1][0], 0.25)
+    files(tmp_path, {"labels/a.txt": f"0 0.5 0.5 0.1 0.1\n{row}", "ignore/a.txt": f"1 0.5 0.5 0.1 0.1\n{row}"})
+    (one,) = read_photos(spec, "train")
+    assert (one.class_ids.tolist(), one.ignored_ids.tolist(), one.rough.tolist()) == ([0, 1], [1], [1])
     assert not flat.ignored, "labels beside the photographs are no regions"
     file.write_text(f"{row}-2 0.5 0.5 0.5 0.5")
     with pytest.raises(DataErrors, match=r"ignore/a\.txt:2: class -2 is not one of -1\.\.1"):

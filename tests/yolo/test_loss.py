@@ -52,6 +52,7 @@ def share_of(targets: Targets, images: slice) -> Targets:
         targets.size_px,
         ignored=None if of is None else ignored[here],
         ignored_of=None if of is None else of[:, here] - torch.tensor([[images.start], [0]]),
+        rough=None if targets.rough is None else targets.rough[chosen],
     )
 
 
@@ -158,6 +159,8 @@ def compare_with_one_rank() -> dict[str, Any]:
         model, of_all = frozen_model(family), slice(BATCH_SIZE_PER_RANK * world_size)
         whole = {scene: targets_of(counts[of_all], SIZE_PX) for scene, counts in SCENES.items()}
         whole["regions"] = with_regions(whole["regions"], (0, ANY_CLASS), (1, 2), (3, 0), (3, 1))  # image, class
+        is_odd = torch.arange(len(whole["regions"].class_ids)) % 2 > 0
+        whole["regions"] = dataclasses.replace(whole["regions"], rough=is_odd)
         alone = {name: gradient_of(model, model, images[of_all], whole[name]) for name in whole if rank == 0}
         join_world(family, world_size)
         wrapped = DistributedDataParallel(model)
@@ -230,6 +233,35 @@ def test_in_a_region_to_ignore_background_teaches_nothing_and_objects_are_learne
         assert pixels[0, :, ~is_free[0]].any()
         assert not pixels[1, 2, is_free[1]].any()
         assert pixels[1, 0, is_free[1]].all()
+
+
+@pytest.mark.parametrize("family", ["yolov8n", "yolo26n"])
+def test_of_a_rough_outline_only_the_class_is_learned(family: str) -> None:
+    model, plain = frozen_model(family), targets_of([6, 6], SIZE_PX)
+    outputs = model(torch.rand(2, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(1)))
+    sets = [outputs["one2many"], outputs["one2one"]] if "one2many" in outputs else [outputs]
+    leaves = [each[name] for name in ("scores", "boxes", "mask_coefficient") for each in sets]
+    pixels = [outputs["one2many"]["proto"][1]] if len(sets) == 2 else []  # the class of each pixel
+    targets = dataclasses.replace(plain, rough=plain.batch_index == 0)
+    taught, without = (
+        torch.autograd.grad(loss_for(model)(outputs, given)[0], leaves + pixels, retain_graph=True)
+        for given in (targets, plain)
+    )
+    assert all(gradient[0].any() for gradient in without)
+    for number, (now, before) in enumerate(zip(taught, without, strict=True)):
+        torch.testing.assert_close(now[1], before[1])
+        if number < len(sets):
+            assert torch.equal(now, before), "the class"
+        elif number < len(leaves):
+            assert not now[0].any(), "the outline"
+        else:
+            step = targets.masks.shape[-1] // now.shape[-1]
+            of_object = plain.class_ids[:6][(plain.masks[0, ::step, ::step].long() - 1).clamp(min=0)]
+            at = torch.zeros_like(now[0], dtype=torch.bool).scatter_(
+                0, of_object[None], plain.masks[0, ::step, ::step][None] > 0
+            )
+            assert not now[0][at].any()
+            assert now[0][~at].all()
 
 
 @pytest.mark.parametrize(("rest", "expected"), [(0, 0.5), (-1, 1.0)])

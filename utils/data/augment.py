@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from utils.common.config import FRACTION, Options, option
-from utils.data.labels import Photo
+from utils.data.labels import ROUGH, Photo
 from utils.data.polygons import draw_index_map, large_to_small, polygon_boxes, transform_points
 
 MIXUP_BETA = 32.0  # both parameters of the beta distribution of the share: 0.5 +- 0.06, as in YOLOv8
@@ -91,7 +91,7 @@ class Augmentation(AugmentOptions):
 class Scene:
     """An image, uint8 (S, S, 3) RGB, with the class ids and outlines, float64 (V, 2) pixels, of its objects.
 
-    Among them are the regions to ignore, with the negative codes of `Photo.with_regions`. No regions are pasted.
+    Among them are the regions to ignore, with the codes of `Photo.with_regions`. No region and no rough outline is pasted.
     """
 
     image: np.ndarray
@@ -225,6 +225,7 @@ def paste_mirrored(scene: Scene, probability: float, rng: np.random.Generator) -
     polygons = [scene.polygons[position] for position in order]
     mirrored = [polygon * (-1, 1) + (size_px, 0) for polygon in polygons]
     wanted = rng.random(len(polygons)) < probability
+    wanted &= np.array([scene.class_ids[position] < ROUGH for position in order], bool)
     has_room = (_covered(polygon_boxes(mirrored), polygon_boxes(polygons)) < MAX_COVERED).all(1)
     owner = draw_index_map(polygons, size_px)
     chosen = _with_all_on_top(np.flatnonzero(wanted & has_room).tolist(), polygons, owner)
@@ -268,7 +269,7 @@ def _with_all_on_top(chosen: list[int], polygons: list[np.ndarray], owner: np.nd
 def paste_objects(scene: Scene, donor: Scene, thin: tuple[int, ...], rng: np.random.Generator) -> Scene:
     """Paste the donor's objects in front of the scene, except those of thin classes; hidden parts lose their labels."""
     size_px = len(scene.image)
-    chosen = [number for number, class_id in enumerate(donor.class_ids) if class_id >= 0 and class_id not in thin]
+    chosen = [number for number, code in enumerate(donor.class_ids) if 0 <= code < ROUGH and code not in thin]
     if not chosen:
         return scene
     outlines = [donor.polygons[number] for number in chosen]
@@ -279,7 +280,7 @@ def paste_objects(scene: Scene, donor: Scene, thin: tuple[int, ...], rng: np.ran
     image = (scene.image + (front - scene.image) * share).round().astype(np.uint8)
     class_ids = [donor.class_ids[number] for number in chosen]
     for class_id, outline in zip(scene.class_ids, scene.polygons, strict=True):
-        parts = [outline] if class_id < 0 else _visible_parts(outline, pasted, class_id in thin)
+        parts = [outline] if class_id < 0 else _visible_parts(outline, pasted, class_id % ROUGH in thin)
         class_ids += [class_id] * len(parts)
         outlines += parts
     return Scene(image, class_ids, outlines)

@@ -51,7 +51,7 @@ class Sample:
 
     image uint8 (S, S, 3) RGB; class_ids int64 (N,); boxes float32 (N, 4) xyxy; masks int32 (S/4, S/4): 0 is background,
     k + 1 the k-th instance (smaller instances lie on top), -1 a region to ignore, below all of them. The photograph fills
-    `inner_size` (width, height) of its pixels, from `pad` (left, top) on. ignored, ignored_ids: regions, as in Photo.
+    `inner_size` (width, height) of its pixels, from `pad` (left, top) on. ignored, ignored_ids, rough: as in Photo.
     """
 
     index: int
@@ -65,6 +65,7 @@ class Sample:
     colour_gains: tuple[float, ...] = NO_GAINS  # to be applied on the device
     ignored_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     ignored: list[np.ndarray] = field(default_factory=list)
+    rough: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass
@@ -82,15 +83,16 @@ class Batch:
     # (2, K), the map's image and class.
     ignored: torch.Tensor | None = None
     ignored_of: torch.Tensor | None = None
+    rough: torch.Tensor | None = None  # bool (N,), the objects with a rough outline, if there are any
 
     def __len__(self) -> int:
         return len(self.images)
 
     def pin_memory(self) -> Batch:
         """Copy the tensors to page-locked memory. Called by the DataLoader."""
-        for name in ("images", "batch_index", "class_ids", "boxes", "masks", "colour_gains", "ignored", "ignored_of"):
-            if getattr(self, name) is not None:
-                setattr(self, name, getattr(self, name).pin_memory())
+        for name, value in vars(self).items():
+            if isinstance(value, torch.Tensor):
+                setattr(self, name, value.pin_memory())
         self._share_pixels()
         return self
 
@@ -117,6 +119,7 @@ def collate(samples: list[Sample]) -> Batch:
     keys = [(image, k) for image, sample in enumerate(samples) for k in np.unique(sample.ignored_ids).tolist()]
     of_keys = [list(itertools.compress(samples[n].ignored, samples[n].ignored_ids == k)) for n, k in keys]
     maps = [draw_masks(outlines, len(samples[0].image)) > 0 for outlines in of_keys]
+    rough = np.concatenate([np.isin(np.arange(len(sample.class_ids)), sample.rough) for sample in samples])
     return Batch(
         # In a loader worker `default_collate` writes directly into shared memory.
         images=default_collate([torch.from_numpy(sample.image) for sample in samples]),
@@ -128,6 +131,7 @@ def collate(samples: list[Sample]) -> Batch:
         samples=samples,
         ignored=torch.from_numpy(np.stack(maps)) if maps else None,
         ignored_of=torch.tensor(keys).T.contiguous() if keys else None,
+        rough=torch.from_numpy(rough) if rough.any() else None,
     )
 
 
@@ -315,14 +319,14 @@ class SegmentationDataset(Dataset[Sample]):
     ) -> Sample:
         """Set regions to ignore apart, sort the instances from large to small and draw the masks, small ones on top."""
         size_px = image.shape[0]
-        class_ids, polygons, ignored_ids, ignored = split_regions(np.asarray(class_ids, np.int64), polygons)
+        class_ids, polygons, ignored_ids, ignored, rough = split_regions(np.asarray(class_ids, np.int64), polygons)
         order = large_to_small(polygons)
         polygons = [polygons[position] for position in order]
         boxes = polygon_boxes(polygons).astype(np.float32).clip(0, size_px)
         masks = draw_masks(polygons, size_px)
         if ignored:
             masks[(masks == 0) & (draw_masks(ignored, size_px) > 0)] = -1
-        placement |= {"ignored_ids": ignored_ids, "ignored": ignored}
+        placement |= {"ignored_ids": ignored_ids, "ignored": ignored, "rough": np.flatnonzero(np.isin(order, rough))}
         return Sample(index, image, class_ids[order], boxes, masks, polygons, **placement)
 
 

@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ MAX_LABEL_FILE_BYTES = 20_000_000
 ANY_CLASS = -1  # of a region to ignore
 IGNORE_FOLDER = "ignore"  # beside `images` and `labels`
 CODE = -2  # less a region's class is its code, which is negative, among the classes of objects
+ROUGH = 1_000_000  # plus the class is the code of an object with a rough outline
 OUTSIDE_TOLERANCE = 1e-3  # fraction of the image; rounding errors up to this are clipped, more is an error
 
 
@@ -25,7 +26,8 @@ class Photo:
     """A photograph's file and labels; polygons are float (V, 2), normalised x, y.
 
     ignored: outlines of regions to ignore, in which nobody says what is there; ignored_ids int64 are the classes that each
-    is ignored for, ANY_CLASS for all.
+    is ignored for, ANY_CLASS for all. rough: the numbers, int64, of objects with a rough outline, from which only the class is
+    learned.
     """
 
     file: Path
@@ -33,17 +35,21 @@ class Photo:
     polygons: list[np.ndarray]
     ignored_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     ignored: list[np.ndarray] = field(default_factory=list)
+    rough: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def with_regions(self) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return the classes and outlines of the objects, then the codes (see CODE) and outlines of the regions to ignore."""
-        return np.concatenate([self.class_ids, CODE - self.ignored_ids]), [*self.polygons, *self.ignored]
+        """Return classes (see CODE and ROUGH) and outlines of the objects, then those of the regions to ignore."""
+        class_ids = np.concatenate([self.class_ids, CODE - self.ignored_ids])
+        class_ids[self.rough] += ROUGH
+        return class_ids, [*self.polygons, *self.ignored]
 
 
 def split_regions(class_ids: np.ndarray, outlines: list[np.ndarray]) -> tuple[Any, ...]:
     """Undo `Photo.with_regions`: return the fields of a Photo after its file."""
     is_region = class_ids < 0
     objects, regions = (list(itertools.compress(outlines, chosen.tolist())) for chosen in (~is_region, is_region))
-    return class_ids[~is_region], objects, CODE - class_ids[is_region], regions
+    codes = class_ids[~is_region]
+    return codes % ROUGH, objects, CODE - class_ids[is_region], regions, np.flatnonzero(codes >= ROUGH)
 
 
 class LabelError(UserError):
@@ -129,8 +135,10 @@ def read_photos(spec: DatasetSpec, split: str, announce: Callable[[str], None] |
         try:
             label_file = find_label_file(spec, file, holds_folder)
             labels = read_yolo_label(label_file, len(spec.names)) if label_file else (np.zeros(0, np.int64), [])
-            regions = read_regions(spec, file, holds_folder) if has_regions(file.parent) else ()
-            photos.append(Photo(file, *labels, *regions))
+            photo = Photo(file, *labels)
+            if has_regions(file.parent):
+                photo = with_regions_of(photo, *read_regions(spec, file, holds_folder))
+            photos.append(photo)
         except LabelError as error:
             problems.append(str(error))
     if problems:
@@ -155,6 +163,18 @@ def read_regions(
     ignore_file = find_label_file(spec, file, holds_folder, IGNORE_FOLDER)
     none: tuple[np.ndarray, list[np.ndarray]] = (np.zeros(0, np.int64), [])
     return read_yolo_label(ignore_file, len(spec.names), ANY_CLASS) if ignore_file else none
+
+
+def with_regions_of(photo: Photo, ignored_ids: np.ndarray, ignored: list[np.ndarray]) -> Photo:
+    """Add regions to ignore to a photograph. A row that is also an object's says that the object's outline is rough."""
+    objects, regions = (
+        [(class_id, outline.tobytes()) for class_id, outline in zip(ids.tolist(), outlines, strict=True)]
+        for ids, outlines in ((photo.class_ids, photo.polygons), (ignored_ids, ignored))
+    )
+    is_region = np.array([region not in objects for region in regions], bool)
+    rough = np.array([number for number, one in enumerate(objects) if one in regions], np.int64)
+    ignored = list(itertools.compress(ignored, is_region.tolist()))
+    return replace(photo, ignored_ids=ignored_ids[is_region], ignored=ignored, rough=rough)
 
 
 def find_label_file(

@@ -15,7 +15,7 @@ class Targets:
 
     batch_index: ascending, so that the objects of an image follow one another.
     size_px: side of the input. most_objects: the largest number of objects in an image; if None, the loss reads it from
-    the device, which costs a host synchronisation. ignored, ignored_of: None without any region to ignore.
+    the device, which costs a host synchronisation. ignored, ignored_of, rough: None without any.
     """
 
     batch_index: torch.Tensor
@@ -26,6 +26,7 @@ class Targets:
     most_objects: int | None = None
     ignored: torch.Tensor | None = None
     ignored_of: torch.Tensor | None = None
+    rough: torch.Tensor | None = None
 
     def is_ignored(self, at: torch.Tensor, batch_size: int, num_classes: int) -> torch.Tensor:
         """Return for which classes the places `at`, bool (K, ...) of the K maps `ignored`, are: bool (B, classes, ...)."""
@@ -55,6 +56,7 @@ def prepare_batch(batch: Batch, device: torch.device) -> tuple[torch.Tensor, Tar
         most_objects=max((len(sample.class_ids) for sample in batch.samples), default=0),
         ignored=None if batch.ignored is None else batch.ignored.to(device, non_blocking=True),
         ignored_of=None if batch.ignored_of is None else batch.ignored_of.to(device, non_blocking=True),
+        rough=None if batch.rough is None else batch.rough.to(device, non_blocking=True),
     )
     return images, targets
 

@@ -15,7 +15,7 @@ norm; the usual mean over micro-batches differs by up to 0.5 when object counts 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -145,7 +145,8 @@ class SegmentationLoss:
                 *self._assignment(outputs, targets),
             )
             mask_boxes = target_boxes * (outputs["proto"].shape[-1] / targets.size_px)
-            found = find_positives(assigned.foreground, assigned.target_index, mask_boxes, outputs["proto"].shape[-1])
+            has_outline = assigned.foreground & ~is_rough(targets, assigned.target_index)
+            found = find_positives(has_outline, assigned.target_index, mask_boxes, outputs["proto"].shape[-1])
             image, anchor = found.image, found.anchor
             true_sides = target_edges[:, image, found.target] - grid.sides.index_select(1, anchor)
             strides = grid.strides[anchor]
@@ -260,6 +261,14 @@ def inverse_frequency_weights(counts: np.ndarray) -> torch.Tensor | None:
     weights = 1.0 / np.maximum(counts, 1)
     weights[~is_present] = weights[is_present].mean()
     return torch.from_numpy(weights / weights.mean()).float()
+
+
+def is_rough(targets: Targets, number: torch.Tensor) -> torch.Tensor:
+    """Return whether objects, int64 (B, n), have a rough outline: bool (B, n)."""
+    if targets.rough is None:
+        return torch.zeros_like(number, dtype=torch.bool)
+    rough, _ = pad_targets(replace(targets, class_ids=targets.rough.long()), len(number))
+    return rough.gather(1, number) > 0
 
 
 def pad_targets(targets: Targets, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:

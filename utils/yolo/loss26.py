@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from utils.yolo.assigner import PredictedMasks, Rule
 from utils.yolo.boxes import DistanceErrors, OneToOne
 from utils.yolo.inputs import Targets
-from utils.yolo.loss import BOX_GAIN, PARTS, LossSums, SegmentationLoss, pad_targets
+from utils.yolo.loss import BOX_GAIN, PARTS, LossSums, SegmentationLoss, is_rough, pad_targets
 from utils.yolo.model import is_yolo26
 
 ONE_TO_MANY, ONE_TO_ONE = Rule(top_k=10), Rule(top_k=7, final_top_k=1)
@@ -114,13 +114,17 @@ def pixel_class_error(logits: torch.Tensor, targets: Targets) -> torch.Tensor:
 
     logits float32 (B, classes, h, w). Each is a mean over an image: the BCE over pixels and classes, Dice over classes,
     with 1 added above and below the fraction. Each pixel has the class of its object, if it is on one; in a region to
-    ignore, the region's class gives no error without an object of it.
+    ignore, the region's class gives no error without an object of it. An object with a rough outline gives none for its class.
     """
     reduction = targets.masks.shape[-1] // logits.shape[-1]
     number = targets.masks[:, ::reduction, ::reduction].long()  # (B, h, w)
     class_ids, _ = pad_targets(targets, len(logits))
-    classes = class_ids.gather(1, (number - 1).clamp(min=0).flatten(1)).view_as(number)
+    index = (number - 1).clamp(min=0).flatten(1)
+    classes = class_ids.gather(1, index).view_as(number)
     truth = torch.zeros_like(logits).scatter_(1, classes[:, None], (number > 0)[:, None].to(logits.dtype))
+    if targets.rough is not None:
+        no_error = (truth > 0) & is_rough(targets, index).view_as(number)[:, None]
+        truth, logits = truth.masked_fill(no_error, 0), logits.masked_fill(no_error, SURELY_NOT)
     if targets.ignored is not None:
         at_pixels = targets.ignored[:, ::reduction, ::reduction]
         # Surely not there: the error, the gradient and the probability are 0.
