@@ -123,7 +123,8 @@ def finish(
     lines, num_added = write_page(data, spec.names, sure)
     print(*lines, sep="\n")
     if (times := data.repeat(labelled["train"], num_added)) > 1:
-        print(f"train has each labelled photograph {times} times, so that half of a training is on labels of people")
+        share = 1 / (1 + num_added / (times * len(labelled["train"])))
+        print(f"train has each labelled photograph {times} times: {share:.0%} of a training is on labels of people")
     data.finish(spec, [*labelled])
     print(f"Results in {data.folder}: dataset.yaml, {PAGE} (look at it)")
     if not num_added:
@@ -180,6 +181,7 @@ def look_at(
         is_thin, area = class_id in teacher.thin, float(found.masks[number].mask.sum() / size.prod())
         sizes = {"length_px": np.hypot(x2 - x1, y2 - y1) if is_thin else 0.0, "area": 0.0 if is_thin else area}
         note["found"].append({"class": class_id, "score": score, "why": unsure or LABEL, **sizes})
+    outlines["ignore"] += outlines["labels"]  # rows in both: only the class is learned of what a model drew
     if not outlines["labels"]:  # it would teach background alone
         note["left_out"] = note["left_out"] or "no object is sure"
     return outlines, note

@@ -118,8 +118,8 @@ class NewData:
         return {**note, "left_out": "deleted by hand"} if is_deleted else note
 
     def repeat(self, labelled: Mapping[str, Path], num_added: int) -> int:
-        """Let the labelled photographs of train be half of it; return how often each is there then."""
-        times = min(max(round(num_added / max(len(labelled), 1)), 1), MOST_TIMES)
+        """Let the labelled photographs of train be three quarters of it; return how often each is there then."""
+        times = min(max(round(3 * num_added / max(len(labelled), 1)), 1), MOST_TIMES)
         self._take("train", free_names([*labelled.values()] * (times - 1), [*labelled, *self.new]))
         return times
 

@@ -60,8 +60,8 @@ def write_page(data: NewData, names: Sequence[str], sure: Sequence[str]) -> tupl
 def _figure(data: NewData, name: str, note: Mapping[str, Any], names: Sequence[str]) -> Markup:
     photo = load_photo(data.new[name], SHOWN_PX)
     texts = [read_yolo_label(data.file(name, kind), len(names)) for kind in ("labels", "ignore")]
-    outlines = [polygon * photo.shape[1::-1] for _, polygons in texts for polygon in polygons]
     found = sorted(note["found"], key=lambda each: each["why"] != LABEL)  # as in the files
+    outlines = [polygon * photo.shape[1::-1] for _, polygons in texts for polygon in polygons][: len(found)]
     look: dict[str, Any] = {"colors": [COLORS[each["why"]] for each in found]}
     look |= {"dashed": [each["why"] != LABEL for each in found]}
     look |= {"labels": [f"{names[each['class']]} {each['score']:.2f}" for each in found]}

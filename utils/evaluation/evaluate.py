@@ -25,7 +25,7 @@ from utils.evaluation.native_masks import OnMasks, compare_boxes, masks_in_photo
 from utils.predict.detections import Detections, Letterbox, detect, photo_masks, raw_outputs
 from utils.predict.regions import Region
 from utils.yolo.inputs import prepare_batch
-from utils.yolo.loss import PARTS, SegmentationLoss
+from utils.yolo.loss import NUM_NORMALISERS, PARTS, LossSums, SegmentationLoss
 from utils.yolo.loss26 import loss_for
 
 AP_CONFIDENCE = 0.001  # so low that the precision-recall curve is complete; Ultralytics' value
@@ -97,7 +97,7 @@ def evaluate(
     model.eval()
     local: list[ImageResult] = []
     end_last: Callable[[], list[ImageResult]] = list  # of the batch before
-    sums = torch.zeros(len(PARTS) + 2, dtype=torch.float64, device=device)
+    sums = torch.zeros(len(PARTS) + NUM_NORMALISERS, dtype=torch.float64, device=device)
     for batch in loader:
         images, targets = prepare_batch(batch, device)
         outputs = raw_outputs(model, images, precision.dtype)
@@ -258,8 +258,6 @@ def _add_native(per_class: list[dict[str, Any]], results: list[ImageResult], pho
 
 
 def _mean_loss(sums: torch.Tensor) -> dict[str, float]:
-    total = distributed.all_reduce_sum(sums)
-    scores, anchors = total[-2:].clamp(min=1).tolist()
-    parts = dict(zip(PARTS, total[:-2].tolist(), strict=True))
-    means = {name: value / (anchors if name == "seg" else scores) for name, value in parts.items()}
+    parts, normalisers = distributed.all_reduce_sum(sums).split([len(PARTS), NUM_NORMALISERS])
+    means = dict(zip(PARTS, LossSums(parts, normalisers).normalised(normalisers).tolist(), strict=True))
     return {"val_loss": sum(means.values()), **{f"val_{name}": value for name, value in means.items()}}

@@ -8,7 +8,7 @@ The gradient of a batch equals that of the same images on one rank, however they
 
 Under accumulation the sums of a group of micro-batches are divided by the normalisers of the whole group: whenever a
 micro-batch adds to them, the gradient so far is scaled down to match (`begin_group`, `carry`). Exact for box, class and
-distribution. The mask part is normalised by positive anchors instead of scores, so it is exact only if the mean score per
+distribution if no outline is rough. The mask part is normalised by positive anchors instead of scores, so it is exact only if the mean score per
 anchor is equal in all micro-batches. Two micro-batches differ from one batch of both by at most 0.025 of the gradient's
 norm; the usual mean over micro-batches differs by up to 0.5 when object counts differ (tests/yolo/test_loss.py).
 """
@@ -30,6 +30,7 @@ from utils.yolo.inputs import Targets
 from utils.yolo.mask_loss import find_positives, mask_loss
 
 PARTS = ("box", "seg", "cls", "dfl")
+NUM_NORMALISERS = 3
 BOX_GAIN, CLASS_GAIN, DFL_GAIN = 7.5, 0.5, 1.5  # weights of the parts; the mask part shares the box gain
 FAR_PX = 1e5  # beyond every image
 
@@ -52,15 +53,18 @@ class LossOptions(Options):
 
 @dataclass(frozen=True)
 class LossSums:
-    """Un-normalised parts (4,) in the order of PARTS, gains applied, and their normalisers (2,): score sum, anchors."""
+    """Un-normalised parts (4,) in the order of PARTS, gains applied, and their normalisers (3,).
+
+    These are the score sum, and the anchors and the score sum of objects without a rough outline.
+    """
 
     parts: torch.Tensor
     normalisers: torch.Tensor
 
     def normalised(self, normalisers: torch.Tensor, factor: float = 1) -> torch.Tensor:
         """Return the four parts times a factor, divided by the given normalisers (each at least 1): (4,)."""
-        scores, anchors = (normalisers.clamp(min=1) / factor).unbind()
-        return self.parts / torch.stack([scores, anchors, scores, scores])
+        scores, anchors, outlines = (normalisers.clamp(min=1) / factor).unbind()
+        return self.parts / torch.stack([outlines, anchors, scores, outlines])
 
 
 class SegmentationLoss:
@@ -87,7 +91,7 @@ class SegmentationLoss:
         self.loss_scale = loss_scale
         self.class_weights = class_weights
         self.gradient_rescale = torch.ones(())
-        self._group: torch.Tensor | None = None  # normalisers (2,) of the micro-batches so far
+        self._group: torch.Tensor | None = None  # normalisers (3,) of the micro-batches so far
         self._is_in_group = False
         self._constants: dict[tuple[int, torch.device], _Constants] = {}
 
@@ -151,7 +155,7 @@ class SegmentationLoss:
             true_sides = target_edges[:, image, found.target] - grid.sides.index_select(1, anchor)
             strides = grid.strides[anchor]
             true_sides /= strides  # (4, P) in cells
-            normalisers = torch.stack([assigned.strength, assigned.foreground]).sum((1, 2))
+            normalisers = torch.stack([assigned.strength, has_outline, assigned.strength * has_outline]).sum((1, 2))
         # Without positives the rows below are empty, but every output stays in the graph: each parameter then gets a
         # gradient of zero, for which DDP would otherwise wait.
         weight = assigned.strength[image, anchor]

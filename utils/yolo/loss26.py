@@ -51,7 +51,7 @@ class OutputLoss(SegmentationLoss):
 class EndToEndSums(LossSums):
     """Parts (9,): four of the one-to-many outputs, four of the one-to-one, and the pixels' classes, each weighted.
 
-    normalisers (5,): score sum and anchors of both outputs, and the number of images.
+    normalisers (7,): those of `LossSums` of both outputs, and the number of images.
     """
 
     share: float  # weight of the one-to-many outputs
@@ -59,9 +59,9 @@ class EndToEndSums(LossSums):
     def normalised(self, normalisers: torch.Tensor, factor: float = 1) -> torch.Tensor:
         """Return the parts times a factor, divided by the given normalisers: (9,). Without any object the last is 0."""
         counts = normalisers.clamp(min=1) / factor
-        scores, anchors = counts[:4].view(2, 2).unbind(1)
-        of_outputs = torch.stack([scores, anchors, scores, scores], 1).flatten()  # (8,)
-        images = counts[4:] / (normalisers[1:2] > 0)  # infinite without any anchor
+        scores, anchors, outlines = counts[:6].view(2, 3).unbind(1)
+        of_outputs = torch.stack([outlines, anchors, scores, outlines], 1).flatten()  # (8,)
+        images = counts[6:] / (normalisers[1:2] > 0)  # infinite without any anchor
         return self.parts / torch.cat([of_outputs, images])
 
 

@@ -92,10 +92,17 @@ def test_sure_detections_become_labels_and_unsure_ones_regions_to_ignore(
     assert "pole: 18 labels; ignored: 1 unsure confidence; from confidence 0.31 on 0 of 63 validation" in said
     assert f"Next: python train_yolo_ddp.py --data {tmp_path}/new/dataset.yaml --save-dir models/new" in said
     spec = load_dataset_yaml(tmp_path / "new/dataset.yaml")
-    assert "train has each labelled photograph 2 times" in said
-    (old, again, two, one), val = read_photos(spec, "train"), read_photos(spec, "val")
-    assert [each.file.name for each in (old, again, two, one)] == ["0.png", "2-0.png", "2-a.png", "a.png"]
+    assert "train has each labelled photograph 6 times: 75% of a training is on labels of people" in said
+    (old, again, two, *more, one), val = read_photos(spec, "train"), read_photos(spec, "val")
+    assert [each.file.name for each in (old, again, two, *more)] == [
+        "0.png",
+        "2-0.png",
+        "2-a.png",
+        *(f"{n}-0.png" for n in range(3, 7)),
+    ]
+    assert one.file.name == "a.png"
     assert len(val) == 7
+    assert (old.rough.tolist(), one.rough.tolist()) == ([], [*range(9)])
     assert len(again.ignored) == 1
     assert again.file.read_bytes() == old.file.read_bytes()
     assert files["train/ignore/0.txt"] == b"-1 0 0 1 0 1 1\n"
@@ -105,12 +112,10 @@ def test_sure_detections_become_labels_and_unsure_ones_regions_to_ignore(
         _, labels = read_yolo_label(scene / place / "labels/a.txt", 2)
         found, expected = (np.sort(polygon_boxes(each), axis=0) for each in (photo.polygons, labels))
         np.testing.assert_allclose(found, expected, atol=1.01 / 240)  # a pixel
-    ids, (wire, spot) = read_yolo_label(tmp_path / "new/train/ignore/a.txt", 2)
-    assert ids.tolist() == [0, 1]
-    np.testing.assert_allclose(
-        polygon_boxes([wire * SIZE, spot * SIZE]), [(8, 228, 208, 234), (300, 2, 305, 7)], atol=1.1
-    )
-    assert files["train/ignore/2-a.txt"] == b""
+    assert one.ignored_ids.tolist() == [0, 1]
+    regions = polygon_boxes([outline * SIZE for outline in one.ignored])
+    np.testing.assert_allclose(regions, [(8, 228, 208, 234), (300, 2, 305, 7)], atol=1.1)
+    assert not two.ignored
     assert files["unlabelled.html"].count(b"<article>") == 2
     assert b"cd /train &amp;&amp; rm images/2-a.png labels/2-a.txt ignore/2-a.txt" in files["unlabelled.html"]
     for file in (tmp_path / "new/train").glob("*/2-a.*"):
