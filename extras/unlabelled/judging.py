@@ -51,10 +51,10 @@ def lowest_level(num: np.ndarray, num_wrong: np.ndarray, limit: float, certainty
     """Return the last of the levels, from above, down to which at most the share `limit` of detections is wrong.
 
     num, num_wrong: of those with at least each level, (levels,). The first level has enough of them for as many mistakes, at most
-    two, as a third of all allow.
+    two, as all of them allow.
     """
     needed = [num_needed(limit, certainty, mistakes) for mistakes in (2, 1, 0)]
-    is_tested = num >= next((each for each in needed if each <= num[-1] / 3), needed[-1])
+    is_tested = num >= next((each for each in needed if each <= num[-1]), needed[-1])
     fails = np.flatnonzero(is_tested & (upper_bound(num_wrong, num, certainty) > limit))
     last = int(fails[0]) - 1 if len(fails) else len(num) - 1
     return last if last >= 0 and is_tested[last] else None
