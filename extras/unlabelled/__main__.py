@@ -181,7 +181,8 @@ def look_at(
         is_thin, area = class_id in teacher.thin, float(found.masks[number].mask.sum() / size.prod())
         sizes = {"length_px": np.hypot(x2 - x1, y2 - y1) if is_thin else 0.0, "area": 0.0 if is_thin else area}
         note["found"].append({"class": class_id, "score": score, "why": unsure or LABEL, **sizes})
-    outlines["ignore"] += outlines["labels"]  # rows in both: only the class is learned of what a model drew
+    # A row in both files is a rough outline: of an object that a model drew only the class is learned, of a wire all.
+    outlines["ignore"] += [row for row in outlines["labels"] if row[0] not in teacher.thin]
     if not outlines["labels"]:  # it would teach background alone
         note["left_out"] = note["left_out"] or "no object is sure"
     return outlines, note
