@@ -117,6 +117,7 @@ def test_sure_detections_become_labels_and_unsure_ones_regions_to_ignore(
     np.testing.assert_allclose(regions, [(8, 228, 208, 234), (300, 2, 305, 7)], atol=1.1)
     assert not two.ignored
     assert files["unlabelled.html"].count(b"<article>") == 2
+    assert b"9 labels, 1 class without a bound, 1 unsure confidence" in files["unlabelled.html"]
     assert b"cd /train &amp;&amp; rm images/2-a.png labels/2-a.txt ignore/2-a.txt" in files["unlabelled.html"]
     for file in (tmp_path / "new/train").glob("*/2-a.*"):
         file.unlink()
@@ -210,7 +211,7 @@ def test_a_view_that_disagrees_a_region_to_ignore_and_an_unlike_photograph(
     blind = Teacher(replace(teacher.predictor, model=HalfBlind(), steps=()))
     assert not blind.see(photo)[1][:3].any()
     note = command.look_at(photo, blind, np.zeros((0, 8)), [None, 0.2])[1]
-    assert {each["why"] for each in note["found"]} == {"mirrored view disagrees"}
+    assert {each["why"] for each in note["found"]} == {"second view disagrees"}
     assert found.traits is not None
     near = found.traits + np.tile([[1.0], [-1.0]], (15, 8))
     unlike, unsure = "looks like no labelled photograph", "no object is sure"
