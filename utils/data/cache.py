@@ -158,8 +158,10 @@ def open_or_build_kind(
     The first process on a machine builds it while the others wait. A changed file or algorithm gives another
     fingerprint and another cache. A build that was killed continues where it was.
     """
-    list_key, facts_key = _list_key(files, folder), _fingerprint(files, kind)
-    pixel_file = folder / f"{name}-{kind.name}-{list_key}-{facts_key}{kind.suffix}"
+    # Relative paths, because the data set may be moved with its cache.
+    paths = b"\0".join(os.fsencode(os.path.relpath(file, folder.parent)) for file in files)
+    list_key = hashlib.sha256(paths).hexdigest()[:8]
+    pixel_file = folder / f"{name}-{kind.name}-{list_key}-{_fingerprint(files, kind)}{kind.suffix}"
     lock_file = folder / f"{name}.lock"
     if folder.is_symlink():
         return f"{folder} is a link, which is followed only with --trust-links"
@@ -239,7 +241,10 @@ def _remove_replaced(pixel_file: Path, announce: Callable[[str], None]) -> None:
 
 def _build(kind: CacheKind, files: Sequence[Path], pixel_file: Path, announce: Callable[[str], None]) -> CacheIndex:
     part, index_file = pixel_file.with_suffix(".part"), pixel_file.with_suffix(".json")
-    finished = _finished_part(kind, part)
+    finished = _trusted_index(kind, part)  # what a killed build has finished
+    # A copy of the data set made of hard links has the same file.
+    if finished is None or not is_own_file(part) or (finished.unusable and not kind.skips_bad):
+        finished = CacheIndex(part, np.zeros(1, np.int64), np.zeros((0, 2), np.int32))
     offsets, sizes, unusable = finished.offsets.tolist(), finished.sizes.tolist(), dict(finished.unusable)
     first = len(sizes) + len(unusable)
     every = max(len(files) // 5, 500)
@@ -269,15 +274,6 @@ def _build(kind: CacheKind, files: Sequence[Path], pixel_file: Path, announce: C
         index_file.unlink(missing_ok=True)
         raise
     return CacheIndex(pixel_file, np.array(offsets, np.int64), np.array(sizes, np.int32), unusable)
-
-
-def _finished_part(kind: CacheKind, part: Path) -> CacheIndex:
-    """Return the index of what a killed build has finished; an empty one if there is nothing to continue."""
-    index = _trusted_index(kind, part)
-    # A copy of the data set made of hard links has the same file.
-    if index is not None and is_own_file(part) and (kind.skips_bad or not index.unusable):
-        return index
-    return CacheIndex(part, np.zeros(1, np.int64), np.zeros((0, 2), np.int32))
 
 
 def _refusal(problems: list[str], num_photographs: int) -> DataErrors:
@@ -321,12 +317,6 @@ def has_shape(index: CacheIndex, num_photographs: int) -> bool:
     if not all(0 <= position < num_photographs for position in index.unusable):
         return False
     return bool(index.offsets[0] == 0 and (index.sizes > 0).all() and (np.diff(index.offsets) > 0).all())
-
-
-def _list_key(files: Sequence[Path], folder: Path) -> str:
-    """Return a hash of the photographs' places relative to the data set, which may be moved with its cache."""
-    names = (os.fsencode(os.path.relpath(file, folder.parent)) for file in files)
-    return hashlib.sha256(b"\0".join(names)).hexdigest()[:8]
 
 
 def _fingerprint(files: Sequence[Path], kind: CacheKind) -> str:

@@ -302,15 +302,15 @@ def _listed_images(spec: DatasetSpec, list_file: Path) -> Iterator[Path]:
         missing = missing or name
         yield path
     if missing and not is_there:
-        advice = f"a path counts from the list's folder{_shorter(list_file.parent, Path(missing))}"
+        parts = Path(missing).parts
+        shorter = (
+            Path(*parts[number:]) for number in range(1, len(parts))
+        )  # CVAT's lists name folders that are not there
+        found = next((each for each in shorter if (list_file.parent / each).exists()), None)
+        advice = "a path counts from the list's folder" + (
+            f": write {printable(str(found), 400)} for it" if found else ""
+        )
         raise UserError(f"{list_file}: none of its photographs exists, such as {printable(missing, 400)}; {advice}")
-
-
-def _shorter(folder: Path, path: Path) -> str:
-    """Return what to write for a path of which the first folders are not there, as in CVAT's lists."""
-    shorter = (Path(*path.parts[number:]) for number in range(1, len(path.parts)))
-    found = next((each for each in shorter if (folder / each).exists()), None)
-    return f": write {printable(str(found), 400)} for it" if found else ""
 
 
 def list_photos(source: str) -> list[Path]:
