@@ -194,7 +194,15 @@ def _load_index(kind: CacheKind, pixel_file: Path, files: Sequence[Path]) -> Cac
 def _trusted_index(kind: CacheKind, pixel_file: Path, num_photographs: int | None = None) -> CacheIndex | None:
     """Return the index of a pixel file if the file holds what it says; None if one is missing or damaged."""
     try:
-        index = read_index(pixel_file)
+        with open(pixel_file.with_suffix(".json"), encoding="utf-8", opener=regular_only) as stream:
+            text = stream.read()
+        content = parse_json(text)
+        del content["checksum"]
+        if index_text(content) != text:
+            return None
+        unusable = {int(position): printable(str(line), 5000) for position, line in content["unusable"].items()}
+        sizes = np.array(content["sizes"], np.int32).reshape(-1, 2)
+        index = CacheIndex(pixel_file, np.array(content["offsets"], np.int64), sizes, unusable)
         known = len(index.sizes) + len(index.unusable) if num_photographs is None else num_photographs
         is_right = has_shape(index, known) and pixel_file.stat().st_size >= index.offsets[-1]
         return index if is_right and kind.is_consistent(index) else None
@@ -294,19 +302,6 @@ def save_index(
 def index_text(content: dict[str, Any]) -> str:
     """Return an index file's text: the content and its checksum."""
     return json.dumps({**content, "checksum": zlib.crc32(json.dumps(content).encode())})
-
-
-def read_index(pixel_file: Path) -> CacheIndex:
-    """Read the index beside a pixel file. Raises one of UNREADABLE_INDEX."""
-    with open(pixel_file.with_suffix(".json"), encoding="utf-8", opener=regular_only) as stream:
-        text = stream.read()
-    content = parse_json(text)
-    del content["checksum"]
-    if index_text(content) != text:
-        raise ValueError("wrong checksum")
-    unusable = {int(position): printable(str(line), 5000) for position, line in content["unusable"].items()}
-    sizes = np.array(content["sizes"], np.int32).reshape(-1, 2)
-    return CacheIndex(pixel_file, np.array(content["offsets"], np.int64), sizes, unusable)
 
 
 def has_shape(index: CacheIndex, num_photographs: int) -> bool:
