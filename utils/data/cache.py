@@ -119,18 +119,12 @@ class RecordFile:
         return data
 
     def _mending(self, position: int, read: Callable[[], T]) -> T:
-        """Return what `read` returns. If it finds the photograph's record damaged, mend the record and read again."""
-        try:
-            return read()
-        except DamagedRecord:
-            self._mend(position)
-            return read()
-
-    def _mend(self, position: int) -> None:
-        """Make a record again from its photograph and write it in its place.
+        """Return what `read` returns. If it finds the record damaged, write it again, made from its photograph, and read again.
 
         All processes that find the damage write the same bytes, so they need no lock.
         """
+        with contextlib.suppress(DamagedRecord):
+            return read()
         index = self.index
         begin, end = index.offsets[position : position + 2].tolist()
         file = index.files[position]
@@ -145,6 +139,7 @@ class RecordFile:
         except OSError as error:
             raise DamagedRecord(index.pixel_file, f", and cannot be mended: {error.strerror}") from error
         print_warning(f"{index.pixel_file}: the bytes of {printable(file.name)} were damaged and have been made again")
+        return read()
 
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_descriptor": None}
@@ -213,24 +208,10 @@ def _trusted_index(kind: CacheKind, pixel_file: Path, num_photographs: int | Non
 def _build_if_room(
     kind: CacheKind, files: Sequence[Path], pixel_file: Path, name: str, announce: Callable[[str], None]
 ) -> CacheIndex | str:
-    """Remove the caches that this one replaces and build it. Return why not if the disk has no room."""
-    _remove_replaced(pixel_file, announce)
-    folder, part = pixel_file.parent, pixel_file.with_suffix(".part")
-    needed, free = kind.estimate(files), shutil.disk_usage(folder).free
-    done = part.stat().st_size if part.exists() else 0
-    if free + done < needed * MIN_FREE_FRACTION:
-        return f"{folder} has {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} are needed"
-    announce(
-        f"packing {len(files)} {name} photographs {kind.what} into {pixel_file} "
-        f"(about {needed / 2**30:.2f} GiB, {free / 2**30:.0f} GiB free)"
-    )
-    return _build(kind, files, pixel_file, announce)
+    """Remove the caches that this one replaces and build it. Return why not if the disk has no room.
 
-
-def _remove_replaced(pixel_file: Path, announce: Callable[[str], None]) -> None:
-    """Remove caches of the same list of photographs as they were before, and those that an older version made.
-
-    Says what caches of other lists remain.
+    It replaces those of the same list of photographs as they were before, and those that an older version made. Says
+    what caches of other lists remain.
     """
     start, list_key, _ = pixel_file.stem.rsplit("-", 2)
     of_another_list = re.compile(rf"{re.escape(start)}-(?!{list_key})[0-9a-f]{{8}}-[0-9a-f]{{16}}\.\w+")
@@ -245,6 +226,16 @@ def _remove_replaced(pixel_file: Path, announce: Callable[[str], None]) -> None:
             f"{pixel_file.parent} also holds {start}-* of other lists of photographs, {other_bytes / 2**30:.2f} GiB; "
             "delete what you no longer need"
         )
+    folder, part = pixel_file.parent, pixel_file.with_suffix(".part")
+    needed, free = kind.estimate(files), shutil.disk_usage(folder).free
+    done = part.stat().st_size if part.exists() else 0
+    if free + done < needed * MIN_FREE_FRACTION:
+        return f"{folder} has {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} are needed"
+    announce(
+        f"packing {len(files)} {name} photographs {kind.what} into {pixel_file} "
+        f"(about {needed / 2**30:.2f} GiB, {free / 2**30:.0f} GiB free)"
+    )
+    return _build(kind, files, pixel_file, announce)
 
 
 def _build(kind: CacheKind, files: Sequence[Path], pixel_file: Path, announce: Callable[[str], None]) -> CacheIndex:

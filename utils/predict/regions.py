@@ -176,18 +176,14 @@ class Runs:
 
     def crop(self, corners: Corners) -> np.ndarray:
         """Draw the mask in a rectangle of the photograph: bool (bottom - top, right - left)."""
-        width, height = corners[2] - corners[0], corners[3] - corners[1]
-        rows, columns = self._inside(corners)
-        edges = np.empty(len(rows) + 2, np.int64)
-        edges[0], edges[1:-1], edges[-1] = 0, rows * width + columns, width * height
-        return np.repeat(np.arange(len(edges) - 1) % 2 == 1, edges[1:] - edges[:-1]).reshape(height, width)
-
-    def _inside(self, corners: Corners) -> tuple[np.ndarray, np.ndarray]:
-        """Return row and column of the edges in a rectangle, counted from its corner; runs outside it are empty."""
         left, top, right, bottom = corners
+        width, height = right - left, bottom - top
         first, last = np.searchsorted(self.edges, (top * ROW, bottom * ROW))
-        edges = self.edges[first:last]
-        return edges // ROW - top, np.minimum(np.maximum(edges % ROW, left), right) - left
+        rows, columns = self.edges[first:last] // ROW - top, self.edges[first:last] % ROW
+        edges = np.empty(len(rows) + 2, np.int64)
+        edges[1:-1] = rows * width + np.minimum(np.maximum(columns, left), right) - left  # runs outside become empty
+        edges[0], edges[-1] = 0, width * height
+        return np.repeat(np.arange(len(edges) - 1) % 2 == 1, edges[1:] - edges[:-1]).reshape(height, width)
 
 
 def intersection(first: Corners, second: Corners) -> Corners:
