@@ -119,7 +119,7 @@ class RecordFile:
         return data
 
     def _mending(self, position: int, read: Callable[[], T]) -> T:
-        """Return what `read` returns. If it finds the record damaged, write it again, made from its photograph, and read again.
+        """Return what `read` returns. If it finds a damaged record, make it again from its photograph, and read again.
 
         All processes that find the damage write the same bytes, so they need no lock.
         """

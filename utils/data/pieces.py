@@ -45,7 +45,7 @@ def pieces_in(
     following = following_vertex(starts, len(points))
     is_inside = np.hstack([points >= 0, points <= size])  # (V, 4)
     num_crossings = np.add.reduceat(is_inside != is_inside[following], starts, axis=0, dtype=np.int64)
-    is_split = is_near & (num_crossings > 2).any(axis=1)  # it leaves the window and returns
+    is_split = is_near & np.asarray((num_crossings > 2).any(axis=1))  # it leaves the window and returns
     owner = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(points)))
     is_clipped = (is_near & ~is_split)[owner]
     clipped, clipped_owner = clip_outlines(points[is_clipped], owner[is_clipped], width, height)

@@ -35,7 +35,7 @@ def decode_coco(segmentation: dict[Any, Any], size: tuple[int, int] | None) -> t
     """
     from faster_coco_eval.core import mask as coco_mask  # takes 0.25 s
 
-    declared = segmentation.get("size")
+    declared: Any = segmentation.get("size")
     is_size = isinstance(declared, list) and len(declared) == 2
     if not is_size or not all(type(side) is int and side > 0 for side in declared):
         raise RunLengthError("`size` is not [height, width]")
