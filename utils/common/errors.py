@@ -129,23 +129,19 @@ def run_script(main: Callable[[], int | None]) -> None:
             name = printable(str(error.filename or "a file"), 400)
             known = UserError(f"{name}: {reason_of(error)}; {ADVICE[error.errno]}")
         if known is not None:
-            _print_error(known)
+            rank = os.environ.get("RANK", "0")
+            if isinstance(known, DataErrors) and rank == "0":
+                more = len(known.details) - MAX_DETAILS
+                shown = [*known.details[:MAX_DETAILS], *([f"… and {more} more"] if more > 0 else [])]
+                print(*shown, sep="\n", file=sys.stderr)
+            head = ("" if rank == "0" else f"[rank {rank}] ") + coloured("error:", "red", sys.stderr)
+            print(f"{head} {as_called(_last_line(known))}", file=sys.stderr, flush=True)
         elif "RANK" not in os.environ:
             raise
         else:
             traceback.print_exc()
         code = known.exit_code if known is not None else EXIT_FAILED
     _exit(code or EXIT_DONE)
-
-
-def _print_error(error: UserError) -> None:
-    rank = os.environ.get("RANK", "0")
-    where = "" if rank == "0" else f"[rank {rank}] "
-    if isinstance(error, DataErrors) and rank == "0":
-        more = len(error.details) - MAX_DETAILS
-        shown = [*error.details[:MAX_DETAILS], *([f"… and {more} more"] if more > 0 else [])]
-        print(*shown, sep="\n", file=sys.stderr)
-    print(f"{where}{coloured('error:', 'red', sys.stderr)} {as_called(_last_line(error))}", file=sys.stderr, flush=True)
 
 
 def _last_line(error: UserError) -> str:

@@ -51,7 +51,22 @@ def resolve_augmentation(
         )
     if augment.draw_wires and not facts.thin:
         raise UsageError("--draw-wires: no class of the training labels is as thin as wires are")
-    lines += [*reasons, *thin_lines(windows, augment, facts, names)]
+    lines += reasons
+    if augment.draw_wires:
+        drawn = ", ".join(names[class_id] for class_id in facts.straight or facts.thin)
+        lines.append(f"Wires are drawn as {drawn}; --draw-wires 0: none")
+    if windows and facts.curved:
+        bent = ", ".join(f"{names[class_id]} {facts.bends[class_id]:.1f} times" for class_id in facts.curved)
+        lines.append(
+            f"Curved labels: {bent} as curved as wires may be. They count as no wires: none are "
+            "drawn (--draw-wires 0.5 draws some), and they have no direction (--degrees 90 turns photographs)"
+        )
+    if windows and facts.thin:
+        thin = ", ".join(names[class_id] for class_id in facts.thin)
+        lines.append(
+            f"Thin classes: {thin}, at least {MIN_ELONGATION:g} times as long as wide. They are found as lines "
+            "(evaluate_model.py --thin-classes none: as masks)"
+        )
     return AugmentationPolicy(
         windows, reach == "on" or (reach == "auto" and windows is not None), augment, tuple(lines)
     )
@@ -78,26 +93,3 @@ def turns_and_wires(
         "(--degrees 90 --flipud 0.5 turn them)"
     )
     return {}, [line] if windows else []
-
-
-def thin_lines(
-    windows: WindowConfig | None, augment: Augmentation, facts: LabelShapes, names: tuple[str, ...]
-) -> list[str]:
-    """Return lines about drawn wires and, in a training on windows, about curved and thin classes."""
-    lines = []
-    if augment.draw_wires:
-        drawn = ", ".join(names[class_id] for class_id in facts.straight or facts.thin)
-        lines.append(f"Wires are drawn as {drawn}; --draw-wires 0: none")
-    if windows and facts.curved:
-        bent = ", ".join(f"{names[class_id]} {facts.bends[class_id]:.1f} times" for class_id in facts.curved)
-        lines.append(
-            f"Curved labels: {bent} as curved as wires may be. They count as no wires: none are "
-            "drawn (--draw-wires 0.5 draws some), and they have no direction (--degrees 90 turns photographs)"
-        )
-    if windows and facts.thin:
-        thin = ", ".join(names[class_id] for class_id in facts.thin)
-        lines.append(
-            f"Thin classes: {thin}, at least {MIN_ELONGATION:g} times as long as wide. They are found as lines "
-            "(evaluate_model.py --thin-classes none: as masks)"
-        )
-    return lines

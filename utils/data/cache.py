@@ -119,18 +119,12 @@ class RecordFile:
         return data
 
     def _mending(self, position: int, read: Callable[[], T]) -> T:
-        """Return what `read` returns. If it finds the photograph's record damaged, mend the record and read again."""
-        try:
-            return read()
-        except DamagedRecord:
-            self._mend(position)
-            return read()
-
-    def _mend(self, position: int) -> None:
-        """Make a record again from its photograph and write it in its place.
+        """Return what `read` returns. If it finds a damaged record, make it again from its photograph, and read again.
 
         All processes that find the damage write the same bytes, so they need no lock.
         """
+        with contextlib.suppress(DamagedRecord):
+            return read()
         index = self.index
         begin, end = index.offsets[position : position + 2].tolist()
         file = index.files[position]
@@ -145,6 +139,7 @@ class RecordFile:
         except OSError as error:
             raise DamagedRecord(index.pixel_file, f", and cannot be mended: {error.strerror}") from error
         print_warning(f"{index.pixel_file}: the bytes of {printable(file.name)} were damaged and have been made again")
+        return read()
 
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_descriptor": None}
@@ -158,8 +153,10 @@ def open_or_build_kind(
     The first process on a machine builds it while the others wait. A changed file or algorithm gives another
     fingerprint and another cache. A build that was killed continues where it was.
     """
-    list_key, facts_key = _list_key(files, folder), _fingerprint(files, kind)
-    pixel_file = folder / f"{name}-{kind.name}-{list_key}-{facts_key}{kind.suffix}"
+    # Relative paths, because the data set may be moved with its cache.
+    paths = b"\0".join(os.fsencode(os.path.relpath(file, folder.parent)) for file in files)
+    list_key = hashlib.sha256(paths).hexdigest()[:8]
+    pixel_file = folder / f"{name}-{kind.name}-{list_key}-{_fingerprint(files, kind)}{kind.suffix}"
     lock_file = folder / f"{name}.lock"
     if folder.is_symlink():
         return f"{folder} is a link, which is followed only with --trust-links"
@@ -192,7 +189,15 @@ def _load_index(kind: CacheKind, pixel_file: Path, files: Sequence[Path]) -> Cac
 def _trusted_index(kind: CacheKind, pixel_file: Path, num_photographs: int | None = None) -> CacheIndex | None:
     """Return the index of a pixel file if the file holds what it says; None if one is missing or damaged."""
     try:
-        index = read_index(pixel_file)
+        with open(pixel_file.with_suffix(".json"), encoding="utf-8", opener=regular_only) as stream:
+            text = stream.read()
+        content = parse_json(text)
+        del content["checksum"]
+        if index_text(content) != text:
+            return None
+        unusable = {int(position): printable(str(line), 5000) for position, line in content["unusable"].items()}
+        sizes = np.array(content["sizes"], np.int32).reshape(-1, 2)
+        index = CacheIndex(pixel_file, np.array(content["offsets"], np.int64), sizes, unusable)
         known = len(index.sizes) + len(index.unusable) if num_photographs is None else num_photographs
         is_right = has_shape(index, known) and pixel_file.stat().st_size >= index.offsets[-1]
         return index if is_right and kind.is_consistent(index) else None
@@ -203,24 +208,10 @@ def _trusted_index(kind: CacheKind, pixel_file: Path, num_photographs: int | Non
 def _build_if_room(
     kind: CacheKind, files: Sequence[Path], pixel_file: Path, name: str, announce: Callable[[str], None]
 ) -> CacheIndex | str:
-    """Remove the caches that this one replaces and build it. Return why not if the disk has no room."""
-    _remove_replaced(pixel_file, announce)
-    folder, part = pixel_file.parent, pixel_file.with_suffix(".part")
-    needed, free = kind.estimate(files), shutil.disk_usage(folder).free
-    done = part.stat().st_size if part.exists() else 0
-    if free + done < needed * MIN_FREE_FRACTION:
-        return f"{folder} has {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} are needed"
-    announce(
-        f"packing {len(files)} {name} photographs {kind.what} into {pixel_file} "
-        f"(about {needed / 2**30:.2f} GiB, {free / 2**30:.0f} GiB free)"
-    )
-    return _build(kind, files, pixel_file, announce)
+    """Remove the caches that this one replaces and build it. Return why not if the disk has no room.
 
-
-def _remove_replaced(pixel_file: Path, announce: Callable[[str], None]) -> None:
-    """Remove caches of the same list of photographs as they were before, and those that an older version made.
-
-    Says what caches of other lists remain.
+    It replaces those of the same list of photographs as they were before, and those that an older version made. Says
+    what caches of other lists remain.
     """
     start, list_key, _ = pixel_file.stem.rsplit("-", 2)
     of_another_list = re.compile(rf"{re.escape(start)}-(?!{list_key})[0-9a-f]{{8}}-[0-9a-f]{{16}}\.\w+")
@@ -235,11 +226,24 @@ def _remove_replaced(pixel_file: Path, announce: Callable[[str], None]) -> None:
             f"{pixel_file.parent} also holds {start}-* of other lists of photographs, {other_bytes / 2**30:.2f} GiB; "
             "delete what you no longer need"
         )
+    folder, part = pixel_file.parent, pixel_file.with_suffix(".part")
+    needed, free = kind.estimate(files), shutil.disk_usage(folder).free
+    done = part.stat().st_size if part.exists() else 0
+    if free + done < needed * MIN_FREE_FRACTION:
+        return f"{folder} has {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} are needed"
+    announce(
+        f"packing {len(files)} {name} photographs {kind.what} into {pixel_file} "
+        f"(about {needed / 2**30:.2f} GiB, {free / 2**30:.0f} GiB free)"
+    )
+    return _build(kind, files, pixel_file, announce)
 
 
 def _build(kind: CacheKind, files: Sequence[Path], pixel_file: Path, announce: Callable[[str], None]) -> CacheIndex:
     part, index_file = pixel_file.with_suffix(".part"), pixel_file.with_suffix(".json")
-    finished = _finished_part(kind, part)
+    finished = _trusted_index(kind, part)  # what a killed build has finished
+    # A copy of the data set made of hard links has the same file.
+    if finished is None or not is_own_file(part) or (finished.unusable and not kind.skips_bad):
+        finished = CacheIndex(part, np.zeros(1, np.int64), np.zeros((0, 2), np.int32))
     offsets, sizes, unusable = finished.offsets.tolist(), finished.sizes.tolist(), dict(finished.unusable)
     first = len(sizes) + len(unusable)
     every = max(len(files) // 5, 500)
@@ -271,15 +275,6 @@ def _build(kind: CacheKind, files: Sequence[Path], pixel_file: Path, announce: C
     return CacheIndex(pixel_file, np.array(offsets, np.int64), np.array(sizes, np.int32), unusable)
 
 
-def _finished_part(kind: CacheKind, part: Path) -> CacheIndex:
-    """Return the index of what a killed build has finished; an empty one if there is nothing to continue."""
-    index = _trusted_index(kind, part)
-    # A copy of the data set made of hard links has the same file.
-    if index is not None and is_own_file(part) and (kind.skips_bad or not index.unusable):
-        return index
-    return CacheIndex(part, np.zeros(1, np.int64), np.zeros((0, 2), np.int32))
-
-
 def _refusal(problems: list[str], num_photographs: int) -> DataErrors:
     advice = "" if len(problems) == num_photographs else "; the trainer's --skip-bad goes on without them"
     message = f"{len(problems)} of {num_photographs} photographs cannot be used: {problems[0]}{advice}"
@@ -300,19 +295,6 @@ def index_text(content: dict[str, Any]) -> str:
     return json.dumps({**content, "checksum": zlib.crc32(json.dumps(content).encode())})
 
 
-def read_index(pixel_file: Path) -> CacheIndex:
-    """Read the index beside a pixel file. Raises one of UNREADABLE_INDEX."""
-    with open(pixel_file.with_suffix(".json"), encoding="utf-8", opener=regular_only) as stream:
-        text = stream.read()
-    content = parse_json(text)
-    del content["checksum"]
-    if index_text(content) != text:
-        raise ValueError("wrong checksum")
-    unusable = {int(position): printable(str(line), 5000) for position, line in content["unusable"].items()}
-    sizes = np.array(content["sizes"], np.int32).reshape(-1, 2)
-    return CacheIndex(pixel_file, np.array(content["offsets"], np.int64), sizes, unusable)
-
-
 def has_shape(index: CacheIndex, num_photographs: int) -> bool:
     """Return whether offsets and sizes match; the folder may come from an untrusted data set."""
     num_usable = num_photographs - len(index.unusable)
@@ -321,12 +303,6 @@ def has_shape(index: CacheIndex, num_photographs: int) -> bool:
     if not all(0 <= position < num_photographs for position in index.unusable):
         return False
     return bool(index.offsets[0] == 0 and (index.sizes > 0).all() and (np.diff(index.offsets) > 0).all())
-
-
-def _list_key(files: Sequence[Path], folder: Path) -> str:
-    """Return a hash of the photographs' places relative to the data set, which may be moved with its cache."""
-    names = (os.fsencode(os.path.relpath(file, folder.parent)) for file in files)
-    return hashlib.sha256(b"\0".join(names)).hexdigest()[:8]
 
 
 def _fingerprint(files: Sequence[Path], kind: CacheKind) -> str:

@@ -110,7 +110,11 @@ def load_dataset_yaml(path: str | Path, *, trust_links: bool = False) -> Dataset
             if entry is not None and not (isinstance(entry, str) and entry.isprintable()):
                 shown = ascii(entry)[:60] if isinstance(entry, str) else f"a {type(entry).__name__}"
                 raise UserError(f"{file}: {key}: {shown} is not a path")
-    root = _root(file, str(content.get("path") or "."))
+    place = str(content.get("path") or ".")
+    try:
+        root = (file.parent / Path(place).expanduser()).resolve()
+    except (RuntimeError, OSError) as error:  # no such user; links in a circle
+        raise UserError(f"{file}: path: {printable(place, 400)}: {one_line(error)}") from error
     splits = {}
     for split in ("train", "val", "test"):
         if content.get(split):
@@ -128,13 +132,6 @@ def is_stretch(values: Any) -> bool:
     """Return whether values from a file are two numbers, the values that become black and white."""
     are_numbers = isinstance(values, list) and len(values) == 2 and all(type(value) in (int, float) for value in values)
     return are_numbers and -MAX_VALUE <= values[0] < values[1] <= MAX_VALUE
-
-
-def _root(file: Path, path: str) -> Path:
-    try:
-        return (file.parent / Path(path).expanduser()).resolve()
-    except (RuntimeError, OSError) as error:  # no such user; links in a circle
-        raise UserError(f"{file}: path: {printable(path, 400)}: {one_line(error)}") from error
 
 
 def _source(root: Path, entry: str) -> Path:
@@ -302,15 +299,15 @@ def _listed_images(spec: DatasetSpec, list_file: Path) -> Iterator[Path]:
         missing = missing or name
         yield path
     if missing and not is_there:
-        advice = f"a path counts from the list's folder{_shorter(list_file.parent, Path(missing))}"
+        parts = Path(missing).parts
+        shorter = (
+            Path(*parts[number:]) for number in range(1, len(parts))
+        )  # CVAT's lists name folders that are not there
+        found = next((each for each in shorter if (list_file.parent / each).exists()), None)
+        advice = "a path counts from the list's folder" + (
+            f": write {printable(str(found), 400)} for it" if found else ""
+        )
         raise UserError(f"{list_file}: none of its photographs exists, such as {printable(missing, 400)}; {advice}")
-
-
-def _shorter(folder: Path, path: Path) -> str:
-    """Return what to write for a path of which the first folders are not there, as in CVAT's lists."""
-    shorter = (Path(*path.parts[number:]) for number in range(1, len(path.parts)))
-    found = next((each for each in shorter if (folder / each).exists()), None)
-    return f": write {printable(str(found), 400)} for it" if found else ""
 
 
 def list_photos(source: str) -> list[Path]:

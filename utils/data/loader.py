@@ -85,15 +85,12 @@ class EpochBatches(Sampler[list[Key]]):
         shares = self.world_size * self.batches_per_group
         for number in range(self.start_batch, len(self)):
             group, part = divmod(number, self.batches_per_group)
-            size = self._size_of(group)
+            size: tuple[int, ...] = ()
+            if self.sizes_px:
+                rng = np.random.default_rng((self.seed, self.epoch, group, SIZE_STREAM))
+                size = (int(rng.choice(self.sizes_px)),)
             share = groups[group][part * self.world_size + self.rank :: shares]
             yield [(self.epoch, int(index), *size) for index in share]
-
-    def _size_of(self, group: int) -> tuple[int, ...]:
-        if not self.sizes_px:
-            return ()
-        rng = np.random.default_rng((self.seed, self.epoch, group, SIZE_STREAM))
-        return (int(rng.choice(self.sizes_px)),)
 
 
 class ShardBatches(Sampler[list[Key]]):

@@ -42,7 +42,10 @@ def pieces_in(
     low, high = extents(points, starts)
     size = np.array([width, height])
     is_near = ((high > 0) & (low < size)).all(axis=1)
-    is_split = is_near & _leaves_and_returns(points, starts, size)
+    following = following_vertex(starts, len(points))
+    is_inside = np.hstack([points >= 0, points <= size])  # (V, 4)
+    num_crossings = np.add.reduceat(is_inside != is_inside[following], starts, axis=0, dtype=np.int64)
+    is_split = is_near & np.asarray((num_crossings > 2).any(axis=1))  # it leaves the window and returns
     owner = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(points)))
     is_clipped = (is_near & ~is_split)[owner]
     clipped, clipped_owner = clip_outlines(points[is_clipped], owner[is_clipped], width, height)
@@ -59,14 +62,6 @@ def pieces_in(
     return list(itertools.compress(owners, kept)), list(itertools.compress(pieces, kept))
 
 
-def _leaves_and_returns(points: np.ndarray, starts: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Return which joined outlines cross the line of any side of the window more than twice: bool (N,)."""
-    following = following_vertex(starts, len(points))
-    is_inside = np.hstack([points >= 0, points <= size])  # (V, 4)
-    num_crossings = np.add.reduceat(is_inside != is_inside[following], starts, axis=0, dtype=np.int64)
-    return np.asarray((num_crossings > 2).any(axis=1))
-
-
 def _are_seen(
     pieces: list[np.ndarray],
     objects: tuple[np.ndarray, np.ndarray],
@@ -80,18 +75,16 @@ def _are_seen(
     low, high = extents(*joined)
     per_pixel = float(size.max()) / side_px
     length_px = min(MIN_LENGTH_PX, side_px * SMALL_INPUT_SHARE)
-    whole, perimeter = areas(*objects)[owners], _perimeters(*objects)[owners]
+    points, starts = objects
+    whole = areas(points, starts)[owners]
+    edges = points[following_vertex(starts, len(points))] - points
+    perimeter = np.add.reduceat(np.hypot(*edges.T), starts)[owners]
     thickness = 2 * whole / perimeter.clip(1e-9)  # of a wire: its width
     min_depth = thickness.clip(min(MIN_DEPTH_PX, length_px) * per_pixel, length_px * per_pixel)
     depths = np.hstack([high, size - low])  # of each piece's farthest point from each side of the window
     is_sliver = ((depths <= min_depth[:, None]) & np.array(cut_sides)).any(axis=1)
     is_long = (high - low).max(axis=1) >= length_px * per_pixel
     return (areas(*joined) >= MIN_AREA_SHARE * whole) | (is_long & ~is_sliver)
-
-
-def _perimeters(points: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    edges = points[following_vertex(starts, len(points))] - points
-    return np.add.reduceat(np.hypot(*edges.T), starts)
 
 
 def split_at_rectangle(outline: np.ndarray, width: float, height: float) -> list[np.ndarray]:

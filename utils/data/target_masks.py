@@ -49,8 +49,10 @@ def _draw(points: np.ndarray, starts: np.ndarray, size_px: int, keep_tiny: bool)
     first, last = (corner // MASK_STRIDE for corner in extents(pixels, starts))
     first = first.clip(0, side)
     sizes = (last.clip(-1, side - 1) + 1 - first).clip(0)
-    corners = _repeat_rows(first * MASK_STRIDE, np.diff(starts, append=len(pixels)))
-    outlines = split_outlines(pixels - corners, starts)
+    # The corner of each point's outline; rows of int32 are repeated as int64, which is four times as fast.
+    corners = np.repeat((first * MASK_STRIDE).view(np.int64)[:, 0], np.diff(starts, append=len(pixels)))
+    outlines = split_outlines(pixels - corners.view(np.int32).reshape(-1, 2), starts)
+
     masks = [
         _small_mask(outline, width, height, keep_tiny)
         for outline, (width, height) in zip(outlines, sizes.tolist(), strict=True)
@@ -110,11 +112,6 @@ def _without_repeats(points: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray
     is_kept[starts] = True
     kept = np.flatnonzero(is_kept)
     return pixels.take(kept, axis=0), np.searchsorted(kept, starts)
-
-
-def _repeat_rows(pairs: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return `np.repeat(pairs, counts, axis=0)` for int32 (N, 2), four times as fast."""
-    return np.repeat(pairs.view(np.int64)[:, 0], counts).view(np.int32).reshape(-1, 2)
 
 
 def _small_mask(outline: np.ndarray, width: int, height: int, keep_tiny: bool) -> np.ndarray:

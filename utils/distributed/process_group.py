@@ -155,7 +155,13 @@ def variables_from_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     if _number(environment, "SLURM_STEP_NUM_TASKS") > 1:
         found = _from_slurm(environment)
     elif _number(environment, "OMPI_COMM_WORLD_SIZE") > 1:
-        found = _from_open_mpi(environment)
+        found = {
+            "RANK": environment["OMPI_COMM_WORLD_RANK"],
+            "WORLD_SIZE": environment["OMPI_COMM_WORLD_SIZE"],
+            "LOCAL_RANK": environment["OMPI_COMM_WORLD_LOCAL_RANK"],
+            "LOCAL_WORLD_SIZE": environment["OMPI_COMM_WORLD_LOCAL_SIZE"],
+            "MASTER_PORT": str(DEFAULT_PORT),
+        }
     else:
         return {}
     if found["LOCAL_WORLD_SIZE"] == found["WORLD_SIZE"]:
@@ -184,16 +190,6 @@ def _from_slurm(environment: Mapping[str, str]) -> dict[str, str]:
         "LOCAL_RANK": environment["SLURM_LOCALID"],
         "LOCAL_WORLD_SIZE": str(per_node[node]),
         "MASTER_PORT": str(port),
-    }
-
-
-def _from_open_mpi(environment: Mapping[str, str]) -> dict[str, str]:
-    return {
-        "RANK": environment["OMPI_COMM_WORLD_RANK"],
-        "WORLD_SIZE": environment["OMPI_COMM_WORLD_SIZE"],
-        "LOCAL_RANK": environment["OMPI_COMM_WORLD_LOCAL_RANK"],
-        "LOCAL_WORLD_SIZE": environment["OMPI_COMM_WORLD_LOCAL_SIZE"],
-        "MASTER_PORT": str(DEFAULT_PORT),
     }
 
 

@@ -54,13 +54,17 @@ def run_ranks(
         write_text_atomic(folder / "job.json", json.dumps(job))
         deadline_s = time.monotonic() + timeout_s
         prepare = _PREPARE.format(parent_id=os.getpid())
+        shared = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
+        if sys.platform.startswith("linux"):  # the ranks talk on the loopback interface
+            shared |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(world_size):
+                place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
                 # -P: Python does not search the current folder, which may hold another `utils`.
                 command = [sys.executable, "-P", "-c", prepare + code, name]
                 with (folder / f"rank{rank}.log").open("wb") as log:
-                    environment = _environment(rank, world_size)
+                    environment = shared | {name: str(number) for name, number in place.items()}
                     processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
             late = _wait(processes, folder, deadline_s)
         finally:
@@ -72,14 +76,6 @@ def run_ranks(
             raise UserError(f"rank {late} of {world_size} process(es) not done after {timeout_s:g} s{advice}")
         files = [folder / f"rank{rank}.json" for rank in range(world_size)]
         return [json.loads(file.read_bytes()) if file.exists() else None for file in files]
-
-
-def _environment(rank: int, world_size: int) -> dict[str, str]:
-    """Return this process's environment with a rank's place and one thread; the ranks talk on the loopback interface."""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-    loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if sys.platform.startswith("linux") else {}
-    numbers = {name: str(number) for name, number in place.items()}
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(), **numbers, **loopback}
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, deadline_s: float) -> str:

@@ -97,7 +97,12 @@ class BatchLog:
         }
         log.metrics(record)
         log.scalars("batch", {**reported, **speeds}, progress.global_step)
-        log.scalars("ranks", _charted(measured), progress.global_step)
+        own_ms = measured.get("own_ms", [])[:MOST_RANKS_CHARTED]
+        charted = {f"own_ms/{number}": value for number, value in enumerate(own_ms)}
+        for name, found in measured.items():
+            known = [value for value in found if not math.isnan(value)]
+            charted |= {f"{name}_max": max(known), f"{name}_mean": statistics.fmean(known)}
+        log.scalars("ranks", charted, progress.global_step)
         self.task.after_log(record, log)
 
     def _gather(self, values: list[torch.Tensor], mine: list[float]) -> list[float]:
@@ -107,16 +112,6 @@ class BatchLog:
         place = communication_device()
         stacked = torch.stack([value.detach().float() for value in values])
         return all_reduce_sum(torch.cat([stacked.to(place), of_ranks.flatten().to(place)])).tolist()
-
-
-def _charted(ranks: Ranks) -> dict[str, float]:
-    """Return the values for TensorBoard: each rank's own time; mean and maximum of the others."""
-    charted = {f"own_ms/{number}": value for number, value in enumerate(ranks.get("own_ms", [])[:MOST_RANKS_CHARTED])}
-    for name, values in ranks.items():
-        known = [value for value in values if not math.isnan(value)]
-        charted[f"{name}_max"] = max(known)
-        charted[f"{name}_mean"] = statistics.fmean(known)
-    return charted
 
 
 @dataclass(eq=False)

@@ -115,7 +115,8 @@ class TrainState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned, also by an earlier version or with another `accumulate`."""
-        saved, own = (_kind_of(one["param_groups"][0]) for one in (state["optimizer"], vars(self.optimizer)))
+        groups = (one["param_groups"][0] for one in (state["optimizer"], vars(self.optimizer)))
+        saved, own = ("AdamW" if "betas" in group else "MuSGD" if "use_muon" in group else "SGD" for group in groups)
         if saved != own:  # PyTorch would accept it and fail at the first step
             raise ValueError(f"it holds the state of {saved}")
         self.model.load_state_dict(state["model"])
@@ -132,8 +133,3 @@ class TrainState:
             progress["record_awaiting_validation"] = progress.pop("trained")
         self.progress = Progress(**progress)
         self.progress.regroup(state.get("accumulation_steps", self.accumulate), self.accumulate)
-
-
-def _kind_of(group: dict[str, Any]) -> str:
-    """Return the kind of optimizer to which a parameter group belongs."""
-    return "AdamW" if "betas" in group else "MuSGD" if "use_muon" in group else "SGD"

@@ -223,7 +223,22 @@ def plot_label_statistics(
     empty = int((objects_per_photo == 0).sum())
     title = f"{counted(len(class_ids), 'object')} in {counted(len(objects_per_photo), 'photograph')}"
     figure.suptitle(title + (f", {empty:,} of them without any" if empty else ""), fontsize=11)
-    _class_panel(classes, class_ids, names)
+
+    totals = np.bincount(class_ids, minlength=len(names))
+    order = np.arange(len(names)) if len(names) <= _MOST_CLASS_BARS else np.argsort(-totals, kind="stable")
+    first, rest = order[:_MOST_CLASS_BARS], order[_MOST_CLASS_BARS:]
+    labels = [names[number] for number in first]
+    values, colors = totals[first].tolist(), [figure_color(number) for number in first]
+    if len(rest):
+        labels.append(f"{len(rest)} more")
+        values.append(int(totals[rest].sum()))
+        colors.append((0.6,) * 3)
+    bars = classes.barh(range(len(values)), values, color=colors)
+    classes.bar_label(bars, [f"{value:,}" for value in values], fontsize=8, padding=3)
+    classes.set_yticks(range(len(values)), labels)
+    classes.invert_yaxis()
+    classes.set_xlim(0, 1.18 * max([*values, 1]))
+    classes.set(title="objects of each class", xlabel="objects")
 
     most = max(int(np.percentile(objects_per_photo, 99)), 1) if len(objects_per_photo) else 1
     width = -(-(most + 1) // 40)  # objects per bar, a whole number
@@ -256,21 +271,3 @@ def plot_label_statistics(
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     save_figure(figure, path)
-
-
-def _class_panel(axes: Axes, class_ids: np.ndarray, names: Sequence[str]) -> None:
-    totals = np.bincount(class_ids, minlength=len(names))
-    order = np.arange(len(names)) if len(names) <= _MOST_CLASS_BARS else np.argsort(-totals, kind="stable")
-    shown, rest = order[:_MOST_CLASS_BARS], order[_MOST_CLASS_BARS:]
-    labels = [names[number] for number in shown]
-    values, colors = totals[shown].tolist(), [figure_color(number) for number in shown]
-    if len(rest):
-        labels.append(f"{len(rest)} more")
-        values.append(int(totals[rest].sum()))
-        colors.append((0.6,) * 3)
-    bars = axes.barh(range(len(values)), values, color=colors)
-    axes.bar_label(bars, [f"{value:,}" for value in values], fontsize=8, padding=3)
-    axes.set_yticks(range(len(values)), labels)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.18 * max([*values, 1]))
-    axes.set(title="objects of each class", xlabel="objects")

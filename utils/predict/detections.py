@@ -283,7 +283,9 @@ def prototype_masks(prototypes: torch.Tensor, detections: Detections, size_px: i
     _, height, width = prototypes.shape
     masks = (detections.coefficients @ prototypes.float().flatten(1)).view(-1, height, width) > 0
     boxes = copy_to_device(detections.boxes * (width / size_px), prototypes.device)
-    return masks & _inside(boxes, height, width)
+    x1, y1, x2, y2 = boxes.T[..., None]
+    columns, rows = torch.arange(width, device=boxes.device), torch.arange(height, device=boxes.device)
+    return masks & ((columns >= x1) & (columns < x2))[:, None, :] & ((rows >= y1) & (rows < y2))[:, :, None]
 
 
 def photo_runs(prototypes: torch.Tensor, detections: Detections, placement: Letterbox) -> Iterator[Runs]:
@@ -302,10 +304,3 @@ def boxes_to_input(boxes: torch.Tensor, placement: Letterbox) -> torch.Tensor:
     """Map xyxy boxes (n, 4) from photograph to input pixels."""
     inner, photo = boxes.new_tensor(placement.inner_size * 2), boxes.new_tensor(placement.photo_size * 2)
     return boxes / photo * inner + boxes.new_tensor(placement.pad * 2)
-
-
-def _inside(boxes: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Return which pixels (n, height, width) lie in xyxy boxes (n, 4) given in the same pixels."""
-    x1, y1, x2, y2 = boxes.T[..., None]
-    columns, rows = torch.arange(width, device=boxes.device), torch.arange(height, device=boxes.device)
-    return ((columns >= x1) & (columns < x2))[:, None, :] & ((rows >= y1) & (rows < y2))[:, :, None]

@@ -119,7 +119,13 @@ def join_tiles(pieces: list[TileDetection], tiles: list[Corners], iou: float) ->
     pairs = in_tiles.chosen(are_left) + comparison.pairs(left, in_tiles=False)
     groups = _group(table, wide, left.tolist(), _links(table, pairs))
     objects = [MergedInstance(tuple(pieces[position] for position in group)) for group in groups]
-    return _drop_fragments(objects, _groups_around(groups, wide, pairs), tiles)
+    around = _groups_around(groups, wide, pairs)
+    order = sorted(range(len(objects)), key=lambda number: (-objects[number].score, objects[number].pieces[0].order))
+    kept: dict[int, MergedInstance] = {}
+    for number in order:  # without fragments that lie mostly inside a more confident object
+        if not (kept.keys() & around[number] and is_cut(objects[number], tiles)):
+            kept[number] = objects[number]
+    return list(kept.values())
 
 
 class _Pieces:
@@ -308,18 +314,6 @@ def _groups_around(groups: list[list[int]], wide: list[Runs], pairs: _Pairs) -> 
     for inside, around in zip(one[is_around].tolist(), other[is_around].tolist(), strict=True):
         result[inside].add(around)
     return result
-
-
-def _drop_fragments(
-    objects: list[MergedInstance], around: dict[int, set[int]], tiles: list[Corners]
-) -> list[MergedInstance]:
-    """Drop the fragments that lie mostly inside a more confident object; return the other objects, best first."""
-    order = sorted(range(len(objects)), key=lambda number: (-objects[number].score, objects[number].pieces[0].order))
-    kept: set[int] = set()
-    for number in order:
-        if not (kept & around[number] and is_cut(objects[number], tiles)):
-            kept.add(number)
-    return [objects[number] for number in order if number in kept]
 
 
 def is_cut(instance: MergedInstance, tiles: list[Corners]) -> bool:

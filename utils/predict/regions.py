@@ -67,7 +67,14 @@ def fill_outline(outline: np.ndarray, photo_size: tuple[int, int]) -> Region:
     low = np.floor(outline.min(0)).astype(int).clip(0, (width - 1, height - 1))
     high = np.ceil(outline.max(0)).astype(int).clip(low + 1, (width, height))
     (left, top), (columns, rows) = low.tolist(), (high - low).tolist()
-    row, x = _crossings(outline, top, rows)
+    # Where its edges cross the centres of the rows: the row from 0 and x, (K,).
+    (x1, y1), (x2, y2) = outline.T, np.roll(outline, -1, axis=0).T
+    centres = np.arange(top, top + rows) + 0.5
+    first, last = np.searchsorted(centres, [np.minimum(y1, y2), np.maximum(y1, y2)])
+    edge = np.repeat(np.arange(len(outline)), last - first)
+    row = np.arange(len(edge)) - np.repeat((last - first).cumsum() - last, last - first)
+    slope = (x2[edge] - x1[edge]) / (y2[edge] - y1[edge])
+    x = x1[edge] + (centres[row] - y1[edge]) * slope
     column = np.ceil(x - 0.5 - left).astype(int).clip(0, columns)
     toggles = np.zeros((rows, columns + 1), np.uint8)  # whether an odd number of edges lies just before each pixel
     np.bitwise_xor.at(toggles, (row, column), 1)
@@ -76,17 +83,6 @@ def fill_outline(outline: np.ndarray, photo_size: tuple[int, int]) -> Region:
         corners = (np.floor(outline).astype(int) - low).clip(0, (columns - 1, rows - 1))
         mask[corners[:, 1], corners[:, 0]] = True
     return Region(left, top, mask)
-
-
-def _crossings(outline: np.ndarray, top: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return where an outline's edges cross the centres of the rows top..top + rows - 1: row from 0 (K,), x (K,)."""
-    (x1, y1), (x2, y2) = outline.T, np.roll(outline, -1, axis=0).T
-    centres = np.arange(top, top + rows) + 0.5
-    first, last = np.searchsorted(centres, [np.minimum(y1, y2), np.maximum(y1, y2)])
-    edge = np.repeat(np.arange(len(outline)), last - first)
-    row = np.arange(len(edge)) - np.repeat((last - first).cumsum() - last, last - first)
-    slope = (x2[edge] - x1[edge]) / (y2[edge] - y1[edge])
-    return row, x1[edge] + (centres[row] - y1[edge]) * slope
 
 
 def column_runs(region: Region, photo_size: tuple[int, int]) -> list[int]:
@@ -180,18 +176,14 @@ class Runs:
 
     def crop(self, corners: Corners) -> np.ndarray:
         """Draw the mask in a rectangle of the photograph: bool (bottom - top, right - left)."""
-        width, height = corners[2] - corners[0], corners[3] - corners[1]
-        rows, columns = self._inside(corners)
-        edges = np.empty(len(rows) + 2, np.int64)
-        edges[0], edges[1:-1], edges[-1] = 0, rows * width + columns, width * height
-        return np.repeat(np.arange(len(edges) - 1) % 2 == 1, edges[1:] - edges[:-1]).reshape(height, width)
-
-    def _inside(self, corners: Corners) -> tuple[np.ndarray, np.ndarray]:
-        """Return row and column of the edges in a rectangle, counted from its corner; runs outside it are empty."""
         left, top, right, bottom = corners
+        width, height = right - left, bottom - top
         first, last = np.searchsorted(self.edges, (top * ROW, bottom * ROW))
-        edges = self.edges[first:last]
-        return edges // ROW - top, np.minimum(np.maximum(edges % ROW, left), right) - left
+        rows, columns = self.edges[first:last] // ROW - top, self.edges[first:last] % ROW
+        edges = np.empty(len(rows) + 2, np.int64)
+        edges[1:-1] = rows * width + np.minimum(np.maximum(columns, left), right) - left  # runs outside become empty
+        edges[0], edges[-1] = 0, width * height
+        return np.repeat(np.arange(len(edges) - 1) % 2 == 1, edges[1:] - edges[:-1]).reshape(height, width)
 
 
 def intersection(first: Corners, second: Corners) -> Corners:

@@ -126,7 +126,11 @@ def save_checkpoint(
     `facts` go into the manifest, where `latest_facts` reads them without loading the state.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    final = _free_name(folder / f"step-{step:08d}")
+    final = folder / f"step-{step:08d}"
+    number = 0
+    while final.exists():  # saved before: replacing it would leave a moment without a checkpoint
+        number += 1
+        final = folder / f"step-{step:08d}-{number:02d}"
     temporary = folder / f".tmp-{final.name}-{os.getpid()}"
     for leftover in folder.glob(".tmp-step-*"):  # of a process that was killed while saving
         shutil.rmtree(leftover, ignore_errors=True)
@@ -198,14 +202,6 @@ def load_state(file: Path) -> dict[str, Any]:
     """Load a state onto the CPU. Raises UserError if the file holds more than tensors and plain values."""
     state: dict[str, Any] = tensor_files.read_tensors(file, "a checkpoint of this trainer")
     return state
-
-
-def _free_name(wanted: Path) -> Path:
-    """Append a number if the step was saved before: replacing it would leave a moment without a checkpoint."""
-    name, number = wanted, 1
-    while name.exists():
-        name, number = wanted.with_name(f"{wanted.name}-{number:02d}"), number + 1
-    return name
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from utils.common.errors import EXIT_LOCKED, UserError
-from utils.common.files import output_folder, read_back, write_text_atomic
+from utils.common.files import output_folder, read_mapping, write_text_atomic
 
 STATUS_FILE = "status.json"
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
@@ -41,9 +41,10 @@ class RunLock:
         try:
             self._lock.acquire()
         except Timeout as timeout:
-            raise FolderInUse(
-                f"{folder}: {_owner_of(self._owner_file)} trains there; wait for it, or choose another --save-dir"
-            ) from timeout
+            found = read_mapping(self._owner_file)
+            is_known = {"pid", "host", "since"} <= found.keys()
+            who = "process {pid} on {host} (since {since})".format(**found) if is_known else "another process"
+            raise FolderInUse(f"{folder}: {who} trains there; wait for it, or choose another --save-dir") from timeout
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}
         write_text_atomic(self._owner_file, json.dumps(owner) + "\n")
 
@@ -57,13 +58,6 @@ def write_status(folder: Path, state: str, reason: str = "", **facts: Any) -> No
     """Write status.json atomically: the state, its reason, and facts such as epoch and step."""
     content = {"state": state, "reason": reason, **facts, "pid": os.getpid(), "host": socket.gethostname()}
     write_text_atomic(folder / STATUS_FILE, json.dumps({**content, "updated": _now()}, indent=2) + "\n")
-
-
-def _owner_of(file: Path) -> str:
-    try:
-        return read_back(file, lambda it: f"process {it['pid']} on {it['host']} (since {it['since']})", "")
-    except (OSError, UserError):
-        return "another process"
 
 
 def _now() -> str:

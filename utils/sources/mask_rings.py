@@ -21,7 +21,17 @@ def mask_rings(mask: np.ndarray, left: float = 0.0, top: float = 0.0) -> list[np
     the middle of the pixels' sides (marching squares), so that slanted edges need few vertices. The largest ring comes first.
     Raises ValueError for a mask of more than MAX_CORNERS corners.
     """
-    rings = [_simplified(_cut_corners(ring)) + np.array([left, top]) for ring in _corner_rings(mask)]
+    rings = []
+    for ring in _corner_rings(mask):
+        following = np.roll(ring, -1, axis=0)
+        half = np.sign(following - ring) / 2
+        cut = np.stack([ring + half, following - half], axis=1).reshape(-1, 2)
+        cut = cut[(cut != np.roll(cut, 1, axis=0)).any(axis=1)]  # a side of one pixel has one middle
+        closed = shapely.LineString(
+            [*cut, cut[0]]
+        )  # of a LinearRing the end would be removed without regard to the rest
+        simple = shapely.simplify(closed, SAME_PIXELS_PX - 0.01, preserve_topology=False)
+        rings.append(np.asarray(simple.coords)[:-1] + np.array([left, top]))
     return sorted(rings, key=lambda ring: -ring_area(ring))
 
 
@@ -154,17 +164,3 @@ def _corners(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
     down = np.empty(len(x), np.int64)
     down[in_columns] = in_columns[np.arange(len(x)) ^ 1]
     return x, y, across, down
-
-
-def _cut_corners(ring: np.ndarray) -> np.ndarray:
-    """Replace each corner by the points half a pixel before and after it."""
-    following = np.roll(ring, -1, axis=0)
-    half = np.sign(following - ring) / 2
-    points = np.stack([ring + half, following - half], axis=1).reshape(-1, 2)
-    is_kept = (points != np.roll(points, 1, axis=0)).any(axis=1)  # a side of one pixel has one middle
-    return points[is_kept]
-
-
-def _simplified(ring: np.ndarray) -> np.ndarray:
-    closed = shapely.LineString([*ring, ring[0]])  # of a LinearRing the end would be removed without regard to the rest
-    return np.asarray(shapely.simplify(closed, SAME_PIXELS_PX - 0.01, preserve_topology=False).coords)[:-1]

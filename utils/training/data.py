@@ -59,19 +59,14 @@ class Data:
             return facts
         facts["windows"] = asdict(policy.windows)
         if thin := policy.augment.wire_classes:  # predictions follow their objects as lines
-            facts |= {"thin_classes": [*thin], **wire_facts(photos, thin)}
+            size_of = sizes_on_disk(photos)
+            found = []
+            for photo, size in ((photos[index], size_of(index)) for index in with_objects(photos)):
+                outlines = [outline * size for outline in photo.polygons]
+                found.append(LabelledPhoto(photo.class_ids, outlines, size, partial(read_image, photo.file)))
+            facts |= {"thin_classes": [*thin], **measure_wire_labels(found, thin)}
         lengths = label_lengths_of(photos, self.train.windowed.store.index.sizes)
         return facts | ({"label_lengths": lengths} if lengths else {})
-
-
-def wire_facts(photos: list[Photo], thin: tuple[int, ...]) -> dict[str, Any]:
-    """Return how wires of thin classes are labelled in some of the photographs, as a model file names it."""
-    size_of, found = sizes_on_disk(photos), []
-    for index in with_objects(photos):
-        photo, size = photos[index], size_of(index)
-        outlines = [outline * size for outline in photo.polygons]
-        found.append(LabelledPhoto(photo.class_ids, outlines, size, partial(read_image, photo.file)))
-    return measure_wire_labels(found, thin)
 
 
 def open_data(config: TrainConfig, spec: DatasetSpec, device: torch.device, say: distributed.Say) -> Data:

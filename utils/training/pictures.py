@@ -133,7 +133,9 @@ class ValidationPictures:
             sure = slice(min(int((found.scores >= VAL_CONFIDENCE).sum()), VAL_MOST_OBJECTS))  # the best come first
             kept = found[sure]
             file = self.photos[sample.index].file
-            photo = _without_padding(sample) if self.are_windows else load_photo(file, VAL_PX)
+            (left, top), (width, height) = sample.pad, sample.inner_size
+            window = sample.image[top : top + height, left : left + width]
+            photo = window if self.are_windows else load_photo(file, VAL_PX)
             photo = resize_area(photo, *scaled_size(photo.shape[1], photo.shape[0], VAL_PX / max(photo.shape)))
             placement = place(sample, (photo.shape[1], photo.shape[0]))
             truth, first = outlines_in_photo(sample, placement), slice(MOST_OBJECTS)
@@ -149,11 +151,6 @@ class ValidationPictures:
             self._pairs += pair
             told = counted(len(kept), "detection") if len(kept) else NO_DETECTIONS
             self._captions += [f"truth, {file.name}", f"epoch {epoch}: {told}"]
-
-
-def _without_padding(sample: Sample) -> np.ndarray:
-    (left, top), (width, height) = sample.pad, sample.inner_size
-    return sample.image[top : top + height, left : left + width]
 
 
 class Curves:

@@ -63,8 +63,10 @@ class Curve:
         first, middle, last = np.random.default_rng(0).integers(len(points), size=(3, NUM_GUESSES))
         length = np.hypot(*(points[last] - points[first]).T)
         kept = length > 2 * width
-        if not kept.any():
-            return cls._level(points)
+        if not kept.any():  # the straight line through the points' centre in their main direction
+            centre = points.mean(axis=0)
+            axes = np.linalg.eigh((points - centre).T @ (points - centre))[1][:, ::-1]
+            return cls(centre, axes, np.zeros(3))
         first, middle, last, length = first[kept], middle[kept], last[kept], length[kept]
         along = (points[last] - points[first]) / length[:, None]
         across = np.stack([-along[:, 1], along[:, 0]], axis=1)
@@ -78,13 +80,6 @@ class Curve:
         scale, value = length[best], bend[best, 0]
         axes = np.stack([along[best], across[best]], axis=1)
         return cls(points[first[best]], axes, np.array([-value / scale, value, 0.0]))
-
-    @classmethod
-    def _level(cls, points: np.ndarray) -> Curve:
-        """Return the straight line through the points' centre in their main direction."""
-        centre = points.mean(axis=0)
-        axes = np.linalg.eigh((points - centre).T @ (points - centre))[1][:, ::-1]
-        return cls(centre, axes, np.zeros(3))
 
     def refit(self, middles: np.ndarray, weights: np.ndarray, is_short: bool) -> Curve:
         """Fit a parabola, or a straight line if `is_short`, to points (K, 2); points far from it lose their weight."""

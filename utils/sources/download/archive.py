@@ -58,12 +58,19 @@ class PhotoArchive:
         """Write one photograph; return False if it was already there. Raises UserError when it cannot be read."""
         start = progress.position
         target = folder / photograph_name(member)
-        if _is_extracted(member, target):
+        is_there = not target.is_symlink() and target.is_file() and target.stat().st_size == member.file_size
+        if is_there and zlib.crc32(target.read_bytes()) == member.CRC:  # at most MAX_MEMBER_BYTES
             return False
+        part = target.with_name(f".{target.name}.part")
 
         def write(archive: zipfile.ZipFile) -> None:
             progress.move_to(start)
-            _write_member(archive, member, target, progress)
+            try:
+                with archive.open(member) as source, new_file(part) as sink:
+                    progress.copy(source, sink)  # zipfile reads at most the checked size, and checks the CRC-32
+                os.replace(part, target)
+            finally:
+                part.unlink(missing_ok=True)
 
         self._try(repr(member.filename), write)
         return True
@@ -164,20 +171,3 @@ def _refuse_unsafe(member: zipfile.ZipInfo, shown: str) -> None:
     else:
         problem = f"unpacks to more than {MAX_RATIO} times its size"
     raise UserError(f"{shown}: {member.filename!r} {problem}; nothing was extracted from this archive")
-
-
-def _is_extracted(member: zipfile.ZipInfo, target: Path) -> bool:
-    if target.is_symlink() or not target.is_file() or target.stat().st_size != member.file_size:
-        return False
-    return zlib.crc32(target.read_bytes()) == member.CRC  # at most MAX_MEMBER_BYTES
-
-
-def _write_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path, progress: Progress) -> None:
-    """Write one member atomically. zipfile never reads more than the checked size, and checks the CRC-32."""
-    part = target.with_name(f".{target.name}.part")
-    try:
-        with archive.open(member) as source, new_file(part) as sink:
-            progress.copy(source, sink)
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)

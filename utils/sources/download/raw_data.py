@@ -184,7 +184,9 @@ class _Download:
             return None
         if self._max_images is not None or (self._source.is_local and not self._keep_zips):
             return self._plan_members(remote)
-        has_zip = self._has_zip(remote)
+        is_same = entry is not None and remote.is_same_content(entry.size_bytes, entry.etag, entry.md5)
+        has_zip = _has_size(zip_file, remote.size_bytes)  # from an earlier run, or copied by the user
+        has_zip = has_zip and (is_same or (bool(remote.md5) and md5_base64(zip_file) == remote.md5))
         files = _folder(zip_file).iterdir() if _folder(zip_file).is_dir() else ()
         folder_bytes = sum(file.stat().st_size for file in files if file.is_file())
         part = zip_file.with_name(zip_file.name + ".part")
@@ -284,15 +286,6 @@ class _Download:
     def _archive_in_place(self, remote: RemoteFile) -> PhotoArchive:
         retry = None if self._source.is_local else self._retry
         return PhotoArchive(lambda: self._source.open_zip(remote), self._source.shown(remote.name), retry)
-
-    def _has_zip(self, remote: RemoteFile) -> bool:
-        """Return whether the whole zip is already here, from an earlier run or copied by the user."""
-        zip_file, entry = self._output / remote.name, self._ledger.entries.get(remote.name)
-        if not _has_size(zip_file, remote.size_bytes):
-            return False
-        if entry and remote.is_same_content(entry.size_bytes, entry.etag, entry.md5):
-            return True
-        return bool(remote.md5) and md5_base64(zip_file) == remote.md5
 
     def _record(self, remote: RemoteFile, files: dict[str, int] | None = None, num_photographs: int = 0) -> None:
         """Write down an object. With `files` it is complete."""

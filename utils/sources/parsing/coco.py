@@ -35,7 +35,15 @@ def decode_coco(segmentation: dict[Any, Any], size: tuple[int, int] | None) -> t
     """
     from faster_coco_eval.core import mask as coco_mask  # takes 0.25 s
 
-    height, width = _coco_size(segmentation.get("size"), size)
+    declared: Any = segmentation.get("size")
+    is_size = isinstance(declared, list) and len(declared) == 2
+    if not is_size or not all(type(side) is int and side > 0 for side in declared):
+        raise RunLengthError("`size` is not [height, width]")
+    height, width = declared
+    if size is not None and (width, height) != size:
+        raise RunLengthError(f"its `size` is {width}x{height} pixels, the image has {size[0]}x{size[1]}")
+    if width * height > MAX_IMAGE_PIXELS:
+        raise RunLengthError(f"{width}x{height} is more than {MAX_IMAGE_PIXELS // 1_000_000} megapixels")
     counts = segmentation.get("counts")
     is_list = isinstance(counts, list) and all(type(run) is int and run >= 0 for run in counts)
     if not isinstance(counts, str) and not is_list:
@@ -48,20 +56,6 @@ def decode_coco(segmentation: dict[Any, Any], size: tuple[int, int] | None) -> t
         raise RunLengthError(reason) from error
     mask, top, left = cut_out(columns)
     return np.ascontiguousarray(mask.T).view(bool), left, top
-
-
-def _coco_size(declared: Any, size: tuple[int, int] | None) -> tuple[int, int]:
-    """Return height and width, after a check against the image's size."""
-    if not (
-        isinstance(declared, list) and len(declared) == 2 and all(type(side) is int and side > 0 for side in declared)
-    ):
-        raise RunLengthError("`size` is not [height, width]")
-    height, width = declared
-    if size is not None and (width, height) != size:
-        raise RunLengthError(f"its `size` is {width}x{height} pixels, the image has {size[0]}x{size[1]}")
-    if width * height > MAX_IMAGE_PIXELS:
-        raise RunLengthError(f"{width}x{height} is more than {MAX_IMAGE_PIXELS // 1_000_000} megapixels")
-    return height, width
 
 
 def _packed(text: str) -> bytes:

@@ -157,7 +157,12 @@ def _spelling_key(value: str) -> str:
 def _rows(path: Path, reader: Any, problems: list[Problem]) -> Iterator[LabelRow]:
     line = 1
     try:
-        label_index, name_index = _find_columns(path, next(reader, []))
+        columns = [column.strip() for column in next(reader, [])]
+        for column in (LABEL_COLUMN, NAME_COLUMN):
+            if column not in columns:
+                found = printable(", ".join(columns), 200) or "an empty file"
+                raise UserError(f"{path}:1: no column `{column}`; found {found}")
+        label_index, name_index = columns.index(LABEL_COLUMN), columns.index(NAME_COLUMN)
         line = reader.line_num + 1
         for fields in reader:
             name = fields[name_index] if len(fields) > name_index else ""
@@ -173,16 +178,6 @@ def _rows(path: Path, reader: Any, problems: list[Problem]) -> Iterator[LabelRow
             line = reader.line_num + 1  # the first line of the next row: a quoted field may span lines
     except csv.Error as error:
         raise UserError(f"{path}:{line}: not a CSV row ({error}); download the file again") from error
-
-
-def _find_columns(path: Path, header: list[str]) -> tuple[int, int]:
-    columns = [column.strip() for column in header]
-    for column in (LABEL_COLUMN, NAME_COLUMN):
-        if column not in columns:
-            raise UserError(
-                f"{path}:1: no column `{column}`; found {printable(', '.join(columns), 200) or 'an empty file'}"
-            )
-    return columns.index(LABEL_COLUMN), columns.index(NAME_COLUMN)
 
 
 def _parse_literal(text: str) -> Any:

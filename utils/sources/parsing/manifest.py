@@ -44,9 +44,10 @@ def make_manifest(
     files = {entry.key: f"{entry.stem}.jpg" for entry in entries}
     records = [_record(entry, photographs[entry.key]) for entry in entries]
     listed = sorted(set(problems), key=_problem_order)
+    read = [[record["split"], record["file"], record["digest"], record["label_digest"]] for record in records]
     return {
         "version": MANIFEST_VERSION,
-        "fingerprint": _fingerprint(records, class_names),
+        "fingerprint": digest_of(json.dumps([list(class_names), read]).encode()).hex(),  # of what training reads
         "classes": list(class_names),
         "options": options,
         "counts": _counts(entries, photographs, class_names),
@@ -162,12 +163,6 @@ def _counts(
         "turned_photographs": dict(sorted(turned.items())),
         **({"ignored": dict(sorted(ignored.items()))} if ignored else {}),
     }
-
-
-def _fingerprint(records: list[dict[str, Any]], class_names: Sequence[str]) -> str:
-    """Return a hash of what training reads: splits, file names, pixels, labels and classes."""
-    content = [[record["split"], record["file"], record["digest"], record["label_digest"]] for record in records]
-    return digest_of(json.dumps([list(class_names), content]).encode()).hex()
 
 
 def by_severity(problems: Iterable[Problem]) -> list[Problem]:

@@ -157,7 +157,8 @@ def build_label(rows: Sequence[Row], facts: ImageFacts, options: PhotographOptio
             complaint, kind = str(error), UNUSABLE_OBJECT
             result.lost[name] += bool(name)
         if complaint:
-            result.complaints.append((row, kind, f"{_shown(item)}: {complaint}"))
+            shown = f"{item.name} ({item.value})" if isinstance(item, ShapeObject) else item.value
+            result.complaints.append((row, kind, f"{shown}: {complaint}"))
     for value, count in sorted(result.unknown_values.items()):
         row = next(row for row, item in objects if item.value == value)
         result.complaints.append((row, UNKNOWN_CLASS, f"`{value}` ({counted(count, 'object')}) is none of the classes"))
@@ -219,10 +220,6 @@ def _without_copies(objects: list[tuple[int, AnyObject]]) -> list[tuple[int, Any
             key = (item.value, item.kind, item.points.tobytes())
         unique.setdefault(key, (row, item))
     return list(unique.values())
-
-
-def _shown(item: AnyObject) -> str:
-    return f"{item.name} ({item.value})" if isinstance(item, ShapeObject) else item.value
 
 
 def _fingerprint(*parts: str) -> str:

@@ -169,21 +169,16 @@ def _label_files(folder: Path, chosen: type[LabelFile], problems: list[Problem],
             raise UserError(f"{folder}: which file holds the labels? Found {names}; keep one")
         files = alike
     elif len(files) > 1 and any(file.suffix.lower() == ".json" for file in files):
-        files = _of_format(files, chosen, problems)
+        kept = []  # without those of another known format: exports of the same labels often lie side by side
+        for file in files:
+            other = FORMATS.get(format_of(file), chosen)
+            if other is chosen:
+                kept.append(file)
+            else:
+                text = f"{other.title}; the labels are read from {chosen.title}"
+                problems.append(Problem(printable(file.name), text, UNREADABLE_ROW))
+        files = kept or files
     return _inside(files, folder, problems, trust_links)
-
-
-def _of_format(files: list[Path], chosen: type[LabelFile], problems: list[Problem]) -> list[Path]:
-    """Return the files without those of another known format: exports of the same labels often lie side by side."""
-    kept = []
-    for file in files:
-        other = FORMATS.get(format_of(file), chosen)
-        if other is chosen:
-            kept.append(file)
-        else:
-            text = f"{other.title}; the labels are read from {chosen.title}"
-            problems.append(Problem(printable(file.name), text, UNREADABLE_ROW))
-    return kept or files
 
 
 def _inside(files: list[Path], folder: Path, problems: list[Problem], trust_links: bool) -> list[Path]:

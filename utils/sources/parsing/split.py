@@ -47,10 +47,13 @@ def assign_splits(
         if len(sizes) == 1:
             names, sizes = dict(zip(circuits, circuits, strict=True)), Counter(circuits.keys())
         held_out = _hashed(sizes, val_fraction)
-    elif len(sizes) < 2:
-        raise UserError(_one_group(split_by, sorted(set(circuits.values()))))
-    else:
+    elif len(sizes) >= 2:
         held_out = _filled(sizes, val_fraction)
+    elif split_by == TIME:
+        raise UserError("--split-by time: no pause between the photographs is long enough; use a smaller --time-gap")
+    else:
+        found = ", ".join(sorted(set(circuits.values()))) or "none"
+        raise UserError(f"--split-by circuit needs photographs of two circuits, found {found}; use --split-by hash")
     return {key: VAL if name in held_out else TRAIN for key, name in names.items()}
 
 
@@ -160,13 +163,6 @@ def _filled(sizes: Counter[str], val_fraction: float) -> set[str]:
             held_out.add(name)
             taken += sizes[name]
     return held_out or {min(ordered, key=lambda name: sizes[name])}
-
-
-def _one_group(split_by: str, circuits: Sequence[str]) -> str:
-    if split_by == TIME:
-        return "--split-by time: no pause between the photographs is long enough; use a smaller --time-gap"
-    found = ", ".join(circuits) or "none"
-    return f"--split-by circuit needs photographs of two circuits, found {found}; use --split-by hash"
 
 
 def _stem(name: str) -> str:

@@ -54,9 +54,11 @@ class BuildState:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.entries = {entry.key: entry for entry in _read_entries(folder / STATE_FILE)}
+        file = folder / STATE_FILE
+        lines = read_bytes(file, MAX_JOURNAL_BYTES).decode("utf-8", "replace").splitlines() if file.exists() else []
+        self.entries = {entry.key: entry for entry in map(_from_line, lines) if entry is not None}
         self.rewrite(self.entries.values())  # drops an incomplete line of a killed run
-        self._journal: TextIO = (folder / STATE_FILE).open("a", encoding="utf-8")
+        self._journal: TextIO = file.open("a", encoding="utf-8")
 
     def append(self, entry: Entry) -> None:
         """Write a finished photograph's entry and flush it."""
@@ -98,24 +100,17 @@ def open_output(folder: Path, *, has_test: bool = False, trust_links: bool = Fal
                 yield state
             finally:
                 state.close()
-                if not any(_files_in(folder)):
-                    _remove_scaffold(folder, existed)
+                if not any(_files_in(folder)):  # remove the empty folders and the state, and leave all other files
+                    (folder / STATE_FILE).unlink(missing_ok=True)
+                    if not existed:
+                        (folder / LOCK_FILE).unlink(missing_ok=True)
+                    for path in [folder / name for name in (*FOLDERS, *SPLITS)] + [folder] * (not existed):
+                        with suppress(OSError):  # not empty
+                            path.rmdir()
     except filelock.Timeout as error:
         raise UserError(f"{folder}: another parse_labels.py is writing here; wait for it to end") from error
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {reason_of(error)}") from error
-
-
-def _remove_scaffold(folder: Path, existed: bool) -> None:
-    """Remove the empty folders and the state of a failed run; leave all other files."""
-    (folder / STATE_FILE).unlink(missing_ok=True)
-    own = [folder / name for name in (*FOLDERS, *SPLITS)]
-    if not existed:
-        (folder / LOCK_FILE).unlink(missing_ok=True)
-        own.append(folder)
-    for path in own:
-        with suppress(OSError):  # not empty
-            path.rmdir()
 
 
 def remove_unexpected(folder: Path, entries: Iterable[Entry]) -> None:
@@ -140,13 +135,6 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 def _to_line(entry: Entry) -> str:
     return json.dumps(dataclasses.asdict(entry), sort_keys=True) + "\n"
-
-
-def _read_entries(file: Path) -> Iterator[Entry]:
-    if not file.exists():
-        return
-    lines = read_bytes(file, MAX_JOURNAL_BYTES).decode("utf-8", "replace").splitlines()
-    yield from (entry for entry in map(_from_line, lines) if entry is not None)
 
 
 def _from_line(line: str) -> Entry | None:

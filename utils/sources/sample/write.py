@@ -69,7 +69,9 @@ def write_sample(
         make_plain_folder(paths[index].parent)
         _write_photo(paths[index], scene, seed, index)
         label = repr({"objects": _objects(scene, index), "classifications": []})
-        return [(label, name, _DATASET_NAME) for name in _row_names(paths[index].name, index)]
+        names = [] if index % 240 == 6 else [paths[index].name]
+        names += [f"10 ({90_000 + index}).JPG"] if index % 120 == 3 else []
+        return [(label, name, _DATASET_NAME) for name in names]
 
     with one_opencv_thread():
         rows = ordered_map(write, range(len(paths)), min(usable_cpu_count(), MAX_THREADS))
@@ -97,13 +99,6 @@ def _refuse_other_data(output_dir: Path, labels_file: Path, expected: set[Path])
         raise UserError(f"{min(strangers)}: not part of the sample to be written; choose an empty folder")
 
 
-def _row_names(file_name: str, index: int) -> list[str]:
-    """Return the `External ID` of the photograph's rows: none, one, or two; the second of two names no file."""
-    if index % 240 == 6:
-        return []
-    return [file_name, f"10 ({90_000 + index}).JPG"] if index % 120 == 3 else [file_name]
-
-
 def _write_photo(path: Path, scene: Scene, seed: int, index: int) -> None:
     quality = 85 + int(np.random.default_rng((seed, index, 1)).integers(0, 9))
     orientation = {2: 6, 5: 8, 7: 3}.get(index % 40, 1)
@@ -123,8 +118,11 @@ def _objects(scene: Scene, index: int) -> list[dict[str, Any]]:
     height_px, width_px = scene.image.shape[:2]
     objects = []
     for name, points, is_line in scene.annotations:
-        if index % 120 == 0 and name == "pole":
-            points = _touching_itself(points)
+        if index % 120 == 0 and name == "pole":  # notch its left side up to its right side
+            left_top, left_bottom, right_bottom, right_top = points
+            touch, down = right_top + (right_bottom - right_top) * 0.4, left_bottom - left_top
+            left = [left_top, left_top + down * 0.39, touch, left_top + down * 0.41, left_bottom]
+            points = np.array([*left, right_bottom, touch, right_top])
         if not is_line:
             points = clip(points, (width_px, height_px), _PAST_EDGE_PX if index % 8 == 0 else 0.0)
         objects.append(_entry(name, points, is_line, index))
@@ -138,12 +136,3 @@ def _objects(scene: Scene, index: int) -> list[dict[str, Any]]:
 def _entry(name: str, points: np.ndarray, is_line: bool, index: int) -> dict[str, Any]:
     corners = [{"x": round(float(x), 1), "y": round(float(y), 1)} for x, y in points]
     return {"value": _SPELLINGS.get((index % 12, name), name), "line" if is_line else "polygon": corners}
-
-
-def _touching_itself(outline: np.ndarray) -> np.ndarray:
-    """Notch the left side of a pole up to its right side; `outline` is its four corners, counterclockwise."""
-    left_top, left_bottom, right_bottom, right_top = outline
-    touch, down = right_top + (right_bottom - right_top) * 0.4, left_bottom - left_top
-    return np.array(
-        [left_top, left_top + down * 0.39, touch, left_top + down * 0.41, left_bottom, right_bottom, touch, right_top]
-    )
