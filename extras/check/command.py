@@ -87,7 +87,10 @@ def check(config: CheckConfig) -> int:
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     predictor = load_predictor(config, spec) if config.model else None
     size_px = predictor.size_px if predictor else config.img_size or DEFAULT_SIZE_PX
-    hint, words = training_hint(spec, size_px)
+    try:
+        hint, words = small_labels_hint(read_photos(spec, next(iter(spec.splits))), spec.names, size_px)
+    except (UserError, ImageError, OSError, StopIteration):  # reported below
+        hint, words = "", list[str]()
     if not config.img_size and not predictor and words[:1] == ["--img-size"]:
         size_px = int(words[1])
     entries, findings = read_all(spec, size_px, num_threads, print)
@@ -114,14 +117,6 @@ def check(config: CheckConfig) -> int:
             "Correct them, or pass --tolerate"
         )
     return 0
-
-
-def training_hint(spec: DatasetSpec, size_px: int) -> tuple[str, list[str]]:
-    """Return what `small_labels_hint` says about the first split; nothing if a label or a photograph cannot be read."""
-    try:
-        return small_labels_hint(read_photos(spec, next(iter(spec.splits))), spec.names, size_px)
-    except (UserError, ImageError, OSError, StopIteration):
-        return "", []
 
 
 def load_predictor(config: CheckConfig, spec: DatasetSpec) -> Predictor:
