@@ -1,7 +1,6 @@
 """The steps of a check: read everything, find, write check.html and check.json, print."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from extras.check.findings import KINDS, Finding, count_kinds, in_order, num_err
 from extras.check.label_errors import LIMITS, find_contradictions
 from extras.check.page import build_page
 from extras.check.pictures import check_pictures, find_duplicates
-from extras.check.reading import Entry, read_all
+from extras.check.reading import read_all
 from utils import distributed
 from utils.common.config import CONFIG_HELP, THREADS_HELP, Options, option, parse_config
 from utils.common.cores import usable_cpu_count
@@ -87,7 +86,10 @@ def check(config: CheckConfig) -> int:
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     predictor = load_predictor(config, spec) if config.model else None
     size_px = predictor.size_px if predictor else config.img_size or DEFAULT_SIZE_PX
-    hint, words = training_hint(spec, size_px)
+    try:
+        hint, words = small_labels_hint(read_photos(spec, next(iter(spec.splits))), spec.names, size_px)
+    except (UserError, ImageError, OSError, StopIteration):  # reported below
+        hint, words = "", list[str]()
     if not config.img_size and not predictor and words[:1] == ["--img-size"]:
         size_px = int(words[1])
     entries, findings = read_all(spec, size_px, num_threads, print)
@@ -101,52 +103,6 @@ def check(config: CheckConfig) -> int:
         contradicted, notes = find_contradictions(entries, predictor, spec.names)
         findings += contradicted
     findings = in_order(findings)
-    write_results(config, spec, counts, entries, findings, size_px, notes)
-    words += ["--img-size", str(config.img_size)] if config.img_size and "--img-size" not in words else []
-    print_results(config, counts, findings, notes, hint, words)
-    if not any(entry.rows for entry in entries):
-        raise UserError(f"{config.data}: no photograph has an object, so there is nothing to learn; check its labels")
-    if num_errors(findings) and (config.strict or not config.tolerate):
-        error = next(finding for finding in findings if KINDS[finding.kind].is_error)
-        first = printable(f"{error.place}: {error.text}", 400)
-        raise UserError(
-            f"{config.data} has {counted(num_errors(findings), 'error')}; the first: {first}. "
-            "Correct them, or pass --tolerate"
-        )
-    return 0
-
-
-def training_hint(spec: DatasetSpec, size_px: int) -> tuple[str, list[str]]:
-    """Return what `small_labels_hint` says about the first split; nothing if a label or a photograph cannot be read."""
-    try:
-        return small_labels_hint(read_photos(spec, next(iter(spec.splits))), spec.names, size_px)
-    except (UserError, ImageError, OSError, StopIteration):
-        return "", []
-
-
-def load_predictor(config: CheckConfig, spec: DatasetSpec) -> Predictor:
-    """Load the model and say how it is applied. Raises UserError if it was trained on other classes."""
-    device = choose_device(config.device, 0)
-    if device.type == "cpu" or config.threads:
-        torch.set_num_threads(config.threads or config.num_workers or usable_cpu_count())
-    model: YoloModel = load_for_prediction(str(config.model), device)
-    require_classes(str(config.model), model, config.data, spec.names)
-    size_px = config.img_size or trained_size_px(model)
-    tiling = choose_tiling(config.tiles, OVERLAP, model, size_px)
-    dtype = choose_precision(config.amp, device).dtype
-    return Predictor(model, size_px, device, config.batch_size, tiling, LIMITS, autocast_dtype=dtype)
-
-
-def write_results(
-    config: CheckConfig,
-    spec: DatasetSpec,
-    counts: dict[str, dict[str, Any]],
-    entries: Sequence[Entry],
-    findings: Sequence[Finding],
-    size_px: int,
-    notes: Sequence[str],
-) -> None:
-    """Write check.html and check.json."""
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     errors = num_errors(findings)
@@ -167,6 +123,29 @@ def write_results(
     about = [f"Small objects are judged at an input of {size_px} px", *compared, *notes]
     page = build_page(config.data, counts, spec.names, entries, findings, about, config.model is not None)
     write_text_atomic(folder / REPORT, page)
+    words += ["--img-size", str(config.img_size)] if config.img_size and "--img-size" not in words else []
+    print_results(config, counts, findings, notes, hint, words)
+    if not any(entry.rows for entry in entries):
+        raise UserError(f"{config.data}: no photograph has an object, so there is nothing to learn; check its labels")
+    if errors and (config.strict or not config.tolerate):
+        error = next(finding for finding in findings if KINDS[finding.kind].is_error)
+        first = printable(f"{error.place}: {error.text}", 400)
+        found = f"{config.data} has {counted(errors, 'error')}; the first: {first}"
+        raise UserError(f"{found}. Correct them, or pass --tolerate")
+    return 0
+
+
+def load_predictor(config: CheckConfig, spec: DatasetSpec) -> Predictor:
+    """Load the model and say how it is applied. Raises UserError if it was trained on other classes."""
+    device = choose_device(config.device, 0)
+    if device.type == "cpu" or config.threads:
+        torch.set_num_threads(config.threads or config.num_workers or usable_cpu_count())
+    model: YoloModel = load_for_prediction(str(config.model), device)
+    require_classes(str(config.model), model, config.data, spec.names)
+    size_px = config.img_size or trained_size_px(model)
+    tiling = choose_tiling(config.tiles, OVERLAP, model, size_px)
+    dtype = choose_precision(config.amp, device).dtype
+    return Predictor(model, size_px, device, config.batch_size, tiling, LIMITS, autocast_dtype=dtype)
 
 
 def print_results(

@@ -60,6 +60,9 @@ def build_page(
     sections = [_section(kind, [finding for finding in findings if finding.kind == kind], pictures) for kind in kinds]
     links = {"summary": "Summary", "classes": "Classes", "labels": "All labels"}
     links |= {kind: KINDS[kind].title for kind in kinds[:MAX_LINKS]}
+    totals = {f"Photographs, {split}": count["photographs"] for split, count in counts.items()}
+    totals |= {f"Objects, {split}": count["objects"] for split, count in counts.items()}
+    errors = num_errors(findings)
     return report_page(
         f"Check of {data}",
         [
@@ -70,7 +73,7 @@ def build_page(
         [],
         links,
         [
-            _cards(counts, findings),
+            number_cards({**totals, "Errors": errors, "Hints": len(findings) - errors}),
             element("section", element("h2", "Summary"), *_summary(number_of, has_model), id="summary"),
             element("section", element("h2", "Classes"), *_classes(counts, names), id="classes"),
             element("section", element("h2", "All labels"), *_gallery(entries, names), id="labels"),
@@ -96,13 +99,6 @@ class _Pictures:
             pictures.append([(jpeg, caption) for jpeg, caption in jpegs if jpeg is not None])
             self.bytes_left -= sum(len(jpeg) for jpeg, _ in pictures[-1])
         return pictures
-
-
-def _cards(counts: dict[str, dict[str, Any]], findings: Sequence[Finding]) -> Markup:
-    errors = num_errors(findings)
-    values = {f"Photographs, {split}": count["photographs"] for split, count in counts.items()}
-    values |= {f"Objects, {split}": count["objects"] for split, count in counts.items()}
-    return number_cards({**values, "Errors": errors, "Hints": len(findings) - errors})
 
 
 def _summary(number_of: dict[str, int], has_model: bool) -> list[Markup]:
@@ -245,7 +241,12 @@ def draw_view(view: View) -> bytes | None:
     except ImageError:
         return None
     size = np.array(photo.shape[1::-1])
-    left, top, right, bottom = _window(low * size, high * size, size)
+    low, high = low * size, high * size
+    side = max(AROUND * float((high - low).max()), MIN_SHARE * float(size.max()), 2.0)
+    sides = np.minimum(side, size)
+    corner = np.clip((low + high) / 2 - sides / 2, 0, size - sides)
+    left, top = np.floor(corner).astype(int).tolist()
+    right, bottom = np.ceil(corner + sides).astype(int).clip(None, size).tolist()
     scale = SHOWN_PX / max(bottom - top, right - left)  # a small part is enlarged, so that its outlines are thin
     part = resize_area(photo[top:bottom, left:right], *scaled_size(right - left, bottom - top, scale))
     drawn = [mark for mark in view.marks if mark.is_drawn and len(mark.outline)]
@@ -255,13 +256,3 @@ def draw_view(view: View) -> bytes | None:
         texts = [mark.text for mark in drawn]
         part = draw_instances(part, [0] * len(drawn), None, outlines, None, [""], colors=colors, labels=texts)
     return encode_jpeg(part, JPEG_QUALITY)
-
-
-def _window(low: np.ndarray, high: np.ndarray, size: np.ndarray) -> tuple[int, int, int, int]:
-    """Return the part of a photograph of `size` (w, h) around a box, all in pixels: left, top, right, bottom."""
-    side = max(AROUND * float((high - low).max()), MIN_SHARE * float(size.max()), 2.0)
-    sides = np.minimum(side, size)
-    corner = np.clip((low + high) / 2 - sides / 2, 0, size - sides)
-    left, top = np.floor(corner).astype(int).tolist()
-    right, bottom = np.ceil(corner + sides).astype(int).clip(None, size).tolist()
-    return left, top, right, bottom

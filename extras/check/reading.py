@@ -51,19 +51,14 @@ def read_all(
     return entries, _labels_without_photo(spec, jobs)
 
 
-def _try_to_measure(file: Path) -> tuple[Picture | None, str]:
-    """Return a photograph's measures, or why it is unreadable."""
-    try:
-        return measure(file), ""
-    except (ImageError, OSError) as error:
-        reason = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
-        return None, reason.removeprefix(f"{file}: ")
-
-
 def _read_entry(spec: DatasetSpec, size_px: int, holds_folder: Callable[[Path], bool], job: tuple[str, Path]) -> Entry:
     split, file = job
-    picture, reason = _try_to_measure(file)
-    findings = [] if picture else [Finding("unreadable_photo", split, file, reason)]
+    picture, findings = None, list[Finding]()
+    try:
+        picture = measure(file)
+    except (ImageError, OSError) as error:
+        reason = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
+        findings.append(Finding("unreadable_photo", split, file, reason.removeprefix(f"{file}: ")))
     width, height = (picture.width, picture.height) if picture else (1, 1)
     scale = size_px / max(width, height)
     labels = Labels(split, file, label_file_for(file), spec.names, (width * scale, height * scale))

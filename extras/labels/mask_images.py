@@ -9,6 +9,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -209,8 +210,10 @@ def find_mask(path: Path) -> tuple[Path, tuple[str, ...], Meaning] | None:
     except ValueError:
         parts = [*words, *_WORDS.split(folder), *_WORDS.split(above.name)]
         is_called_mask = any(_NOT_A_CLASS.fullmatch(word) for word in parts if word and not word.isdigit())
-        if not is_called_mask and _is_picture(path):
-            return None
+        if not is_called_mask:
+            with suppress(ImageError):
+                read_image(path)  # it is a photograph, such as a JPEG called .png or a large PNG
+                return None
         raise
     label = "_".join(word for word in words if not _NOT_A_CLASS.fullmatch(word))
     label = label or ("" if _NOT_A_CLASS.fullmatch(class_folder) else class_folder)
@@ -280,15 +283,6 @@ def _is_readable_mask(path: Path) -> bool:
         return _is_alike(path)
     except (ValueError, OSError):
         return False
-
-
-def _is_picture(path: Path) -> bool:
-    """Return whether a file can be read as a photograph, such as a JPEG called .png or a large PNG."""
-    try:
-        read_image(path)
-    except ImageError:
-        return False
-    return True
 
 
 def _source_of(row: AnnotationRow, key: str) -> Source:

@@ -61,7 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not (folder / ABOUT).is_file():
             raise UserError(f"{folder / ABOUT}: no such file; name the --output of inference.py, run with this version")
         names, made_with = read_back(folder / ABOUT, _about, "run inference.py again")
-        num_photos = _write_thumbnails(folder)
+        num_photos = sum(1 for _ in read_predictions(folder))
+        photos = ordered_map(_with_photo, read_predictions(folder), min(os.cpu_count() or 1, 2))
+        for entry, photo in Progress("photographs", num_photos, True)(photos):
+            if photo is not None:
+                class_ids = [item["class_id"] for item in entry["detections"]]
+                boxes = np.array([item["box_xyxy"] for item in entry["detections"]])
+                save_thumbnails(folder, entry["key"], photo, class_ids, boxes)
         tables = write_asset_files(folder, site, names, before)
         lines = write_map_files(folder, site, tables.of_detection, tables.turned)
         write_text_atomic(folder / "assets.html", build_page(tables, names, made_with, num_photos))
@@ -75,18 +81,6 @@ def _about(content: Any) -> tuple[list[str], list[str]]:
     if not all(isinstance(text, str) for text in [*classes, *texts]):
         raise TypeError("model, classes and notes must be texts")
     return classes, texts
-
-
-def _write_thumbnails(folder: Path) -> int:
-    """Write a thumbnail of each detection; return the number of photographs. Raises UserError if one is gone."""
-    num_photos = sum(1 for _ in read_predictions(folder))
-    photos = ordered_map(_with_photo, read_predictions(folder), min(os.cpu_count() or 1, 2))
-    for entry, photo in Progress("photographs", num_photos, True)(photos):
-        if photo is not None:
-            class_ids = [item["class_id"] for item in entry["detections"]]
-            boxes = np.array([item["box_xyxy"] for item in entry["detections"]])
-            save_thumbnails(folder, entry["key"], photo, class_ids, boxes)
-    return num_photos
 
 
 def _with_photo(entry: dict[str, Any]) -> tuple[dict[str, Any], np.ndarray | None]:

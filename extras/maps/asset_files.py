@@ -84,7 +84,11 @@ def write_asset_files(folder: Path, site: Site, names: Sequence[str], before: Be
         if asset.is_placed or asset.known is not None:
             row = _row(asset, found, _views(folder, asset, entries), names)
             rows[asset.asset_id] = row
-            of_detection |= dict.fromkeys(asset.views, _of_detection(row, asset))
+            facts = {name: row[name] for name in ("asset", "asset_id", "asset_beside_m", "asset_candidates")}
+            if asset.known is not None or len(asset.views) > 1:
+                facts |= {name: row[name] for name in ("latitude", "longitude", "sigma_m")}
+                facts["position_kind"] = AT_ASSET
+            of_detection |= dict.fromkeys(asset.views, facts)
     listed = [_change_row(change, before, rows) for change in changes] if before else None
     for change in listed or []:
         if change["change"] != GONE:
@@ -156,15 +160,6 @@ def _row(asset: Asset, found: Survey, views: list[Row], names: Sequence[str]) ->
     }
     listed = [{name: plain(name, value) for name, value in view.items()} for view in views]
     return {name: plain(name, value) for name, value in facts.items()} | {"views": listed}
-
-
-def _of_detection(row: Row, asset: Asset) -> Row:
-    """Return the facts about a detection's asset for the files of detections."""
-    facts = {name: row[name] for name in ("asset", "asset_id", "asset_beside_m", "asset_candidates")}
-    if asset.known is None and len(asset.views) == 1:
-        return facts
-    place = {name: row[name] for name in ("latitude", "longitude", "sigma_m")}
-    return facts | place | {"position_kind": AT_ASSET}
 
 
 def _change_row(change: Change, before: Before, rows: dict[str, Row]) -> Row:

@@ -143,16 +143,16 @@ def place_flight(rays: Rays, ground_height_m: float, height_sigma_m: float) -> t
         away = np.einsum("ni,ni->n", groups.placed(known).positions[labels] - rays.camera, rays.direction)
         distance = np.where(is_shared, np.clip(away, 1.0, None), rays.distance)
         known = _learnt(labels, rays, distance, expected)[0]
-        rays = rays.scaled(_excess(labels, rays, distance, known))
-    return labels, _place_each(labels, rays, distance, expected)
-
-
-def _excess(labels: np.ndarray, rays: Rays, distance: np.ndarray, known: Expected) -> float:
-    """Return the factor, 1 or more, by which the variances exceed the assumed ones: lines of sight to one asset miss each other."""
+        groups = Groups.of(labels, rays, rays.information(distance))
+        is_checked = groups.number[:, 1] >= CHECKED_VIEWS
+        spare = (2 * groups.number[is_checked, 1] - 2).sum()  # equations, less what the position takes
+        excess = float((groups.misfit(known)[0][is_checked].sum() + TRUST) / (spare + TRUST))
+        rays = rays.scaled(max(1.0, excess))
+    known, matrices, rights = _learnt(labels, rays, distance, expected)
     groups = Groups.of(labels, rays, rays.information(distance))
-    is_checked = groups.number[:, 1] >= CHECKED_VIEWS
-    spare = (2 * groups.number[is_checked, 1] - 2).sum()  # equations, less what the position takes
-    return max(1.0, float((groups.misfit(known)[0][is_checked].sum() + TRUST) / (spare + TRUST)))
+    groups.matrix[:, 3:, 3:] -= matrices  # for each asset the common errors are estimated from the other assets
+    groups.right[:, 3:] -= rights
+    return labels, groups.placed(known)
 
 
 def _learnt(
@@ -175,15 +175,6 @@ def _learnt(
     total[3:, 3:] += matrices.sum(axis=0)
     target[3:] += rights.sum(axis=0)
     return Expected(expected.height_m, expected.height_sigma_m, total, target), matrices, rights
-
-
-def _place_each(labels: np.ndarray, rays: Rays, distance: np.ndarray, expected: Expected) -> Placed:
-    """Return the positions. For each asset the common errors are estimated from the other assets."""
-    known, matrices, rights = _learnt(labels, rays, distance, expected)
-    groups = Groups.of(labels, rays, rays.information(distance))
-    groups.matrix[:, 3:, 3:] -= matrices
-    groups.right[:, 3:] -= rights
-    return groups.placed(known)
 
 
 def associate(labels: np.ndarray, rays: Rays, distance: np.ndarray, expected: Expected) -> np.ndarray:
@@ -247,7 +238,8 @@ def _assign(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...],
     result, num = len(num_members) + np.arange(len(labels)), len(num_members)
     detections, chosen = best_pairs(row, rays.photo[row] * num + group, gain).T  # each group once in each photograph
     result[detections] = chosen % num
-    return _canonical(result)
+    _, first, inverse = np.unique(result, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[inverse]  # groups from 0 in the order of their first members
 
 
 def best_pairs(first: np.ndarray, second: np.ndarray, gain: np.ndarray) -> np.ndarray:
@@ -312,9 +304,3 @@ def _gains(one: Groups, first: np.ndarray, other: Groups, second: np.ndarray, ex
 
 def _parts(num: int) -> Iterator[slice]:
     return (slice(start, start + PAIRS_AT_ONCE) for start in range(0, num, PAIRS_AT_ONCE))
-
-
-def _canonical(labels: np.ndarray) -> np.ndarray:
-    """Number groups from 0 in the order of their first members."""
-    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[inverse]

@@ -39,12 +39,6 @@ class Before:
     is_sure: np.ndarray
     looks: float
 
-    def known_to(self, names: Sequence[str]) -> Places:
-        """Return the places with the class numbers of a model; other classes get the following numbers."""
-        every = list(dict.fromkeys([*names, *self.classes]))
-        numbers = np.array([every.index(name) for name in self.classes])
-        return replace(self.places, class_ids=numbers[self.places.class_ids])
-
 
 @dataclass(frozen=True)
 class Change:
@@ -124,12 +118,21 @@ def find_changes(survey: Survey, before: Before, names: Sequence[str]) -> list[C
     now = [asset for asset in survey.assets if asset.is_placed]
     if not now:
         return []
-    work = _Comparison(before.known_to(names), survey.places(now))
+    every = list(
+        dict.fromkeys([*names, *before.classes])
+    )  # the model's class numbers; other classes get the following ones
+    numbers = np.array([every.index(name) for name in before.classes])
+    places = replace(before.places, class_ids=numbers[before.places.class_ids])
+    work = _Comparison(places, survey.places(now))
     same = compare(work.before, work.here, work.shift, work.spread)
     for i, j in same:
         now[j].asset_id = before.ids[i]
     looks = work.looks(survey)
-    miss = 1 - _rate([now[j] for i, j in same if before.is_sure[i]])
+    seen = [now[j] for i, j in same if before.is_sure[i] and now[j].looks > 1]
+    num_views, num_looks = np.array([(len(asset.views), asset.looks) for asset in seen]).reshape(-1, 2).T[..., None]
+    rates = np.linspace(*RATES, 50)  # shares of looks that find an asset; assets that no look found are unknown
+    expected = (num_looks * rates / (1 - (1 - rates) ** num_looks)).sum(axis=0)
+    miss = 1 - float(rates[np.argmin(np.abs(expected - num_views.sum()))])
     missed, missed_before = miss**looks, float(miss**before.looks)
     old = np.setdiff1d(np.flatnonzero(before.is_sure), same[:, 0])
     new = np.setdiff1d([number for number, asset in enumerate(now) if asset.is_sure], same[:, 1]).astype(int)
@@ -144,18 +147,13 @@ def find_changes(survey: Survey, before: Before, names: Sequence[str]) -> list[C
     for i in old[looks[old] > 0]:
         chance = max(float(missed[i]), float(work.chances(i, np.arange(len(now))).max()))
         changes.append(Change(GONE, chance, None, int(i), None, int(looks[i])))
-    for j in new[work.was_looked_at(new)]:
+    area = MultiPoint(work.old).convex_hull.buffer(MARGIN_M)
+    for j in new:
+        if not area.contains(Point(work.new[j])):
+            continue
         chance = max(missed_before, float(work.chances(np.arange(len(before.ids)), j).max()))
         changes.append(Change(NEW, chance, now[j], None))
     return [change for change in changes if change.chance <= MOST_CHANCE]
-
-
-def _rate(assets: list[Asset]) -> float:
-    """Return the likeliest share of looks that find an asset. Assets that no look found are unknown, which it allows for."""
-    views, looks = np.array([(len(asset.views), asset.looks) for asset in assets if asset.looks > 1]).reshape(-1, 2).T
-    rates = np.linspace(*RATES, 50)
-    expected = (looks[:, None] * rates / (1 - (1 - rates) ** looks[:, None])).sum(axis=0)
-    return float(rates[np.argmin(np.abs(expected - views.sum()))])
 
 
 class _Comparison:
@@ -194,8 +192,3 @@ class _Comparison:
         there = np.array([moved(*self.origin, point) for point in self.old + self.shift])
         height_m = np.full(len(there), survey.site.ground_height_m)
         return survey.looks(there[:, 0], there[:, 1], height_m, self.before.class_ids)
-
-    def was_looked_at(self, new: np.ndarray) -> np.ndarray:
-        """Return which of the new places lie in the area of the earlier ones."""
-        area = MultiPoint(self.old).convex_hull.buffer(MARGIN_M)
-        return np.array([area.contains(Point(point)) for point in self.new[new]], bool)

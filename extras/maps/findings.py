@@ -51,7 +51,15 @@ def locate(photo: PhotoMetadata, entry: dict[str, Any], site: Site) -> list[dict
             if problem is None and depression < -HIGHEST_PITCH_DEG:
                 item["reason"] = f"line of sight less than {-HIGHEST_PITCH_DEG:g} degrees below the horizon"
     if camera is not None and problem is None:
-        for number in _add_ground(found, camera, pixels, photo):
+        steep = [number for number, item in enumerate(found) if item["reason"] is None]
+        offsets = camera.ground_offsets(pixels[steep])
+        sigmas = camera.ground_sigmas(pixels[steep], photo.position_sigma_m)
+        assert photo.position is not None
+        for number, offset, sigma in zip(steep, offsets, sigmas, strict=True):
+            latitude, longitude = moved(*photo.position, offset)
+            where = {"latitude": latitude, "longitude": longitude, "sigma_m": float(sigma)}
+            found[number] |= where | {f"ground_{name}": value for name, value in where.items()}
+            found[number] |= {"position_kind": ON_GROUND, "distance_m": float(np.linalg.norm(offset))}
             if points := entry["detections"][number].get("centreline"):
                 line = stored_pixels(np.array(points, np.float64), entry["width"], entry["height"], photo)
                 found[number] |= _ground_line(camera, line, photo)
@@ -114,20 +122,6 @@ def _blank(entry: dict[str, Any], number: int, photo: PhotoMetadata, problem: st
         **dict.fromkeys(("asset", "asset_id", "asset_beside_m", "asset_candidates", "centreline", "length_m")),
         "time": photo.time,
     }
-
-
-def _add_ground(found: list[dict[str, Any]], camera: Camera, pixels: np.ndarray, photo: PhotoMetadata) -> list[int]:
-    """Move findings with a steep line of sight to its point on the ground. Returns their numbers."""
-    steep = [number for number, item in enumerate(found) if item["reason"] is None]
-    offsets = camera.ground_offsets(pixels[steep])
-    sigmas = camera.ground_sigmas(pixels[steep], photo.position_sigma_m)
-    assert photo.position is not None
-    for number, offset, sigma in zip(steep, offsets, sigmas, strict=True):
-        latitude, longitude = moved(*photo.position, offset)
-        where = {"latitude": latitude, "longitude": longitude, "sigma_m": float(sigma)}
-        found[number] |= where | {f"ground_{name}": value for name, value in where.items()}
-        found[number] |= {"position_kind": ON_GROUND, "distance_m": float(np.linalg.norm(offset))}
-    return steep
 
 
 def _ground_line(camera: Camera, pixels: np.ndarray, photo: PhotoMetadata) -> dict[str, Any]:

@@ -109,8 +109,12 @@ class PhotoMetadata:
         """Yaw, pitch and roll of the gimbal, never of the aircraft: of XMP, else of DJI's MakerNote."""
         angles = [self._dji(name, -360, 360) for name in GIMBAL_FIELDS]
         if None in angles:
-            note = _note_values(self.exif.get(MAKER_NOTE))
-            angles = [_number(note.get(tag), -360, 360) for tag in (_NOTE_YAW, _NOTE_PITCH, _NOTE_ROLL)]
+            note = self.exif.get(MAKER_NOTE)
+            note = note if isinstance(note, bytes) and note[2:14] == _DJI_ENTRY else b"\0\0"  # not another maker's
+            num_entries = min(int.from_bytes(note[:2], "little"), (len(note) - 2) // 12)
+            entries = struct.iter_unpack("<HHIf", note[2 : 2 + 12 * num_entries])
+            floats = {tag: value for tag, kind, count, value in entries if (kind, count) == (11, 1)}
+            angles = [_number(floats.get(tag), -360, 360) for tag in (_NOTE_YAW, _NOTE_PITCH, _NOTE_ROLL)]
         yaw, pitch, roll = angles
         return None if yaw is None or pitch is None or roll is None else (yaw, pitch, roll)
 
@@ -266,15 +270,6 @@ def _read_exif(data: bytes) -> tuple[dict[int, Any], dict[int, Any]]:
         return written | dict(exif.get_ifd(EXIF_IFD)), dict(exif.get_ifd(GPS_IFD))
     except EXIF_ERRORS:
         return {}, {}
-
-
-def _note_values(note: Any) -> dict[int, float]:
-    """Return the single floats of DJI's MakerNote by their tags; {} for another maker's, or one that is damaged."""
-    if not isinstance(note, bytes) or note[2:14] != _DJI_ENTRY:
-        return {}
-    num_entries = min(int.from_bytes(note[:2], "little"), (len(note) - 2) // 12)
-    entries = struct.iter_unpack("<HHIf", note[2 : 2 + 12 * num_entries])
-    return {tag: value for tag, kind, count, value in entries if (kind, count) == (11, 1)}
 
 
 def _number(value: Any, least: float, most: float) -> float | None:

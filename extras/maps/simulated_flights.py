@@ -163,18 +163,13 @@ def changed(poles: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, di
     return np.concatenate([after, added]), kinds
 
 
-def before_of(found: Survey) -> Before:
-    """Return a survey in the form of an earlier flight's assets.geojson."""
-    assets = [asset for asset in found.assets if asset.is_placed]
-    ids = tuple(str(number) for number in range(len(assets)))
-    sure, looks = np.array([asset.is_sure for asset in assets]), np.median([asset.looks for asset in assets])
-    return Before(ids, CLASSES, found.places(assets), sure, float(looks))
-
-
 def count_changes(before: Survey, now: Survey, poles: np.ndarray, kinds: dict[str, set[int]]) -> tuple[int, int]:
     """Return the number of planted changes that were found, and of other reported changes."""
     hits, others = set(), 0
-    earlier = before_of(before)
+    assets = [asset for asset in before.assets if asset.is_placed]
+    sure, looks = np.array([asset.is_sure for asset in assets]), np.median([asset.looks for asset in assets])
+    ids = tuple(str(number) for number in range(len(assets)))  # as in an earlier flight's assets.geojson
+    earlier = Before(ids, CLASSES, before.places(assets), sure, float(looks))
     old = earlier.places.around(*HOME)
     for change in find_changes(now, earlier, CLASSES):
         if change.asset is None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.spatial import cKDTree
 
-from extras.maps.assets import ASSET_SIGMA_M, Assets
+from extras.maps.assets import ASSET_SIGMA_M
 from extras.maps.association import Placed, best_pairs, near, place_flight
 from extras.maps.camera import LEAST_DEPRESSION_DEG, Camera, Rays, rotation, sight_lines
 from extras.maps.findings import Site, stored_pixels
@@ -240,7 +240,17 @@ def survey(views: Iterable[View], site: Site) -> Survey:
         for asset, looks in zip(placed, result.looks(latitude, longitude, up_m, class_ids), strict=True):
             asset.looks = max(int(looks), len(asset.views))
     if site.assets is not None:
-        _know(result, site.assets, site.asset_range_m)
+        shown = [view for flight in result.flights for view in flight if len(view.boxes)]
+        known, range_m = site.assets, site.asset_range_m
+        close = {view.file: known.near(view.latitude, view.longitude, range_m)[0] for view in shown}
+        for asset in result.assets:  # the nearest known asset, in standard deviations
+            numbers = np.unique(np.concatenate([close[file] for file, _ in asset.views]))
+            offsets = offsets_m(asset.latitude, asset.longitude, known.points[numbers])
+            squares = misfit(offsets, asset.covariance + ASSET_SIGMA_M**2 * np.eye(2))
+            if (squares <= GATE).any():
+                best = int(np.argmin(squares))
+                asset.known, asset.candidates = int(numbers[best]), int((squares <= GATE).sum())
+                asset.beside_m = float(np.linalg.norm(offsets[best]))
     return result
 
 
@@ -353,17 +363,3 @@ def _add_flight(result: Survey, assets: list[Asset], common_m: float) -> None:
     joined = {id(new[j]) for _, j in pairs}
     result.assets += [asset for asset in assets if id(asset) not in joined]
     result.common_m = float(1 / np.hypot(1 / result.common_m, 1 / common_m))
-
-
-def _know(result: Survey, known: Assets, range_m: float) -> None:
-    """Find for each asset the nearest known asset, in standard deviations."""
-    views = [view for flight in result.flights for view in flight]
-    close = {view.file: known.near(view.latitude, view.longitude, range_m)[0] for view in views if len(view.boxes)}
-    for asset in result.assets:
-        numbers = np.unique(np.concatenate([close[file] for file, _ in asset.views]))
-        offsets = offsets_m(asset.latitude, asset.longitude, known.points[numbers])
-        squares = misfit(offsets, asset.covariance + ASSET_SIGMA_M**2 * np.eye(2))
-        if (squares <= GATE).any():
-            best = int(np.argmin(squares))
-            asset.known, asset.candidates = int(numbers[best]), int((squares <= GATE).sum())
-            asset.beside_m = float(np.linalg.norm(offsets[best]))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from PIL import TiffImagePlugin
@@ -107,25 +107,28 @@ def open_orthophoto(file: Path) -> Orthophoto:
     """Check a raster and return how it is read. Raises UserError, one line, for one that cannot be used, and without rasterio."""
     _check_header(file)
     with _opened(file) as raster:
-        _check_grid(file, raster)
+        transform = raster.transform
+        if not np.isfinite(transform).all():
+            _refuse(file, f"its place on the map holds {_numbers(transform[:6])}", PLACE_AGAIN)
+        if raster.crs is None or not (raster.crs.is_projected or raster.crs.is_geographic):
+            _refuse(file, "no coordinate reference system", "gdal_translate -a_srs EPSG:... in.tif out.tif")
+        if transform.b or transform.d or transform.a <= 0 or transform.e >= 0:
+            _refuse(file, "turned or mirrored against its map", "gdalwarp in.tif out.tif")
         stored = max(int(np.prod(shape)) for shape in raster.block_shapes) * raster.count * 2
         if stored > MAX_STORED_BYTES:
-            _refuse(
-                file,
-                f"one strip or tile of it takes {stored / 1e9:.1f} GB",
-                "gdal_translate -co TILED=YES in.tif out.tif",
-            )
+            size = f"one strip or tile of it takes {stored / 1e9:.1f} GB"
+            _refuse(file, size, "gdal_translate -co TILED=YES in.tif out.tif")
         kinds = set(raster.dtypes)
         if kinds not in ({"uint8"}, {"uint16"}):
-            _refuse(
-                file,
-                f"values of {', '.join(sorted(kinds))}",
-                "8 or 16 bit without sign: gdal_translate -ot Byte -scale",
-            )
-        if "palette" in [kind.name for kind in raster.colorinterp]:
+            types = ", ".join(sorted(kinds))
+            _refuse(file, f"values of {types}", "8 or 16 bit without sign: gdal_translate -ot Byte -scale")
+        names = [kind.name for kind in raster.colorinterp]
+        if "palette" in names:
             _refuse(file, "colours from a palette", "gdal_translate -expand rgb in.tif out.tif")
-        transform = raster.transform
-        bands = _bands(raster)
+        # As the file says, else its first three, or its first alone.
+        bands = (1, 2, 3) if raster.count - names.count("alpha") >= 3 else (1, 1, 1)
+        if {"red", "green", "blue"} <= set(names):
+            bands = (names.index("red") + 1, names.index("green") + 1, names.index("blue") + 1)
         photo = Orthophoto(
             file,
             raster.width,
@@ -135,16 +138,12 @@ def open_orthophoto(file: Path) -> Orthophoto:
             bands,
             _stretch(raster, bands) if kinds == {"uint16"} else None,
         )
-        _check_place(photo)
-        return photo
-
-
-def _bands(raster: Any) -> tuple[int, int, int]:
-    """Return the bands of red, green and blue: as the file says, else its first three, or its first alone."""
-    names = [kind.name for kind in raster.colorinterp]
-    if {"red", "green", "blue"} <= set(names):
-        return names.index("red") + 1, names.index("green") + 1, names.index("blue") + 1
-    return (1, 2, 3) if raster.count - names.count("alpha") >= 3 else (1, 1, 1)
+        with suppress(ValueError):  # pyproj's, about numbers that are not finite
+            corners = photo.to_map(np.array([[0, 0], [photo.width, photo.height]]))
+            degrees = transformer(photo.crs, WGS84).transform(*corners.T)
+            if np.isfinite(degrees).all() and PIXEL_M[0] <= photo.pixel_m() <= PIXEL_M[1]:
+                return photo
+        _refuse(file, f"its place on the map, {_numbers(photo.transform)}, is none on the Earth", PLACE_AGAIN)
 
 
 def _stretch(raster: Any, bands: tuple[int, int, int]) -> Stretch:
@@ -177,26 +176,6 @@ def _check_header(file: Path) -> None:
         _refuse(file, f"declares {width:,} x {height:,} pixels in {size:,} bytes", f"at most {MAX_SIDE_PX:,} a side")
     if max(ends) > size:
         raise UserError(f"{_named(file)}: truncated: {size:,} of at least {max(ends):,} bytes are there; copy it again")
-
-
-def _check_grid(file: Path, raster: Any) -> None:
-    transform = raster.transform
-    if not np.isfinite(transform).all():
-        _refuse(file, f"its place on the map holds {_numbers(transform[:6])}", PLACE_AGAIN)
-    if raster.crs is None or not (raster.crs.is_projected or raster.crs.is_geographic):
-        _refuse(file, "no coordinate reference system", "gdal_translate -a_srs EPSG:... in.tif out.tif")
-    if transform.b or transform.d or transform.a <= 0 or transform.e >= 0:
-        _refuse(file, "turned or mirrored against its map", "gdalwarp in.tif out.tif")
-
-
-def _check_place(photo: Orthophoto) -> None:
-    """Refuse pixels of a size that no photograph has, and a place that the reference system cannot hold."""
-    with suppress(ValueError):  # pyproj's, about numbers that are not finite
-        corners = photo.to_map(np.array([[0, 0], [photo.width, photo.height]]))
-        degrees = transformer(photo.crs, WGS84).transform(*corners.T)
-        if np.isfinite(degrees).all() and PIXEL_M[0] <= photo.pixel_m() <= PIXEL_M[1]:
-            return
-    _refuse(photo.file, f"its place on the map, {_numbers(photo.transform)}, is none on the Earth", PLACE_AGAIN)
 
 
 def _numbers(values: Iterable[float]) -> str:
@@ -263,5 +242,5 @@ def _named(file: Path) -> str:
     return printable(str(file), 400)
 
 
-def _refuse(file: Path, fact: str, cure: str) -> None:
+def _refuse(file: Path, fact: str, cure: str) -> NoReturn:
     raise UserError(f"{_named(file)}: {fact}; {cure}")

@@ -24,6 +24,7 @@ WIDTH_COLUMN = "width_m"
 MAX_FEATURES = 1_000_000
 SWAPPED = "latitude and longitude look swapped: GeoJSON has longitude first"
 KINDS = ("Polygon", "MultiPolygon", "LineString", "MultiLineString")
+UNREADABLE = OSError, ValueError, TypeError, AttributeError, LookupError, sqlite3.Error, shapely.errors.ShapelyError
 _ENVELOPE_BYTES = (0, 32, 48, 48, 64)  # GeoPackage 1.3, 2.1.3: by the third bits of the flags
 _EPSG = re.compile(r"EPSG:(?:[\d.]*:)?(\d+)$")
 
@@ -59,15 +60,7 @@ def read_map_labels(files: Sequence[Path], raster: Orthophoto) -> tuple[list[Map
                 labels.append(_label(*_moved(shape, transformer(source, raster.crs), raster), facts))
                 if len(labels) > MAX_FEATURES:
                     raise ValueError(f"more than {MAX_FEATURES:,} objects")
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            AttributeError,
-            LookupError,
-            sqlite3.Error,
-            shapely.errors.ShapelyError,
-        ) as error:
+        except UNREADABLE as error:
             raise UserError(f"{printable(str(file), 400)}: {one_line(error)}; export it again from your map") from error
     return labels, num_skipped
 

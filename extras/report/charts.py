@@ -47,7 +47,11 @@ def curve_chart(
         x = f"{_x(mark):.1f}"
         drawn.append(element("line", x1=x, x2=x, y1=TOP, y2=BOTTOM, class_="mark"))
     cursor = element("line", x1=LEFT, x2=LEFT, y1=TOP, y2=BOTTOM, class_="cursor", visibility="hidden")
-    summary = ", ".join(_in_words(line) for line in lines if line.class_id is None)
+    summary = ", ".join(
+        f"{line.name}: highest {line.values.max():.3f} at {int(line.values.argmax()) / (len(line.values) - 1):.2f}"
+        for line in lines
+        if line.class_id is None
+    )
     return _chart(title, x_name, y_name, [*drawn, cursor], summary, class_="curves")
 
 
@@ -124,11 +128,6 @@ def _polyline(line: Line, num_classes: int) -> Markup:
     style = class_style(line.class_id, num_classes) or None
     kind = f"class m{line.model}"
     return element("polyline", points=points, class_=kind, style=style, data_class=line.class_id, data_name=line.name)
-
-
-def _in_words(line: Line) -> str:
-    best = int(line.values.argmax())
-    return f"{line.name}: highest {line.values[best]:.3f} at {best / (len(line.values) - 1):.2f}"
 
 
 def _chart(title: str, x_name: str, y_name: str, parts: Sequence[str], summary: str, *, class_: str) -> Markup:

@@ -113,23 +113,26 @@ def build_photographs(
     command = shlex.join(["python", "inference.py", "--model", model, "--source", "photographs.txt", "--save-coco"])
     shown = {"results": RESULTS, "names": [printable(name, 1000) for name in names], "lowest": CONFUSION_MIN_SCORE}
     data = json.dumps({**shown, "root": root, "command": command, "photos": photos}, separators=(",", ":"))
+    drawings = [
+        element(
+            "svg",
+            element("g", *map(_shape, view.predictions), class_="predictions"),
+            element("g", *map(_shape, view.truth), class_="truth"),
+            viewBox=f"0 0 {view.size[0]} {view.size[1]}",
+            width=view.size[0],
+            height=view.size[1],
+            data_id=index,
+        )
+        for index, view in views.items()
+    ]
     return document(
         "Photographs",
         Path(__file__),
         "img-src 'self' file: data:",
         Markup(Path(__file__).with_suffix(".html").read_text(encoding="utf-8")),
-        element("div", *(_drawing(index, view) for index, view in views.items()), id="drawings", hidden=True),
+        element("div", *drawings, id="drawings", hidden=True),
         element("script", Markup(data.replace("<", "\\u003c")), type="application/json", id="data"),
     )
-
-
-def _drawing(index: int, view: FullView) -> Markup:
-    width, height = view.size
-    groups = [
-        element("g", *(_shape(shape) for shape in shapes), class_=kind)
-        for kind, shapes in (("predictions", view.predictions), ("truth", view.truth))
-    ]
-    return element("svg", *groups, viewBox=f"0 0 {width} {height}", width=width, height=height, data_id=index)
 
 
 def _shape(shape: Shape) -> Markup:

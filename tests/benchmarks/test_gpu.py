@@ -298,31 +298,29 @@ def test_a_package_for_another_python_is_named_although_it_is_there(
 # --- what parts check --------------------------------------------------------------------------------------------------
 
 
-def made_up_run(
-    folder: Path, *, loss: float = 4.0, weight: float = 1.0, skips: tuple[tuple[int, int], ...] = ()
-) -> Path:
-    tensors = {"w": torch.tensor([1.0, weight])}
-    state: dict[str, Any] = {"model": tensors, "ema": None, "optimizer": {"state": {0: tensors}}}
-    save_checkpoint(folder / "checkpoint", 20, {**state, "scaler": {"scale": 4.0}})
-    records: list[dict[str, Any]] = [{"kind": "skip", "global_step": step, "skipped": number} for step, number in skips]
-    records += [{"kind": "epoch", "epoch": step // 10, "global_step": step, "train_loss": loss} for step in (10, 20)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    return folder
-
-
 @pytest.mark.parametrize(
-    ("changes", "problem"),
+    ("loss", "weight", "skips", "problem"),
     [
-        ({}, None),
-        ({"skips": ((4, 3),)}, None),
-        ({"skips": ((4, 30),)}, "30 steps were skipped"),
-        ({"skips": ((4, 2), (15, 3))}, "3 steps were skipped, the last ones before step 15"),
-        ({"loss": 4.5}, "is not within"),
-        ({"loss": float("nan")}, "is not within"),
-        ({"weight": float("inf")}, "not finite"),
+        (4.0, 1.0, {}, None),
+        (4.0, 1.0, {4: 3}, None),
+        (4.0, 1.0, {4: 30}, "30 steps were skipped"),
+        (4.0, 1.0, {4: 2, 15: 3}, "3 steps were skipped, the last ones before step 15"),
+        (4.5, 1.0, {}, "is not within"),
+        (float("nan"), 1.0, {}, "is not within"),
+        (4.0, float("inf"), {}, "not finite"),
     ],
 )
-def test_a_sick_training_is_noticed(tmp_path: Path, changes: dict[str, Any], problem: str | None) -> None:
-    found = trainings.health(made_up_run(tmp_path / "run", **changes), 4.0, 0.05)["problems"]
+def test_a_sick_training_is_noticed(
+    tmp_path: Path, loss: float, weight: float, skips: dict[int, int], problem: str | None
+) -> None:
+    tensors = {"w": torch.tensor([1.0, weight])}
+    state: dict[str, Any] = {"model": tensors, "ema": None, "optimizer": {"state": {0: tensors}}}
+    save_checkpoint(tmp_path / "checkpoint", 20, {**state, "scaler": {"scale": 4.0}})
+    records: list[dict[str, Any]] = [
+        {"kind": "skip", "global_step": step, "skipped": number} for step, number in skips.items()
+    ]
+    records += [{"kind": "epoch", "epoch": step // 10, "global_step": step, "train_loss": loss} for step in (10, 20)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = trainings.health(tmp_path, 4.0, 0.05)["problems"]
     assert len(found) == (problem is not None)
     assert problem is None or problem in found[0]

@@ -11,7 +11,8 @@ import pytest
 
 import parse_labels
 from benchmarks.jobs import Job
-from tests.sources.parsing.raw_folder import BOX, WIRE, photo, tree, write_csv, write_raw_folder, write_zip
+from tests.sources.download.archives import zip_bytes
+from tests.sources.parsing.raw_folder import BOX, WIRE, photo, tree, write_csv, write_raw_folder
 from tests.support.plugin import run_main
 from utils.common.errors import UserError
 from utils.data.images import read_image, upright_size
@@ -71,7 +72,8 @@ def test_the_report_begins_with_the_format_and_ends_with_the_next_command(
 def test_killed_run_continues_to_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
-    write_zip(raw / "Circuit7.zip", {f"7 ({n}).JPG": photo(2400, 1600, shade=n) for n in range(24)})
+    members = {f"7 ({n}).JPG": photo(2400, 1600, shade=n) for n in range(24)}
+    (raw / "Circuit7.zip").write_bytes(zip_bytes(members))
     write_csv(raw, [(f"7 ({n}).JPG", [BOX, WIRE]) for n in range(24)])
     flags = ["--input", str(raw), "--workers", "1", "--output"]
     with Job([sys.executable, "parse_labels.py", *flags, tmp_path / "killed"], tmp_path / "log") as victim:

@@ -50,7 +50,14 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
         os.environ.update(PRETEND_GPUS=str(num_gpus), PYTHONPATH=str(PRETENCE))
         gpu.switch_on(num_gpus)
         environment._GPU_DRIVER_FILES = ("/", "/", "/")  # one that exists
-        watch_convolutions(seen)
+
+        def note(module: Any, inputs: Any, output: Any) -> None:
+            if isinstance(module, torch.nn.Conv2d) and inputs[0].device.type == "cuda":
+                seen["trained" if output.requires_grad else "predicted"].add(output.dtype)
+                tensors = (module.weight, inputs[0]) if not seen["formats"] else (module.weight,)  # the network's input
+                seen["formats"] |= {tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors}
+
+        torch.nn.modules.module.register_module_forward_hook(note)
     if not draws:
         pictures: Any = importlib.import_module("utils.training.pictures")
         pictures.plot_label_statistics = pictures.plot_training_curves = lambda *_, **__: None
@@ -61,16 +68,6 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
         seen["copies"] = COPIES[0]
     seen["deterministic"] = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     return seen
-
-
-def watch_convolutions(seen: dict[str, Any]) -> None:
-    def note(module: Any, inputs: Any, output: Any) -> None:
-        if isinstance(module, torch.nn.Conv2d) and inputs[0].device.type == "cuda":
-            seen["trained" if output.requires_grad else "predicted"].add(output.dtype)
-            tensors = (module.weight, inputs[0]) if not seen["formats"] else (module.weight,)  # the network's input
-            seen["formats"] |= {tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors}
-
-    torch.nn.modules.module.register_module_forward_hook(note)
 
 
 def run(

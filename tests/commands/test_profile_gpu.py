@@ -3,7 +3,7 @@
 import csv
 import json
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +15,6 @@ from tests.measure.made_up import JOB
 from tests.support.oracle import draw_data
 from tests.support.plugin import run_main
 from utils.common.errors import UserError
-from utils.measure.profiling import BatchProfile
 from utils.measure.scaling import STEP_PARTS
 
 # --- profile_gpu.py, from its flags to its files ---------------------------------------------------------------------
@@ -62,10 +61,8 @@ def test_profile_gpu_writes_chart_report_and_numbers(
 
 
 def test_a_device_too_small_for_the_smallest_batch_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def out_of_memory(*_: Any, **__: Any) -> BatchProfile:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(profile_gpu, "profile_batch", out_of_memory)
+    full = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
+    monkeypatch.setattr(profile_gpu, "profile_batch", full)
     with pytest.raises(UserError, match="--batch-sizes 4: does not fit at 640 pixels"):
         run_main(profile_gpu, monkeypatch, "--model", JOB.model, "--device", "cpu", "--output", tmp_path / "out")
     assert not (tmp_path / "out").exists()

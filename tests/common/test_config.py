@@ -227,14 +227,8 @@ def test_python_values_become_the_same_options_and_errors_are_raised() -> None:
 @pytest.mark.parametrize(
     ("word", "advice"),
     [
-        ("--modle", "--model"),
-        ("--image_size", "--img-size"),
-        ("--num-worker", "--num-workers"),
-        ("--img", "--imgsz"),
-        ("--rect", ""),
-        ("--nmae", "--name"),
-        ("--cos_lr", ""),
-        ("zzz", ""),
+        *(("--modle", "--model"), ("--image_size", "--img-size"), ("--num-worker", "--num-workers")),
+        *(("--img", "--imgsz"), ("--rect", ""), ("--nmae", "--name"), ("--cos_lr", ""), ("zzz", "")),
     ],
 )
 def test_only_what_is_spelt_nearly_alike_is_advised(word: str, advice: str) -> None:
@@ -323,15 +317,8 @@ def test_an_option_that_cannot_act_is_refused(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     "arguments",
     [
-        "--windows 2 --scale 0.5",
-        "--scale 1",
-        "--decay 0.5",
-        "--tolerance 4 --mode exact --windows 2",
-        "--overlap 0.5",
-        "--size 8 --no-ema",
-        "--size 9 --no-ema --windows 1",
-        "--folder other",
-        "--sizes 1 2",
+        *("--windows 2 --scale 0.5", "--scale 1", "--decay 0.5", "--tolerance 4 --mode exact --windows 2"),
+        *("--overlap 0.5", "--size 8 --no-ema", "--size 9 --no-ema --windows 1", "--folder other", "--sizes 1 2"),
     ],
 )
 def test_an_option_that_acts_or_has_its_default_is_silent(capsys: pytest.CaptureFixture[str], arguments: str) -> None:

@@ -143,12 +143,6 @@ def test_a_small_process_does_not_report_the_memory_of_the_large_one_that_starte
     assert int(must_run("python", "-c", code)) < 50 * 2**20
 
 
-@pytest.fixture
-def sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
-
-
-@pytest.mark.usefixtures("sixteen_cores")
 @pytest.mark.parametrize(
     ("files", "membership", "expected"),
     [
@@ -164,7 +158,10 @@ def sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"cpu.max": "nonsense"}, "garbage", 16),
     ],
 )
-def test_container_quota_limits_cores(tmp_path: Path, files: dict[str, str], membership: str, expected: int) -> None:
+def test_container_quota_limits_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], membership: str, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     membership_file = tmp_path / "membership"
     membership_file.write_text(membership)
     for name, content in files.items():
@@ -240,15 +237,8 @@ def test_a_busy_program_on_one_of_our_cores_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("threads", "free", "expected"),
     [
-        (1, 0.0, 1),
-        (2, 2.0, 2),
-        (2, 1.75, 2),
-        (2, 1.6, 1),
-        (2, 1.0, 1),
-        (2, 0.1, 1),
-        (8, 6.5, 6),
-        (8, 6.8, 7),
-        (4, 64, 4),
+        *((1, 0.0, 1), (2, 2.0, 2), (2, 1.75, 2), (2, 1.6, 1), (2, 1.0, 1)),
+        *((2, 0.1, 1), (8, 6.5, 6), (8, 6.8, 7), (4, 64, 4)),
     ],
 )
 def test_threads_leave_the_cores_of_other_programs(threads: int, free: float, expected: int) -> None:

@@ -17,27 +17,20 @@ from utils.common.nvml import READINGS, Gpu, GpuWatch
 class FakeDriver:
     """Stands for the module pynvml: one GPU, known by its UUID, whose utilisation follows `utils`."""
 
-    class NVMLError(Exception):
-        pass
-
-    class NVMLError_NotSupported(NVMLError):
-        pass
-
-    class NVMLError_InvalidArgument(NVMLError):
-        pass
-
-    class NVMLError_NotFound(NVMLError):
-        pass
-
+    NVMLError = type("NVMLError", (Exception,), {})
+    NVMLError_NotSupported = type("NVMLError_NotSupported", (NVMLError,), {})
+    NVMLError_InvalidArgument = type("NVMLError_InvalidArgument", (NVMLError,), {})
+    NVMLError_NotFound = type("NVMLError_NotFound", (NVMLError,), {})
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = 0, 1
+    nvmlInit = staticmethod(lambda: None)
+    nvmlDeviceGetMemoryInfo = staticmethod(lambda handle: SimpleNamespace(used=5 * 2**30))
+    nvmlDeviceGetTemperature = staticmethod(lambda handle, kind: 61)
+    nvmlDeviceGetClockInfo = staticmethod(lambda handle, kind: 1410)
 
     def __init__(self, utils: list[int], fails_at: int = -1, lacks_power: bool = False, uuid: str = "GPU-1234") -> None:
         self.utils, self.fails_at, self.lacks_power, self.uuid = utils, fails_at, lacks_power, uuid
         self.reads = self.power_reads = 0
         self.holds: threading.Event | None = None
-
-    def nvmlInit(self) -> None:
-        pass
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
         if uuid != self.uuid:
@@ -54,20 +47,11 @@ class FakeDriver:
             raise self.NVMLError_InvalidArgument("Invalid Argument")
         return SimpleNamespace(gpu=self.utils[(self.reads - 1) % len(self.utils)])
 
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
-        return SimpleNamespace(used=5 * 2**30)
-
     def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
         self.power_reads += 1
         if self.lacks_power:
             raise self.NVMLError_NotSupported("Not Supported")
         return 250_500
-
-    def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
-        return 61
-
-    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
-        return 1410
 
 
 Install = Callable[[Any], Any]

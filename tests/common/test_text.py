@@ -14,17 +14,8 @@ from utils.common.text import class_color, counted, format_bytes, format_duratio
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0, "0s"),
-        (59.4, "59s"),
-        (59.6, "1m 00s"),
-        (185, "3m 05s"),
-        (3599.6, "1h 00m"),
-        (3720, "1h 02m"),
-        (86399, "1d 00h"),
-        (183600, "2d 03h"),
-        (math.nan, "?"),
-        (math.inf, "?"),
-        (-1, "?"),
+        *((0, "0s"), (59.4, "59s"), (59.6, "1m 00s"), (185, "3m 05s"), (3599.6, "1h 00m"), (3720, "1h 02m")),
+        *((86399, "1d 00h"), (183600, "2d 03h"), (math.nan, "?"), (math.inf, "?"), (-1, "?")),
     ],
 )
 def test_format_duration(seconds: float, text: str) -> None:
@@ -34,12 +25,8 @@ def test_format_duration(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (1024**2 - 1, "1.0 MiB"),
-        (5.1 * 1024**3, "5.1 GiB"),
-        (1024**6, "1024.0 PiB"),
+        *((0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB")),
+        *((1024**2 - 1, "1.0 MiB"), (5.1 * 1024**3, "5.1 GiB"), (1024**6, "1024.0 PiB")),
     ],
 )
 def test_format_bytes(size: float, text: str) -> None:

@@ -1,5 +1,6 @@
 """Both caches: the pixels a fresh read gives, built once, mended or built again whenever they could be wrong."""
 
+import errno
 import json
 import os
 import pickle
@@ -7,6 +8,7 @@ import re
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -157,12 +159,9 @@ def test_a_full_disk_means_no_cache_and_one_line(
         usage = namedtuple("usage", "total used free")
         patch.setattr(cache.shutil, "disk_usage", lambda folder: usage(10**9, 10**9, 10_000))
         assert re.search(r" 0\.0 GiB free, about 0\.0 are needed$", refusal())
-    monkeypatch.setattr(cache.os, "fsync", raise_no_space)  # another program filled it meanwhile
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # another program filled it meanwhile
+    monkeypatch.setattr(cache.os, "fsync", Mock(side_effect=full))
     assert refusal().endswith("No space left on device")
-
-
-def raise_no_space(descriptor: int) -> None:
-    raise OSError(28, os.strerror(28))
 
 
 @EACH_KIND

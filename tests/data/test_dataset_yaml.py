@@ -162,22 +162,20 @@ COUNTS = "a path counts from the list's folder"
         ("images", "not an image"),
         ("images/folder.jpg", "not a regular file"),
         (None, "does not exist"),
+        *(
+            ("images/a.jpg\nimages/café.jpg\n".encode(encoding), r"list\.txt:[12]: .*iconv -f (LATIN1|UTF-16)")
+            for encoding in ("latin-1", "utf-16")
+        ),
     ],
 )
-def test_a_list_without_a_photograph_is_refused(text: str | None, words: str, tmp_path: Path) -> None:
+def test_a_list_without_a_photograph_or_in_another_encoding_is_refused(
+    text: str | bytes | None, words: str, tmp_path: Path
+) -> None:
     file = write_set(tmp_path, "train: list.txt\n" + NAMES)
     (tmp_path / "images" / "folder.jpg").mkdir()
     if text is not None:
-        (tmp_path / "list.txt").write_text(text)
-    with pytest.raises(UserError, match=words):
-        load_dataset_yaml(file).image_files("train")
-
-
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
-def test_a_list_in_another_encoding_says_how_to_convert_it(encoding: str, tmp_path: Path) -> None:
-    file = write_set(tmp_path, "train: list.txt\n" + NAMES)
-    (tmp_path / "list.txt").write_bytes("images/a.jpg\nimages/café.jpg\n".encode(encoding))
-    with pytest.raises(UserError, match=r"list\.txt:[12]: .*iconv -f (LATIN1|UTF-16)") as error:
+        (tmp_path / "list.txt").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=words) as error:
         load_dataset_yaml(file).image_files("train")
     assert str(error.value).isprintable()
 

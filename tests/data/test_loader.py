@@ -278,15 +278,11 @@ def test_a_loader_never_holds_more_than_is_planned_for_and_leaves_nothing(tmp_pa
     held = 0
     loader = get_dataloader(dataset, batches, 1, pin_memory=False, prefetch=2)
     for _ in loader:
-        held = max(held, segments_bytes())
+        maps = psutil.Process().memory_maps(grouped=False)  # shared segments that it has open, once unlinked too
+        held = max(held, sum(part.size for part in maps if "/torch_" in part.path))
     assert 0 < held <= needed_bytes(1, 2, batch_bytes(BATCH, SIDE_PX), 1)
     del loader
     assert {name for name in os.listdir("/dev/shm") if name.startswith("torch_")} <= before
-
-
-def segments_bytes() -> int:
-    """Return the size of the shared segments that this process has open, once unlinked too."""
-    return sum(part.size for part in psutil.Process().memory_maps(grouped=False) if "/torch_" in part.path)
 
 
 def test_a_container_with_little_shared_memory_is_measured() -> None:

@@ -39,38 +39,28 @@ def no_rank_variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.parametrize(
-    ("given", "missing"),
-    [("RANK", "LOCAL_RANK, WORLD_SIZE"), ("WORLD_SIZE", "RANK, LOCAL_RANK"), ("RANK WORLD_SIZE", "LOCAL_RANK")],
+    ("variables", "reason"),
+    [
+        ("RANK=1", "LOCAL_RANK, WORLD_SIZE is not set"),
+        ("WORLD_SIZE=1", "RANK, LOCAL_RANK is not set"),
+        ("RANK=1 WORLD_SIZE=1", "LOCAL_RANK is not set"),
+        ("RANK=2 LOCAL_RANK=0 WORLD_SIZE=2", "RANK=2 LOCAL_RANK=0"),  # outside the world
+        ("RANK=-1 LOCAL_RANK=0 WORLD_SIZE=2", "RANK=-1 LOCAL_RANK=0"),
+        ("RANK=0 LOCAL_RANK=2 WORLD_SIZE=2", "RANK=0 LOCAL_RANK=2"),
+        ("RANK=0 LOCAL_RANK=0 WORLD_SIZE=2", r"but not MASTER_PORT, a number, .* launch with torchrun"),
+        (
+            "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_PORT=many",
+            r"but not MASTER_PORT, a number, .* launch with torchrun",
+        ),
+    ],
 )
-def test_half_set_rank_variables_are_refused(no_rank_variables: pytest.MonkeyPatch, given: str, missing: str) -> None:
-    for name in given.split():
-        no_rank_variables.setenv(name, "1")
-    with pytest.raises(UserError, match=f"{missing} is not set"):
-        distributed.read_rank_environment()
-
-
-@pytest.mark.parametrize(("rank", "local_rank", "fits"), [(1, 1, True), (2, 0, False), (-1, 0, False), (0, 2, False)])
-def test_ranks_outside_the_world_are_refused(
-    no_rank_variables: pytest.MonkeyPatch, rank: int, local_rank: int, fits: bool
-) -> None:
-    for name, value in {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": 2}.items():
-        no_rank_variables.setenv(name, str(value))
-    if fits:
-        assert distributed.read_rank_environment() == distributed.RankInfo(rank, local_rank, 2, 2)
-    else:
-        with pytest.raises(UserError, match=f"RANK={rank} LOCAL_RANK={local_rank}"):
-            distributed.read_rank_environment()
-
-
-@pytest.mark.parametrize("port", [None, "many"])
-def test_ranks_without_a_port_to_meet_at_are_refused_in_one_line(
-    no_rank_variables: pytest.MonkeyPatch, port: str | None
+def test_half_set_or_impossible_rank_variables_are_refused(
+    no_rank_variables: pytest.MonkeyPatch, variables: str, reason: str
 ) -> None:
     no_rank_variables.delenv("MASTER_PORT", raising=False)
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": port}.items():
-        if value:
-            no_rank_variables.setenv(name, value)
-    with pytest.raises(UserError, match=r"but not MASTER_PORT, a number, .* launch with torchrun"):
+    for pair in variables.split():
+        no_rank_variables.setenv(*pair.split("="))
+    with pytest.raises(UserError, match=reason):
         distributed.setup_ddp(torch.device("cpu"))
 
 
@@ -124,14 +114,12 @@ def test_a_lone_process_stays_a_single_one(no_rank_variables: pytest.MonkeyPatch
     assert "RANK" not in os.environ
 
 
-def test_torchrun_s_own_variables_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchruns_variables_come_first_and_what_reads_them_later_finds_those_of_others_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torchrun = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2"}
-    for name, value in {**SLURM_TASK, **torchrun}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "environ", {**SLURM_TASK, **torchrun})
     assert distributed.read_rank_environment() == distributed.RankInfo(5, 1, 6, 2)
-
-
-def test_everything_that_reads_the_environment_later_finds_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {**MPI_TASK})
     assert distributed.read_rank_environment() == distributed.RankInfo(1, 1, 2, 2)
     assert os.environ["RANK"] == "1"

@@ -91,11 +91,6 @@ def test_the_best_so_far_survives_a_resume(tmp_path: Path) -> None:
     assert written == [("last.pt", 3)]
 
 
-def test_a_value_nobody_reports_is_named_with_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"val_dice.*score.*train_loss"):
-        train_on_script(tmp_path, [1.0], monitor="val_dice")
-
-
 # --- what is reported and averaged ---------------------------------------------------------------------------------
 
 
@@ -214,3 +209,5 @@ def test_what_is_missing_or_unknown_is_named(tmp_path: Path) -> None:
     model = classifier()
     with pytest.raises(TypeError, match="criterion"):
         engine_of(model, tmp_path).train(loader_of(points(8), 4), None, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(Exception, match=r"val_dice.*score.*train_loss"):
+        train_on_script(tmp_path, [1.0], monitor="val_dice")

@@ -5,6 +5,7 @@ import itertools
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -35,10 +36,6 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-def die() -> None:
-    raise Killed
-
-
 def train(
     folder: Path,
     *,
@@ -51,7 +48,7 @@ def train(
     """Train a small classifier; `die_at` is the batch, counted over epochs, at which everything ends."""
     model, loader = classifier(), DataLoader(points(4 * BATCHES), batch_size=4)
     trainer = engine_of(model, folder, ema_decay=0.9999, epochs=epochs, **options)
-    criterion = CountedLoss(die_at, die)
+    criterion = CountedLoss(die_at, Mock(side_effect=Killed))
     trainer.train(loader, loader, optimizer_type(model.parameters(), lr=0.1), criterion, resume=resume)
     return trainer
 

@@ -51,14 +51,8 @@ def test_without_a_warm_up_the_first_step_is_the_peak() -> None:
 @pytest.mark.parametrize(
     ("warmup_epochs", "steps_per_epoch", "num_epochs", "expected"),
     [
-        (3, 100, 100, 300),
-        (3, 200, 10, 200),
-        (0.5, 100, 100, 200),
-        (3, 4, 100, 100),
-        (3, 20, 100, 200),
-        (3, 2, 100, 50),
-        (0, 100, 100, 0),
-        (3, 1, 2, 1),
+        *((3, 100, 100, 300), (3, 200, 10, 200), (0.5, 100, 100, 200), (3, 4, 100, 100)),
+        *((3, 20, 100, 200), (3, 2, 100, 50), (0, 100, 100, 0), (3, 1, 2, 1)),
     ],
 )
 def test_a_warm_up_takes_at_most_a_tenth_of_the_run_but_200_steps_or_a_quarter(

@@ -61,24 +61,20 @@ def learn(dataset: SegmentationDataset, path: Path) -> None:
     save_deployable(path, model, {}, img_size=SIZE_PX, data="dataset.yaml")
 
 
-def validate_with_ultralytics(weights: Path, data: Path, folder: Path) -> Any:
-    from ultralytics import YOLO
-
-    quiet = {"plots": False, "verbose": False, "workers": 0, "device": "cpu", "project": str(folder)}
-    return YOLO(weights).val(data=str(data), split="train", imgsz=SIZE_PX, batch=4, rect=False, **quiet)
-
-
 def test_ultralytics_measures_what_we_measure(tmp_path: Path) -> None:
     """Where two objects with equally many pixels overlap, the label file's order or an unstable sort decides there which of
     them is in front. A detection of a class may therefore count in one and not in the other.
     """
+    from ultralytics import YOLO
+
     data, weights = draw_set(tmp_path / "set"), tmp_path / "best.pt"
     dataset = SegmentationDataset(read_photos(load_dataset_yaml(str(data)), "train", print), SIZE_PX)
     learn(dataset, weights)
     model, loader = load_weights(str(weights)), get_dataloader(dataset, ShardBatches(NUM_PHOTOS, 4, 0, 1), 0, False)
     ours = evaluate(model, loader, NAMES, criterion_of(model), CPU).metrics
     assert 0.1 < ours["mask_map50_95"] < 0.9, "the model must have learnt something, or the comparison proves nothing"
-    theirs = validate_with_ultralytics(weights, data, tmp_path / "theirs")
+    quiet = {"plots": False, "verbose": False, "workers": 0, "device": "cpu", "project": str(tmp_path / "theirs")}
+    theirs: Any = YOLO(weights).val(data=str(data), split="train", imgsz=SIZE_PX, batch=4, rect=False, **quiet)
     for kind, judged, within in (("box", theirs.box, 0.002), ("mask", theirs.seg, 0.02)):
         assert ours[f"{kind}_map50"] == pytest.approx(judged.map50, abs=0.005)
         assert ours[f"{kind}_map50_95"] == pytest.approx(judged.map, abs=0.005)

@@ -89,22 +89,13 @@ def test_the_table_shows_reserved_memory_only_where_there_is_any() -> None:
     assert "peak RSS" not in table
 
 
-class FakeGpu:
-    """Stands for NVML's view of a GPU."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def read(self) -> dict[str, float]:
-        return {"gpu_util": 0.9, "gpu_power_w": 400.0, "gpu_temperature_c": 60.0}
-
-
 def test_a_gpus_readings_are_taken_while_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "Gpu", FakeGpu)
+    reading = {"gpu_util": 0.9, "gpu_power_w": 400.0, "gpu_temperature_c": 60.0}
+    monkeypatch.setattr(nvml, "Gpu", lambda index: SimpleNamespace(index=index, read=lambda: dict(reading)))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     watch = nvml.GpuWatch(1, print, 0.1)
     monkeypatch.setattr(profiling, "GpuWatch", lambda index, *_, **__: watch if index == watch.device_index else None)
     with profiling._readings(torch.device("cuda", 1)) as readings:
         while not watch._count:  # the thread's first reading
             pass
-    assert readings == {"gpu_util": 0.9, "gpu_power_w": 400.0, "gpu_temperature_c": 60.0}
+    assert readings == reading

@@ -15,7 +15,6 @@ from tests.support.processes import is_running, wait_until
 from utils.common.errors import UserError
 from utils.distributed import rank_processes
 from utils.measure import scaling
-from utils.measure.scaling import RankJob
 
 # --- what is concluded -----------------------------------------------------------------------------------------------
 
@@ -53,10 +52,7 @@ def test_speed_up_compares_runs_of_the_same_round() -> None:
 
 
 def test_every_round_runs_every_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(job: RankJob, world_size: int) -> list[dict[str, Any]]:
-        return [answer()] * world_size
-
-    monkeypatch.setattr(scaling, "run_job", train)
+    monkeypatch.setattr(scaling, "run_job", lambda job, world_size: [answer()] * world_size)
     runs = scaling.run_benchmark(JOB, (1, 2), 2, lambda _: None)
     assert [(found["repeat"], found["processes"]) for found in runs] == [(1, 1), (1, 2), (2, 1), (2, 2)]
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.hostile import Call
 from utils.common.errors import UserError
 from utils.common.tensor_files import atomic_torch_save
 from utils.run import checkpoint
@@ -114,16 +115,8 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: Callable[[P
         load_latest(tmp_path)
 
 
-class Foreign:
-    """Something that only a real unpickler would bring back."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(Path(os.environ["FOREIGN_FOLDER"]) / "was-run"),)
-
-
-def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FOREIGN_FOLDER", str(tmp_path))
-    path = save_checkpoint(tmp_path, 1, {"model": Foreign()})
+def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, {"model": Call(os.mkdir, str(tmp_path / "was-run"))})
     assert verify(path) is None  # its checksum is right: only the loader can refuse it
     with pytest.raises(UserError, match=r"state\.pt: not a checkpoint of this trainer"):
         load_state(path / "state.pt")

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -124,11 +125,7 @@ def test_an_interrupted_truncation_leaves_the_old_file(tmp_path: Path, monkeypat
     log = RunLog(tmp_path, is_main=True, tensorboard=False)
     for step in (1, 2):
         log.metrics({"global_step": step})
-
-    def fail(source: object, target: object) -> None:
-        raise OSError("disk is full")
-
-    monkeypatch.setattr("os.replace", fail)
+    monkeypatch.setattr("os.replace", Mock(side_effect=OSError("disk is full")))
     with pytest.raises(OSError, match="disk is full"):
         log.truncate_after(1)
     assert [line["global_step"] for line in lines_of(tmp_path)] == [1, 2]

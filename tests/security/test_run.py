@@ -48,27 +48,23 @@ def write_raw(folder: Path, num_photographs: int) -> None:
     write_csv(folder, rows)
 
 
-def run_all(*commands: tuple[str | Path, ...]) -> str:
-    said = ""
-    for command in commands:
-        done = run_script("python", *command, timeout_s=600, **SECRETS)
-        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
-        said += done.stdout + done.stderr
-    return said
-
-
 def test_a_run_on_damaged_data_ends_well_lists_all_and_writes_no_secret(tmp_path: Path) -> None:
     raw, processed, run = tmp_path / "raw", tmp_path / "processed", tmp_path / "run"
     write_raw(raw, 24)
     parse = ("parse_labels.py", "--input", raw, "--workers", "1", "--output")
     data, weights = processed / "dataset.yaml", run / "last.pt"
     train = ("--model", "yolov8n-seg.yaml", "--epochs", "1", "--batch-size", "8", "--img-size", "64", "--device", "cpu")
-    said = run_all(
+    commands: list[tuple[str | Path, ...]] = [
         (*parse, processed),
         (*parse, tmp_path / "again"),
         ("train_yolo_ddp.py", "--data", data, "--save-dir", run, *train),
         ("evaluate_model.py", "--model", weights, "--data", data, "--output", tmp_path / "judged"),
-    )
+    ]
+    said = ""
+    for command in commands:
+        done = run_script("python", *command, timeout_s=600, **SECRETS)
+        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+        said += done.stdout + done.stderr
     assert json.loads((run / "status.json").read_text())["state"] == "finished"
     manifest = json.loads((processed / "manifest.json").read_text())
     places = {item["place"]: item["text"] for item in manifest["problems"]}

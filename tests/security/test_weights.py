@@ -1,5 +1,6 @@
 """Hostile .pt and model YAML files: nothing in them runs, and each is refused with one line, in every place that opens one."""
 
+import functools
 import json
 import pickle
 import time
@@ -8,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -121,7 +123,7 @@ def test_an_activation_that_is_code_is_not_evaluated(honest: Path, tmp_path: Pat
         (lambda model: model.yaml.update(backbone=[[-1, 1, "os.system", ["true"]]]), "is not supported"),
         (lambda model: model.yaml.update(backbone=[[-1, 10**9, "Conv", [8, 3, 2]]]), "no layer takes: int"),
         (lambda model: model.yaml.update(nc=10**12), "no layer takes: int"),
-        (lambda model: model.yaml.update(head=_doubling(30)), "more than 20000 items"),
+        (lambda model: model.yaml.update(head=functools.reduce(lambda nested, _: [nested, nested], range(30), list[Any]())), "more than 20000 items"),
         (lambda model: setattr(model, "names", {0: "a\x1b[2J", 1: "b"}), "not printable"),
         (lambda model: setattr(model, "names", {0: "a", 5: "b"}), "not numbered"),
         (lambda model: setattr(model, "names", {0: "a", 1: "b", 2: "c"}), "do not fit its network description"),
@@ -135,13 +137,6 @@ def test_hostile_contents_are_refused(honest: Path, tmp_path: Path, change: Call
         load_weights(str(changed(honest, tmp_path, change)))
     assert str(refused.value).isprintable()
     assert time.process_time() - start_s < 10  # three of these build a network first
-
-
-def _doubling(levels: int) -> list[Any]:
-    nested: list[Any] = []
-    for _ in range(levels):
-        nested = [nested, nested]
-    return nested
 
 
 def test_hooks_and_methods_that_a_file_brings_along_are_left_behind(honest: Path, tmp_path: Path) -> None:
@@ -164,12 +159,10 @@ def test_hooks_and_methods_that_a_file_brings_along_are_left_behind(honest: Path
 def test_a_constructor_named_by_a_file_is_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ultralytics.nn import tasks
 
-    def called(*_: object, **__: object) -> None:
-        raise AssertionError("the file chose the arguments of a constructor")
-
+    chosen = AssertionError("the file chose the arguments of a constructor")
     payload = saved({"model": Call(tasks.SegmentationModel, "http://127.0.0.1:9/evil.yaml")})
     (tmp_path / "evil.pt").write_bytes(payload)
-    monkeypatch.setattr(tasks.SegmentationModel, "__init__", called)
+    monkeypatch.setattr(tasks.SegmentationModel, "__init__", Mock(side_effect=chosen))
     with pytest.raises(UserError):
         load_weights(str(tmp_path / "evil.pt"))
     with pytest.raises(AssertionError):  # the control
@@ -236,10 +229,7 @@ def test_a_file_saved_by_ultralytics_loads_without_any_switch(tmp_path: Path, mo
 def test_only_a_bare_official_name_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     from ultralytics.utils import downloads
 
-    def fetched(*_: object, **__: object) -> None:
-        raise AssertionError("a request was sent")
-
-    monkeypatch.setattr(downloads, "attempt_download_asset", fetched)
+    monkeypatch.setattr(downloads, "attempt_download_asset", Mock(side_effect=AssertionError("a request was sent")))
     for source in ("http://127.0.0.1:9/yolov8n-seg.pt", "https://example.org/yolov8m-seg.pt", "nowhere/yolov8n-seg.pt"):
         with pytest.raises(UserError, match="no such file"):
             build_model(source, NAMES)

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -44,15 +45,20 @@ def policy(config: TrainConfig, facts: LabelShapes) -> AugmentationPolicy:
 
 def test_words_and_numbers_that_yaml_misreads_are_understood(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("amp: off\nsync_bn: on\nlr: 1e-3\n")
+    file.write_text("amp: off\nsync_bn: on\nlr: 1e-3\nbatch_size: auto\n")
     config = config_of("--config", str(file))
-    assert (config.amp, config.sync_bn, config.lr) == ("off", "on", 0.001)
+    assert (config.amp, config.sync_bn, config.lr, config.batch_size) == ("off", "on", 0.001, 0)
+    assert config_of("--batch-size", "auto").batch_size == 0
 
 
 def test_a_run_is_the_same_whatever_only_changes_how_it_is_run() -> None:
-    earlier = {"lr": 0.01, "epochs": 10, "num_workers": 2, "img_size": 640}
+    earlier: dict[str, Any] = {"lr": 0.01, "epochs": 10, "num_workers": 2, "img_size": 640}
     assert differences(config_of("--lr", "0.01", "--epochs", "20"), earlier) == []
     assert differences(config_of("--lr", "0.02"), earlier) == ["lr 0.01 -> 0.02"]
+    earlier = {"window_scale": [0.25, 1.0], "windows": 4}
+    assert differences(config_of("--windows", "4", "--window-scale", "0.25", "1"), earlier) == []
+    assert differences(config_of("--windows", "4"), earlier) == ["window_scale (0.25, 1.0) -> (0.5, 1.0)"]
+    assert differences(config_of(), {}) == []
 
 
 def test_mosaic_ends_before_the_run_does() -> None:
@@ -75,13 +81,6 @@ def test_objects_are_assigned_within_reach_when_training_on_windows() -> None:
     assert policy(TrainConfig(reach="on"), facts).within_reach
     assert policy(TrainConfig(windows=8), facts).within_reach
     assert not policy(TrainConfig(windows=8, reach="off"), facts).within_reach
-
-
-def test_a_resumed_run_has_the_same_scales_as_its_yaml() -> None:
-    earlier = {"window_scale": [0.25, 1.0], "windows": 4}
-    assert differences(config_of("--windows", "4", "--window-scale", "0.25", "1"), earlier) == []
-    assert differences(config_of("--windows", "4"), earlier) == ["window_scale (0.25, 1.0) -> (0.5, 1.0)"]
-    assert differences(config_of(), {}) == []
 
 
 def test_another_folder_beside_a_resume_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,33 +268,14 @@ def test_a_gpu_too_small_for_one_image_is_named() -> None:
 
 
 def test_a_batch_that_lacks_memory_does_not_fit_and_another_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = iter([RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), RuntimeError("an illegal access")])
-
-    def fail(*_: Any) -> None:
-        raise next(errors)
-
-    monkeypatch.setattr(batch_size, "build_training", fail)
+    errors = [RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), RuntimeError("an illegal access")]
+    monkeypatch.setattr(batch_size, "build_training", Mock(side_effect=errors))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
     arguments: Any = (nn.Identity(), CPU, choose_precision("off", CPU), None)
     assert not batch_size._fits(*arguments)
     with pytest.raises(RuntimeError, match="illegal"):
         batch_size._fits(*arguments)
-
-
-def test_a_cpu_has_a_plain_answer() -> None:
-    precision = choose_precision("off", CPU)
-    assert (
-        batch_size.find_batch_size(CPU, precision, nn.Identity(), 640, AugmentOptions(), 99)
-        == batch_size.CPU_BATCH_SIZE
-    )
-
-
-def test_auto_is_a_word_for_the_batch_size(tmp_path: Path) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text("batch_size: auto\n", encoding="utf-8")
-    for arguments in (["--batch-size", "auto"], ["--config", str(file)]):
-        assert parse_config(TrainConfig, "", arguments).batch_size == 0
 
 
 def test_auto_keeps_the_batch_size_of_a_run_that_continues(tmp_path: Path) -> None:
@@ -310,7 +290,9 @@ def test_auto_keeps_the_batch_size_of_a_run_that_continues(tmp_path: Path) -> No
     [({}, True), ({"colour": "loader"}, False), ({"hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0}, False)],
     ids=["auto", "loader", "off"],
 )
-def test_the_probe_varies_colours(options: dict[str, Any], has_gains: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_varies_colours_and_a_cpu_needs_none(
+    options: dict[str, Any], has_gains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     probed: list[Batch] = []
 
     def fits(model: nn.Module, device: torch.device, precision: Precision, batch: Batch) -> bool:
@@ -322,6 +304,8 @@ def test_the_probe_varies_colours(options: dict[str, Any], has_gains: bool, monk
     gpu, precision = torch.device("cuda", 0), choose_precision("off", CPU)
     assert batch_size.find_batch_size(gpu, precision, model, 64, AugmentOptions(**options), 99) == 1
     assert (probed[0].colour_gains is not None) == has_gains
+    found = batch_size.find_batch_size(CPU, precision, model, 64, AugmentOptions(**options), 99)
+    assert (found, len(probed)) == (batch_size.CPU_BATCH_SIZE, 2)
 
 
 def test_each_option_is_declared_once() -> None:

@@ -4,6 +4,7 @@ import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -180,9 +181,7 @@ def test_of_many_photographs_a_few_with_objects_in_rank_0s_share_are_drawn(grey:
 def test_no_picture_ends_a_training(
     tmp_path: Path, grey: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(*arguments: Any) -> None:
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     for name in ("save_image", "plot_label_statistics", "plot_training_curves"):
         monkeypatch.setattr(training_pictures, name, full)
     training_pictures.save_first_pictures([], None, NAMES, tmp_path)  # type: ignore[arg-type] # neither a data set nor batches

@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -146,10 +147,7 @@ def test_a_model_that_cannot_be_had_points_to_what_can(
 ) -> None:
     from ultralytics.utils import downloads
 
-    def unreachable(*_: object, **__: object) -> None:
-        raise ConnectionError("no route to host")
-
-    monkeypatch.setattr(downloads, "attempt_download_asset", unreachable)
+    monkeypatch.setattr(downloads, "attempt_download_asset", Mock(side_effect=ConnectionError("no route to host")))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=complaint):
         build_model(source, NAMES)

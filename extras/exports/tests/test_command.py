@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -137,14 +138,14 @@ def test_a_failed_proof_names_the_number_writes_nothing_and_keeps_the_export_bef
     assert json.loads((tmp_path / "export.json").read_text())["rows"][0]["failures"]
 
 
-def fail(*_: Any, **__: Any) -> None:
-    raise RuntimeError("unsupported\noperator")
-
-
 @pytest.mark.parametrize(
     ("convert", "error", "said"),
     [
-        (fail, UserError, r"^--format torchscript \(fp32\): unsupported operator$"),
+        (
+            Mock(side_effect=RuntimeError("unsupported\noperator")),
+            UserError,
+            r"^--format torchscript \(fp32\): unsupported operator$",
+        ),
         (lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM), SystemExit, "143"),
     ],
     ids=["fails", "is terminated"],

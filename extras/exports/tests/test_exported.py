@@ -215,14 +215,6 @@ def fake_engine(run: Any) -> Any:
     return engine
 
 
-def fake_tensorrt(run: Any, engine: bytes) -> Any:
-    runtime = SimpleNamespace(deserialize_cuda_engine=lambda data: fake_engine(run) if data == engine else None)
-    mode = SimpleNamespace(INPUT="in", OUTPUT="out")
-    return SimpleNamespace(
-        Runtime=lambda logger: runtime, Logger=Mock(spec=["ERROR"]), TensorIOMode=mode, nptype=nptype
-    )
-
-
 def engine_file(path: Path, metadata: dict[str, Any], engine: bytes) -> Path:
     text = json.dumps(metadata).encode()
     path.write_bytes(len(text).to_bytes(4, "little", signed=True) + text + engine)
@@ -238,7 +230,12 @@ def test_the_tensorrt_adapter_binds_shapes_addresses_and_stream(
     def run(images: torch.Tensor) -> Any:
         return ours(images)[0]
 
-    fake = fake_tensorrt(run, b"engine")
+    fake = SimpleNamespace(
+        Runtime=lambda _: SimpleNamespace(deserialize_cuda_engine={b"engine": fake_engine(run)}.get),
+        Logger=Mock(spec=["ERROR"]),
+        TensorIOMode=SimpleNamespace(INPUT="in", OUTPUT="out"),
+        nptype=nptype,
+    )
     monkeypatch.setattr(exported, "import_runtime", lambda package: fake)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=STREAM))
     metadata = {FACTS_KEY: facts(batch_size=2).to_json(), "names": dict(enumerate(NAMES))}

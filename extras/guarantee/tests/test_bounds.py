@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 from extras.guarantee.bounds import Assessed, Promise, report_class, upper_bound
-from tests.evaluation.made_up import image_result, one_image
+from tests.evaluation.made_up import one_image
 from utils.common.errors import UsageError
 from utils.evaluation.metrics.matching import LEVELS
 
@@ -120,9 +120,3 @@ def test_of_a_thin_class_its_own_missed_length_counts() -> None:
 def test_an_odd_promise_is_refused(word: str) -> None:
     with pytest.raises(UsageError, match="must be recall=SHARE"):
         Promise.parse(word)
-
-
-def test_a_thin_class_loses_the_share_of_its_length_that_is_missed() -> None:
-    row = np.array([2, 1000, *range(len(LEVELS), 0, -1)])  # class, length, found length at each level
-    result = image_result(0, *[np.zeros(0)] * 6, lengths=row[None])
-    assert Promise("recall", 0.9).losses([result], ["flight"], 2)[0] == pytest.approx(1 - row[2:] / row[1])

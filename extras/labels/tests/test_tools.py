@@ -145,18 +145,14 @@ def via_line(points: list[tuple[int, int]]) -> dict[str, bytes | str]:
     return {"a.json": via([via_region("pole", name="polyline", all_points_x=[*x], all_points_y=[*y])])}
 
 
-def labelme_line(points: list[tuple[int, int]]) -> dict[str, bytes | str]:
-    shapes = [{"label": "pole", "shape_type": "linestrip", "points": points}]
-    return {"a.json": json.dumps({"imagePath": "a.jpg", "shapes": shapes})}
-
-
 UNDERSTOOD: list[tuple[dict[str, bytes | str], dict[str, tuple[int, int, int, int]], str]] = [
     ({"a.json": via([attributes(BOX, label=3), attributes(OTHER_BOX, label=7.0)])}, {"3": BOX, "7": OTHER_BOX}, ""),
     ({"a.json": via([attributes(BOX, kind="pole", id=12), attributes(OTHER_BOX, kind="wire", id=1)])},
      {"pole": BOX, "wire": OTHER_BOX}, ""),
     ({"a.json": via([attributes(BOX, label=["pole"])])}, {"pole": BOX}, ""),
     (via_line(LOOP), {"pole": BOX}, SAID),
-    (labelme_line(LOOP), {"pole": BOX}, SAID),
+    ({"a.json": json.dumps({"imagePath": "a.jpg", "shapes": [{"label": "pole", "shape_type": "linestrip", "points": LOOP}]})},
+     {"pole": BOX}, SAID),
     ({"a.xml": cvat(shape("polyline", "pole", points=";".join(f"{x},{y}" for x, y in LOOP)), WIRE)},
      {"pole": BOX, "wire": (10, 77, 140, 83)}, SAID),
     (via_line(THERE_AND_BACK), {"pole": (10, 77, 143, 84)}, ""),

@@ -123,15 +123,8 @@ def test_a_receiver_without_a_fix_has_no_position_but_the_bearing_stays() -> Non
 @pytest.mark.parametrize(
     ("flag", "sigma_m"),
     [
-        ("50", 0.05),
-        ("32", 0.5),
-        ("49", 0.5),
-        ("31", 10.0),
-        ("17", 10.0),
-        ("16", 2.0),
-        ("0", 5.0),
-        (None, 5.0),
-        ("x", 5.0),
+        *(("50", 0.05), ("32", 0.5), ("49", 0.5), ("31", 10.0), ("17", 10.0)),
+        *(("16", 2.0), ("0", 5.0), (None, 5.0), ("x", 5.0)),
     ],
 )
 def test_the_rtk_flag_gives_the_positions_standard_deviation(flag: str | None, sigma_m: float) -> None:

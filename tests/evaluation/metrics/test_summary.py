@@ -79,12 +79,7 @@ def test_every_step_gives_the_numbers_of_ultralytics(seed: int) -> None:
     assert [row["num_targets"] for row in ours["per_class"]] == theirs.nt_per_class.tolist()
     assert [row["num_images"] for row in ours["per_class"]] == theirs.nt_per_image.tolist()
     assert ours["confusion_matrix"] == matrix.matrix.astype(int).tolist()
-    assert_same_curves(results, list(names.values()), theirs)
-
-
-def assert_same_curves(results: list[ImageResult], names: list[str], theirs: Any) -> None:
-    """The curves of precision, recall and F1 of each class equal those of Ultralytics' metrics."""
-    curves = precision_recall_curves(results, names)
+    curves = precision_recall_curves(results, list(names.values()))
     assert curves["box"]["class_ids"].tolist() == list(theirs.ap_class_index)
     for kind, metric in (("box", theirs.box), ("mask", theirs.seg)):
         for name, attribute in (("precision", "p_curve"), ("recall", "r_curve"), ("f1", "f1_curve")):

@@ -5,8 +5,6 @@ import csv
 import io
 import json
 import re
-import zipfile
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from tests.sources.download.archives import zip_bytes
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.data.images import encode_jpeg
 from utils.sources.parsing.build import BuildOptions, build_dataset
@@ -63,12 +62,6 @@ def write_csv(folder: Path, rows: list[tuple[str, object]]) -> None:
         for name, content in rows:
             text = content if isinstance(content, str) else repr({"objects": content, "classifications": []})
             writer.writerow([text, name])
-
-
-def write_zip(file: Path, members: Mapping[str, bytes]) -> None:
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
 
 
 def options(**changes: Any) -> BuildOptions:
@@ -143,7 +136,7 @@ def write_raw_folder(folder: Path) -> Path:
     for number in range(1, 4):
         (folder / "Circuit1" / f"1 ({number}).JPG").write_bytes(photo(shade=60 + number))
     members = {f"Circuit2/2 ({number}).JPG": photo(1000, 500, shade=70 + number) for number in range(1, 4)}
-    write_zip(folder / "Circuit2.zip", members)
+    (folder / "Circuit2.zip").write_bytes(zip_bytes(members))
     names = [f"{circuit} ({number}).jpg" for circuit in (1, 2) for number in range(1, 4)]
     write_csv(folder, [(name, [BOX, WIRE]) for name in names])
     return folder

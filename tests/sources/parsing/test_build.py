@@ -7,6 +7,7 @@ from typing import Any
 import filelock
 import pytest
 
+from tests.sources.download.archives import zip_bytes
 from tests.sources.parsing.raw_folder import (
     BOX,
     WIRE,
@@ -18,7 +19,6 @@ from tests.sources.parsing.raw_folder import (
     record,
     tree,
     write_csv,
-    write_zip,
 )
 from utils.common.errors import UserError
 from utils.sources.parsing.build import build_dataset
@@ -151,7 +151,7 @@ def test_unreadable_photograph_does_not_empty_its_side(raw: Path, tmp_path: Path
     splits = {item["source"]: item["split"] for item in build(raw, val_fraction=1e-9)["photographs"]}
     (alone,) = [source for source, split in splits.items() if split == "val"]
     if alone.startswith("Circuit2"):
-        write_zip(raw / "Circuit2.zip", {"2 (1).JPG": b"x", "2 (2).JPG": b"x", "2 (3).JPG": b"x"})
+        (raw / "Circuit2.zip").write_bytes(zip_bytes({f"2 ({number}).JPG": b"x" for number in (1, 2, 3)}))
     else:
         (raw / alone).write_bytes(b"x")
     counts = build(raw, val_fraction=1e-9)["counts"]["photographs"]
