@@ -118,9 +118,7 @@ def find_changes(survey: Survey, before: Before, names: Sequence[str]) -> list[C
     now = [asset for asset in survey.assets if asset.is_placed]
     if not now:
         return []
-    every = list(
-        dict.fromkeys([*names, *before.classes])
-    )  # the model's class numbers; other classes get the following ones
+    every = list(dict.fromkeys([*names, *before.classes]))  # the model's classes, then those that it does not know
     numbers = np.array([every.index(name) for name in before.classes])
     places = replace(before.places, class_ids=numbers[before.places.class_ids])
     work = _Comparison(places, survey.places(now))
