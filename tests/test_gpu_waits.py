@@ -114,6 +114,7 @@ def network_and_batch(folder: Path, jitters: bool = False) -> tuple[YoloModel, B
     batch = synthetic_batch(2, SIZE_PX, len(NAMES), objects_per_image=5)
     batch.colour_gains = torch.ones(2, 3) if jitters else None
     batch.ignored, batch.ignored_of = torch.ones(2, 16, 16, dtype=torch.bool), torch.tensor([[0, 1], [-1, 2]])
+    batch.rough = torch.arange(len(batch.class_ids)) % 2 > 0
     description = folder / "small-seg.yaml"
     description.write_text(NETWORK)
     return build_model(str(description), NAMES).to(memory_format=torch.channels_last), batch

@@ -18,9 +18,8 @@ from utils.common.config import without_secrets
 from utils.common.errors import UserError, printable
 from utils.common.signals import StopFlag
 
-os.environ.setdefault(
-    "OPENCV_FFMPEG_LOGLEVEL", "-8"
-)  # read with the first film; one line from here instead of FFmpeg's
+# Read with the first film; one line from here instead of FFmpeg's.
+os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
 MOST_PER_SECOND, USUAL_PER_SECOND = 240, 25.0  # of frames; some streams name the rate of their clock, or none
 Key = tuple[int, float]  # a frame's number from 0 and its time in seconds, for a camera since its opening
 

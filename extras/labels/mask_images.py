@@ -77,9 +77,8 @@ class MaskFile(LabelFile):
             if found is None:
                 return
             source, photographs, meaning = found
-            digest = (
-                digest_of(meaning.classes.read_bytes()) if meaning.classes else b""
-            )  # of Pascal VOC's mask of the classes
+            # Pascal VOC has a mask of the classes, too.
+            digest = digest_of(meaning.classes.read_bytes()) if meaning.classes else b""
             self.class_list = None if meaning.label else find_list(path, MASK_LISTS, folder)
             names = tuple(read_values(self.class_list).items()) if self.class_list else ()
             self._read(source, photographs, replace(meaning, class_digest=digest, names=names))

@@ -72,9 +72,8 @@ def fly(
     each detection of a pole: the error of a position from that photograph alone, and its standard deviation.
     """
     share = np.repeat(setting.true_shares, 3)
-    sigmas = np.array(
-        [setting.gps_m] * 2 + [1.0] + [setting.gimbal_deg] * 3
-    )  # north, east, down; turns about ahead, right, down
+    # North, east, down; turns about ahead, right, down.
+    sigmas = np.array([setting.gps_m] * 2 + [1.0] + [setting.gimbal_deg] * 3)
     common, own = np.sqrt(share) * sigmas * rng.normal(size=6), np.sqrt(1 - share) * sigmas
     focal_px = FOCAL_PX * (1 + 0.01 * rng.normal())
     views: list[View] = []

@@ -123,8 +123,13 @@ def finish(
     lines, num_added = write_page(data, spec.names, sure)
     print(*lines, sep="\n")
     if (times := data.repeat(labelled["train"], num_added)) > 1:
-        share = 1 / (1 + num_added / (times * len(labelled["train"])))
-        print(f"train has each labelled photograph {times} times: {share:.0%} of a training is on labels of people")
+        longer = times + num_added / len(labelled["train"])
+        print(
+            f"train has each labelled photograph {times} times: {times / longer:.0%} of a training is on labels of people"
+        )
+        print(
+            f"An epoch has {longer:.0f} times as many steps as before: for an equally long training divide --epochs by it"
+        )
     data.finish(spec, [*labelled])
     print(f"Results in {data.folder}: dataset.yaml, {PAGE} (look at it)")
     if not num_added:

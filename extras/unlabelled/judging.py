@@ -31,7 +31,7 @@ LEAST = 0.2  # confidence below which a detection is background: README.md has t
 MIN_ON_LINES = 0.8  # of a thin object's centreline that lies near centrelines of its class, if it is right
 MIN_IGNORED = 0.5  # of a mask that lies in a labelled region to ignore, if the detection is not judged
 MOST_NEEDED = 1_000_000  # detections that are worth naming
-CLOSER = 1.5  # the second view's side of the network input, relative to the first's: its outlines are finer
+CLOSER = 1.5  # the second view's input over the first's, in pixels of a side: its outlines are finer
 
 
 def upper_bound(num_wrong: np.ndarray, num: np.ndarray, certainty: float) -> np.ndarray:
@@ -91,8 +91,8 @@ class Traits(Step):
 class Teacher:
     """Predicts on one photograph at a time, so that what it sees depends on no other.
 
-    It looks twice: at the photograph, and at its mirror image from closer by. Tiles, which show all details, keep their size; in
-    the mirror image they lie elsewhere.
+    It looks twice: at the photograph, and at its mirror image in a larger network input. Tiles, which show all details, keep
+    their size; in the mirror image they lie elsewhere.
     """
 
     def __init__(self, predictor: Predictor) -> None:
@@ -104,7 +104,7 @@ class Teacher:
     def see(self, photo: np.ndarray) -> tuple[PhotoPrediction, np.ndarray]:
         """Return what is found in a photograph, RGB uint8 (H, W, 3), and with what the second view agrees: bool (n,).
 
-        Where it does, the mask is that of the view from closer by.
+        Where it does, the mask is that of the second view.
         """
         ((_, _, found),) = self.predictor.predict([(0, photo)])
         ((_, _, other),) = self.closer.predict([(0, np.ascontiguousarray(photo[:, ::-1]))])

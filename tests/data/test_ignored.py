@@ -100,7 +100,7 @@ def test_a_batch_has_a_map_for_each_image_and_class_below_its_objects() -> None:
     alone = collate([data[0, 0]])
     assert alone.ignored is alone.rough is None
     with_one = collate([data[0, 0], replace(data[0, 1], rough=np.array([0]))])
-    assert np.array(with_one.rough).tolist() == [*[False] * len(alone.class_ids), True]
+    assert vars(with_one)["rough"].tolist() == [*[False] * len(alone.class_ids), True]
 
 
 def test_regions_are_read_from_the_folder_beside_the_labels(tmp_path: Path) -> None:

@@ -300,13 +300,11 @@ def _listed_images(spec: DatasetSpec, list_file: Path) -> Iterator[Path]:
         yield path
     if missing and not is_there:
         parts = Path(missing).parts
-        shorter = (
-            Path(*parts[number:]) for number in range(1, len(parts))
-        )  # CVAT's lists name folders that are not there
+        # CVAT's lists name folders that are not there.
+        shorter = (Path(*parts[number:]) for number in range(1, len(parts)))
         found = next((each for each in shorter if (list_file.parent / each).exists()), None)
-        advice = "a path counts from the list's folder" + (
-            f": write {printable(str(found), 400)} for it" if found else ""
-        )
+        advice = "a path counts from the list's folder"
+        advice += f": write {printable(str(found), 400)} for it" if found else ""
         raise UserError(f"{list_file}: none of its photographs exists, such as {printable(missing, 400)}; {advice}")
 
 

@@ -171,8 +171,9 @@ def with_regions_of(photo: Photo, ignored_ids: np.ndarray, ignored: list[np.ndar
         [(class_id, outline.tobytes()) for class_id, outline in zip(ids.tolist(), outlines, strict=True)]
         for ids, outlines in ((photo.class_ids, photo.polygons), (ignored_ids, ignored))
     )
-    is_region = np.array([region not in objects for region in regions], bool)
-    rough = np.array([number for number, one in enumerate(objects) if one in regions], np.int64)
+    both = {*objects} & {*regions}
+    is_region = np.array([region not in both for region in regions], bool)
+    rough = np.array([number for number, one in enumerate(objects) if one in both], np.int64)
     ignored = list(itertools.compress(ignored, is_region.tolist()))
     return replace(photo, ignored_ids=ignored_ids[is_region], ignored=ignored, rough=rough)
 

@@ -27,9 +27,8 @@ def mask_rings(mask: np.ndarray, left: float = 0.0, top: float = 0.0) -> list[np
         half = np.sign(following - ring) / 2
         cut = np.stack([ring + half, following - half], axis=1).reshape(-1, 2)
         cut = cut[(cut != np.roll(cut, 1, axis=0)).any(axis=1)]  # a side of one pixel has one middle
-        closed = shapely.LineString(
-            [*cut, cut[0]]
-        )  # of a LinearRing the end would be removed without regard to the rest
+        # Of a LinearRing the end would be removed without regard to the rest.
+        closed = shapely.LineString([*cut, cut[0]])
         simple = shapely.simplify(closed, SAME_PIXELS_PX - 0.01, preserve_topology=False)
         rings.append(np.asarray(simple.coords)[:-1] + np.array([left, top]))
     return sorted(rings, key=lambda ring: -ring_area(ring))

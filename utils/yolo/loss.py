@@ -8,9 +8,10 @@ The gradient of a batch equals that of the same images on one rank, however they
 
 Under accumulation the sums of a group of micro-batches are divided by the normalisers of the whole group: whenever a
 micro-batch adds to them, the gradient so far is scaled down to match (`begin_group`, `carry`). Exact for box, class and
-distribution if no outline is rough. The mask part is normalised by positive anchors instead of scores, so it is exact only if the mean score per
-anchor is equal in all micro-batches. Two micro-batches differ from one batch of both by at most 0.025 of the gradient's
-norm; the usual mean over micro-batches differs by up to 0.5 when object counts differ (tests/yolo/test_loss.py).
+distribution if no outline is rough. The mask part is normalised by positive anchors instead of scores, so it is exact
+only if the mean score per anchor is equal in all micro-batches. Two micro-batches differ from one batch of both by at
+most 0.025 of the gradient's norm; the usual mean over micro-batches differs by up to 0.5 when object counts differ
+(tests/yolo/test_loss.py).
 """
 
 from __future__ import annotations
@@ -149,7 +150,9 @@ class SegmentationLoss:
                 *self._assignment(outputs, targets),
             )
             mask_boxes = target_boxes * (outputs["proto"].shape[-1] / targets.size_px)
-            has_outline = assigned.foreground & ~is_rough(targets, assigned.target_index)
+            has_outline = assigned.foreground
+            if targets.rough is not None:
+                has_outline = has_outline & ~is_rough(targets, assigned.target_index)
             found = find_positives(has_outline, assigned.target_index, mask_boxes, outputs["proto"].shape[-1])
             image, anchor = found.image, found.anchor
             true_sides = target_edges[:, image, found.target] - grid.sides.index_select(1, anchor)
@@ -269,8 +272,7 @@ def inverse_frequency_weights(counts: np.ndarray) -> torch.Tensor | None:
 
 def is_rough(targets: Targets, number: torch.Tensor) -> torch.Tensor:
     """Return whether objects, int64 (B, n), have a rough outline: bool (B, n)."""
-    if targets.rough is None:
-        return torch.zeros_like(number, dtype=torch.bool)
+    assert targets.rough is not None
     rough, _ = pad_targets(replace(targets, class_ids=targets.rough.long()), len(number))
     return rough.gather(1, number) > 0
 

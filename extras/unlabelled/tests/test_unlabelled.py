@@ -92,7 +92,8 @@ def test_sure_detections_become_labels_and_unsure_ones_regions_to_ignore(
     assert "pole: 18 labels; ignored: 1 unsure confidence; from confidence 0.31 on 0 of 63 validation" in said
     assert f"Next: python train_yolo_ddp.py --data {tmp_path}/new/dataset.yaml --save-dir models/new" in said
     spec = load_dataset_yaml(tmp_path / "new/dataset.yaml")
-    assert "train has each labelled photograph 6 times: 75% of a training is on labels of people" in said
+    assert "train has each labelled photograph 6 times: 75% of a training is on labels of people\n" in said
+    assert "An epoch has 8 times as many steps as before: " in said
     (old, again, two, *more, one), val = read_photos(spec, "train"), read_photos(spec, "val")
     assert [each.file.name for each in (old, again, two, *more)] == [
         "0.png",
