@@ -4,7 +4,7 @@
 #   make demo-recipes  the four systems in recipes/ in small; DEVICE=cuda: on one GPU, with times and memory of a step in fp32, bf16, fp16
 #   make format       format the code and fix what ruff can fix
 #   make check        ruff, import-linter, size and mypy
-#   make size         lines and files of each part beside its budget
+#   make size         tokens of each part beside its budget
 #   make test         check, and every test
 #   make test-quick   check, then the tests that start no whole command: run it while you work
 #   make gpu          prove and measure the GPU path (docs/research/gpu.md); DEVICE=cpu: a dry run; PYTHON=python3: without .venv
