@@ -87,30 +87,36 @@ def validate(folder: Path) -> Record:
     return {f"{name} of {number}": values[number][name] for number in values for name in ("val_loss", "val_margin")}
 
 
-def on_two_ranks(folder: Path) -> tuple[Record, str]:
+def on_two_ranks(folder: Path) -> tuple[Record, str, list[float]]:
     validated = validate(folder)
+    noise = [float(torch.rand(())) for _ in batches_from(DataLoader(points(8), 4), 0, 0, seed=0)]
     data = DataLoader(points(8 if distributed.rank() else 12), 4)
     with pytest.raises(UserError) as refused:
         fit(nn.Linear(4, 2), folder, data, data, epochs=1)
-    return validated, str(refused.value)
+    return validated, str(refused.value), noise
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Record, str]]:
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Record, str, list[float]]]:
     return run_ranks(on_two_ranks, 2, tmp_path_factory.mktemp("ranks"), timeout_s=20)
 
 
 def test_samples_that_the_sampler_repeats_count_twice_in_validation(
-    two_ranks: list[tuple[Record, str]], tmp_path: Path
+    two_ranks: list[tuple[Record, str, list[float]]], tmp_path: Path
 ) -> None:
     alone = validate(tmp_path)
-    for found, _ in two_ranks:
+    for found, *_ in two_ranks:
         assert found == pytest.approx(alone, rel=1e-6)
 
 
-def test_ranks_with_unequal_numbers_of_batches_hang(two_ranks: list[tuple[Record, str]]) -> None:
-    for rank, (_, message) in enumerate(two_ranks):
+def test_ranks_with_unequal_numbers_of_batches_hang(two_ranks: list[tuple[Record, str, list[float]]]) -> None:
+    for rank, (_, message, _) in enumerate(two_ranks):
         assert f"between 2 and 3 batches, {3 - rank} on rank {rank}" in message
+
+
+def test_ranks_draw_other_noise(two_ranks: list[tuple[Record, str, list[float]]]) -> None:
+    drawn = [number for *_, noise in two_ranks for number in noise]
+    assert len(set(drawn)) == len(drawn) == 4
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

@@ -19,7 +19,7 @@ from utils.engine.recovery import Diverged, NonFiniteGuard, Recovery, RollBack, 
 from utils.engine.state import Progress
 from utils.run.checkpoint import load_latest
 
-NUM_BATCHES = 30
+NUM_BATCHES = 31  # an epoch ends between two regular checks, which are after every tenth step
 
 
 def train_with_bad_batches(folder: Path, bad: list[int], *, fused: bool = True, always: bool = False) -> dict[str, Any]:
@@ -67,12 +67,13 @@ def on_two_ranks(folder: Path) -> dict[str, Any]:
     return {
         "two": train_with_bad_batches(folder / "two", [5, 6]),
         "row": train_with_bad_batches(folder / "row", list(range(35, 41))),
+        "end": train_with_bad_batches(folder / "end", list(range(2 * NUM_BATCHES - 5, 2 * NUM_BATCHES))),
     }
 
 
 def test_all_ranks_leave_out_spoilt_steps_and_undo_several_in_a_row(tmp_path: Path) -> None:
     answers = run_ranks(on_two_ranks, 2, tmp_path)
-    for answer, (run, rollbacks) in itertools.product(answers, (("two", 0), ("row", 1))):
+    for answer, (run, rollbacks) in itertools.product(answers, (("two", 0), ("row", 1), ("end", 1))):
         found, first = answer[run], answers[0][run]
         assert found["rollbacks"] == rollbacks
         assert found["finite"]

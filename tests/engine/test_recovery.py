@@ -1,9 +1,12 @@
 """No work is lost: checkpoints within an epoch, a full disk, the stacks of a stall, another number of ranks."""
 
+import copy
 import errno
 import itertools
+import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -90,6 +93,23 @@ def test_a_kill_within_an_epoch_loses_only_what_followed_the_last_checkpoint(
     assert_same_weights(whole, train(tmp_path / "killed", resume=True))
 
 
+def test_the_time_to_the_next_checkpoint_begins_at_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[int] = []
+    clock_s = itertools.count(time.monotonic(), 30)  # read at steps 0, 1, 2, 4, 6, ... and after a save
+
+    def noting(folder: Path, step: int, *arguments: Any, **options: Any) -> Path:
+        saved.append(step)
+        return save_checkpoint(folder, step, *arguments, **options)
+
+    monkeypatch.setattr(checkpoint, "save_checkpoint", noting)
+    monkeypatch.setattr(stopping, "STOP_CHECK_STEPS", 2)
+    monkeypatch.setattr(recovery, "time", SimpleNamespace(monotonic=lambda: next(clock_s)))
+    train(tmp_path, epochs=1, save_every_s=80.0)
+    assert saved == [4, 10, BATCHES]
+
+
 @pytest.mark.parametrize("is_long", [True, False])
 def test_a_kill_in_a_long_validation_loses_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_long: bool
@@ -139,14 +159,17 @@ def fill_the_disk(patch: pytest.MonkeyPatch, refused: set[int]) -> None:
 def test_training_goes_on_while_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fill_the_disk(monkeypatch, {2, 3})
-    train(tmp_path, epochs=4)
+    # What succeeds between them lets the count begin again. At step 60 an older checkpoint makes room, in vain.
+    fill_the_disk(monkeypatch, {2, 3, 5, 6, 7})
+    train(tmp_path, epochs=7)
     warnings = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
-    assert [line.count("No space left on device") for line in warnings] == [1, 1]
-    assert "step 24" in warnings[0]
-    assert "1 of 3" in warnings[0]
-    assert "2 of 3" in warnings[1]
-    assert latest_facts(tmp_path / "checkpoint")["step"] == 4 * BATCHES
+    said = [
+        (f"step {BATCHES * epoch}: No space left on device", f"({count} of 3")
+        for epoch, count in ((2, 1), (3, 2), (5, 1), (6, 2))
+    ]
+    assert len(warnings) == len(said)
+    assert all(problem in line and count in line for line, (problem, count) in zip(warnings, said, strict=True))
+    assert latest_facts(tmp_path / "checkpoint")["step"] == 7 * BATCHES
 
 
 def test_three_failures_in_a_row_end_the_training_and_keep_the_last_checkpoint(
@@ -325,6 +348,30 @@ def test_a_run_in_full_precision_resumes_with_a_gradient_scaler(
     continued = train(tmp_path, epochs=2, resume=True)
     assert continued.progress.epoch == 2
     assert continued.state.scaler.get_scale() > 1
+
+
+def odd(value: Any) -> Any:
+    """Return a value of the same form in which each number, flag and tensor is another one."""
+    if isinstance(value, dict):
+        return {name: part if name == "params" else odd(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [odd(part) for part in value]
+    if isinstance(value, bool):
+        return not value
+    return value + 3 if isinstance(value, int | float | torch.Tensor) else value
+
+
+def test_a_checkpoint_brings_back_everything_that_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "choose_precision", lambda *_: Precision("fp16", None, use_scaler=True))
+    engines = [train(tmp_path / name, epochs=1) for name in ("saved", "loaded")]
+    for engine in engines:
+        engine.state.scheduler = torch.optim.lr_scheduler.StepLR(engine.state.optimizer, step_size=2)
+    states = [engine.state.state_dict() for engine in engines]
+    assert all(states[0].values()), "an empty part proves nothing"
+    expected = {**odd(states[0]), "accumulation_steps": states[0]["accumulation_steps"]}
+    expected["progress"] |= {"left_out": [[2, 5]], "record_awaiting_validation": {"epoch": 7}}
+    engines[1].state.load_state_dict(copy.deepcopy(expected))
+    torch.testing.assert_close(engines[1].state.state_dict(), expected, rtol=0, atol=0)
 
 
 def test_a_checkpoint_of_an_earlier_version_resumes(tmp_path: Path) -> None:
