@@ -247,6 +247,23 @@ def test_validation_shows_the_same_windows_in_all_epochs_and_runs(windowed: Wind
     assert max(map(worst_label, samples)) < WORST_LABEL
     for index, sample in enumerate(samples):
         assert sorted(sample.class_ids.tolist()) == sorted(data.labels(index).class_ids.tolist())
+        height, width = windowed.windows.window(0, index).shape
+        scale = WINDOWED_PX / max(height, width)
+        assert sample.inner_size == pytest.approx((width * scale, height * scale), abs=1)
+        np.testing.assert_allclose(sample.pad, (WINDOWED_PX - np.array(sample.inner_size)) / 2, atol=1)
+    assert len({sample.inner_size for sample in samples}) > 1, "some windows are not square"
+
+
+@pytest.mark.parametrize("scale", [1.3, 0.9, 0.55, 0.35])
+def test_a_view_into_a_window_has_no_rim_of_fill_colour(windowed: WindowedPhotos, scale: float) -> None:
+    tile = windowed._tile(Window(0, 10, 10, 630, 470))
+    # The input shows a turned part of the window; the photograph goes on beyond each edge of the input.
+    turn = scale * np.array([[math.cos(0.1), -math.sin(0.1)], [math.sin(0.1), math.cos(0.1)]])
+    shift = WINDOWED_PX / 2 - turn @ (310, 230)
+    filled = [np.full((WINDOWED_PX, WINDOWED_PX, 4), fill, np.uint8) for fill in (0, 255)]
+    for canvas in filled:
+        tile.draw(canvas, np.column_stack([turn, shift]))
+    np.testing.assert_array_equal(*[canvas[..., :3] for canvas in filled])
 
 
 def test_windows_are_off_by_default_and_announced_and_validation_has_its_own(photo_folder: Path) -> None:

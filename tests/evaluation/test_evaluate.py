@@ -24,7 +24,7 @@ from utils.data.polygons import SIZES
 from utils.data.target_masks import draw_truth
 from utils.evaluation import input_masks
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
-from utils.evaluation.evaluate import Evaluation, PhotoPixels
+from utils.evaluation.evaluate import Evaluation, PhotoPixels, match_batch_async
 from utils.evaluation.input_masks import begin_mask_overlaps
 from utils.evaluation.metrics.matching import IOU_THRESHOLDS
 from utils.evaluation.metrics.results import ImageResult, pool_predictions
@@ -152,6 +152,22 @@ def test_overlap_is_that_of_whole_masks(way: str, folder: Path, monkeypatch: pyt
         np.testing.assert_allclose(iou, expected, rtol=1e-6)
         assert areas.tolist() == (masks.sum((1, 2)) * 16.0).tolist()
     assert max(iou.max() for iou, _ in overlaps if iou.size) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("photo_size", "expected"), [((128, 96), "small"), ((512, 384), "medium"), ((1280, 960), "large")]
+)
+def test_a_false_alarm_counts_in_the_size_that_its_mask_has_in_the_photograph(
+    photo_size: tuple[int, int], expected: str
+) -> None:
+    nothing = np.zeros((0, 4), np.float32)
+    image = np.zeros((128, 128, 3), np.uint8)
+    sample = Sample(0, image, np.zeros(0, np.int64), nothing, np.zeros((32, 32)), [], (128, 96), (0, 16))
+    one = torch.ones(1)
+    alarm = Detections(torch.tensor([[40.0, 40, 60, 60]]), one, one.long(), torch.ones(1, 32))  # 20 x 20 pixels
+    ends = match_batch_async([sample], [alarm], torch.ones(1, 32, 32, 32), 2, PhotoPixels(lambda _: photo_size))
+    (result,) = ends()
+    assert {SIZES[place] for place in (*result.mask_sizes.flat, *result.box_sizes.flat)} == {expected}
 
 
 def test_sizes_divide_the_targets_and_knowing_them_changes_nothing_else(folder: Path, alone: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ class Blob:
     drop_after: deque[int] = field(default_factory=deque)  # body bytes before the connection is cut
     short_by: deque[int] = field(default_factory=deque)  # bytes missing from a body whose Content-Length says so too
     statuses: deque[int] = field(default_factory=deque)  # answered instead
+    shifted_by: deque[int] = field(default_factory=deque)  # bytes by which a range begins late, which its header says
 
     def content_md5(self) -> str:
         if self.md5 is not None:
@@ -80,7 +81,8 @@ class _Handler(BaseHTTPRequestHandler):
         if match is None or int(match[1]) >= size:
             self._answer(416, None, 0)
             return
-        self._send(206, blob, int(match[1]), min(int(match[2]) + 1, size))
+        start = int(match[1]) + (blob.shifted_by.popleft() if blob.shifted_by else 0)
+        self._send(206, blob, start, min(start + int(match[2]) + 1 - int(match[1]), size))
 
     def log_message(self, format: str, *args: object) -> None:
         """Keep the test's output clean; `requests` is the log."""

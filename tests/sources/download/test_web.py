@@ -53,6 +53,8 @@ FAULTS: dict[str, tuple[dict[str, Any], list[int], bool]] = {
     "dropped nine times": ({"drop_after": [100_000, 0, 0] * 3}, [200] + [206] * 9, True),
     "short body": ({"short_by": [300_000]}, [200, 206], True),
     "busy": ({"statuses": [503, 502]}, [503, 502, 200], False),
+    "another range": ({"md5": "", "drop_after": [600_000], "shifted_by": [-1]}, [200, 206, 200], False),
+    "a later range": ({"md5": "", "drop_after": [600_000], "shifted_by": [9]}, [200, 206, 200], False),
     "without ranges": ({"accepts_ranges": False, "drop_after": [500_000]}, [200, 200], False),
     "without an ETag": ({"etag": "", "drop_after": [500_000]}, [200, 200], False),
     "with a weak ETag": ({"etag": 'W/"0x8D1"', "drop_after": [500_000]}, [200, 200], False),
