@@ -148,6 +148,16 @@ def test_a_loaded_checkpoint_continues_to_the_bit(tmp_path: Path) -> None:
     assert_same_state(*(checkpoint(tmp_path / name / "experiment") for name in ("whole", "continued")))
 
 
+@pytest.mark.parametrize(("load_ema", "updates"), [(True, 10), (False, 0)])
+def test_an_average_that_begins_anew_begins_to_count_anew(tmp_path: Path, load_ema: bool, updates: int) -> None:
+    trained = train_from(tmp_path, 2)
+    engine, optimizer, scheduler, _ = engine_with_loaders(tmp_path / "other", use_ema=True)
+    engine.load_checkpoint(tmp_path / "experiment" / "last.pt", optimizer, scheduler, load_ema=load_ema)
+    assert engine.state.ema.updates == updates
+    source = trained.state.ema.module if load_ema else trained.state.model
+    assert_equal(engine.state.ema.module.state_dict(), source.state_dict())
+
+
 def test_weights_alone_load_from_any_naming(tmp_path: Path) -> None:
     trained = train_from(tmp_path, 2)
     file = tmp_path / "experiment" / "last.pt"

@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -269,6 +270,23 @@ def test_uiqm_and_uciqe_are_those_of_the_programs_that_publications_use(name: st
         image = photograph(4, 64, 80) if name == "drawn" else photograph(5, 100, 130)
     # uqim_utils leaves out one more of the smallest colour differences.
     assert (uiqm(image), uiqm(image, as_in_paper=True), uciqe(image)) == pytest.approx(BY_THE_PROGRAMS[name], abs=3e-5)
+
+
+def test_the_shares_that_uiqm_and_uciqe_leave_out_are_rounded_as_in_the_programs() -> None:
+    """Of 121 pixels the 13 smallest and the 12 largest differences; percentiles of 100 pixels are values of pixels."""
+    reddish = np.full((11, 11, 3), 50, np.uint8)  # its only block of 10 x 10 has neither edges nor contrast
+    reddish[10, :, 0] = reddish[8:10, 10, 0] = 200  # 13 pixels
+    means = np.array([150, 75]) / (121 - 13 - 12)
+    variances = (13 * (np.array([150, 75]) - means) ** 2 + 108 * means**2) / 121
+    expected = 0.0282 * (-0.0268 * np.hypot(*means) + 0.1586 * np.sqrt(variances.sum()))
+    assert uiqm(reddish) == pytest.approx(expected, rel=1e-9)
+    grey = np.full((10, 10, 3), 119, np.uint8)
+    grey[0, :2] = [[0], [255]]
+    lightness = cv2.cvtColor(grey, cv2.COLOR_RGB2LAB)[..., 0] / 255.0
+    chroma = np.hypot(128, 128) / 255
+    contrast = np.sort(lightness, axis=None)[98] - 0
+    expected = 0.2745 * contrast + 0.2576 * (chroma / np.hypot(chroma, lightness)).mean()
+    assert uciqe(grey) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_black_picture_has_no_quality() -> None:
