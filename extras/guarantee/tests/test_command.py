@@ -5,6 +5,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import cv2
 import numpy as np
@@ -13,11 +14,12 @@ import yaml
 
 import evaluate_model
 import inference
-from extras.guarantee.calibration import groups_of, prove
+from extras.guarantee.calibration import ThresholdCalibrator, groups_of, prove
+from tests.evaluation.made_up import one_image
 from tests.predict.tiny_network import NAMES, smooth_data, tiny_weights
 from tests.support.plugin import run_main
 from utils.common.errors import UserError
-from utils.data.dataset import read_photos
+from utils.data.dataset import Photo, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.fingerprint import take_fingerprint
 from utils.data.images import read_image
@@ -81,6 +83,27 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
     other = tiny_weights(tmp_path / "other.pt", prototype_scale=2)
     with pytest.raises(UserError, match=r"made for another model file than .*other\.pt; evaluate this one"):
         run_main(inference, monkeypatch, *options, "dark.png", "--model", other)
+
+
+def test_two_promises_share_the_error_and_need_more_flights_than_one(tmp_path: Path) -> None:
+    """Without a miss, 29 flights keep recall=0.9 with 95 %, and 36 with 97.5 %, which leaves as much for the other."""
+    (tmp_path / "manifest.json").write_text(json.dumps({"options": {"split_by": "hash"}, "copies": [], "series": []}))
+    photos = []
+    for number in range(36):
+        (tmp_path / f"{number}.png").write_bytes(bytes([number]))
+        photos.append(Photo(tmp_path / f"{number}.png", np.zeros(0, np.int64), []))
+    spec: Any = SimpleNamespace(names=("pole",), root=tmp_path, yaml_file=tmp_path / "data.yaml")
+    model = str(tiny_weights(tmp_path / "last.pt"))
+    predictor = open_model(model).predictor
+
+    def is_kept(num_flights: int, *words: str) -> bool:
+        calibrator = ThresholdCalibrator(words, 0.95, model, spec, "val", photos[:num_flights])
+        calibrator.traits = {number: np.zeros(3) for number in range(num_flights)}
+        results = [one_image([0.7], [True], image_id=number) for number in range(num_flights)]
+        return calibrator.finish(results, predictor)["classes"][0]["threshold"] is not None
+
+    assert [is_kept(number, "recall=0.9") for number in (28, 29)] == [False, True]
+    assert [is_kept(number, "recall=0.9", "false_alarms=400") for number in (29, 35, 36)] == [False, False, True]
 
 
 def test_groups_are_those_of_the_split(tmp_path: Path) -> None:

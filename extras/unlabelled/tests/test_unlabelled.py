@@ -11,7 +11,7 @@ import torch
 from scipy.stats import binom
 
 from extras.unlabelled import __main__ as command
-from extras.unlabelled.data_set import NewData
+from extras.unlabelled.data_set import NewData, Originals
 from extras.unlabelled.judging import Teacher, confirmed, num_needed, sure_from, upper_bound
 from tests.commands import test_pretended_gpu as pretended_gpu
 from tests.predict.tiny_network import smooth_data, tiny_weights
@@ -152,6 +152,34 @@ def test_a_killed_run_goes_on_and_two_ranks_write_the_same_files(
     assert not (tmp_path / "killed/dataset.yaml").exists()
     assert run(scene, tmp_path / "killed") == whole
     assert run_ranks(run, 2, scene, tmp_path / "ranks", join=False, timeout_s=240)[0] == whole
+
+
+LOOKS = {
+    "as it is": lambda photo: photo,
+    "mirrored": lambda photo: photo[:, ::-1],
+    "turned": lambda photo: photo[::-1, ::-1],
+    "smaller": lambda photo: cv2.resize(photo, None, fx=0.6, fy=0.6, interpolation=cv2.INTER_AREA),
+    "darker": lambda photo: (photo * 0.7).astype(np.uint8),
+    "cropped": lambda photo: photo[20:-10, 25:-15],
+}
+
+
+@pytest.mark.parametrize("split", ["val", "test", "train"])
+def test_no_photograph_that_shows_one_of_val_comes_into_train(tmp_path: Path, split: str) -> None:
+    """A copy is left out whatever it is of; of a photograph that only overlaps, as in a series, one of train is welcome."""
+    rough = np.random.default_rng(3).integers(0, 90, (13, 17, 3), np.uint8)
+    view = cv2.resize(rough, (350, 260)) + np.linspace(0, 160, 260).astype(np.uint8)[:, None, None]
+    photo = view[:240, :320]
+    for name, pixels in {"own": photo, "other": rough}.items():
+        save_image(tmp_path / f"{name}.png", np.ascontiguousarray(pixels))
+    originals = Originals([(split, tmp_path / "own.png"), ("train", tmp_path / "other.png")])
+    looks = {name: look(photo) for name, look in LOOKS.items()} | {"next": view[12:252, 20:340]}
+    shown = {}
+    for name, pixels in looks.items():
+        save_image(tmp_path / "new.png", np.ascontiguousarray(pixels))
+        shown[name] = originals.shown_by(tmp_path / "new.png", read_image(tmp_path / "new.png"))
+    assert shown.pop("next") == ("" if split == "train" else f"{split}/own.png")
+    assert set(shown.values()) == {f"{split}/own.png"}, shown
 
 
 def test_bad_input_is_one_line(scene: Path, tmp_path: Path) -> None:
