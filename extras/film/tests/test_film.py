@@ -3,6 +3,7 @@
 import itertools
 import json
 import signal
+import struct
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import pytest
 
 import inference
 from extras.film import command, is_asked_for
-from extras.film.positions import place_of
+from extras.film.positions import Positions, place_of
 from tests.predict.tiny_network import tiny_weights
 from tests.support.plugin import run_main
 from utils.common.errors import UsageError, UserError
@@ -71,6 +72,44 @@ def test_a_film_gives_for_each_frame_what_its_photograph_gives(
     assert predict(film, "--frames-per-second", "4") == 0
     assert [line["frame"] for line in read_lines(out)] == [0, 3, 5, 8, 10]
     assert len(read_film(out / "flight.mp4")) == 5
+
+
+def write_uneven_film(path: Path) -> Path:
+    """Write six red frames, each 0.1 s, and six blue ones, each 0.3 s, by changing an even film's table of times."""
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 10, (96, 64))
+    for bgr in [(30, 30, 200)] * 6 + [(200, 30, 30)] * 6:
+        writer.write(np.full((64, 96, 3), bgr, np.uint8))
+    writer.release()
+    film = bytearray(path.read_bytes())
+    table = film.find(b"stts")
+    ticks = int.from_bytes(film[table + 16 : table + 20], "big")
+    film[table + 8 : table + 20] = struct.pack(">5I", 2, 6, ticks, 6, 3 * ticks)  # one row more: 8 bytes
+    for box in (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"stts"):
+        size = slice(film.find(box) - 4, film.find(box))
+        film[size] = struct.pack(">I", int.from_bytes(film[size], "big") + 8)
+    whole_ms = slice(film.find(b"elst") + 12, film.find(b"elst") + 16)
+    film[whole_ms] = struct.pack(">I", 2400)
+    path.write_bytes(film)
+    return path
+
+
+def test_a_film_of_uneven_rate_keeps_times_places_colours_and_its_length(predict: Any, tmp_path: Path) -> None:
+    film, out = write_uneven_film(tmp_path / "a.mp4"), tmp_path / "out" / "a.mp4"
+    cue = "{}:{}:00,600 --> {}:{}:01,000\n[latitude: {}] [longitude: 8.2]\n\n"
+    (tmp_path / "a.SRT").write_text(cue.format("00", "00", "00", "00", 47) + cue.format("01", "02", "01", "02", 48))
+    assert predict(film, "--conf", "0.99") == 0
+    times_s = [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.9, 1.2, 1.5, 1.8, 2.1]
+    lines = read_lines(tmp_path / "out")
+    assert [line["time_s"] for line in lines] == times_s
+    assert [line["time_s"] for line in lines if line.get("latitude") == 47] == [0.6, 0.9, 1.2, 1.5, 1.8]
+    places = Positions(film)
+    at = [places.at(time_s).get("latitude") for time_s in (0.5, 0.7, 2.1, 62.7, 120.7, 3720.5, 3720.7)]
+    assert at == [None, 47, None, None, None, None, 48]
+    assert predict(film, "--frames-per-second", "1", "--conf", "0.99") == 0
+    assert [line["time_s"] for line in read_lines(tmp_path / "out")] == [0, 1.2, 2.1]
+    strongest = [int(frame.mean(axis=(0, 1)).argmax()) for frame in read_film(out)]
+    assert strongest == [2, 0, 0], "red, blue and blue, in OpenCV's order"
+    assert cv2.VideoCapture(str(out)).get(cv2.CAP_PROP_FPS) == 1
 
 
 def test_a_damaged_film_is_one_line(predict: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
