@@ -48,7 +48,7 @@ def test_in_a_terminal_the_view_is_refreshed_until_the_run_ends(tmp_path: Path) 
         text += read_until(shown, "batch 8/20")
         write_run(folder, [batch(1, 0), batch(1, 7), epoch_record(1)], "finished")
         text += read_until(shown, "finished")
-        assert watcher.wait(timeout=10) == 0
+        assert watcher.wait(timeout=120) == 0
     finally:
         watcher.kill()
         watcher.wait()
@@ -57,7 +57,7 @@ def test_in_a_terminal_the_view_is_refreshed_until_the_run_ends(tmp_path: Path) 
 
 
 def read_until(terminal: int, word: str) -> str:
-    text, deadline_s = "", time.monotonic() + 10
+    text, deadline_s = "", time.monotonic() + 120
     while word not in text:
         assert time.monotonic() < deadline_s, text
         if select.select([terminal], [], [], 0.1)[0]:

@@ -60,7 +60,7 @@ def test_outside_the_main_thread_signals_are_left_to_it() -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(timeout=10)
+    thread.join(timeout=120)
     assert seen == [False, before]
 
 

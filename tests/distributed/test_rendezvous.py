@@ -47,8 +47,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:
 
 
 def meet(rank: int, found: dict[int, str], all_here: threading.Barrier) -> None:
-    with Rendezvous(rank, True, timeout_s=10) as meeting:
-        all_here.wait(timeout=20)
+    with Rendezvous(rank, True, timeout_s=120) as meeting:
+        all_here.wait(timeout=120)
         if rank == 0:
             meeting.set("name", "this start")
         meeting.wait(["name"])
@@ -67,14 +67,14 @@ def test_ranks_meet_among_the_keys_of_dead_ones(store: dist.TCPStore) -> None:
         thread.start()
         time.sleep(0.1)
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=120)
     assert found == {0: "this start", 1: "this start", 2: "this start"}
 
 
 def test_every_start_has_a_name_of_its_own(store: dist.TCPStore) -> None:
-    with Rendezvous(0, True, timeout_s=5) as first:
+    with Rendezvous(0, True, timeout_s=120) as first:
         first.set("address", "old")
-    with Rendezvous(0, True, timeout_s=5) as second:
+    with Rendezvous(0, True, timeout_s=120) as second:
         assert not second.check(["address"])
 
 
@@ -93,7 +93,7 @@ def test_rank_0_s_own_store_listens_on_loopback_alone_and_a_taken_port_is_named(
     monkeypatch.setenv("MASTER_ADDR", socket.gethostname())
     monkeypatch.setenv("MASTER_PORT", str(port))
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
-    with Rendezvous(0, True, timeout_s=5) as store:
+    with Rendezvous(0, True, timeout_s=120) as store:
         store.set("key", "value")
         listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         assert f"0100007F:{port:04X}" in listening

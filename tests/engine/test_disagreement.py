@@ -45,8 +45,8 @@ def on_two_ranks(folder: Path) -> Record:
 
 
 def test_what_one_rank_meets_alone_is_answered_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_TIMEOUT", "10")
-    first, second = run_ranks(on_two_ranks, 2, tmp_path, timeout_s=30)
+    monkeypatch.setenv("NCCL_TIMEOUT", "60")
+    first, second = run_ranks(on_two_ranks, 2, tmp_path)
     assert first["progress"]["epoch"] == 3, "stopped two epochs after the last best.pt that could be written"
     assert first["progress"]["best_epoch"] == second["progress"]["best_epoch"] == 0
     for rank_answers in (first, second):

@@ -98,7 +98,7 @@ def on_two_ranks(folder: Path) -> tuple[Record, str, list[float]]:
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Record, str, list[float]]]:
-    return run_ranks(on_two_ranks, 2, tmp_path_factory.mktemp("ranks"), timeout_s=20)
+    return run_ranks(on_two_ranks, 2, tmp_path_factory.mktemp("ranks"))
 
 
 def test_samples_that_the_sampler_repeats_count_twice_in_validation(

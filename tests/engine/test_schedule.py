@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,18 +89,21 @@ def named(lap: list[float]) -> dict[str, float]:
     return dict(zip(FIELDS, lap, strict=True))
 
 
-def test_own_time_ends_where_the_ranks_meet() -> None:
+def test_own_time_ends_where_the_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now_s=100.0)
+    made_up = SimpleNamespace(perf_counter=lambda: clock.now_s, process_time=lambda: 0.1 * clock.now_s)
+    monkeypatch.setattr(meters, "time", made_up)
     meter = RankMeter(torch.device("cpu"))
     for _ in range(2):
         meter.begin()
-        time.sleep(0.01)
+        clock.now_s += 0.01
         meter.meet()
-        time.sleep(0.05)  # waiting for the others
+        clock.now_s += 0.05  # waiting for the others
         meter.meet()  # a second meeting of the same batch changes nothing
     found = named(meter.lap(0.25))
-    assert 10 <= found["own_ms"] < 40
+    assert found["own_ms"] == pytest.approx(10)
     assert found["data_wait_share"] == 0.25
-    assert found["cpu_cores"] < 0.9  # it slept
+    assert found["cpu_cores"] == pytest.approx(0.1)
     assert found["rss_bytes"] > 2**20
     assert math.isnan(found["gpu_util"])
     assert math.isnan(named(meter.lap(0.0))["own_ms"])  # nothing since

@@ -40,7 +40,7 @@ def holders(number: int, folder: Path, wait_s: float) -> Iterator[list[subproces
     finally:
         for process in processes:
             process.kill()
-            process.communicate(timeout=10)
+            process.communicate(timeout=60)
 
 
 def test_a_successor_waits_for_the_owner_and_is_named_until_it_is_killed(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_successor_waits_for_the_owner_and_is_named_until_it_is_killed(tmp_pat
 
 def test_of_two_that_start_at_once_one_wins(tmp_path: Path) -> None:
     with holders(2, tmp_path / "run", wait_s=0.5) as processes:
-        wait_until(lambda: any(process.poll() is not None for process in processes), timeout_s=20)
+        wait_until(lambda: any(process.poll() is not None for process in processes))
         (winner,) = (process for process in processes if process.poll() is None)
         (loser,) = (process for process in processes if process is not winner)
         assert winner.stdout.readline() == "held\n"  # type: ignore[union-attr]

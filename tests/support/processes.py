@@ -23,7 +23,7 @@ def is_running(process_id: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], T], timeout_s: float = 10) -> T:
+def wait_until(condition: Callable[[], T], timeout_s: float = 120) -> T:
     """Return the first true answer of `condition`; fail when none comes in time."""
     deadline_s = time.monotonic() + timeout_s
     while not (answer := condition()):

@@ -33,7 +33,7 @@ class RankFailed(Exception):
 
 
 def run_ranks(
-    function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60.0, join: bool = True
+    function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 300.0, join: bool = True
 ) -> list[Any]:
     """Call `function(*args)` on `world_size` fresh processes and return their results in rank order.
 

@@ -190,7 +190,7 @@ def compare_with_one_rank() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def comparison() -> dict[str, dict[str, Any]]:
-    return run_ranks(compare_with_one_rank, 3, join=False, timeout_s=120)[0]
+    return run_ranks(compare_with_one_rank, 3, join=False)[0]
 
 
 @pytest.mark.parametrize(("family", "world_size"), FAMILIES_ON_RANKS)

@@ -166,13 +166,13 @@ def test_label_studios_brush_is_decoded_by_its_alpha(name: str, colour: tuple[in
 
 
 def test_brushes_of_gigapixels_take_no_memory() -> None:
-    side, start_s = 100_000, time.perf_counter()
+    side, start_s = 100_000, time.process_time()
     with pytest.raises(RunLengthError, match="400 megapixels"):
         decode_brush([255] * 8, (side, side))
     bomb = [*(4 * 20_000 * 19_000).to_bytes(4, "big"), 0b00111_111, *[0xFF] * 40]
     with pytest.raises(RunLengthError, match="ends too early"):
         decode_brush(bomb, (20_000, 19_000))
-    assert time.perf_counter() - start_s < 5
+    assert time.process_time() - start_s < 5
 
 
 @pytest.mark.parametrize("codes", ["text", [300] * 9, [0.5], [], [1, 2, 3], brush(MASKS["hole"])[:-40]])

@@ -10,7 +10,7 @@ from utils.sources.download import Report, RetryPolicy, download, open_source
 
 LABELS = "Overhead-Distribution-Labels.csv"
 CSV = b"\xef\xbb\xbfLabel,External ID\n\"{'objects': []}\",1 (1).JPG\n"
-FAST = RetryPolicy(max_attempts=3, backoff_s=0.001, connect_timeout_s=5, read_timeout_s=5)
+FAST = RetryPolicy(max_attempts=3, backoff_s=0.001, connect_timeout_s=60, read_timeout_s=60)
 PHOTOGRAPH_BYTES = 200_000
 
 

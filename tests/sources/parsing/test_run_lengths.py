@@ -47,7 +47,7 @@ def test_bad_run_lengths_are_refused(segmentation: dict[str, Any], reason: str) 
 
 
 def test_run_lengths_of_gigapixels_take_no_memory() -> None:
-    side, start_s = 100_000, time.perf_counter()
+    side, start_s = 100_000, time.process_time()
     with pytest.raises(RunLengthError, match="400 megapixels"):
         decode_coco({"size": [side, side], "counts": [0, side * side]}, (side, side))
-    assert time.perf_counter() - start_s < 5
+    assert time.process_time() - start_s < 5
