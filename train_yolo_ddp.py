@@ -38,7 +38,7 @@ from utils.engine.options import LoopOptions
 from utils.engine.recovery import Diverged
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.measure.batch_size import agree_batch_size, find_batch_size
-from utils.run.folder import OwnedRun, read_fingerprint, require_same_options, resume_arguments, without_local_rank
+from utils.run.folder import OwnedRun, require_same_options, resume_arguments, without_local_rank
 from utils.run.log import print_banner
 from utils.training.config import MachineOptions, TrainConfig
 from utils.training.data import open_data
@@ -63,7 +63,7 @@ def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
     # can be refused without reading a photograph comes first.
     output_folder(config.save_dir, "--save-dir")
     require_same_options(config, may_move=True)  # whether it is the same data set is seen when it is read
-    spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
+    spec = load_dataset_yaml(config.data, trust_links=config.trust_links, cache_dir=config.cache_dir)
     model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
     freeze_layers(model, config.freeze)
     data = open_data(config, spec, device, say)
@@ -79,7 +79,7 @@ def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
         f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "
         f"halve it and double --accumulate (the same training), or let --batch-size auto choose"
     )
-    fingerprint = distributed.run_on_main(lambda: data.fingerprint(read_fingerprint(Path(config.save_dir))))
+    fingerprint = distributed.run_on_main(lambda: data.fingerprint)
     mlflow = find_extra("mlflow")
     with (
         explain_out_of_memory(too_large),

@@ -167,6 +167,13 @@ class DataOptions(Options):
         group="speed",
         wants="not windows",
     )
+    cache_dir: str | None = option(
+        None,
+        "folder on a fast disk for the packed copy; unset: .cache in the data set",
+        metavar="DIR",
+        may_differ=True,
+        group="speed",
+    )
     skip_bad: bool = option(False, "leave out photographs that cannot be read", may_differ=True)
     num_workers: int | None = option(
         None,

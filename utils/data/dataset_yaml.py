@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import re
 import stat
@@ -46,10 +47,17 @@ class DatasetSpec:
     splits: dict[str, tuple[Path, ...]]
     trust_links: bool = False
     stretch: tuple[float, float] | None = None  # of the photographs of more than 8 bits that it was made of
+    cache_dir: str | None = None
 
     @property
     def cache_folder(self) -> Path:
-        """The folder of the packed photographs. If it is a link, it may be written only if links are trusted."""
+        """The folder of the packed photographs: below `cache_dir` one of this data set, else `.cache` in it.
+
+        If it is a link, it may be written only if links are trusted.
+        """
+        if self.cache_dir:
+            place = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:8]
+            return Path(os.path.realpath(self.cache_dir), f"{self.root.name}-{place}")
         folder = self.root / ".cache"
         return Path(os.path.realpath(folder)) if self.trust_links else folder
 
@@ -92,7 +100,7 @@ class DatasetSpec:
         return files
 
 
-def load_dataset_yaml(path: str | Path, *, trust_links: bool = False) -> DatasetSpec:
+def load_dataset_yaml(path: str | Path, *, trust_links: bool = False, cache_dir: str | None = None) -> DatasetSpec:
     """Read a data-set YAML. Relative paths are relative to the YAML file's folder; `~` in `path` is the home folder.
 
     Raises UserError naming the file and the key that is wrong.
@@ -124,7 +132,13 @@ def load_dataset_yaml(path: str | Path, *, trust_links: bool = False) -> Dataset
     if stretch is not None and not is_stretch(stretch):
         raise UserError(f"{file}: `stretch` is not a list of two numbers, the values that become black and white")
     return DatasetSpec(
-        file, root, _class_names(file, content), splits, trust_links, tuple(stretch) if stretch else None
+        file,
+        root,
+        _class_names(file, content),
+        splits,
+        trust_links,
+        stretch=tuple(stretch) if stretch else None,
+        cache_dir=cache_dir,
     )
 
 

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from utils.data.label_shapes import label_lengths_of, shapes_of, sizes_on_disk, 
 from utils.data.labels import Photo
 from utils.data.windows import WindowConfig, open_windows
 from utils.predict.lines.label_facts import LabelledPhoto, measure_wire_labels
+from utils.run.folder import read_fingerprint
 from utils.training.config import TrainConfig
 from utils.yolo.inputs import varies_colours_on
 
@@ -38,12 +39,19 @@ class Data:
     policy: AugmentationPolicy
     root: Path = Path()
     stretch: tuple[float, float] | None = None
+    packed: str = ""  # what this machine packed, and where, or why it did not
+    cache_folder: Path = Path()
+    before: Fingerprint | None = None  # what the run's folder notes; its photographs are not read again
 
-    def fingerprint(self, before: Fingerprint | None) -> Fingerprint:
-        """Return what both splits hold, by content. Reads the photographs that changed since an earlier fingerprint."""
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What both splits hold, by content.
+
+        At hand on the first rank of each machine. Where nothing could be noted, another rank would read the photographs.
+        """
         skipped = [f"{split} {path}" for split in ("train", "val") for path in getattr(self, split).skipped]
         return take_fingerprint(
-            self.names, {"train": self.train.photos, "val": self.val.photos}, self.root, skipped, before
+            self.names, {"train": self.train.photos, "val": self.val.photos}, self.root, skipped, self.before
         )
 
     @property
@@ -69,10 +77,18 @@ class Data:
         return facts | ({"label_lengths": lengths} if lengths else {})
 
 
-def open_data(config: TrainConfig, spec: DatasetSpec, device: torch.device, say: distributed.Say) -> Data:
+def open_data(
+    config: TrainConfig,
+    spec: DatasetSpec,
+    device: torch.device,
+    say: distributed.Say,
+    machine: tuple[int, int] = (0, 1),
+) -> Data:
     """Open both splits of the data set, and decide how the run trains on them. `say` prints the reasons.
 
-    Builds packed caches or block stores where they are missing.
+    Builds packed caches or block stores where they are missing. `machine`: the number of this machine and how many machines
+    there are; those that share a cache folder share the work, and the others do all of it. Call it on the first rank of each
+    machine before the other ranks, which then find everything done. Waits for the machines that share the folder.
     """
     labelled = {split: read_photos(spec, split, say) for split in ("train", "val")}  # wrong labels are said first
     if not any(len(photo.class_ids) for photo in labelled["train"]):
@@ -96,7 +112,11 @@ def open_data(config: TrainConfig, spec: DatasetSpec, device: torch.device, say:
     val = open_split(options, windows, spec, "val", labelled["val"], VAL_SEED, say)
     if not windows and (hint := small_labels_hint(train.photos, spec.names, options.img_size)[0]):
         say(hint)
-    return Data(spec.names, train, val, policy, spec.root, spec.stretch)
+    before = read_fingerprint(Path(config.save_dir))
+    data = Data(spec.names, train, val, policy, spec.root, spec.stretch, "", spec.cache_folder, before)
+    if distributed.read_rank_environment().local_rank == 0:
+        data.fingerprint  # noqa: B018 # taken once per machine
+    return data
 
 
 def open_split(
