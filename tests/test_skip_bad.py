@@ -16,7 +16,7 @@ from utils.common.config import section_of
 from utils.common.errors import DataErrors, UserError
 from utils.data import cache
 from utils.data.augment import Augmentation
-from utils.data.cache import index_text, load_photo, open_images
+from utils.data.cache import CachePlace, PackedImages, index_text, load_photo, open_images
 from utils.data.dataset import DataOptions, SegmentationDataset
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
@@ -66,14 +66,13 @@ KINDS: dict[str, dict[str, Any]] = {"packed": {}, "blocks": {"windows": 2}, "non
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_unreadable_photograph_no_longer_refuses_all_others(kind: str, tmp_path: Path) -> None:
-    data = write_set(tmp_path)
+    data, said = write_set(tmp_path), list[str]()
     if kind != "none":
         with pytest.raises(
             DataErrors, match=r"3 of 9 photographs cannot be used: .*; the trainer's --skip-bad goes on"
         ) as refused:
-            opened(data, **KINDS[kind])
+            opened(data, said, **KINDS[kind])
         assert [Path(line.split(": ")[0]).name for line in refused.value.details] == [*BAD]
-    said: list[str] = []
     for _ in range(2):  # built, then found
         dataset = opened(data, said, skip_bad=True, **KINDS[kind])
         assert [photo.file.name for photo in dataset.photos] == ["0.jpg", "2.jpg", "3.jpg", "5.jpg", "7.jpg", "8.jpg"]
@@ -146,19 +145,20 @@ def test_a_killed_build_continues_behind_the_photographs_it_left_out(
         return real(file, long_side_px)
 
     monkeypatch.setattr(cache, "_pack", dying)
-    folder, said = tmp_path / ".cache", list[str]()
+    said: list[str] = []
+    place = CachePlace(tmp_path, tmp_path / ".cache", "train", said.append, skips_bad=True)
     with pytest.raises(KeyboardInterrupt):
-        open_images(files, 64, folder, "train", said.append, skips_bad=True)
+        open_images(files, 64, place)
     made.append(True)
-    packed = open_images(files, 64, folder, "train", said.append, skips_bad=True)
-    assert packed is not None
+    packed = open_images(files, 64, place)
+    assert isinstance(packed, PackedImages)
     assert "  continuing at 7/9" in said
     assert sorted(packed.index.unusable) == [1, 4, 6]
     assert len(packed.index.sizes) == 6
     assert len(opened(data, skip_bad=True)) == 6
 
 
-@pytest.mark.parametrize("unusable", [{"99": "x"}, {"-1": "x"}, {"a": "x"}, ["x"], {"0": "x"}])
+@pytest.mark.parametrize("unusable", [{"99": "x"}, [1], "x", None, [["train/images/0.jpg"]]])
 def test_a_cache_whose_list_of_unusable_photographs_is_wrong_is_built_again(unusable: Any, tmp_path: Path) -> None:
     data = write_set(tmp_path)
     opened(data, skip_bad=True)

@@ -10,9 +10,10 @@ import cv2
 import numpy as np
 import pytest
 
+from utils.common.errors import UserError
 from utils.data import blocks, cache
 from utils.data.blocks import open_blocks
-from utils.data.cache import RecordFile, open_images
+from utils.data.cache import CachePlace, RecordFile, open_images
 
 SIZE_PX = 64
 SHAPES = [(300, 700), (1031, 517), (40, 30), (256, 512)]
@@ -20,41 +21,50 @@ SHAPES = [(300, 700), (1031, 517), (40, 30), (256, 512)]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of cache: `opens` a split (photographs, folder, what was said), reads a `whole` photograph of it."""
+    """A kind of cache: `opens` a split, or says why not, and reads a `whole` photograph of it."""
 
     suffix: str
-    opens: Callable[[list[Path], Path, list[str]], RecordFile | None]
+    opens: Callable[[list[Path], CachePlace], RecordFile | str]
     whole: Callable[[Any, int], np.ndarray]
     module: ModuleType
     makes_record: str  # the function's name in the module
-    refuses_in: str  # what a line begins with that says why there is no such cache
 
 
-def _open_packed(files: list[Path], folder: Path, said: list[str]) -> RecordFile | None:
-    return open_images(files, SIZE_PX, folder, "train", said.append)
+def place_in(folder: Path, said: list[str], split: str = "train", **more: Any) -> CachePlace:
+    """Return the place of a cache in a folder of the data set."""
+    return CachePlace(folder.parent, folder, split, said.append, **more)
 
 
-def _open_store(files: list[Path], folder: Path, said: list[str]) -> RecordFile | None:
-    return open_blocks(files, folder, "train", said.append)
+def _open_packed(files: list[Path], place: CachePlace) -> RecordFile | str:
+    return open_images(files, SIZE_PX, place)
 
 
-PACKED = Kind(".u8", _open_packed, lambda packed, at: packed.read(at), cache, "_pack", "packed cache off: ")
+def _open_store(files: list[Path], place: CachePlace) -> RecordFile | str:
+    return open_blocks(files, place)
+
+
+PACKED = Kind(".u8", _open_packed, lambda packed, at: packed.read(at), cache, "_pack")
 BLOCKS = Kind(
-    ".jpegs",
-    _open_store,
-    lambda store, at: store.read(at, (0, 0, *store.shape(at)[::-1]), 0)[0],
-    blocks,
-    "_encode",
-    "--windows needs a copy of the photographs in blocks: ",
+    ".jpegs", _open_store, lambda store, at: store.read(at, (0, 0, *store.shape(at)[::-1]), 0)[0], blocks, "_encode"
 )
 EACH_KIND = pytest.mark.parametrize("kind", [PACKED, BLOCKS], ids=["packed", "blocks"])
 
 
-def opened(kind: Kind, files: list[Path], folder: Path, said: list[str] | None = None) -> Any:
+def opened(kind: Kind, files: list[Path], folder: Path, said: list[str] | None = None, **more: Any) -> Any:
     """Open a cache that must be there."""
-    store = kind.opens(files, folder, [] if said is None else said)
-    assert store is not None
+    store = kind.opens(files, place_in(folder, [] if said is None else said, **more))
+    assert not isinstance(store, str), store
     return store
+
+
+def refusal(kind: Kind, files: list[Path], folder: Path, said: list[str] | None = None) -> str:
+    """Return why there can be no cache."""
+    try:
+        why = kind.opens(files, place_in(folder, [] if said is None else said))
+    except UserError as error:
+        return str(error)
+    assert isinstance(why, str)
+    return why
 
 
 def write_photo(file: Path, seed: int, shape: tuple[int, int]) -> Path:
@@ -71,5 +81,6 @@ def write_photos(folder: Path) -> list[Path]:
     return [write_photo(folder / name, number, SHAPES[number]) for number, name in enumerate(names)]
 
 
-def suffixes_in(folder: Path) -> list[str]:
-    return sorted(path.suffix for path in folder.iterdir() if path.suffix != ".lock")
+def packed_in(folder: Path) -> list[Path]:
+    """Return the packed files and their indexes."""
+    return sorted(path for path in folder.iterdir() if path.suffix != ".lock" and "-digests-" not in path.name)

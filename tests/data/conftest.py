@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
+from tests.data.caches import place_in
 from tests.data.pictures import Apart, rectangle
 from utils.data.augment import Augmentation
 from utils.data.dataset import SegmentationDataset, read_photos
@@ -59,7 +60,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> WindowedPhotos:
     for number, photo in enumerate(WINDOWED.photos):
         cv2.imwrite(str(folder / f"{number}.png"), WINDOWED.whole(number)[..., ::-1])
         photos.append(replace(photo, file=folder / f"{number}.png"))
-    return open_windows(photos, WINDOWED_PX, WindowConfig(3, 0.5, 1.0), 0, folder / ".cache", "train", lambda _: None)
+    return open_windows(photos, WINDOWED_PX, WindowConfig(3, 0.5, 1.0), 0, place_in(folder / ".cache", []))
 
 
 def windows_as_samples(windowed: WindowedPhotos, config: Augmentation, mosaic_epochs: int = 9) -> SegmentationDataset:

@@ -92,7 +92,7 @@ def test_a_window_reads_only_the_blocks_it_touches(store: BlockStore, monkeypatc
 
 def test_a_block_outside_the_window_is_not_checked(photographs: list[Path], store: BlockStore, tmp_path: Path) -> None:
     damaged = opened(BLOCKS, photographs, tmp_path)
-    file, end = damaged.index.pixel_file, int(damaged.index.offsets[1])
+    file, end = damaged.index.pixel_files[0], int(damaged.index.places[0, 2])
     content = bytearray(file.read_bytes())
     content[end - 9] ^= 1  # in the last level's last block
     file.write_bytes(content)
@@ -100,4 +100,4 @@ def test_a_block_outside_the_window_is_not_checked(photographs: list[Path], stor
     assert file.read_bytes() == content
     last = len(level_shapes(300, 700)) - 1
     np.testing.assert_array_equal(damaged.read(0, (0, 0, 700, 300), last)[0], store.read(0, (0, 0, 700, 300), last)[0])
-    assert file.read_bytes() == store.index.pixel_file.read_bytes()
+    assert file.read_bytes() == store.index.pixel_files[0].read_bytes()

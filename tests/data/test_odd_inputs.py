@@ -65,12 +65,12 @@ def test_a_photograph_of_any_name_is_packed_parsed_and_found(case: str, tmp_path
     assert [photo.name for photo in list_photos(str(root / "images"))] == [name]
 
 
-def test_the_fingerprint_of_a_plain_name_stays_so_that_caches_stay_valid(tmp_path: Path) -> None:
+def test_the_name_of_packed_files_and_the_digest_of_a_photograph_stay_so_that_caches_stay_valid(tmp_path: Path) -> None:
     photo = tmp_path / "é.jpg"
     photo.write_bytes(PHOTO)
-    os.utime(photo, ns=(1, 1))
-    pixel_file = opened(PACKED, [photo], tmp_path / ".cache").index.pixel_file
-    assert pixel_file.name == "train-64-b83fca42-803228f291108a4c.u8"
+    index = opened(PACKED, [photo], tmp_path / ".cache").index
+    assert index.pixel_files[0].name == "train-64-017600c7-0-of-1.u8"
+    assert index.digests["é.jpg"][0] == "fc91ff40fd292355"
 
 
 def test_a_list_names_photographs_from_here_or_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

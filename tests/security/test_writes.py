@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.caches import EACH_KIND, Kind, write_photo
+from tests.data.caches import EACH_KIND, Kind, opened, refusal, write_photo
 from tests.sources.download.archives import CSV, LABELS, circuit, folder_with, get, get_from_folder, zip_bytes
 from tests.sources.parsing.raw_folder import polygon, write_csv
 from tests.support.azure_server import AzureServer, Blob
 from tests.support.hostile_jobs import build, peak_mb
 from utils.common.errors import UserError
 from utils.common.files import write_text_atomic
-from utils.data.cache import CacheIndex, index_text
+from utils.data.cache import index_text
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
 from utils.sources.download.raw_data import LEDGER_NAME
@@ -160,16 +160,6 @@ def test_parsing_goes_on_without_a_hostile_archive(tmp_path: Path, kind: str) ->
 SECRET = b"the user's own file\n" * 50
 
 
-def opens(kind: Kind, files: list[Path], folder: Path, said: list[str]) -> CacheIndex | None:
-    """Return the index of a cache; None if there can be none, which was then said."""
-    try:
-        store = kind.opens(files, folder, said)
-    except UserError as error:
-        said.append(str(error))
-        return None
-    return None if store is None else store.index
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
     folder = tmp_path / "set" / "images"
@@ -187,12 +177,12 @@ def victim(tmp_path: Path) -> Path:
 def places(kind: Kind, files: list[Path]) -> list[Path]:
     """Return the files that a build writes, none of which exists any more."""
     folder = files[0].parent.parent / ".cache"
-    index = opens(kind, files, folder, [])
-    assert index is not None
-    found = [index.pixel_file, *map(index.pixel_file.with_suffix, (".json", ".part")), folder / "train.lock"]
-    for file in found:
-        file.unlink(missing_ok=True)
-    return found
+    opened(kind, files, folder)
+    made = sorted(folder.iterdir())
+    assert len(made) == 4  # records, their index, the digests, the lock
+    for file in made:
+        file.unlink()
+    return made
 
 
 @EACH_KIND
@@ -206,16 +196,16 @@ def test_a_link_in_the_cache_overwrites_a_file_of_the_user(kind: Kind, files: li
         for what, make in makers.items():
             make(place)
             said: list[str] = []
-            assert opens(kind, files, place.parent, said) is None
-            assert len(said) == 1
-            assert said[0].endswith(f"{place}: {what} is in the place of this file; remove it")
+            why = refusal(kind, files, place.parent, said)
+            assert f"{place}: {what} is in the place of this file; remove it" in why
+            assert said == []
             place.rmdir() if what == "a folder" else place.unlink()
     assert victim.read_bytes() == SECRET
     assert list(victim.parent.iterdir()) == [victim]
     folder = files[0].parent.parent / ".cache"
     (folder / "train-64-of-the-user").mkdir()
     (folder / "train-blocks-of-the-user").mkdir()
-    assert opens(kind, files, folder, []) is not None
+    opened(kind, files, folder)
     assert len(list(folder.glob("*-of-the-user"))) == 2
 
 
@@ -224,21 +214,20 @@ def test_a_linked_cache_folder_is_followed_only_with_trust_links(kind: Kind, fil
     root = files[0].parent.parent
     (root / "data.yaml").write_text("train: images\nnames: [pole]\n")
     (root / ".cache").symlink_to(victim.parent)
-    said: list[str] = []
-    assert opens(kind, files, load_dataset_yaml(root / "data.yaml").cache_folder, said) is None
+    why = refusal(kind, files, load_dataset_yaml(root / "data.yaml").cache_folder)
     assert list(victim.parent.iterdir()) == [victim]
-    assert said[0].endswith(".cache is a link, which is followed only with --trust-links")
-    index = opens(kind, files, load_dataset_yaml(root / "data.yaml", trust_links=True).cache_folder, said)
-    assert index is not None
-    assert index.pixel_file.parent == victim.parent
+    assert ".cache is a link, which is followed only with --trust-links" in why
+    index = opened(kind, files, load_dataset_yaml(root / "data.yaml", trust_links=True).cache_folder).index
+    assert index.pixel_files[0].parent == victim.parent
 
 
 @EACH_KIND
 def test_a_killed_build_in_a_hard_linked_copy_spares_the_other_one(kind: Kind, files: list[Path], victim: Path) -> None:
-    _, index_file, part, _ = places(kind, files)
+    (part,) = (file for file in places(kind, files) if file.suffix == kind.suffix)
     os.link(victim, part)
-    index_file.write_text(index_text({"offsets": [0, 20], "sizes": [[1, 1]], "unusable": {}}))
-    assert opens(kind, files, part.parent, []) is not None
+    entry = {"paths": ["images/0.jpg"], "digests": ["0" * 16], "places": [[0, 7]], "sizes": [[1, 1]], "unusable": []}
+    part.with_suffix(".json").write_text(index_text(entry))
+    opened(kind, files, part.parent)
     assert victim.read_bytes() == SECRET
 
 

@@ -134,11 +134,12 @@ def test_the_trainer_plans_with_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_cache_that_was_asked_for_is_not_left_out_silently(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(training_data, "open_images", lambda *_, **__: None)  # no room
-    spec = DatasetSpec(tmp_path / "data.yaml", tmp_path, ("pole",), {})
-    where: Any = (None, spec, "train", [], 0, print)
+    monkeypatch.setattr(training_data, "open_images", lambda *_, **__: "no room for it")
+    spec, said = DatasetSpec(tmp_path / "data.yaml", tmp_path, ("pole",), {}), list[str]()
+    where: Any = (None, spec, "train", [], 0, said.append)
     assert training_data.open_split(DataOptions(), *where).packed is None
-    with pytest.raises(UserError, match=r"--cache packed: .*\.cache has no room for it"):
+    assert said == ["packed cache off: no room for it"]
+    with pytest.raises(UserError, match=r"--cache packed: no room for it; make room, or use --cache auto"):
         training_data.open_split(DataOptions(cache="packed"), *where)
 
 

@@ -1,6 +1,6 @@
 """The block store: a split's photographs at their own size, from which a window is read without decoding the rest.
 
-    .cache/<split>-blocks-<list>-<facts>.jpegs  one record per photograph
+    .cache/<split>-blocks-*.jpegs  one record per photograph
 
 `cache.py` has the names and what it shares with the packed cache. A record holds the photograph at 1, 1/2, 1/4, ... of its size, down to a long side of at most 512 pixels. Each level is the
 average of two by two pixels of the one before, and is cut into JPEG blocks of 256 pixels a side. The record begins with the
@@ -9,7 +9,7 @@ read checks the blocks that it decodes. docs/research/performance.md has the mea
 """
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import cv2
@@ -19,15 +19,7 @@ import simplejpeg
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError
 from utils.common.threads import ordered_map
-from utils.data.cache import (
-    CacheIndex,
-    CacheKind,
-    DamagedRecord,
-    Record,
-    RecordFile,
-    open_or_build_kind,
-    unreadable_message,
-)
+from utils.data.cache import CacheKind, CachePlace, Record, RecordFile, open_or_build_kind, unreadable_message
 from utils.data.images import MAX_IMAGE_PIXELS, ImageError, encode_jpeg, is_jpeg, read_image
 
 ALGORITHM = "blocks-2"  # change it when the stored bytes change
@@ -82,44 +74,41 @@ class BlockStore(RecordFile):
             first = of_level + block_row * per_row + left // BLOCK_PX
             last = of_level + block_row * per_row + _blocks(right)
             places = starts[first : last + 1].tolist()
-            data = memoryview(self._pread(places[-1] - places[0], places[0]))
+            data = memoryview(self._pread(position, places[-1] - places[0], places[0]))
             for number, checksum in enumerate(checksums[first:last].tolist()):
                 y, x = block_row * BLOCK_PX, (left // BLOCK_PX + number) * BLOCK_PX
                 shape = min(BLOCK_PX, rows - y), min(BLOCK_PX, columns - x)
                 start, end = places[number] - places[0], places[number + 1] - places[0]
-                block = self._decode(data[start:end], checksum, (*shape, channels))
+                block = self._decode(position, data[start:end], checksum, (*shape, channels))
                 inside = block[max(top - y, 0) : bottom - y, max(left - x, 0) : right - x]
                 y, x = max(y - top, 0), max(x - left, 0)
                 pixels[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
         return pixels, np.array([[step_x, 0, left * step_x], [0, step_y, top * step_y]])
 
     def _blocks_of(self, position: int, shapes: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Return where each of a photograph's M blocks begins in the file, and where the last one ends: int64 (M + 1,);
+        """Return where each of a photograph's M blocks begins in the record, and where the last one ends: int64 (M + 1,);
         and their checksums: uint32 (M,)."""
-        begin, end = self.index.offsets[position : position + 2].tolist()
         num_blocks = _first_block(shapes, len(shapes))
         table_bytes = TABLE_BYTES * num_blocks
-        lengths, checksums = np.frombuffer(self._pread(table_bytes, begin), np.uint32).reshape(2, num_blocks)
-        starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]) + begin + table_bytes
-        if starts[-1] != end:
-            raise DamagedRecord(self.index.pixel_file)
+        lengths, checksums = np.frombuffer(self._pread(position, table_bytes), np.uint32).reshape(2, num_blocks)
+        starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]) + table_bytes
+        if starts[-1] != self._place(position)[2]:
+            raise self._damaged(position)
         return starts, checksums
 
-    def _decode(self, data: memoryview, checksum: int, shape: tuple[int, int, int]) -> np.ndarray:
+    def _decode(self, position: int, data: memoryview, checksum: int, shape: tuple[int, int, int]) -> np.ndarray:
         if zlib.crc32(data) != checksum:
-            raise DamagedRecord(self.index.pixel_file)
+            raise self._damaged(position)
         try:
             block: np.ndarray = simplejpeg.decode_jpeg(data, colorspace="RGB" if shape[2] == 3 else "RGBX")
         except ValueError as error:  # a store that came with the data set
-            raise DamagedRecord(self.index.pixel_file) from error
+            raise self._damaged(position) from error
         if block.shape != shape:
-            raise DamagedRecord(self.index.pixel_file)
+            raise self._damaged(position)
         return block
 
 
-def open_blocks(
-    files: Sequence[Path], folder: Path, split: str, announce: Callable[[str], None], *, skips_bad: bool = False
-) -> BlockStore:
+def open_blocks(files: Sequence[Path], place: CachePlace) -> BlockStore:
     """Open or build the block store of a split. Raises UserError if the disk has no room for it."""
     kind = CacheKind(
         what="at their own size, in blocks,",
@@ -129,19 +118,18 @@ def open_blocks(
         make=_encode,
         estimate=_estimate,
         is_consistent=_is_plausible,
-        skips_bad=skips_bad,
     )
-    found = open_or_build_kind(kind, files, folder, split, announce)
-    if isinstance(found, str):
-        raise UserError(f"--windows needs a copy of the photographs in blocks: {found}")
-    return BlockStore(found)
+    opened = open_or_build_kind(kind, files, place)
+    if isinstance(opened, str):
+        raise UserError(f"--windows needs a copy of the photographs in blocks: {opened}")
+    return BlockStore(opened)
 
 
-def _is_plausible(index: CacheIndex) -> bool:
+def _is_plausible(sizes: np.ndarray, lengths: np.ndarray) -> bool:
     """Return whether photographs of these sizes can have such records. Each read checks its record itself."""
-    num_pixels = index.sizes.astype(np.int64).prod(axis=1)
+    num_pixels = sizes.astype(np.int64).prod(axis=1)
     least = TABLE_BYTES * (num_pixels // BLOCK_PX**2)  # bytes of the table alone
-    return bool((num_pixels <= MAX_IMAGE_PIXELS).all() and (np.diff(index.offsets) > least).all())
+    return bool((num_pixels <= MAX_IMAGE_PIXELS).all() and (lengths > least).all())
 
 
 def _blocks(side_px: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -32,7 +32,7 @@ from utils.data.augment import (
     seen_window,
     warp_into,
 )
-from utils.data.cache import PackedImages, load_photo, open_images, unreadable_message
+from utils.data.cache import PackedImages, load_photo, unreadable_message
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP
 from utils.data.drawn_wires import draw_wires
 from utils.data.images import FILL, ImageError, fit_long_side, letterbox, scaled_size
@@ -143,7 +143,6 @@ __all__ = [
     "collate",
     "count_classes",
     "find_label_file",
-    "open_images",
     "read_photos",
 ]
 
@@ -195,7 +194,8 @@ class SegmentationDataset(Dataset[Sample]):
     epoch `mosaic_epochs`. With `colours_on_device` a sample has its colour gains instead of changed colours. With
     `windowed` a sample shows a window in the place of a photograph, and there are as many samples as windows; letterboxed
     samples show the same windows in all epochs. `skipped` are the photographs that were left out, by their path in the
-    data set, with a message each.
+    data set, with a message each. `digests` are those of the photographs' contents that are at hand, with the files' sizes and
+    times, by path.
     """
 
     photos: list[Photo]
@@ -208,6 +208,8 @@ class SegmentationDataset(Dataset[Sample]):
     seed: int = 0
     colours_on_device: bool = False
     skipped: dict[str, str] = field(default_factory=dict)
+    digests: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    not_packed: str = ""  # why its photographs are decoded each time
 
     collate = staticmethod(collate)  # for the loader
 
@@ -220,6 +222,12 @@ class SegmentationDataset(Dataset[Sample]):
         if self.augment is None:
             return self._letterboxed(index, size_px)
         return self._augmented(epoch, index, size_px, self.augment)
+
+    @property
+    def num_packed_bytes(self) -> int:
+        """The bytes of its packed photographs."""
+        packed = self.windowed.store if self.windowed else self.packed
+        return packed.index.num_bytes() if packed else 0
 
     def image(self, index: int) -> np.ndarray:
         """Return a photograph as RGB uint8 (H, W, 3) with a long side of at most `self.size_px`."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from utils.common.files import mapping
 from utils.common.threads import ordered_map
 from utils.data.labels import Photo
 
+T = TypeVar("T")
 DIGEST_BYTES = 8
 UNREADABLE = ("", "", "")  # of a photograph that `--skip-bad` leaves out
 
@@ -73,36 +74,56 @@ def take_fingerprint(
     root: Path,
     skipped: Iterable[str] = (),
     before: Fingerprint | None = None,
+    digests: Mapping[str, tuple[str, str]] | None = None,
 ) -> Fingerprint:
     """Return the fingerprint of the photographs of each split; their paths are relative to `root`.
 
     The order of the objects in a label file counts, since training depends on it. `skipped` are paths of photographs
-    that cannot be read. `before`: an earlier fingerprint; files with its size and times are not read again. Raises UserError for a
-    photograph that is gone.
+    that cannot be read. `before`: an earlier fingerprint; files with its size and times are not read again. `digests`: those that
+    are at hand, with the file's size and times, by split and path. Raises UserError for a photograph that is gone.
     """
     listed = {f"{split} {os.path.relpath(photo.file, root)}": photo for split, of in splits.items() for photo in of}
     known = {(key, texts[2]): texts[0] for key, texts in (before.photographs if before else {}).items()}
-    files = ordered_map(partial(_digest_of_file, known), listed.items(), usable_cpu_count())
-    photographs = {
-        key: (file, _digest_of_labels(photo), times)
-        for (key, photo), (file, times) in zip(listed.items(), files, strict=True)
-    }
+    contents = {key: content for key, content in (digests or {}).items() if key in listed}
+    unread = [(key, photo.file) for key, photo in listed.items() if key not in contents]
+    read = ordered_map(lambda item: digest_while(known, *item, lambda file: None)[:2], unread, usable_cpu_count())
+    contents |= zip((key for key, _ in unread), read, strict=True)
+    photographs = {key: (contents[key][0], _digest_of_labels(photo), contents[key][1]) for key, photo in listed.items()}
     return Fingerprint(tuple(names), {**dict.fromkeys(skipped, UNREADABLE), **photographs})
 
 
-def _digest_of_file(known: Mapping[tuple[str, str], str], item: tuple[str, Photo]) -> tuple[str, str]:
-    """Return the digest of a photograph's file, read only if it is not known, and the file's size and times."""
-    key, photo = item
+def digest_while(
+    known: Mapping[tuple[str, str], str], path: str, file: Path, make: Callable[[Path], T]
+) -> tuple[str, str, T]:
+    """Return the digest of a photograph's file, the file's size and times, and what `make` returns of the same content.
+
+    `known` has digests by path and times; what it has is not read. Raises UserError for a file that cannot be read.
+    """
+    while True:
+        times = times_of(file)
+        if not (digest := known.get((path, times), "")):
+            try:
+                with file.open("rb") as stream:
+                    new = partial(hashlib.blake2b, digest_size=DIGEST_BYTES)
+                    digest = hashlib.file_digest(stream, new).hexdigest()
+            except OSError as error:
+                raise _gone(file, error) from error
+        made = make(file)
+        if times_of(file) == times:  # else it was written meanwhile
+            return digest, times, made
+
+
+def times_of(file: Path) -> str:
+    """Return a file's size and times. The time of the last change of the inode cannot be set back. Raises UserError."""
     try:
-        facts = photo.file.stat()
-        # The time of the last change of the inode cannot be set back.
-        times = f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}"
-        if digest := known.get((key, times)):
-            return digest, times
-        with photo.file.open("rb") as stream:
-            return hashlib.file_digest(stream, partial(hashlib.blake2b, digest_size=DIGEST_BYTES)).hexdigest(), times
+        facts = file.stat()
     except OSError as error:
-        raise UserError(f"{photo.file}: {error.strerror}; run python parse_labels.py again") from error
+        raise _gone(file, error) from error
+    return f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}"
+
+
+def _gone(file: Path, error: OSError) -> UserError:
+    return UserError(f"{file}: {error.strerror}; run python parse_labels.py again")
 
 
 def _digest_of_labels(photo: Photo) -> str:

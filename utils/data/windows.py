@@ -7,9 +7,8 @@ so that a cell is never left out for long. docs/research/windows.md gives the re
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -19,6 +18,7 @@ from utils.common.errors import UsageError
 from utils.common.text import counted
 from utils.data.augment import Tile, compose, seen_window, warp_into
 from utils.data.blocks import BlockStore, open_blocks
+from utils.data.cache import CachePlace
 from utils.data.labels import Photo, split_regions
 from utils.data.pieces import Sides, pieces_in
 from utils.data.polygons import areas, extents, join_outlines
@@ -277,19 +277,11 @@ class WindowedPhotos:
 
 
 def open_windows(
-    photos: list[Photo],
-    size_px: int,
-    config: WindowConfig,
-    seed: int,
-    folder: Path,
-    split: str,
-    announce: Callable[[str], None],
-    *,
-    skips_bad: bool = False,
+    photos: list[Photo], size_px: int, config: WindowConfig, seed: int, place: CachePlace
 ) -> WindowedPhotos:
     """Open or build a split's block store and plan the windows of the photographs in it.
 
     Raises UserError if the disk has no room.
     """
-    store = open_blocks([photo.file for photo in photos], folder, split, announce, skips_bad=skips_bad)
+    store = open_blocks([photo.file for photo in photos], place)
     return WindowedPhotos(Windows(store.index.usable(photos), store.index.sizes, size_px, config, seed), store)

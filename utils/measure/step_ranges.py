@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.data.augment import Augmentation
-from utils.data.dataset import Batch, SegmentationDataset, open_images, read_photos
+from utils.data.cache import CachePlace, open_images
+from utils.data.dataset import Batch, SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.loader import EpochBatches, EpochLoader, get_dataloader
 from utils.distributed import main_printer
@@ -111,11 +112,15 @@ def training_loader(
     """
     spec = load_dataset_yaml(Path(data))
     photos = read_photos(spec, "train")
-    packed = open_images([photo.file for photo in photos], img_size, spec.cache_folder, "train", main_printer(rank))
+    say = main_printer(rank)
+    place = CachePlace(spec.root, spec.cache_folder, "train", say)
+    packed = open_images([photo.file for photo in photos], img_size, place)
+    if isinstance(packed, str):
+        say(f"packed cache off: {packed}")
     dataset = SegmentationDataset(
         photos,
         img_size,
-        packed=packed,
+        packed=None if isinstance(packed, str) else packed,
         augment=Augmentation(),
         mosaic_epochs=_MANY_EPOCHS,
         colours_on_device=pin_memory,

@@ -13,8 +13,8 @@ from utils.common.config import section_of
 from utils.common.errors import UserError
 from utils.data.augment import AugmentOptions
 from utils.data.augmentation_policy import AugmentationPolicy, resolve_augmentation
-from utils.data.cache import open_or_build_check
-from utils.data.dataset import DataOptions, SegmentationDataset, open_images, read_photos
+from utils.data.cache import CachePlace, PackedImages, note_digests, open_images, open_or_build_check
+from utils.data.dataset import DataOptions, SegmentationDataset, read_photos
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.fingerprint import Fingerprint, take_fingerprint
 from utils.data.images import read_image
@@ -49,10 +49,13 @@ class Data:
 
         At hand on the first rank of each machine. Where nothing could be noted, another rank would read the photographs.
         """
-        skipped = [f"{split} {path}" for split in ("train", "val") for path in getattr(self, split).skipped]
-        return take_fingerprint(
-            self.names, {"train": self.train.photos, "val": self.val.photos}, self.root, skipped, self.before
-        )
+        splits = {"train": self.train, "val": self.val}
+        photos = {split: dataset.photos for split, dataset in splits.items()}
+        skipped = [f"{split} {path}" for split, dataset in splits.items() for path in dataset.skipped]
+        digests = {
+            f"{split} {path}": digest for split, dataset in splits.items() for path, digest in dataset.digests.items()
+        }
+        return take_fingerprint(self.names, photos, self.root, skipped, self.before, digests)
 
     @property
     def skipped(self) -> dict[str, str]:
@@ -96,7 +99,9 @@ def open_data(
             f"{config.data}: no photograph of train has an object, so there is nothing to learn; check its labels"
         )
     options, windows = section_of(config, DataOptions), config.window_config
-    train = open_split(options, windows, spec, "train", labelled["train"], config.seed, say)
+    before = read_fingerprint(Path(config.save_dir))
+    of_split = partial(open_split, options, windows, spec, say=say, machine=machine, before=before)
+    train = of_split("train", labelled["train"], config.seed)
     if train.windowed:
         say("\n".join(train.windowed.windows.describe(config.epochs)))
     augment = section_of(config, AugmentOptions)
@@ -109,11 +114,14 @@ def open_data(
         mosaic_epochs=augment.mosaic_epochs(config.epochs),
         colours_on_device=varies_colours_on(device, augment.colour),
     )
-    val = open_split(options, windows, spec, "val", labelled["val"], VAL_SEED, say)
+    val = of_split("val", labelled["val"], VAL_SEED)
     if not windows and (hint := small_labels_hint(train.photos, spec.names, options.img_size)[0]):
         say(hint)
-    before = read_fingerprint(Path(config.save_dir))
-    data = Data(spec.names, train, val, policy, spec.root, spec.stretch, "", spec.cache_folder, before)
+    num_bytes = sum(split.num_packed_bytes for split in (train, val))
+    packed = f"{num_bytes / 2**30:.1f} GiB packed in {spec.cache_folder}"
+    if not_packed := train.not_packed or val.not_packed:
+        packed = f"not packed: {not_packed}"
+    data = Data(spec.names, train, val, policy, spec.root, spec.stretch, packed, spec.cache_folder, before)
     if distributed.read_rank_environment().local_rank == 0:
         data.fingerprint  # noqa: B018 # taken once per machine
     return data
@@ -127,24 +135,44 @@ def open_split(
     photos: list[Photo],
     seed: int,
     say: distributed.Say,
+    machine: tuple[int, int] = (0, 1),
+    before: Fingerprint | None = None,
 ) -> SegmentationDataset:
-    """Open, or build, a split's packed cache or its block store. Its samples are letterboxed."""
-    folder, size_px, skips_bad = spec.cache_folder, options.img_size, options.skip_bad
-    files = [photo.file for photo in photos]
+    """Open, or build, a split's packed cache or its block store. Its samples are letterboxed.
+
+    `before`: what a run's folder notes of an earlier start. `machine`: as in `open_data`.
+    """
+    noted = before.photographs.items() if before else ()
+    known = {(key.removeprefix(f"{split} "), texts[2]): texts[0] for key, texts in noted}
+    place = CachePlace(spec.root, spec.cache_folder, split, say, machine, options.skip_bad, known)
+    files, size_px = [photo.file for photo in photos], options.img_size
     packed = windowed = index = None
+    not_packed = ""
     if windows:
-        windowed = open_windows(photos, size_px, windows, seed, folder, split, say, skips_bad=skips_bad)
+        windowed = open_windows(photos, size_px, windows, seed, place)
         index = windowed.store.index
-    elif options.cache != "none":
-        packed = open_images(files, size_px, folder, split, say, skips_bad=skips_bad)
-        index = packed.index if packed else None
-        if options.cache == "packed" and index is None:
-            raise UserError(
-                f"--cache packed: {folder} has no room for it; make room, or use --cache auto, which does without"
-            )
-    if skips_bad and index is None:
-        index = open_or_build_check(files, folder, split, say)
+    elif options.cache == "none":
+        not_packed = "--cache none"
+    elif isinstance(opened := open_images(files, size_px, place), PackedImages):
+        packed, index = opened, opened.index
+    elif options.cache == "packed":
+        raise UserError(f"--cache packed: {opened}; make room, or use --cache auto, which does without")
+    else:
+        not_packed = opened
+        say(f"packed cache off: {not_packed}")
+    if options.skip_bad and index is None:
+        index = open_or_build_check(files, place)
     unusable = index.unusable if index else {}
-    skipped = {os.path.relpath(photos[position].file, spec.root): line for position, line in unusable.items()}
-    usable = index.usable(photos) if index else photos
-    return SegmentationDataset(usable, size_px, packed=packed, windowed=windowed, seed=seed, skipped=skipped)
+    digests = index.digests if index else {}
+    if index is None and distributed.read_rank_environment().local_rank == 0:  # once per machine
+        digests = note_digests(files, place)
+    return SegmentationDataset(
+        index.usable(photos) if index else photos,
+        size_px,
+        packed=packed,
+        windowed=windowed,
+        seed=seed,
+        skipped={os.path.relpath(files[position], spec.root): line for position, line in unusable.items()},
+        digests=digests,
+        not_packed=not_packed,
+    )
