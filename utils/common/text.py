@@ -17,7 +17,7 @@ from typing import Any, TextIO
 _NOT_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 COLORS = {"red": 31, "green": 32, "yellow": 33}
 COMMAND = "yolo-seg-ddp"  # what `pip install .` gives; its commands are the scripts
-_NAMES = "download_data parse_labels check_data train_yolo_ddp evaluate_model inference export test_ddp profile_gpu benchmark_ddp"
+_NAMES = "download_data parse_labels check_data prepare_data train_yolo_ddp evaluate_model inference export test_ddp profile_gpu benchmark_ddp"
 SCRIPTS = {"predict" if name == "inference" else name.partition("_")[0]: name for name in _NAMES.split()}
 
 

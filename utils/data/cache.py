@@ -215,6 +215,8 @@ class _Packing:
         key = hashlib.sha256(kind.algorithm.encode()).hexdigest()[:8] if kind else ""
         self.start = f"{place.split}-{kind.name}-{key}-" if kind else ""
         self._parts: dict[Path, dict[str, Any]] = {}
+        # Each record's file, place in it and size, by the path and the digest of its photograph.
+        self._packed: dict[tuple[str, str], tuple[Path, list[int], list[int]]] = {}
         self._survey()
 
     def complete(self) -> str:
@@ -271,15 +273,12 @@ class _Packing:
 
         parts = {file: _read_part(kind, file) for file in sorted(place.folder.glob(f"{self.start}*{kind.suffix}"))}
         self._parts = {file: part for file, part in parts.items() if part}
-        records: dict[tuple[str, str], tuple[Path, list[int], list[int]]] = {}
+        self._packed = {}
         for file, part in self._parts.items():
             rows = zip(*(part[name] for name in COLUMNS), strict=True)
-            records |= {(path, digest): (file, at, size) for path, digest, at, size in rows}
-        self._packed_paths = {path for path, _ in records}
-        self._records = [
-            records.get((path, digest)) if digest else None
-            for path, digest in zip(self.paths, self._digests, strict=True)
-        ]
+            self._packed |= {(path, digest): (file, at, size) for path, digest, at, size in rows}
+        keys = zip(self.paths, self._digests, strict=True)
+        self._records = [self._packed.get(key) if key[1] else None for key in keys]
         missing = [position for position, record in enumerate(self._records) if record is None]
 
         # A photograph that could not be used is tried again: the reason may be gone.
@@ -316,9 +315,8 @@ class _Packing:
             self._survey()
             missing = [position for position in self._missing if position in of_share]
             # The digest of a photograph with other times than those noted tells whether its record is still right.
-            unsure = [
-                at for at in missing if not self._digests[at] and (not kind or self.paths[at] in self._packed_paths)
-            ]
+            packed = {path for path, _ in self._packed}
+            unsure = [at for at in missing if not self._digests[at] and (not kind or self.paths[at] in packed)]
             if unsure:
                 place.announce(f"reading {len(unsure)} {place.split} photographs for their digests")
                 self._go_through(unsure, None, part_file, notes_file)
@@ -358,9 +356,10 @@ class _Packing:
             )
         if part_file not in self._parts:
             part_file.unlink(missing_ok=True)
-        used = sum(end - begin for _, (begin, end), _ in filter(None, self._records))
-        unused = sum(file.stat().st_size for file in self._parts) - used
-        if unused > used:
+        now = dict(zip(self.paths, self._digests, strict=True))
+        lengths = {key: end - begin for key, (_, (begin, end), _) in self._packed.items()}
+        unused = sum(length for (path, digest), length in lengths.items() if now.get(path, path) not in ("", digest))
+        if unused > sum(lengths.values()) / 2:
             place.announce(
                 f"{folder} also holds {unused / 2**30:.2f} GiB of {self.start}* that are of no photograph in this list; "
                 "delete these files if no other list needs them: what is missing is packed again"
@@ -388,9 +387,9 @@ class _Packing:
                 if done % max(len(items) // 20, 500) == 0:
                     place.announce(f"  {'packed' if make else 'read'} {done}/{len(items)}")
                 if done % max(len(items) // SAVES, MIN_BETWEEN_SAVES) == 0 or done == len(items):
+                    write_text_atomic(notes_file, json.dumps(notes))
                     if output:
                         _save_part(output, part_file, part)
-                    write_text_atomic(notes_file, json.dumps(notes))
         self._survey()
 
 

@@ -11,6 +11,7 @@ import torch
 from utils import distributed
 from utils.common.config import section_of
 from utils.common.errors import UserError
+from utils.common.text import format_bytes
 from utils.data.augment import AugmentOptions
 from utils.data.augmentation_policy import AugmentationPolicy, resolve_augmentation
 from utils.data.cache import CachePlace, PackedImages, note_digests, open_images, open_or_build_check
@@ -118,7 +119,7 @@ def open_data(
     if not windows and (hint := small_labels_hint(train.photos, spec.names, options.img_size)[0]):
         say(hint)
     num_bytes = sum(split.num_packed_bytes for split in (train, val))
-    packed = f"{num_bytes / 2**30:.1f} GiB packed in {spec.cache_folder}"
+    packed = f"{format_bytes(num_bytes)} packed in {spec.cache_folder}"
     if not_packed := train.not_packed or val.not_packed:
         packed = f"not packed: {not_packed}"
     data = Data(spec.names, train, val, policy, spec.root, spec.stretch, packed, spec.cache_folder, before)
