@@ -28,7 +28,7 @@ def tell_what_is_read() -> None:
         os.write(2, f"read {stream.name}\n".encode())
         return digest(stream, kind)
 
-    cache.read_image = blocks.read_image = told_decode  # type: ignore[attr-defined]
+    cache.read_image = blocks.read_image = told_decode  # type: ignore[assignment,attr-defined]
     fingerprint.hashlib.file_digest = told_digest  # type: ignore[assignment]
 
 
@@ -45,7 +45,16 @@ def read_in(done: subprocess.CompletedProcess[str]) -> list[str]:
 @pytest.mark.parametrize("flags", ["", "--windows 2"])
 def test_a_training_after_it_packs_nothing_and_reads_no_photograph(flags: str, tmp_path: Path) -> None:
     data = write_set(tmp_path / "set")
-    given = ["--data", data, "--img-size", "64", "--skip-bad", "--cache-dir", tmp_path / "fast", *flags.split()]
+    given: list[str | Path] = [
+        "--data",
+        data,
+        "--img-size",
+        "64",
+        "--skip-bad",
+        "--cache-dir",
+        tmp_path / "fast",
+        *flags.split(),
+    ]
     small = "--model yolov8n-seg.yaml --epochs 1 --batch-size 3 --num-workers 0 --threads 1 --val-pictures-every 0"
     prepared = run("prepare_data.py", *given, *small.split(), "--save-dir", tmp_path / "run", "--device", "cuda:7")
     assert len(read_in(prepared)) >= 2 * 18  # a digest, and the pixels

@@ -61,8 +61,8 @@ def test_a_machine_packs_what_a_killed_one_left_and_another_number_of_machines_p
     assert said[3:] == ["  continuing at 1/2"]
     assert len(packed_in(folder)) == 4
     later: list[str] = []
-    for machine in ((0, 1), (1, 2), (2, 3)):
-        packed: PackedImages = opened(PACKED, files, folder, later, machine=machine)
+    for numbers in ((0, 1), (1, 2), (2, 3)):
+        packed: PackedImages = opened(PACKED, files, folder, later, machine=numbers)
         for position, file in enumerate(files):
             np.testing.assert_array_equal(packed.read(position), load_photo(file, 64))
     assert later == []

@@ -96,10 +96,6 @@ class CacheIndex:
         """Return those of all photographs' `items` that belong to a usable photograph."""
         return [item for position, item in enumerate(items) if position not in self.unusable]
 
-    def num_bytes(self) -> int:
-        """Return the bytes of all records."""
-        return int((self.places[:, 2] - self.places[:, 1]).sum())
-
 
 @dataclass(frozen=True)
 class CacheKind:
@@ -148,8 +144,8 @@ class RecordFile:
 
     def _pread(self, position: int, num_bytes: int, offset: int = 0) -> bytes:
         """Return bytes of a record, from `offset` in it on."""
-        file, begin, _ = self._place(position)
-        key = os.getpid(), int(self.index.places[position, 0])
+        number, begin, _ = self.index.places[position].tolist()
+        file, key = self.index.pixel_files[number], (os.getpid(), number)
         try:
             if key not in self._descriptors:
                 self._descriptors[key] = regular_only(str(file), os.O_RDONLY)

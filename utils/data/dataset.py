@@ -223,12 +223,6 @@ class SegmentationDataset(Dataset[Sample]):
             return self._letterboxed(index, size_px)
         return self._augmented(epoch, index, size_px, self.augment)
 
-    @property
-    def num_packed_bytes(self) -> int:
-        """The bytes of its packed photographs."""
-        packed = self.windowed.store if self.windowed else self.packed
-        return packed.index.num_bytes() if packed else 0
-
     def image(self, index: int) -> np.ndarray:
         """Return a photograph as RGB uint8 (H, W, 3) with a long side of at most `self.size_px`."""
         if self.packed is not None:

@@ -6,6 +6,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from utils import distributed
@@ -42,7 +43,6 @@ class Data:
     stretch: tuple[float, float] | None = None
     packed: str = ""  # what this machine packed, and where, or why it did not
     cache_folder: Path = Path()
-    before: Fingerprint | None = None  # what the run's folder notes; its photographs are not read again
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
@@ -56,7 +56,7 @@ class Data:
         digests = {
             f"{split} {path}": digest for split, dataset in splits.items() for path, digest in dataset.digests.items()
         }
-        return take_fingerprint(self.names, photos, self.root, skipped, self.before, digests)
+        return take_fingerprint(self.names, photos, self.root, skipped, digests=digests)
 
     @property
     def skipped(self) -> dict[str, str]:
@@ -118,11 +118,12 @@ def open_data(
     val = of_split("val", labelled["val"], VAL_SEED)
     if not windows and (hint := small_labels_hint(train.photos, spec.names, options.img_size)[0]):
         say(hint)
-    num_bytes = sum(split.num_packed_bytes for split in (train, val))
+    stores = [split.windowed.store if split.windowed else split.packed for split in (train, val)]
+    num_bytes = sum(np.diff(store.index.places[:, 1:]).sum() for store in stores if store)
     packed = f"{format_bytes(num_bytes)} packed in {spec.cache_folder}"
     if not_packed := train.not_packed or val.not_packed:
         packed = f"not packed: {not_packed}"
-    data = Data(spec.names, train, val, policy, spec.root, spec.stretch, packed, spec.cache_folder, before)
+    data = Data(spec.names, train, val, policy, spec.root, spec.stretch, packed, spec.cache_folder)
     if distributed.read_rank_environment().local_rank == 0:
         data.fingerprint  # noqa: B018 # taken once per machine
     return data
