@@ -40,6 +40,7 @@ from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.measure.batch_size import agree_batch_size, find_batch_size
 from utils.run.folder import OwnedRun, require_same_options, resume_arguments, without_local_rank
 from utils.run.log import print_banner
+from utils.training.agreement import agree
 from utils.training.config import MachineOptions, TrainConfig
 from utils.training.data import open_data
 from utils.training.pictures import save_first_pictures
@@ -55,36 +56,43 @@ MOST_VAL_WORKERS = 8  # each costs the memory of a process, on top of those that
 def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
     """Train; return the history, one list per reported value, and the exit code. Every rank must reach this."""
     ranks = distributed.read_rank_environment()
-    setup = setup_device(section_of(config, MachineOptions), section_of(config, DataOptions), ranks)
-    device = setup.device
     say = distributed.main_printer(ranks.rank)
+    with distributed.meet(ranks) as meeting:
+        setup = setup_device(section_of(config, MachineOptions), section_of(config, DataOptions), ranks)
+        device = setup.device
 
-    # Everything slow or likely to fail comes before the process group, so that no rank waits in a collective for it; what
-    # can be refused without reading a photograph comes first.
-    output_folder(config.save_dir, "--save-dir")
-    require_same_options(config, may_move=True)  # whether it is the same data set is seen when it is read
-    spec = load_dataset_yaml(config.data, trust_links=config.trust_links, cache_dir=config.cache_dir)
-    model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
-    freeze_layers(model, config.freeze)
-    data = open_data(config, spec, device, say)
-    largest = None
-    if not config.batch_size:  # --batch-size auto
-        side_px = largest_side_px(config.img_size, multi_scale=config.multi_scale)
-        colours = section_of(config, AugmentOptions)
-        largest = find_batch_size(device, setup.precision, model, side_px, colours, len(data.train) // ranks.world_size)
+        # Everything slow or likely to fail comes before the process group, so that no rank waits in a collective for it;
+        # what can be refused without reading a photograph comes first.
+        output_folder(config.save_dir, "--save-dir")
+        require_same_options(config, may_move=True)  # whether it is the same data set is seen when it is read
+        spec = load_dataset_yaml(config.data, trust_links=config.trust_links, cache_dir=config.cache_dir)
+        model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
+        freeze_layers(model, config.freeze)
+        if ranks.is_main and len(meeting.hosts) > 1:
+            meeting.leave_token(Path(config.save_dir))
+        machine = meeting.sharers(spec.cache_folder)
+        with meeting.first_on_machine():
+            data = open_data(config, spec, device, meeting.announce, machine)
+        largest = None
+        if not config.batch_size:  # --batch-size auto
+            side_px = largest_side_px(config.img_size, multi_scale=config.multi_scale)
+            colours = section_of(config, AugmentOptions)
+            num_images = len(data.train) // ranks.world_size
+            largest = find_batch_size(device, setup.precision, model, side_px, colours, num_images)
 
-    setup_ddp(device, ranks)
+        agree(meeting, config, data)
+        setup_ddp(device, ranks, meeting.store)
+
     config = replace(config, batch_size=agree_batch_size(config.batch_size, largest, Path(config.save_dir)))
     too_large = (
         f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "
         f"halve it and double --accumulate (the same training), or let --batch-size auto choose"
     )
-    fingerprint = distributed.run_on_main(lambda: data.fingerprint)
     mlflow = find_extra("mlflow")
     with (
         explain_out_of_memory(too_large),
-        OwnedRun(config, data=fingerprint) as run,
-        mlflow.mirror(run.folder, config.mlflow) if mlflow else nullcontext(),
+        OwnedRun(config, data=data.fingerprint if ranks.is_main else None) as run,
+        (mlflow and distributed.run_on_main(lambda: mlflow.mirror(run.folder, config.mlflow))) or nullcontext(),
     ):
         print_banner(ranks.world_size, ranks.rank)
         plan = plan_training(config, setup, run, data, is_trained=is_trained(model))
@@ -96,10 +104,9 @@ def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
         share = (ranks.rank, ranks.world_size)
         batches = EpochBatches(len(data.train), config.batch_size, *share, config.seed, sizes, config.accumulate)
         val_batches = ShardBatches(len(data.val), 2 * config.batch_size, *share)
-        if ranks.is_main:
-            save_arguments(plan, run.folder)
-        if ranks.is_main and not run.resumes:
-            save_first_pictures(data.train, batches, data.names, run.folder)
+        distributed.run_on_main(lambda: save_arguments(plan, run.folder))
+        if not run.resumes:
+            distributed.run_on_main(lambda: save_first_pictures(data.train, batches, data.names, run.folder))
 
         # What one step does with them.
         optimizer = build_optimizer(model, plan.optimizer)

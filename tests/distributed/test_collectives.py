@@ -143,7 +143,7 @@ def work_on_each_machine(fails: bool) -> tuple[str | None, list[float]]:
         return f"done on {distributed.rank()}"
 
     start_s = time.monotonic()
-    answer = distributed.run_once_per_machine(work, local_rank, poll_s=0.05)
+    answer = distributed.run_once_per_machine(work, local_rank)
     return answer, [time.monotonic() - start_s]
 
 

@@ -41,7 +41,7 @@ class UserError(Exception):
 
 
 class DataErrors(UserError):
-    """Several files cannot be used. Rank 0 prints `details`, one line each, before the message."""
+    """Several files cannot be used. The first process of a machine prints `details`, one line each, before the message."""
 
     def __init__(self, message: str, details: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -108,6 +108,13 @@ def print_warning(line: str) -> None:
         print(f"{coloured('WARNING:', 'yellow', sys.stderr)} {line}", file=sys.stderr, flush=True)
 
 
+def print_error(line: str) -> None:
+    """Print an error on stderr, with the number of the rank if it is not rank 0."""
+    rank = os.environ.get("RANK", "0")
+    head = ("" if rank == "0" else f"[rank {rank}] ") + coloured("error:", "red", sys.stderr)
+    print(f"{head} {as_called(line)}", file=sys.stderr, flush=True)
+
+
 def run_script(main: Callable[[], int | None]) -> None:
     """Run a script's `main` and exit with its code; print a UserError, or a place that cannot be written, as one line on stderr.
 
@@ -129,13 +136,12 @@ def run_script(main: Callable[[], int | None]) -> None:
             name = printable(str(error.filename or "a file"), 400)
             known = UserError(f"{name}: {reason_of(error)}; {ADVICE[error.errno]}")
         if known is not None:
-            rank = os.environ.get("RANK", "0")
-            if isinstance(known, DataErrors) and rank == "0":
+            # The first process of each machine: its files may be the only ones that cannot be used.
+            if isinstance(known, DataErrors) and os.environ.get("LOCAL_RANK", "0") == "0":
                 more = len(known.details) - MAX_DETAILS
                 shown = [*known.details[:MAX_DETAILS], *([f"… and {more} more"] if more > 0 else [])]
                 print(*shown, sep="\n", file=sys.stderr)
-            head = ("" if rank == "0" else f"[rank {rank}] ") + coloured("error:", "red", sys.stderr)
-            print(f"{head} {as_called(_last_line(known))}", file=sys.stderr, flush=True)
+            print_error(_last_line(known))
         elif "RANK" not in os.environ:
             raise
         else:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from utils.common.errors import EXIT_FAILED
 
 T = TypeVar("T")
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.2  # between two questions whether somebody is at work; longer for longer work
 
 
 class RankDisagreement(RuntimeError):
@@ -81,44 +82,41 @@ def broadcast_from_main(value: T) -> T:
 
 
 def run_on_main(action: Callable[[], T]) -> T | None:
-    """Run `action` on rank 0 and return its result; the others wait and return None. Every rank must reach this.
+    """Run `action` on rank 0 and return its result there; the others wait, however long it takes, and return None.
 
-    When `action` raises, rank 0 raises the error and the other ranks exit without a message.
+    Every rank must reach this. `action` runs in a thread, because rank 0 answers the others all the time that it is at work.
+    When it raises, rank 0 raises the error and the other ranks exit without a message.
     """
-    result, error = None, None
-    if rank() == 0:
-        try:
-            result = action()
-        except Exception as raised:  # noqa: BLE001 # raised below, after the other ranks know
-            error = raised
-    failed = any_rank(error is not None)
-    if error is not None:
-        raise error
-    if failed:
-        raise SystemExit(EXIT_FAILED)
-    return result
+    return _run_while_others_wait(action, rank() == 0)
 
 
-def run_once_per_machine(action: Callable[[], T], local_rank: int, poll_s: float = 0.2) -> T | None:
-    """Run `action` on local rank 0 of each machine and return its result there; the others wait and return None.
+def run_once_per_machine(action: Callable[[], T], local_rank: int) -> T | None:
+    """Run `action` on local rank 0 of each machine, as `run_on_main` does on rank 0. Every rank must reach this."""
+    return _run_while_others_wait(action, local_rank == 0)
 
-    Every rank must reach this. The ranks ask each other all the time whether somebody is still at work, so `action` may
-    take longer than a collective. When it raises, that rank raises the error and the others exit without a message.
-    """
+
+def _run_while_others_wait(action: Callable[[], T], is_worker: bool) -> T | None:
+    if not is_distributed():
+        return action() if is_worker else None
+    device = communication_device()
     results: list[T] = []
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
 
     def work() -> None:
         try:
+            if device.type == "cuda":  # each thread has its own current GPU
+                torch.cuda.set_device(device)
             results.append(action())
-        except Exception as raised:  # noqa: BLE001 # raised below, after the other ranks know
+        except BaseException as raised:  # noqa: BLE001 # raised below, after the other ranks know
             errors.append(raised)
 
     worker = threading.Thread(target=work, daemon=True)
-    if local_rank == 0:
+    if is_worker:
         worker.start()
+    pause_s = FIRST_PAUSE_S
     while any_rank(worker.is_alive()):
-        worker.join(poll_s) if worker.is_alive() else time.sleep(poll_s)
+        worker.join(pause_s) if worker.is_alive() else time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
     failed = any_rank(bool(errors))
     if errors:
         raise errors[0]

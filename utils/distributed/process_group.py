@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -32,12 +32,18 @@ POLL_S = 0.05
 LOOPBACK = "127.0.0.1"
 
 
+class StartTimeout(UserError):
+    """A rank does not come, or is lost before the process group exists; launchers may try again."""
+
+    exit_code = EXIT_STARTUP_TIMEOUT
+
+
 class Rendezvous:
     """`with Rendezvous(...) as store:` gives a store whose keys only the ranks of this start use.
 
     Rank 0 answers until the block ends, so every rank must have joined the group before. With `is_one_machine` a store
-    that rank 0 itself opens listens on the loopback interface only. Raises UserError when the store is not reachable,
-    or rank 0 does not answer, within `timeout_s`.
+    that rank 0 itself opens listens on the loopback interface only. Raises StartTimeout when rank 0 does not answer within
+    `timeout_s`, UserError when the store is not reachable.
     """
 
     def __init__(self, rank: int, is_one_machine: bool, timeout_s: float) -> None:
@@ -96,7 +102,7 @@ class Rendezvous:
         deadline_s = time.monotonic() + self.timeout_s
         while not store.check([answer]):
             if time.monotonic() > deadline_s:
-                raise UserError(
+                raise StartTimeout(
                     f"rank {self.rank}: rank 0 did not answer within {self.timeout_s:.0f} s; "
                     f"did it start, and can every machine reach {self.address}:{self.port}?"
                 )
@@ -259,10 +265,10 @@ def read_rank_environment() -> RankInfo:
     return info
 
 
-def setup_ddp(device: torch.device, ranks: RankInfo | None = None) -> RankInfo:
+def setup_ddp(device: torch.device, ranks: RankInfo | None = None, store: dist.Store | None = None) -> RankInfo:
     """Join the process group: NCCL for a CUDA device, gloo for the CPU. Does nothing for a single process.
 
-    `NCCL_TIMEOUT` limits a collective (seconds, default 300). `INIT_TIMEOUT` limits the start of all ranks (seconds,
+    `store`: of ranks that have met already. `NCCL_TIMEOUT` limits a collective (seconds, default 300). `INIT_TIMEOUT` limits the start of all ranks (seconds,
     default 900); after it the process exits with code 76. An existing group, such as Ray Train's, is used.
     """
     global _made_the_group
@@ -274,11 +280,12 @@ def setup_ddp(device: torch.device, ranks: RankInfo | None = None) -> RankInfo:
         torch.cuda.set_device(device)
     elif is_one_machine and Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # do not listen on a network interface
-    startup_s = _seconds_of("INIT_TIMEOUT", DEFAULT_STARTUP_TIMEOUT_S)
-    with startup_watchdog(startup_s), Rendezvous(ranks.rank, is_one_machine, startup_s) as store:
+    startup_s = startup_timeout_s()
+    meeting = nullcontext(store) if store else Rendezvous(ranks.rank, is_one_machine, startup_s)
+    with startup_watchdog(startup_s), meeting as place:
         dist.init_process_group(
             backend="nccl" if device.type == "cuda" else "gloo",
-            store=store,
+            store=place,
             rank=ranks.rank,
             world_size=ranks.world_size,
             timeout=timedelta(seconds=collective_timeout_s()),
@@ -287,6 +294,11 @@ def setup_ddp(device: torch.device, ranks: RankInfo | None = None) -> RankInfo:
         _made_the_group = True
         barrier()
     return ranks
+
+
+def startup_timeout_s() -> float:
+    """Return in how many seconds all ranks must meet, and then make their process group: `INIT_TIMEOUT`, default 900."""
+    return _seconds_of("INIT_TIMEOUT", DEFAULT_STARTUP_TIMEOUT_S)
 
 
 def collective_timeout_s() -> float:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from utils.common.devices import peak_memory_bytes
 from utils.common.files import warn_on_write_error
 from utils.common.text import coloured, format_bytes, format_duration
-from utils.distributed import all_reduce_sum, any_rank, communication_device, rank
+from utils.distributed import all_reduce_sum, any_rank, communication_device, rank, run_on_main
 from utils.engine.meters import FIELDS, EpochMeter, RankMeter
 from utils.engine.options import EngineOptions
 from utils.engine.state import Progress, TrainState
@@ -136,12 +136,16 @@ class EpochEnd:
         patience = self.options.patience or 0
         progress.stopped_early = 0 < patience <= progress.epoch - 1 - progress.best_epoch
         is_best = progress.best_epoch == progress.epoch - 1
-        if any_rank(not self._save_models(record, model, is_best)):
+        has_best = run_on_main(lambda: self._save_models(record, model, is_best))
+        if any_rank(has_best is False):
             progress.best_value, progress.best_epoch = best_before
         return is_best
 
     def report(self, record: dict[str, Any], epoch: Epoch, is_best: bool) -> None:
         """Write a finished epoch to metrics.jsonl, results.csv and TensorBoard, print its lines, and tell the task."""
+        run_on_main(lambda: self._report(record, epoch, is_best))
+
+    def _report(self, record: dict[str, Any], epoch: Epoch, is_best: bool) -> None:
         monitor, progress = self.options.monitor, self.state.progress
         keeps_it = is_best and self.options.save_best
         self.log.metrics({"kind": "epoch", **record})
@@ -152,9 +156,8 @@ class EpochEnd:
         row = f"  Epoch {record['epoch']}/{self.options.epochs}: {', '.join(shown)}"
         row = coloured(row, "green") if is_best else row
         self.log.print(*self.task.epoch_lines(record, monitor, keeps_it), row)
-        if rank() == 0:
-            with warn_on_write_error("what follows an epoch"):
-                self.task.after_epoch(record, epoch)
+        with warn_on_write_error("what follows an epoch"):
+            self.task.after_epoch(record, epoch)
         if progress.stopped_early:
             self.log.print(f"  No better {monitor} since epoch {progress.best_epoch + 1}: stopping early")
 
@@ -172,9 +175,7 @@ class EpochEnd:
             progress.best_value, progress.best_epoch = value, progress.epoch
 
     def _save_models(self, record: dict[str, Any], model: nn.Module, is_best: bool) -> bool:
-        """Write last.pt and best.pt on rank 0; return False when best.pt could not be written."""
-        if rank() != 0:
-            return True
+        """Write last.pt and best.pt; return False when best.pt could not be written."""
         wants_best = is_best and self.options.save_best
         has_best = not wants_best
         info = {"epoch": record["epoch"], "metrics": _numbers(record)}

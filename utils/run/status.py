@@ -37,7 +37,8 @@ class RunLock:
         folder = Path(folder).absolute()
         output_folder(str(folder.parent), "--save-dir").mkdir(parents=True, exist_ok=True)
         self._owner_file = folder.with_name(f".{folder.name}.owner.json")
-        self._lock = FileLock(str(folder.with_name(f".{folder.name}.lock")), timeout=wait_s)
+        # `run_on_main` acquires it in a thread.
+        self._lock = FileLock(str(folder.with_name(f".{folder.name}.lock")), timeout=wait_s, thread_local=False)
         try:
             self._lock.acquire()
         except Timeout as timeout:

@@ -256,12 +256,9 @@ def batches_per_step(config: TrainConfig, world_size: int, choices: dict[str, An
 def keep_skipped(run: OwnedRun, skipped: dict[str, str]) -> list[str]:
     """Write which photographs `--skip-bad` left out to the run folder; return a line for the console.
 
-    Every rank must reach this. Raises UserError if this machine cannot read other photographs than rank 0's, or if a
-    resumed run left out others: its samples would differ.
+    Raises UserError if a resumed run left out others: its samples would differ.
     """
     names = sorted(skipped)
-    if distributed.any_rank(distributed.broadcast_from_main(names) != names):
-        raise UserError("--skip-bad: the machines cannot read different photographs; copy the data set to all again")
     file = run.folder / SKIPPED_FILE
     earlier = run.choices.get(SKIPPED_PHOTOGRAPHS) or []
     if run.resumes and earlier != names:

@@ -53,7 +53,7 @@ class Segmentation(SegmentationStep):
         self.config, self.names, self.run = plan.config, data.names, run
         self.val_criterion = loss_for(model)  # always the same, so that all runs' losses compare
         self.curves = Curves(run.folder)
-        self.facts = data.file_facts() if distributed.rank() == 0 else {}  # which calls `save`
+        self.facts = distributed.run_on_main(data.file_facts) or {}  # rank 0 calls `save`
         if "thin_classes" in self.facts:
             print(line_rules(self.facts, data.names), flush=True)
         labels = [data.val.labels(index) for index in range(min(len(data.val), CHOSEN_FROM))]
