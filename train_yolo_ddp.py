@@ -40,7 +40,7 @@ from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.measure.batch_size import agree_batch_size, find_batch_size
 from utils.run.folder import OwnedRun, require_same_options, resume_arguments, without_local_rank
 from utils.run.log import print_banner
-from utils.training.agreement import agree
+from utils.training.agreement import describe_start, require_same_data, require_same_start
 from utils.training.config import MachineOptions, TrainConfig
 from utils.training.data import open_data
 from utils.training.pictures import save_first_pictures
@@ -57,7 +57,7 @@ def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
     """Train; return the history, one list per reported value, and the exit code. Every rank must reach this."""
     ranks = distributed.read_rank_environment()
     say = distributed.main_printer(ranks.rank)
-    with distributed.meet(ranks) as meeting:
+    with distributed.meet(ranks, describe_start(config)) as meeting:
         setup = setup_device(section_of(config, MachineOptions), section_of(config, DataOptions), ranks)
         device = setup.device
 
@@ -68,11 +68,11 @@ def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
         spec = load_dataset_yaml(config.data, trust_links=config.trust_links, cache_dir=config.cache_dir)
         model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
         freeze_layers(model, config.freeze)
-        if ranks.is_main and len(meeting.hosts) > 1:
-            meeting.leave_token(Path(config.save_dir))
-        machine = meeting.sharers(spec.cache_folder)
+        require_same_start(meeting, config)
+        sharers = meeting.sharers("cache", spec.cache_folder)
         with meeting.first_on_machine():
-            data = open_data(config, spec, device, meeting.announce, machine)
+            share = (sharers.index(meeting.machine), len(sharers))
+            data = open_data(config, spec, device, meeting.announce, share)
         largest = None
         if not config.batch_size:  # --batch-size auto
             side_px = largest_side_px(config.img_size, multi_scale=config.multi_scale)
@@ -80,9 +80,10 @@ def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
             num_images = len(data.train) // ranks.world_size
             largest = find_batch_size(device, setup.precision, model, side_px, colours, num_images)
 
-        agree(meeting, config, data)
+        meeting.exchange("ready")
         setup_ddp(device, ranks, meeting.store)
 
+    require_same_data(meeting, data)
     config = replace(config, batch_size=agree_batch_size(config.batch_size, largest, Path(config.save_dir)))
     too_large = (
         f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "

@@ -76,9 +76,13 @@ def min_over_ranks(number: int) -> int:
 
 def broadcast_from_main(value: T) -> T:
     """Return rank 0's value, which must be valid JSON, on every rank. Every rank must reach this."""
+    return gather_json(value)[0]
+
+
+def gather_json(value: T) -> list[T]:
+    """Return every rank's value, which must be valid JSON, in rank order. Every rank must reach this."""
     parts = gather_arrays({"json": np.frombuffer(json.dumps(value).encode(), np.uint8)})
-    found: T = json.loads(parts[0]["json"].tobytes())
-    return found
+    return [json.loads(part["json"].tobytes()) for part in parts]
 
 
 def run_on_main(action: Callable[[], T]) -> T | None:

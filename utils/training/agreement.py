@@ -1,20 +1,19 @@
-"""What all machines of a training must have in common: photographs, labels, classes, options, versions, the run folder."""
+"""What all machines of a training must have in common: versions, options, the run folder, photographs, labels and classes."""
 
 import json
 import platform
 import shutil
-import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import cv2
 
+from utils import distributed
 from utils.common.environment import git_revision, package_version
 from utils.common.errors import UserError, printable
 from utils.common.text import format_bytes
-from utils.data.fingerprint import UNREADABLE, Fingerprint
-from utils.distributed import Meeting
+from utils.data.fingerprint import Fingerprint
 from utils.training.config import TrainConfig
 from utils.training.data import Data
 
@@ -22,111 +21,81 @@ PACKAGES = ("yolo-seg-ddp", "torch", "torchvision", "ultralytics", "numpy")
 SHOWS_LATE_S = 60.0  # after which a network file system shows a new file on other machines
 
 
-def agree(meeting: Meeting, config: TrainConfig, data: Data) -> None:
-    """Wait until all ranks are ready; print a line for each machine. Every rank must reach this.
-
-    Raises UserError on rank 0 when a machine differs from the first one, which then ends the other ranks, too.
-    """
-    if meeting.is_first:
-        description = describe_machine(meeting, config, data)
-        meeting.tell("machine", json.dumps(description))
-    else:
-        meeting.tell("machine")
-    meeting.wait("machine")
-
-    machines = [json.loads(meeting.read("machine", rank)) for rank in meeting.first_ranks]
-    has_other_data = machines[meeting.machine]["digest"] != machines[0]["digest"]
-    if meeting.is_first and has_other_data:
-        meeting.tell("photographs", data.fingerprint.to_json())
-    if meeting.rank == 0:
-        for number, rank in enumerate(meeting.first_ranks):
-            hosts = (meeting.hosts[0], meeting.hosts[number])
-            if difference := first_difference(machines[0], machines[number], hosts):
-                raise UserError(difference)
-            if machines[number]["digest"] != machines[0]["digest"]:
-                meeting.wait("photographs", [rank])
-                theirs = Fingerprint.of_content(json.loads(meeting.read("photographs", rank)))
-                raise UserError(first_other_photograph(data.fingerprint, theirs, hosts))
-        for host, machine in zip(meeting.hosts, machines, strict=True):
-            print(f"{host if len(machines) > 1 else 'Data'}: {machine['line']}", flush=True)
-        meeting.tell("agreed")
-    meeting.wait("agreed", [0])
-
-
-def describe_machine(meeting: Meeting, config: TrainConfig, data: Data) -> dict[str, Any]:
-    """Return as JSON what the machines compare, and the line that is printed about this one."""
+def describe_start(config: TrainConfig) -> dict[str, Any]:
+    """Return the versions and options that `require_same_start` compares."""
     versions: dict[str, Any] = {"Python": ".".join(platform.python_version_tuple()[:2]), "OpenCV": cv2.__version__}
     versions |= {name: package_version(name) for name in PACKAGES}
-    revision = git_revision().removesuffix("+changes")
-    versions["the revision"] = None if revision == "unknown" else revision
+    versions["revision"] = git_revision().removesuffix("+changes")
 
-    # The same data set may lie at another place on each machine.
+    # The data set may lie elsewhere on each machine.
     options = [field.name for field in fields(config) if not field.metadata["may_differ"] and field.name != "data"]
-    folder = data.cache_folder.absolute()
-    free_bytes = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
-    digest = data.fingerprint.digest
-    counts = f"{len(data.train):,} + {len(data.val):,} photographs, digest {digest[:8]}"
-    return {
-        "versions": versions,
-        "options": {f"--{name.replace('_', '-')}": getattr(config, name) for name in options},
-        "run folder": str(Path(config.save_dir).absolute()),
-        "sees run folder": sees_run_folder(meeting, Path(config.save_dir)),
-        "classes": data.names,
-        "digest": digest,
-        "line": ", ".join([counts, *filter(None, [data.packed]), f"{format_bytes(free_bytes)} free"]),
-    }
+    return versions | {f"--{name.replace('_', '-')}": getattr(config, name) for name in options}
 
 
-def sees_run_folder(meeting: Meeting, folder: Path) -> bool:
-    """Return whether this machine sees what rank 0 wrote beside the run folder; wait for it as long as it may take."""
-    deadline_s = time.monotonic() + min(SHOWS_LATE_S, meeting.timeout_s)
-    if meeting.machine > 0 and not meeting.sees_token(folder):
-        meeting.announce(f"waiting until {folder} of {meeting.hosts[0]} shows here, for up to {SHOWS_LATE_S:.0f} s")
-        while not meeting.sees_token(folder) and time.monotonic() < deadline_s:
-            time.sleep(0.5)
-    return meeting.machine == 0 or meeting.sees_token(folder)
+def require_same_start(meeting: distributed.Meeting, config: TrainConfig) -> None:
+    """Raise UserError on rank 0 if machines differ in versions, options or run folder. Every rank must reach this."""
+    folder = Path(config.save_dir).absolute()
+    sharing = meeting.sharers("run folder", folder.parent.resolve(), min(SHOWS_LATE_S, meeting.timeout_s))
+    folders = meeting.exchange("run folder's name", str(folder))
+    if meeting.rank > 0:
+        return
+    here, ours = meeting.hosts[0], meeting.descriptions[0]
+    for rank, theirs in enumerate(meeting.descriptions):
+        there = meeting.hosts[meeting.machines[rank]]
+        for name, value in ours.items():
+            is_option, other = name.startswith("--"), theirs.get(name)
+            if value != other and (is_option or {None, "unknown"}.isdisjoint((value, other))):
+                what = " and ".join(
+                    f"{host} has {name} {'unset' if one is None else one}"
+                    for host, one in ((there, other), (here, value))
+                )
+                advice = "options" if is_option else "software, such as that of requirements.lock"
+                raise UserError(printable(f"{what}: all machines need the same {advice}", 1000))
+        if meeting.machines[rank] not in sharing or Path(folders[rank]).name != folder.name:
+            raise UserError(
+                f"{there} writes to another run folder ({folders[rank]}) than {here} ({folder}): name with --save-dir one "
+                "that all machines share"
+            )
 
 
-def first_difference(ours: dict[str, Any], theirs: dict[str, Any], hosts: tuple[str, str]) -> str:
-    """Return in what a machine differs from the first one, but for the photographs; empty if in nothing."""
-    here, there = hosts
-    for kind, advice in (
-        ("versions", "install the same software on all machines, such as requirements.lock"),
-        ("options", "start all machines with the same options"),
-    ):
-        for name, value in ours[kind].items():
-            other = theirs[kind].get(name)
-            if value != other and (kind == "options" or None not in (value, other)):
-                values = [f"{name} unset" if each is None else f"{name} {each}" for each in (other, value)]
-                return printable(f"{there} has {values[0]}, and {here} has {values[1]}: {advice}", 1000)
-    if not theirs["sees run folder"]:
-        return (
-            f"{there} does not see the run folder of {here}: {theirs['run folder']} is another folder there, or "
-            f"{ours['run folder']} is not shared; name with --save-dir one that all machines share"
-        )
-    if ours["classes"] != theirs["classes"]:
-        pairs = zip([*ours["classes"], None], [*theirs["classes"], None], strict=False)
-        number, (name, other) = next((number, pair) for number, pair in enumerate(pairs) if pair[0] != pair[1])
-        classes = f"class {number} is {other or 'missing'} on {there} and {name or 'missing'} on {here}"
-        return printable(f"{classes}: copy the data set's YAML file again", 1000)
-    return ""
+def require_same_data(meeting: distributed.Meeting, data: Data) -> None:
+    """Print a line for each machine; raise UserError on rank 0 if their data differ. Every rank must reach this."""
+    place = data.cache_folder.absolute()
+    free_bytes = shutil.disk_usage(next(each for each in (place, *place.parents) if each.exists())).free
+    digest = data.fingerprint.digest if meeting.is_first else ""
+    parts = [f"{len(data.train):,} + {len(data.val):,} photographs", f"digest {digest[:8]}", data.packed]
+    line = ", ".join([*filter(None, parts), f"{format_bytes(free_bytes)} free"])
+    told = distributed.gather_json([digest, line])
+    differs = meeting.is_first and digest != told[0][0]
+    fingerprints = distributed.gather_json(json.loads(data.fingerprint.to_json()) if differs else None)
+
+    def judge() -> None:
+        for host, rank in zip(meeting.hosts, meeting.first_ranks, strict=True):
+            print(f"{host if len(meeting.hosts) > 1 else 'Data'}: {told[rank][1]}", flush=True)
+        for host, rank in zip(meeting.hosts, meeting.first_ranks, strict=True):
+            if content := fingerprints[rank]:
+                theirs = Fingerprint.of_content(content)
+                raise UserError(first_difference(data.fingerprint, theirs, meeting.hosts[0], host))
+
+    distributed.run_on_main(judge)
 
 
-def first_other_photograph(ours: Fingerprint, theirs: Fingerprint, hosts: tuple[str, str]) -> str:
-    """Return which photograph or label is the first that differs between two machines, and how many do."""
-    here, there = hosts
-    keys = sorted(ours.photographs.keys() | theirs.photographs.keys())
-    pairs = {key: (ours.photographs.get(key), theirs.photographs.get(key)) for key in keys}
-    differing = {key: pair for key, pair in pairs.items() if (pair[0] or ())[:2] != (pair[1] or ())[:2]}
-    key, (mine, other) = next(iter(differing.items()))
-    path = printable(key.partition(" ")[2], 400)
-    if mine is None or other is None:
-        lacking, having = (there, here) if other is None else (here, there)
-        what = f"{lacking} lacks {path}, which {having} has"
-    elif UNREADABLE in (mine, other):
-        failing, reading = (there, here) if other == UNREADABLE else (here, there)
-        what = f"{failing} cannot read {path}, which {reading} can"
+def first_difference(ours: Fingerprint, theirs: Fingerprint, here: str, there: str) -> str:
+    """Return which class, else which photograph or label, is the first that differs between two machines, and how many do."""
+    for number, (name, other) in enumerate(zip((*ours.names, "none"), (*theirs.names, "none"), strict=False)):
+        if name != other:
+            text = f"class {number} is {other} on {there} and {name} on {here}: copy the data set's YAML file again"
+            return printable(text, 1000)
+
+    mine, other = ({key: texts[:2] for key, texts in each.photographs.items()} for each in (ours, theirs))
+    keys = sorted(mine.keys() | other.keys())
+    differing = [key for key in keys if mine.get(key) != other.get(key)]
+    first = differing[0]
+    photograph = printable(first.partition(" ")[2], 400)
+    if first in mine and first in other:
+        part = "another content" if mine[first][0] != other[first][0] else "other labels"
+        what = f"{photograph} has {part} on {there} than on {here}"
     else:
-        what = f"{path} has {'another content' if mine[0] != other[0] else 'other labels'} on {there} than on {here}"
-    verb = "differs" if len(differing) == 1 else "differ"
-    return f"{what} ({len(differing):,} of {len(keys):,} {verb}): copy the data set again"
+        lacks, has = (there, here) if first in mine else (here, there)
+        what = f"{lacks} lacks {photograph}, which {has} has"
+    return f"{what} ({len(differing):,} of {len(keys):,} photographs): copy the data set again"
