@@ -72,7 +72,7 @@ def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
         sharers = meeting.sharers("cache", spec.cache_folder)
         with meeting.first_on_machine():
             share = (sharers.index(meeting.machine), len(sharers))
-            data = open_data(config, spec, device, meeting.announce, share)
+            data = open_data(config, spec, device, say, share, meeting.announce)
         largest = None
         if not config.batch_size:  # --batch-size auto
             side_px = largest_side_px(config.img_size, multi_scale=config.multi_scale)

@@ -10,8 +10,6 @@ import pytest
 
 import train_yolo_ddp
 from tests.support.plugin import run_main
-from tests.support.ranks import run_ranks
-from utils import distributed
 from utils.common.config import section_of
 from utils.common.errors import DataErrors, UserError
 from utils.data import cache
@@ -22,10 +20,9 @@ from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
 from utils.data.labels import read_photos
 from utils.run.checkpoint import latest_facts
-from utils.run.folder import OwnedRun
 from utils.training.config import TrainConfig
 from utils.training.data import open_split
-from utils.training.plan import SKIPPED_FILE, keep_skipped
+from utils.training.plan import SKIPPED_FILE
 
 BAD = {"1.jpg": b"", "4.jpg": b"\xff\xd8\xff\xe0 not all", "6.jpg": b"just words"}
 NUM_PHOTOS = 9
@@ -168,21 +165,6 @@ def test_a_cache_whose_list_of_unusable_photographs_is_wrong_is_built_again(unus
     index_file.write_text(index_text({**facts, "unusable": unusable}))
     assert len(opened(data, skip_bad=True)) == 6
     assert json.loads(index_file.read_text()) == content
-
-
-def ranks_that_differ(folder: Path) -> str:
-    skipped = {"a.jpg": "a"} if distributed.rank() == 0 else {"b.jpg": "b"}
-    with OwnedRun(TrainConfig(save_dir=str(folder))) as run:
-        try:
-            keep_skipped(run, skipped)
-        except UserError as error:
-            return str(error)
-    return ""
-
-
-def test_machines_that_cannot_read_different_photographs_are_refused_on_all_ranks(tmp_path: Path) -> None:
-    answers = run_ranks(ranks_that_differ, 2, tmp_path / "run")
-    assert all("the machines cannot read different photographs" in answer for answer in answers)
 
 
 @pytest.mark.slow

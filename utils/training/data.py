@@ -87,8 +87,11 @@ def open_data(
     device: torch.device,
     say: distributed.Say,
     machine: tuple[int, int] = (0, 1),
+    announce: distributed.Say | None = None,
 ) -> Data:
     """Open both splits of the data set, and decide how the run trains on them. `say` prints the reasons.
+
+    `announce` prints what is packed, which each machine does for itself; unset: `say`.
 
     Builds packed caches or block stores where they are missing. `machine`: the number of this machine and how many machines
     there are; those that share a cache folder share the work, and the others do all of it. Call it on the first rank of each
@@ -101,7 +104,7 @@ def open_data(
         )
     options, windows = section_of(config, DataOptions), config.window_config
     before = read_fingerprint(Path(config.save_dir))
-    of_split = partial(open_split, options, windows, spec, say=say, machine=machine, before=before)
+    of_split = partial(open_split, options, windows, spec, say=announce or say, machine=machine, before=before)
     train = of_split("train", labelled["train"], config.seed)
     if train.windowed:
         say("\n".join(train.windowed.windows.describe(config.epochs)))
