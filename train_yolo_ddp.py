@@ -40,38 +40,40 @@ from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.measure.batch_size import agree_batch_size, find_batch_size
 from utils.run.folder import OwnedRun, require_same_options, resume_arguments, without_local_rank
 from utils.run.log import print_banner
-from utils.training.agreement import describe_start, require_same_data, require_same_start
+from utils.training.agreement import require_same_data, require_same_start
 from utils.training.config import MachineOptions, TrainConfig
-from utils.training.data import open_data
+from utils.training.data import Data, open_data
 from utils.training.pictures import save_first_pictures
-from utils.training.plan import plan_training, save_arguments, setup_device
+from utils.training.plan import DeviceSetup, plan_training, save_arguments, setup_device
 from utils.training.task import Segmentation, follow_epochs
-from utils.yolo.model import build_model, freeze_layers, is_trained
+from utils.yolo.model import YoloModel, build_model, freeze_layers, is_trained
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
 
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
 MOST_VAL_WORKERS = 8  # each costs the memory of a process, on top of those that load for the training
 
 
-def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
-    """Train; return the history, one list per reported value, and the exit code. Every rank must reach this."""
-    ranks = distributed.read_rank_environment()
+def start(config: TrainConfig, ranks: distributed.RankInfo) -> tuple[TrainConfig, DeviceSetup, YoloModel, Data]:
+    """Do all that is slow or likely to fail, then make the process group, so that no rank waits in a collective for it.
+
+    Return the options with the batch size that all ranks agreed on. Every rank must reach this.
+    """
     say = distributed.main_printer(ranks.rank)
-    with distributed.meet(ranks, describe_start(config)) as meeting:
+    with distributed.meet(ranks) as meeting:
         setup = setup_device(section_of(config, MachineOptions), section_of(config, DataOptions), ranks)
         device = setup.device
 
-        # Everything slow or likely to fail comes before the process group, so that no rank waits in a collective for it;
-        # what can be refused without reading a photograph comes first.
+        # What can be refused without reading a photograph comes first.
         output_folder(config.save_dir, "--save-dir")
         require_same_options(config, may_move=True)  # whether it is the same data set is seen when it is read
         spec = load_dataset_yaml(config.data, trust_links=config.trust_links, cache_dir=config.cache_dir)
         model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
         freeze_layers(model, config.freeze)
         require_same_start(meeting, config)
+
         sharers = meeting.sharers("cache", spec.cache_folder)
+        share = (sharers.index(meeting.machine), len(sharers))
         with meeting.first_on_machine():
-            share = (sharers.index(meeting.machine), len(sharers))
             data = open_data(config, spec, device, say, share, meeting.announce)
         largest = None
         if not config.batch_size:  # --batch-size auto
@@ -84,7 +86,16 @@ def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
         setup_ddp(device, ranks, meeting.store)
 
     require_same_data(meeting, data)
-    config = replace(config, batch_size=agree_batch_size(config.batch_size, largest, Path(config.save_dir)))
+    batch_size = agree_batch_size(config.batch_size, largest, Path(config.save_dir))
+    return replace(config, batch_size=batch_size), setup, model, data
+
+
+def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
+    """Train; return the history, one list per reported value, and the exit code. Every rank must reach this."""
+    ranks = distributed.read_rank_environment()
+    say = distributed.main_printer(ranks.rank)
+    config, setup, model, data = start(config, ranks)
+    device = setup.device
     too_large = (
         f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "
         f"halve it and double --accumulate (the same training), or let --batch-size auto choose"

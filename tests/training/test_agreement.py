@@ -100,7 +100,7 @@ def start_each(folder: Path) -> dict[str, Any]:
             if change:
                 change(data)
             if flags.startswith("torch"):
-                agreement.package_version = lambda package: "2.11.0" if package == "torch" else package_version(package)
+                agreement.package_version = lambda name: "2.11.0" if name == "torch" else package_version(name)
             else:
                 words = flags.format(**places).split()
         given = ("--data", str(data / "data.yaml"), "--save-dir", str(folder / name / "run"), *FLAGS, *words)
@@ -112,7 +112,7 @@ def start_each(folder: Path) -> dict[str, Any]:
         agreement.package_version = package_version
         # Each start finds the launcher's store as the one before has left it.
         (folder / f"{name} ended on {ranks.rank}").touch()
-        wait_until(lambda name=name: (folder / f"{name} ended on {1 - ranks.rank}").exists(), 60)
+        wait_until((folder / f"{name} ended on {1 - ranks.rank}").exists, 60)
     return ends
 
 

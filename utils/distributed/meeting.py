@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -36,11 +36,11 @@ LEAVE_S = 2.0  # after the error of another rank, which needs the time to print 
 
 
 @contextmanager
-def meet(ranks: RankInfo, description: Any = None) -> Iterator[Meeting]:
+def meet(ranks: RankInfo) -> Iterator[Meeting]:
     """Let all ranks meet within `INIT_TIMEOUT`; give them what they talk through until their process group exists.
 
     Every rank must reach this. After an error in the block on any rank all ranks end with its exit code, and the message of
-    a UserError is printed once. `description`: of this rank, for the others; JSON. Raises StartTimeout when a rank does not come.
+    a UserError is printed once. Raises StartTimeout when a rank does not come.
     """
     timeout_s = startup_timeout_s()
     place: AbstractContextManager[dist.Store] = nullcontext(dist.HashStore())
@@ -49,7 +49,7 @@ def meet(ranks: RankInfo, description: Any = None) -> Iterator[Meeting]:
         place = nullcontext(dist.PrefixStore(name, dist.distributed_c10d._get_default_store()))
     elif ranks.world_size > 1:
         place = Rendezvous(ranks.rank, ranks.local_world_size == ranks.world_size, timeout_s)
-    with place as store, Meeting(ranks, store, timeout_s, description) as meeting:
+    with place as store, Meeting(ranks, store, timeout_s) as meeting:
         yield meeting
 
 
@@ -59,7 +59,7 @@ class Meeting(BackgroundWatch):
     `machines` has the number of each rank's machine, `hosts` the names of the machines, and `first_ranks` their lowest ranks.
     """
 
-    def __init__(self, ranks: RankInfo, store: dist.Store, timeout_s: float, description: Any) -> None:
+    def __init__(self, ranks: RankInfo, store: dist.Store, timeout_s: float) -> None:
         super().__init__("meeting")
         self.rank, self.ranks = ranks.rank, range(ranks.world_size)
         self.store, self.timeout_s = store, timeout_s
@@ -69,9 +69,9 @@ class Meeting(BackgroundWatch):
         launcher = os.environ.get("GROUP_RANK") or os.environ.get("SLURM_NODEID", "")
         machine = " ".join([socket.gethostname(), *read_words(BOOT_ID), launcher])
         store.add(f"beat/{self.rank}", 1)
-        told = self.exchange("place", [machine, uuid.uuid4().hex, description], timeout_s)
+        told = self.exchange("place", [machine, uuid.uuid4().hex], timeout_s)
 
-        names = [place[0] for place in told]
+        names = [machine for machine, _ in told]
         self.first_ranks = sorted(set(map(names.index, names)))
         self.machines = [self.first_ranks.index(names.index(name)) for name in names]
         self.machine = self.machines[self.rank]
@@ -79,14 +79,14 @@ class Meeting(BackgroundWatch):
         hosts = [names[rank].split()[0] for rank in self.first_ranks]
         self.hosts = [f"{host}/{number}" if hosts.count(host) > 1 else host for number, host in enumerate(hosts, 1)]
         self.name = told[0][1]
-        self.descriptions = [place[2] for place in told]
 
     def __enter__(self) -> Self:
         return super().__enter__() if len(self.ranks) > 1 else self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, *raised: object) -> None:
         super().__exit__()
-        if error is None or len(self.ranks) == 1 or self._exit_code is not None:
+        error = raised[1]
+        if not isinstance(error, BaseException) or len(self.ranks) == 1 or self._exit_code is not None:
             return
         # Without the store, on rank 0's machine, there is nobody to tell.
         with suppress(dist.DistError):
@@ -97,7 +97,7 @@ class Meeting(BackgroundWatch):
                 time.sleep(LEAVE_S)
                 raise SystemExit(self._exit_code)
 
-    def wait(self, keys: Sequence[str], timeout_s: float = math.inf) -> None:
+    def wait(self, keys: list[str], timeout_s: float = math.inf) -> None:
         """Wait until the store has all keys. Raises SystemExit when another rank fails or dies, StartTimeout after `timeout_s`."""
         deadline_s, pause_s = time.monotonic() + timeout_s, FIRST_PAUSE_S
         try:
@@ -177,33 +177,29 @@ class Meeting(BackgroundWatch):
             print_error(f"{self.hosts[machine]}: {text}")
 
     def _watch(self) -> None:
-        # Without the store, on rank 0's machine, this rank ends where it next waits.
-        with suppress(dist.DistError):
-            self._watch_others(self.store.clone())  # on a shared connection a request could wait for another
-
-    def _watch_others(self, store: dist.Store) -> None:
         # Rank 0 is a little earlier, so that it prints the message.
         limit_s = min(DEAD_AFTER_S, self.timeout_s) + 2 * BEAT_S * (self.rank > 0)
         keys = [f"beat/{rank}" for rank in self.ranks]
         last = [(b"", 0.0)] * len(keys)
-        while not self._is_over.wait(BEAT_S):
-            store.add(keys[self.rank], 1)
-            if store.check(["failure"]):
-                self._learn_failure(store)
-                # The main thread leaves if it waits. It may also be at work for an hour.
-                if not self._is_over.wait(2 * LEAVE_S):
-                    sys.stdout.flush()
-                    os._exit(self._exit_code or EXIT_FAILED)
-                return
+        # Without the store, on rank 0's machine, this rank ends where it next waits.
+        with suppress(dist.DistError):
+            store = self.store.clone()  # on a shared connection a request could wait for another
+            while not self._is_over.wait(BEAT_S):
+                store.add(keys[self.rank], 1)
+                if store.check(["failure"]):
+                    self._learn_failure(store)
+                    # The main thread leaves if it waits. It may also be at work for an hour.
+                    if not self._is_over.wait(2 * LEAVE_S):
+                        sys.stdout.flush()
+                        os._exit(self._exit_code or EXIT_FAILED)
+                    return
 
-            now_s = time.monotonic()
-            beats = store.multi_get(keys)
-            last = [(beat, now_s) if beat != old[0] else old for beat, old in zip(beats, last, strict=True)]
-            for rank, (_, beat_s) in enumerate(last):
-                if now_s - beat_s > limit_s:
-                    text = (
-                        f"rank {rank} on {self.hosts[self.machines[rank]]} gave no sign of life for {limit_s:.0f} s: it died "
-                        "or hangs, see its output; all ranks end, and with --max-restarts the launcher starts them again"
-                    )
-                    if self._is_first_failure(store, EXIT_STARTUP_TIMEOUT, text):
-                        print_error(text)
+                now_s, beats = time.monotonic(), store.multi_get(keys)
+                last = [(beat, now_s) if beat != old[0] else old for beat, old in zip(beats, last, strict=True)]
+                oldest_s, rank = min((beat_s, rank) for rank, (_, beat_s) in enumerate(last))
+                text = (
+                    f"rank {rank} on {self.hosts[self.machines[rank]]} gave no sign of life for {limit_s:.0f} s: it died or "
+                    "hangs, see its output; all ranks end, and with --max-restarts the launcher starts them again"
+                )
+                if now_s - oldest_s > limit_s and self._is_first_failure(store, EXIT_STARTUP_TIMEOUT, text):
+                    print_error(text)

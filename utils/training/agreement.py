@@ -21,36 +21,31 @@ PACKAGES = ("yolo-seg-ddp", "torch", "torchvision", "ultralytics", "numpy")
 SHOWS_LATE_S = 60.0  # after which a network file system shows a new file on other machines
 
 
-def describe_start(config: TrainConfig) -> dict[str, Any]:
-    """Return the versions and options that `require_same_start` compares."""
+def require_same_start(meeting: distributed.Meeting, config: TrainConfig) -> None:
+    """Raise UserError on rank 0 if machines differ in versions, options or run folder. Every rank must reach this."""
     versions: dict[str, Any] = {"Python": ".".join(platform.python_version_tuple()[:2]), "OpenCV": cv2.__version__}
     versions |= {name: package_version(name) for name in PACKAGES}
     versions["revision"] = git_revision().removesuffix("+changes")
-
     # The data set may lie elsewhere on each machine.
-    options = [field.name for field in fields(config) if not field.metadata["may_differ"] and field.name != "data"]
-    return versions | {f"--{name.replace('_', '-')}": getattr(config, name) for name in options}
+    names = [field.name for field in fields(config) if not field.metadata["may_differ"] and field.name != "data"]
+    options = {f"--{name.replace('_', '-')}": getattr(config, name) for name in names}
+    told = meeting.exchange("versions and options", versions | options)
 
-
-def require_same_start(meeting: distributed.Meeting, config: TrainConfig) -> None:
-    """Raise UserError on rank 0 if machines differ in versions, options or run folder. Every rank must reach this."""
     folder = Path(config.save_dir).absolute()
     sharing = meeting.sharers("run folder", folder.parent.resolve(), min(SHOWS_LATE_S, meeting.timeout_s))
     folders = meeting.exchange("run folder's name", str(folder))
     if meeting.rank > 0:
         return
-    here, ours = meeting.hosts[0], meeting.descriptions[0]
-    for rank, theirs in enumerate(meeting.descriptions):
+    here = meeting.hosts[0]
+    for rank, theirs in enumerate(told):
         there = meeting.hosts[meeting.machines[rank]]
-        for name, value in ours.items():
-            is_option, other = name.startswith("--"), theirs.get(name)
-            if value != other and (is_option or {None, "unknown"}.isdisjoint((value, other))):
-                what = " and ".join(
-                    f"{host} has {name} {'unset' if one is None else one}"
-                    for host, one in ((there, other), (here, value))
-                )
-                advice = "options" if is_option else "software, such as that of requirements.lock"
-                raise UserError(printable(f"{what}: all machines need the same {advice}", 1000))
+        for name, value in told[0].items():
+            other = theirs.get(name)
+            if value != other and (name in options or {None, "unknown"}.isdisjoint((value, other))):
+                values = ["unset" if each is None else each for each in (other, value)]
+                advice = "options" if name in options else "software, such as that of requirements.lock"
+                text = f"{there} has {name} {values[0]} and {here} has {name} {values[1]}: all machines need the same {advice}"
+                raise UserError(printable(text, 1000))
         if meeting.machines[rank] not in sharing or Path(folders[rank]).name != folder.name:
             raise UserError(
                 f"{there} writes to another run folder ({folders[rank]}) than {here} ({folder}): name with --save-dir one "
@@ -87,15 +82,15 @@ def first_difference(ours: Fingerprint, theirs: Fingerprint, here: str, there: s
             text = f"class {number} is {other} on {there} and {name} on {here}: copy the data set's YAML file again"
             return printable(text, 1000)
 
-    mine, other = ({key: texts[:2] for key, texts in each.photographs.items()} for each in (ours, theirs))
-    keys = sorted(mine.keys() | other.keys())
-    differing = [key for key in keys if mine.get(key) != other.get(key)]
+    digests, others = ({key: each.photographs[key][:2] for key in each.photographs} for each in (ours, theirs))
+    keys = sorted(digests.keys() | others.keys())
+    differing = [key for key in keys if digests.get(key) != others.get(key)]
     first = differing[0]
     photograph = printable(first.partition(" ")[2], 400)
-    if first in mine and first in other:
-        part = "another content" if mine[first][0] != other[first][0] else "other labels"
+    if first in digests and first in others:
+        part = "another content" if digests[first][0] != others[first][0] else "other labels"
         what = f"{photograph} has {part} on {there} than on {here}"
     else:
-        lacks, has = (there, here) if first in mine else (here, there)
+        lacks, has = (there, here) if first in digests else (here, there)
         what = f"{lacks} lacks {photograph}, which {has} has"
     return f"{what} ({len(differing):,} of {len(keys):,} photographs): copy the data set again"
