@@ -84,6 +84,7 @@ FAILURES: dict[str, tuple[str, str, int, list[str]]] = {
     "while another works": ("time.sleep(60)", NO_ROOM, 1, [f"error: {HOST}/2: no room for the cache", "[rank 1] error: no room for the cache"]),
     "while another waits": (WAIT, NO_ROOM, 1, [f"error: {HOST}/2: no room for the cache", "[rank 1] error: no room for the cache"]),
     "rank 0": (NO_ROOM, WAIT, 1, ["error: no room for the cache"]),
+    "both alike": (NO_ROOM, NO_ROOM, 1, ["error: no room for the cache"]),
     "killed": (WAIT, "os.kill(os.getpid(), signal.SIGKILL)", EXIT_STARTUP_TIMEOUT, [f"error: rank 1 on {HOST}/2 gave no sign of life for 6 s: it died or hangs"]),
     "never there": (WAIT, "", EXIT_STARTUP_TIMEOUT, ["error: of 2 ranks 1 did not start within 6 s; look at their output, or wait longer"]),
 }  # fmt: skip
@@ -111,7 +112,7 @@ def test_after_a_failure_all_ranks_end_at_once_with_one_line_and_one_exit_code(n
     ended = run_pair(tmp_path, tuple(works))
     assert time.monotonic() - start_s < 40
     assert [done.returncode for done in ended if done.returncode != -signal.SIGKILL] == [code] * (
-        1 + (name in list(FAILURES)[:3])
+        1 + (name in list(FAILURES)[:4])
     )
     printed = [line for done in ended for line in done.stderr.splitlines() if not line.startswith("[W")]
     assert len(printed) == len(lines), printed

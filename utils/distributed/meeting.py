@@ -39,8 +39,8 @@ LEAVE_S = 2.0  # after the error of another rank, which needs the time to print 
 def meet(ranks: RankInfo) -> Iterator[Meeting]:
     """Let all ranks meet within `INIT_TIMEOUT`; give them what they talk through until their process group exists.
 
-    Every rank must reach this. After an error in the block on any rank all ranks end with its exit code, and the message of
-    a UserError is printed once. Raises StartTimeout when a rank does not come.
+    Every rank must reach this. After an error in the block on any rank all ranks end with its exit code. Its rank prints
+    it, and rank 0 if that is on another machine; of several errors the first. Raises StartTimeout when a rank does not come.
     """
     timeout_s = startup_timeout_s()
     place: AbstractContextManager[dist.Store] = nullcontext(dist.HashStore())
@@ -88,7 +88,8 @@ class Meeting(BackgroundWatch):
         error = raised[1]
         if not isinstance(error, BaseException) or len(self.ranks) == 1 or self._exit_code is not None:
             return
-        # Without the store, on rank 0's machine, there is nobody to tell.
+        # Of ranks that fail alike rank 0 prints why. Without the store, on its machine, there is nobody to tell.
+        time.sleep(BEAT_S * (self.rank > 0))
         with suppress(dist.DistError):
             if self._is_first_failure(self.store, getattr(error, "exit_code", EXIT_FAILED), one_line(error, 1000)):
                 time.sleep(2 * BEAT_S)  # the store may end with this rank
