@@ -4,7 +4,7 @@ A thread of rank 0 looks for a new checkpoint and copies the folder's present st
 it only at its end. At each moment the storage holds a complete checkpoint, and files beside it that are at least as new.
 """
 
-import itertools
+from datetime import UTC, datetime
 from pathlib import Path
 
 from utils.common.errors import one_line, print_warning
@@ -93,8 +93,13 @@ class Mirror(BackgroundWatch):
 
     def _set_aside(self) -> None:
         """Rename the copy of an earlier run, as the training has renamed its folder."""
-        if any(name.endswith(MANIFEST_FILE) for name in self._storage.files()):
-            places = (f"{self._storage.root}-{number}" for number in itertools.count(1))
-            aside = next(place for place in places if not self._storage.system.exists(place))
-            self._storage.tried("", self._storage.system.mv, aside, recursive=True)
+        files = self._storage.files()
+        saved = [file.time_s for name, file in files.items() if name.endswith(MANIFEST_FILE)]
+        if saved:
+            # The name is the same when this is repeated after an error.
+            aside = f"{self._storage.root}-{datetime.fromtimestamp(max(saved), UTC):%Y%m%dT%H%M%SZ}"
+            for name in files:
+                self._storage.tried(name, self._storage.system.copy, f"{aside}/{name}")
+            for name in files:
+                self._storage.tried(name, self._storage.system.rm)
         self._sets_aside = False

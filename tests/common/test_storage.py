@@ -120,9 +120,7 @@ def test_a_broken_transfer_continues_where_it_broke(
         return block(path, start, end)
 
     opened._block = break_after_two  # type: ignore[method-assign]
-    with pytest.raises(
-        UserError, match=r"^s3://epri/raw/Circuit1.zip: .*; check the network and AWS_ENDPOINT_URL, then"
-    ):
+    with pytest.raises(UserError, match=r"^s3://epri/raw/Circuit1.zip: .*; check the network and AWS_ENDPOINT_URL$"):
         opened.fetch("Circuit1.zip", file, tmp_path / "Circuit1.zip")
     assert not (tmp_path / "Circuit1.zip").exists()
     assert [part.read_bytes() for part in parts(tmp_path)] == [content[:2000]]
@@ -214,9 +212,7 @@ def test_credentials_buckets_and_servers_that_are_not_there_are_one_line(
         run_main(download_data, monkeypatch, "--source", f"s3://{BUCKET}/empty", "--output", tmp_path)
     server.stop()
     try:
-        assert refusal(tmp_path).endswith(
-            "(EndpointConnectionError); check the network and AWS_ENDPOINT_URL, then run the same command again"
-        )
+        assert refusal(tmp_path).endswith("(EndpointConnectionError); check the network and AWS_ENDPOINT_URL")
     finally:
         server.start()
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

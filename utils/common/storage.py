@@ -30,7 +30,7 @@ PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before the second try and the later one
 MOST_TRANSFERS = 3  # of a file that arrives damaged
 TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")  # each of fsspec's packages has its own name
 CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what the package of this storage reads"
-NETWORK = "check the network and AWS_ENDPOINT_URL, then run the same command again"
+NETWORK = "check the network and AWS_ENDPOINT_URL"
 
 
 def is_address(text: str) -> bool:
