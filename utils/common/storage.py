@@ -25,6 +25,7 @@ from utils.common.progress import Progress
 from utils.common.threads import ordered_map
 
 BLOCK_BYTES = 16 << 20  # of one request; a broken transfer loses at most these
+BLOCK_TIMEOUT_S = 600.0  # so that a server that sends a byte now and then does not hold a command for ever
 FETCHES_AT_ONCE = 8
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before the second try and the later ones
 MOST_TRANSFERS = 3  # of a file that arrives damaged
@@ -174,7 +175,7 @@ class Storage:
         raise UserError(f"{self.shown}/{printable(name)}: it changes or arrives damaged; run the same command again")
 
     def _block(self, path: str, start: int, end: int) -> bytes:
-        block: bytes = self.system.cat_file(path, start=start, end=end)
+        block: bytes = self.system.cat_file(path, start=start, end=end, timeout=BLOCK_TIMEOUT_S)
         if len(block) != end - start:
             raise OSError(f"only {len(block)} of {end - start} bytes arrived")
         return block
