@@ -7,18 +7,11 @@ it only at its end. At each moment the storage holds a complete checkpoint, and 
 from datetime import UTC, datetime
 from pathlib import Path
 
-from utils.common.errors import one_line, print_warning
 from utils.common.storage import Storage
-from utils.common.threads import BackgroundWatch
 from utils.run.checkpoint import MANIFEST_FILE, STATE_FILE
-from utils.run.records import read_status
-from utils.run.status import FINISHED
+from utils.run.sending import FolderSender
 
 CHECKPOINTS = "checkpoint"
-POLL_S = 2.0
-MOST_BACKOFF_S = 60.0
-FINISH_WAIT_S = 240.0  # at the end; below the 300 s after which other ranks give up to wait for this one
-STOP_WAIT_S = 20.0  # at any other end; schedulers grant 30 seconds between a stop and a kill
 
 
 def run_storage(folder: Path, address: str, pauses_s: tuple[float, ...] = ()) -> Storage:
@@ -26,48 +19,25 @@ def run_storage(folder: Path, address: str, pauses_s: tuple[float, ...] = ()) ->
     return Storage(f"{address.rstrip('/')}/{folder.absolute().name}", "--mirror", pauses_s)
 
 
-class Mirror(BackgroundWatch):
+class Mirror(FolderSender):
     """Copies a run's folder while it is a context manager and at its end. `resumes`: the storage may hold the same run."""
 
+    finish_wait_s = 240.0  # below the 300 s after which other ranks give up to wait for this one
+
     def __init__(self, folder: Path, address: str, resumes: bool) -> None:
-        super().__init__("mirror")
+        super().__init__("--mirror", folder)
         # Here and not in the thread: a loader process that is forked during an import could wait for it without end.
         self._storage = run_storage(folder, address)
-        self._folder = folder
         self._sets_aside = not resumes
         self._copied: dict[str, tuple[int, int]] = {}  # by name: time and size
-        self._state = ""  # the checkpoint of the last copy
-        self._problem = "nothing was copied yet"
+        self._newest: str | None = None  # the checkpoint of the last copy
 
-    def __exit__(self, *error: object) -> None:
-        is_finished = read_status(self._folder).get("state") == FINISHED
-        self._max_wait_s = FINISH_WAIT_S if is_finished else STOP_WAIT_S
-        super().__exit__(*error)
-        if self._problem:
-            lacks = f"{self._storage.shown} lacks the last state of this run: {self._problem}"
-            print_warning(f"{lacks}; the same training command copies the rest")
-
-    def _watch(self) -> None:
-        delay_s, has_warned, is_over = POLL_S, False, False
-        while not is_over:
-            is_over = self._is_over.wait(delay_s)
-            newest = max(
-                (path.parent.name for path in self._folder.glob(f"{CHECKPOINTS}/step-*/{MANIFEST_FILE}")), default=""
-            )
-            if newest == self._state and not (self._problem or is_over):
-                continue
-            self._problem = self._problem or "the last copy did not end in time"
-            try:
-                self._copy(newest)
-            except Exception as error:  # noqa: BLE001 # whatever the storage answers, the training continues
-                self._problem, delay_s = one_line(error, 400), min(2 * delay_s, MOST_BACKOFF_S)
-                if not has_warned:
-                    print_warning(f"{self._problem}; training continues, and the rest is copied when this works")
-                has_warned = True
-                continue
-            if has_warned:
-                print(f"{self._storage.shown} is there again, and has everything", flush=True)
-            self._state, self._problem, delay_s, has_warned = newest, "", POLL_S, False
+    def _send(self, state: str) -> None:
+        manifests = self._folder.glob(f"{CHECKPOINTS}/step-*/{MANIFEST_FILE}")
+        newest = max((path.parent.name for path in manifests), default="")
+        if newest != self._newest or state:
+            self._copy(newest)
+        self._newest = newest
 
     def _copy(self, newest: str) -> None:
         """Copy what the storage lacks of the folder and of its newest checkpoint, then remove older checkpoints there."""

@@ -25,7 +25,9 @@ def fetch_lost_run(folder: Path, address: str, say: Say) -> None:
     say(f"{folder} has no checkpoint: fetching {newest} from {storage.shown}")
 
     # The checkpoint comes last, and at once: what is interrupted before begins again.
-    storage.fetch_all({name: file for name, file in files.items() if "/" not in name}, folder)
+    for name in files:
+        if "/" not in name:
+            storage.fetch(name, files[name], folder / name)
     arriving = folder / CHECKPOINTS / f".tmp-{newest}"
     for name in (STATE_FILE, MANIFEST_FILE):
         stored = f"{CHECKPOINTS}/{newest}/{name}"

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ import pytest
 import torch
 
 from extras import mirror
-from extras.mirror import copying
 from tests.support.processes import wait_until
 from tests.support.s3_server import S3Server, s3_server, use_server
 from utils.common.errors import UserError
+from utils.run import sending
 from utils.run.checkpoint import latest_facts, save_checkpoint, verify
 from utils.run.status import FINISHED, RUNNING, STOPPED, write_status
 
@@ -38,7 +39,7 @@ def server(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
         moto.client.delete_object(Bucket=BUCKET, Key=name)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     for name, seconds in (("POLL_S", 0.02), ("MOST_BACKOFF_S", 0.05), ("STOP_WAIT_S", 10.0)):
-        monkeypatch.setattr(copying, name, seconds)
+        monkeypatch.setattr(sending, name, seconds)
     import s3fs
 
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
@@ -80,8 +81,10 @@ def copies_in(server: S3Server, name: str = "run") -> dict[str, bytes]:
     return {key.removeprefix(prefix): server.content(key) for key in server.names(prefix)}
 
 
-def checkpoints_in(server: S3Server) -> list[str]:
-    return [key.split("/")[3] for key in server.names("mine/run/checkpoint/")]
+def has_only(server: S3Server, step: int) -> bool:
+    """Return whether the bucket holds one checkpoint with both of its files."""
+    names = [key.split("/")[3] for key in server.names("mine/run/checkpoint/")]
+    return names == [f"step-{step:08d}"] * 2
 
 
 def is_copied(server: S3Server, step: int) -> bool:
@@ -93,7 +96,7 @@ def test_each_save_is_copied_and_an_older_checkpoint_goes_when_the_new_one_is_th
         for step in (1, 2, 3):
             server.requests.clear()
             run.save(step)
-            wait_until(lambda step=step: checkpoints_in(server) == [f"step-{step:08d}"] * 2)
+            wait_until(partial(has_only, server, step))
         write_status(run.folder, FINISHED)
     assert copies_in(server) == files_of(run.folder)
     kinds = [f"{method} {Path(path).name}" for method, path in map(str.split, server.requests)]
@@ -119,7 +122,7 @@ def test_a_copy_that_breaks_at_any_request_leaves_a_checkpoint_that_can_be_resum
         return tried(*arguments, **named)
 
     monkeypatch.setattr(copy._storage, "tried", break_off)
-    is_whole, found = False, []
+    is_whole, found = False, list[int]()
     while not is_whole:
         num_left = len(found)
         copy._copied.clear()
@@ -136,7 +139,7 @@ def test_a_copy_that_breaks_at_any_request_leaves_a_checkpoint_that_can_be_resum
         assert int((there / "best.pt").read_bytes()[-1:]) >= found[-1]
     assert found == sorted(found)
     assert {*found} == {1, 2}
-    lost = tmp_path / "lost" / "run"
+    lost = Run(tmp_path / "lost" / "run").folder  # a later start wrote its options, and was killed
     mirror.fetch_lost_run(lost, ADDRESS, print)
     assert files_of(lost) == copies_in(server) == files_of(run.folder)
 
@@ -153,11 +156,11 @@ def test_a_storage_that_vanishes_stops_nothing_and_has_everything_when_it_return
             time.sleep(0.3)
         printed = capfd.readouterr()
         assert printed.err.count("\n") == 1
-        assert printed.err.startswith("WARNING: s3://runs/mine/run")
-        assert printed.err.endswith("training continues, and the rest is copied when this works\n")
+        assert printed.err.startswith("WARNING: --mirror: s3://runs/mine/run/")
+        assert printed.err.endswith("training continues, and the rest is sent when this works\n")
         server.start()
         wait_until(lambda: is_copied(server, 3))
-        wait_until(lambda: "s3://runs/mine/run is there again, and has everything\n" in capfd.readouterr().out)
+        wait_until(lambda: "--mirror: works again, and has everything\n" in capfd.readouterr().out)
         write_status(run.folder, FINISHED)
     assert copies_in(server) == files_of(run.folder)
     assert capfd.readouterr().err == ""
@@ -172,23 +175,23 @@ def test_a_storage_that_stays_away_is_named_at_the_end_in_bounded_time(
         run.save(1)
         write_status(run.folder, STOPPED)
     server.start()
-    assert time.monotonic() - start_s < copying.STOP_WAIT_S + 2
+    assert time.monotonic() - start_s < sending.STOP_WAIT_S + 2
     last = capfd.readouterr().err.splitlines()[-1]
-    assert last.startswith("WARNING: s3://runs/mine/run lacks the last state of this run: s3://runs/mine/run")
-    assert last.endswith("; the same training command copies the rest")
+    assert last.startswith("WARNING: --mirror lacks a part of this run (s3://runs/mine/run")
+    assert last.endswith("; the same training command sends the rest")
 
 
 def test_a_slow_storage_is_waited_for_no_longer_than_the_limit(
     server: S3Server, run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(copying, "STOP_WAIT_S", 0.3)
+    monkeypatch.setattr(sending, "STOP_WAIT_S", 0.3)
     run.save(1)
     with mirror.Mirror(run.folder, ADDRESS, resumes=False):
         wait_until(lambda: is_copied(server, 1))
         server.faults = {"state.pt": "late"}
         run.save(2)
         write_status(run.folder, STOPPED)
-    assert "run lacks the last state of this run: the last copy did not end in time" in capfd.readouterr().err
+    assert "--mirror lacks a part of this run (not done after 0.3 s)" in capfd.readouterr().err
     server.faults = {}
     wait_until(lambda: is_copied(server, 2))
 
@@ -197,7 +200,7 @@ def test_a_new_run_sets_the_copy_of_an_earlier_one_aside(server: S3Server, run: 
     for step in (7, 2):
         with mirror.Mirror(run.folder, ADDRESS, resumes=False):
             run.save(step)
-            wait_until(lambda step=step: is_copied(server, step))
+            wait_until(partial(is_copied, server, step))
             write_status(run.folder, FINISHED)
         if step == 7:
             earlier = copies_in(server)
