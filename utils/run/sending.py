@@ -8,7 +8,7 @@ from utils.common.threads import BackgroundWatch
 from utils.run.records import read_status
 from utils.run.status import FAILED, FINISHED
 
-POLL_S, MOST_BACKOFF_S = 5.0, 60.0
+POLL_S, MOST_BACKOFF_S = 2.0, 60.0
 STOP_WAIT_S = 20.0  # at any end but the regular one; schedulers grant 30 seconds between a stop and a kill
 
 
