@@ -19,7 +19,7 @@ from typing import IO, Any, Self
 import fsspec
 
 from utils.common.config import without_secrets
-from utils.common.errors import UsageError, UserError, one_line, printable
+from utils.common.errors import UsageError, UserError, one_line, print_warning, printable
 from utils.common.files import is_own_file, make_plain_folder, new_file
 from utils.common.progress import Progress
 from utils.common.threads import ordered_map
@@ -148,17 +148,19 @@ class Storage:
                 return action(f"{self.root}/{name}".rstrip("/"), *arguments, **named)
             except Exception as error:  # noqa: BLE001 # each package has its own
                 kind = type(error).__name__
+                reason = f"{place}: {without_secrets(one_line(error))} ({kind})"
                 if isinstance(error, FileNotFoundError):
                     fix = "check the address"
                 elif isinstance(error, PermissionError) or re.search("Credential|Auth|Token", kind):
                     fix = CREDENTIALS
                 elif pause_s is not None:
+                    print_warning(f"{reason}; asking again in {pause_s:g} s")
                     time.sleep(pause_s)
                     continue
                 else:
                     fix = NETWORK
                 # The chain of the error may show keys.
-                raise UserError(f"{place}: {without_secrets(one_line(error))} ({kind}); {fix}") from None
+                raise UserError(f"{reason}; {fix}") from None
 
     def _receive(self, name: str, file: StoredFile, sink: IO[bytes]) -> None:
         """Add what `sink` lacks of a file."""
