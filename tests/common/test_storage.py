@@ -61,8 +61,10 @@ def refusal(folder: Path) -> str:
 def write_unpacked_folder(folder: Path) -> set[str]:
     """Write the folder of raw photographs with its zip unpacked; return the names of the photographs."""
     write_raw_folder(folder)
+    (folder / "Circuit2").mkdir()
     with zipfile.ZipFile(folder / "Circuit2.zip") as archive:
-        archive.extractall(folder)
+        for name in archive.namelist():
+            (folder / name).write_bytes(archive.read(name))
     (folder / "Circuit2.zip").unlink()
     return tree(folder).keys() - {LABEL_CSV}
 
