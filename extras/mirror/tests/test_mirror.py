@@ -212,6 +212,21 @@ def test_a_new_run_sets_the_copy_of_an_earlier_one_aside(server: S3Server, run: 
     assert copies_in(server) == files_of(run.folder)
 
 
+def test_a_folder_of_another_disk_serves_as_a_bucket(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sending, "POLL_S", 0.02)
+    address = f"file://{tmp_path}/other disk"
+    for step in (1, 2):
+        run.save(step)
+        with mirror.Mirror(run.folder, address, resumes=step > 1):
+            write_status(run.folder, FINISHED)
+    assert files_of(tmp_path / "other disk" / "run") == files_of(run.folder)
+    mirror.fetch_lost_run(tmp_path / "new" / "run", address, print)
+    assert files_of(tmp_path / "new" / "run") == files_of(run.folder)
+    assert capfd.readouterr().err == ""
+
+
 def test_a_storage_that_cannot_be_asked_for_a_lost_run_is_an_error(
     server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
