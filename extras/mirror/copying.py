@@ -4,6 +4,7 @@ A thread of rank 0 looks for a new checkpoint and copies the folder's present st
 it only at its end. At each moment the storage holds a complete checkpoint, and files beside it that are at least as new.
 """
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,8 +37,10 @@ class Mirror(FolderSender):
         manifests = self._folder.glob(f"{CHECKPOINTS}/step-*/{MANIFEST_FILE}")
         newest = max((path.parent.name for path in manifests), default="")
         if newest != self._newest or state:
-            self._copy(newest)
-        self._newest = newest
+            # While a copy is slow, the training may remove the checkpoint: the next look finds a newer one.
+            with suppress(FileNotFoundError):
+                self._copy(newest)
+                self._newest = newest
 
     def _copy(self, newest: str) -> None:
         """Copy what the storage lacks of the folder and of its newest checkpoint, then remove older checkpoints there."""

@@ -196,6 +196,22 @@ def test_a_slow_storage_is_waited_for_no_longer_than_the_limit(
     wait_until(lambda: is_copied(server, 2))
 
 
+def test_a_copy_slower_than_the_saves_goes_on_with_the_newest_and_warns_of_nothing(
+    server: S3Server, run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.faults, server.times_left = {"best.pt": "late"}, 1
+    run.save(1)
+    with mirror.Mirror(run.folder, ADDRESS, resumes=True):
+        wait_until(lambda: "best.pt" in str(server.requests))
+        for step in (2, 3, 4):  # of which two are kept
+            run.save(step)
+        assert not is_copied(server, 1)
+        wait_until(partial(has_only, server, 4))
+        write_status(run.folder, FINISHED)
+    assert copies_in(server) == files_of(run.folder)
+    assert capfd.readouterr().err == ""
+
+
 def test_a_new_run_sets_the_copy_of_an_earlier_one_aside(server: S3Server, run: Run, tmp_path: Path) -> None:
     for step in (7, 2):
         with mirror.Mirror(run.folder, ADDRESS, resumes=False):
