@@ -8,14 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
+from tests.support.noise_data import write_noise_data
 from tests.support.plugin import PROJECT, must_run, torchrun
 from tests.support.processes import wait_until
 from tests.support.s3_server import SECRET, S3Server, s3_server, use_server
-from utils.data.images import encode_jpeg
 from utils.run.checkpoint import latest_facts, load_latest
 from utils.run.records import read_status
 
@@ -23,20 +22,6 @@ FLAGS = (
     *("--model", "yolov8n-seg.yaml", "--img-size", "64", "--batch-size", "2", "--num-workers", "0", "--cache", "none"),
     *("--no-tensorboard", "--val-pictures-every", "0", "--amp", "off", "--epochs", "6"),
 )
-
-
-def write_data(folder: Path) -> Path:
-    """Write a data set of 20 photographs for training and 6 for validation; return its YAML."""
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 20), ("val", 6)):
-        for kind in ("images", "labels"):
-            (folder / split / kind).mkdir(parents=True)
-        for number in range(count):
-            picture = rng.integers(0, 255, (48, 64, 3), dtype=np.uint8)
-            (folder / split / "images" / f"{number}.jpg").write_bytes(encode_jpeg(picture))
-            (folder / split / "labels" / f"{number}.txt").write_text("0 0.1 0.1 0.6 0.1 0.6 0.7\n")
-    (folder / "data.yaml").write_text("train: train/images\nval: val/images\nnames: [pole]\n")
-    return folder / "data.yaml"
 
 
 def command(data: Path, run: Path, *flags: str) -> list[str]:
@@ -67,7 +52,7 @@ def final_state(run: Path) -> dict[str, Any]:
 def test_a_killed_training_whose_folder_is_lost_goes_on_from_its_copy_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = write_data(tmp_path / "data")
+    data = write_noise_data(tmp_path / "data")
     must_run(*command(data, tmp_path / "undisturbed"), OMP_NUM_THREADS="1")
     run, log = tmp_path / "run", tmp_path / "log.txt"
     with s3_server("runs") as server:
