@@ -148,9 +148,10 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
     if any(candidate.find for candidate in candidates):
         os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
     setup_ddp(device, ranks)
-    collector = CocoCollector([photo.file for photo in photos], size_of)
+    folder = Path(config.output)
+    collector = CocoCollector([photo.file for photo in photos], size_of, folder)
     report = find_extra("report")
-    thumbnails = report.Thumbnails(photos, is_native, collector.see_masks) if report else None
+    thumbnails = report.Thumbnails(photos, is_native, collector.see_masks, folder) if report else None
     evaluations = []
     for candidate, loader in zip(candidates, loaders, strict=True):
         is_main = candidate is candidates[0]  # the COCO files are written for --model alone
@@ -171,16 +172,13 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
         whole = Predictor(first.model, first.dataset.size_px, device, config.batch_size, None, AP_LIMITS, **how)
         predictor = first.find.predictor if first.find else whole
         evaluations[0].metrics["guarantee"] = guarantor.finish(evaluations[0].results, predictor)
-    predictions, ground_truth = collector.gather(spec.names)
+    collector.gather()
     listed = thumbnails.gather() if thumbnails else {}
     metrics: list[dict[str, Any]] = []
     if ranks.is_main:
-        folder = Path(config.output)
-        files: dict[str, Any] = {"predictions.json": predictions} if config.predictions else {}
-        files |= {"ground_truth.json": ground_truth} if config.coco_eval else {}
-        metrics = write_results(config, candidates, evaluations, files)
+        metrics = write_results(config, candidates, evaluations, collector)
         if guarantor:
-            guarantor.write(Path(config.output))
+            guarantor.write(folder)
         curves = [summary.precision_recall_curves(evaluation.results, spec.names) for evaluation in evaluations]
         plot_curves(curves[0], spec.names, folder)
         plot_confusion_matrix(np.array(metrics[0]["confusion_matrix"]), spec.names, folder / "confusion_matrix.png")
@@ -246,17 +244,19 @@ def get_loader(candidate: Candidate, config: EvaluationConfig, ranks: distribute
 
 
 def write_results(
-    config: EvaluationConfig, candidates: Sequence[Candidate], evaluations: Sequence[Evaluation], files: dict[str, Any]
+    config: EvaluationConfig,
+    candidates: Sequence[Candidate],
+    evaluations: Sequence[Evaluation],
+    collector: CocoCollector,
 ) -> list[dict[str, Any]]:
     """Write COCO files and metrics; with --coco-eval also compute COCO's AP. Return each model's metrics."""
     folder = Path(config.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    for file_name, content in files.items():
-        write_text_atomic(folder / file_name, json.dumps(content))
     metrics = [metrics_of(config, *judged) for judged in zip(candidates, evaluations, strict=True)]
-    if config.coco_eval:
-        coco_files = (folder / "ground_truth.json", folder / "predictions.json")
-        metrics[0]["coco_eval"] = evaluate_with_faster_coco_eval(*coco_files)
+    if config.predictions:
+        predictions = collector.write_predictions()
+    if config.coco_eval:  # needs predictions
+        ground_truth = collector.write_ground_truth(candidates[0].names)
+        metrics[0]["coco_eval"] = evaluate_with_faster_coco_eval(ground_truth, predictions)
     if len(metrics) < len(METRICS_FILES):  # left by an earlier --compare
         (folder / METRICS_FILES[1]).unlink(missing_ok=True)
     for file_name, content in zip(METRICS_FILES, metrics, strict=False):

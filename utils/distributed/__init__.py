@@ -10,6 +10,7 @@ from utils.distributed.collectives import (
     check_ranks_agree,
     communication_device,
     gather_arrays,
+    gather_files,
     gather_json,
     is_distributed,
     max_over_ranks,
