@@ -42,7 +42,7 @@ from utils.evaluation.tile_search import Candidate, TileSearch
 from utils.pages import plot_confusion_matrix, plot_curves
 from utils.predict.line_step import steps_for
 from utils.predict.models import open_model
-from utils.predict.options import ModelOptions, overlap_option
+from utils.predict.options import ModelOptions, cores_of, overlap_option
 from utils.predict.tiles import LONGEST_WAIT_S, Predictor, choose_tiling
 from utils.yolo.model import class_names, require_classes, trained_size_px, trained_thin_classes, trained_windows
 
@@ -229,7 +229,7 @@ def get_candidate(
     predictor = Predictor(model, size_px, device, config.batch_size, tiling, AP_LIMITS, **how)
     ranks = distributed.read_rank_environment()
     progress = Progress("photographs", len(photos[ranks.rank :: ranks.world_size]), ranks.is_main)
-    return replace(candidate, find=TileSearch(predictor, photos, progress))
+    return replace(candidate, find=TileSearch(predictor, photos, progress, cores_of(ranks)))
 
 
 def get_loader(candidate: Candidate, config: EvaluationConfig, ranks: distributed.RankInfo, workers: int) -> Any:

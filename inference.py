@@ -3,7 +3,7 @@
     python inference.py --model models/epri_distribution_ddp/best.pt --source photos
     python inference.py --model best.pt --source flight.mp4 --every 5   # a film: extras/film/README.md
 
-A few photographs are read ahead, so memory does not grow with their number. All results are in the photographs' own
+Two photographs a core are read ahead, so memory does not grow with their number. All results are in the photographs' own
 pixels, upright. A photograph that cannot be read, or whose results cannot be written, is named and skipped. Started with
 torchrun, the ranks share the photographs. A model that was trained on windows predicts on tiles of large photographs
 (docs/windows.md). The model may be an export (extras/exports/README.md). `python -m extras.maps` puts the detections on a map.
@@ -140,7 +140,7 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
 def read_photos(
     sources: list[Source], config: InferenceConfig, cores: int, stretch: Stretch | None
 ) -> Iterator[tuple[Source, np.ndarray]]:
-    """Yield the photographs, a few read ahead. Names those that cannot be read, or whose results cannot be written."""
+    """Yield the photographs, two a core read ahead. Names those that cannot be read, or whose results cannot be written."""
 
     def read(source: Source) -> tuple[Source, Any]:
         try:
@@ -152,7 +152,7 @@ def read_photos(
         except (ImageError, OSError) as error:
             return source, error
 
-    for source, photo in ordered_map(read, sources, min(cores, 2)):  # a drone's photograph takes 60 MB
+    for source, photo in ordered_map(read, sources, cores):
         if isinstance(photo, np.ndarray):
             yield source, photo
         else:

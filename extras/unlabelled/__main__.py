@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         distributed.setup_ddp(predictor.device, ranks)
         teacher, stretch = Teacher(predictor), trained_stretch(predictor.model)
         try:
-            originals = Originals([(split, photo.file) for split, of in labelled.items() for photo in of])
+            originals = Originals([(split, photo.file) for split, of in labelled.items() for photo in of], ranks)
             rows, judged = look_at_val(teacher, labelled["val"], stretch, ranks)
         except ImageError as error:
             raise UserError(f"{error}; check_data.py names all such photographs") from error
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return name, printable(str(error), 400)
 
         mine = waiting[ranks.rank :: ranks.world_size]
-        loaded = ordered_map(read, mine, min(cores_of(ranks), 2))
+        loaded = ordered_map(read, mine, cores_of(ranks))
         for name, photo in Progress("photographs", len(mine), ranks.is_main)(loaded):
             if isinstance(photo, str):
                 data.add(name, {}, {"left_out": "not readable", "reason": photo, "found": []})
