@@ -43,7 +43,7 @@ from utils.pages import plot_confusion_matrix, plot_curves
 from utils.predict.line_step import steps_for
 from utils.predict.models import open_model
 from utils.predict.options import ModelOptions, cores_of, overlap_option
-from utils.predict.tiles import LONGEST_WAIT_S, Predictor, choose_tiling
+from utils.predict.tiles import Predictor, choose_tiling
 from utils.yolo.model import class_names, require_classes, trained_size_px, trained_thin_classes, trained_windows
 
 PREFETCH = 4  # batches that each loader process prepares ahead
@@ -145,8 +145,6 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
         get_candidate(path, model, photos, config, device, thin) for path, model in zip(paths, models, strict=True)
     ]
     loaders = [get_loader(candidate, config, ranks, workers) for candidate in candidates]
-    if any(candidate.find for candidate in candidates):
-        os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
     setup_ddp(device, ranks)
     folder = Path(config.output)
     collector = CocoCollector([photo.file for photo in photos], size_of, folder)
@@ -159,7 +157,8 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
         on_image: OnImage | None = collector.see_image if config.coco_eval and is_main else None
         on_image = guarantor.watch(on_image) if guarantor and is_main else on_image
         photo = PhotoPixels(size_of, is_native, on_masks, thin, candidate.find)
-        batches = Progress("batches", len(loader), ranks.is_main and candidate.find is None)(loader)
+        progress = Progress("batches", len(loader), ranks.is_main and candidate.find is None)
+        batches = distributed.apart(progress(loader))
         how: dict[str, Any] = {"precision": candidate.precision, "on_image": on_image, "photo": photo}
         evaluations.append(evaluate(candidate.model, batches, spec.names, candidate.criterion, device, **how))
         if candidate.find:

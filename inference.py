@@ -46,7 +46,6 @@ from utils.predict.annotation_files import (
 from utils.predict.options import PredictOptions, cores_of, open_predictor
 from utils.predict.prediction_files import ABOUT, PredictionWriter, Source, merge_parts
 from utils.predict.thresholds import Thresholds
-from utils.predict.tiles import LONGEST_WAIT_S
 from utils.yolo.model import trained_stretch
 
 T = TypeVar("T")
@@ -84,7 +83,6 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     """Predict on photographs, which the ranks share; return the exit code: 1 if none could be read."""
     files = list_photos(config.source)
     predictor, names = open_predictor(config, ranks)
-    os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
     setup_ddp(predictor.device, ranks)
     sources = [Source(position, *item) for position, item in enumerate(unique_keys(files))]
     mine = sources[ranks.rank :: ranks.world_size]
@@ -102,7 +100,8 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     ):
         photos = timed(read_photos(mine, config, cores_of(ranks), trained_stretch(predictor.model)), spent_s, -1)
         predictions = timed(predictor.predict(photos), spent_s)
-        for source, photo, prediction in Progress("photographs", len(mine), ranks.is_main)(predictions):
+        progress = Progress("photographs", len(mine), ranks.is_main)
+        for source, photo, prediction in distributed.apart(progress(predictions)):
             writer.add(source, photo.shape, prediction)
             found = (prediction.class_ids, prediction.boxes, prediction.masks, prediction.detections.scores.numpy())
             picture = draw_instances(photo, *found, names, nothing=NO_DETECTIONS, min_px=READABLE_PX)

@@ -35,7 +35,8 @@ class Originals:
     def __init__(self, files: Sequence[tuple[str, Path]], ranks: distributed.RankInfo) -> None:
         """Read photographs, each with its split. The ranks share them: every rank must reach this. Raises ImageError."""
         shares = [range(rank, len(files), ranks.world_size) for rank in range(ranks.world_size)]
-        seen = [*ordered_map(lambda number: _look(files[number][1]), shares[ranks.rank], cores_of(ranks))]
+        looks = ordered_map(lambda number: _look(files[number][1]), shares[ranks.rank], cores_of(ranks))
+        seen = [*distributed.apart(looks)]
         digests, thumbs = zip(*seen, strict=True) if seen else ((), ())
         arrays = {
             "digest": np.array(digests, np.uint8).reshape(-1, DIGEST_BYTES),
