@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,10 +182,12 @@ def unique_keys(files: list[Path]) -> Iterator[tuple[Path, str]]:
     """Yield each file with a unique name for its results: its stem, with a number if the stem occurred before."""
     stems = {file.stem.lower() for file in files}
     taken: set[str] = set()
+    # Of each stem: numbers that were tried are not free later.
+    numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
     for file in files:
         key = file.stem
         if key.lower() in taken:
-            numbered = (f"{file.stem}_{number}" for number in itertools.count(1))
+            numbered = (f"{file.stem}_{number}" for number in numbers[key.lower()])
             key = next(name for name in numbered if name.lower() not in stems and name.lower() not in taken)
         taken.add(key.lower())
         yield file, key
