@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,12 @@ def at_their_own_pace(folders: list[Path]) -> dict[str, Any]:
         found["told"] = meeting.exchange("ready", ranks.rank)
         found["ready"] = time.monotonic()
         distributed.setup_ddp(torch.device("cpu"), ranks, meeting.store)
+
+    def photographs() -> Iterator[int]:
+        time.sleep(3.5 if ranks.rank == 2 else 0)
+        yield ranks.rank
+
+    found["alone"] = [*distributed.apart(photographs())]
     found["sum"] = distributed.all_reduce_sum(torch.ones(1)).item()
 
     def work() -> str:
@@ -62,6 +69,7 @@ def test_a_rank_may_work_longer_than_every_limit_and_machines_find_what_they_sha
     )
     assert all(answer["ready"] - answers[2]["opened"] >= SLOW_S for answer in answers)
     assert all(answer["told"] == [0, 1, 2, 3] and answer["sum"] == 4 for answer in answers)
+    assert [answer["alone"] for answer in answers] == [[0], [1], [2], [3]]
     assert [answer["from main"] for answer in answers] == ["at last", None, None, None]
 
 
