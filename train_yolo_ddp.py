@@ -103,12 +103,14 @@ def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
         f"halve it and double --accumulate (the same training), or let --batch-size auto choose"
     )
     mlflow = find_extra("mlflow")
-    copies = require_extra("mirror") if config.mirror and ranks.is_main else None
     with (
         explain_out_of_memory(too_large),
         OwnedRun(config, data=data.fingerprint if ranks.is_main else None) as run,
-        (mlflow and distributed.run_on_main(lambda: mlflow.mirror(run.folder, config.mlflow))) or nullcontext(),
-        copies.Mirror(run.folder, config.mirror, run.resumes) if copies else nullcontext(),
+        distributed.run_on_main(lambda: mlflow and mlflow.mirror(run.folder, config.mlflow)) or nullcontext(),
+        distributed.run_on_main(
+            lambda: config.mirror and require_extra("mirror").Mirror(run.folder, config.mirror, run.resumes)
+        )
+        or nullcontext(),
     ):
         print_banner(ranks.world_size, ranks.rank)
         plan = plan_training(config, setup, run, data, is_trained=is_trained(model))
