@@ -91,6 +91,27 @@ def test_only_a_photograph_with_another_content_is_packed_again(files: list[Path
     assert said == ["reading 4 train photographs for their digests"]
 
 
+@EACH_KIND
+def test_a_photograph_that_is_written_while_it_is_packed_keeps_no_pixels_of_its_old_content(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    make, written = getattr(kind.module, kind.makes_record), list[Path]()
+
+    def slow(file: Path, **options: Any) -> Any:
+        record = make(file, **options)
+        if file == files[2] and not written:
+            written.append(write_photo(file, 99, (60, 20)))
+        return record
+
+    monkeypatch.setattr("utils.data.blocks._estimate", lambda files: 1000)
+    monkeypatch.setattr(kind.module, kind.makes_record, slow)
+    store = opened(kind, files, tmp_path / ".cache")
+    assert store.shape(2) == (60, 20)
+    said: list[str] = []
+    opened(kind, files, tmp_path / ".cache", said)
+    assert said == []
+
+
 DAMAGES: dict[str, Any] = {
     "no index": lambda index, pixels: index.unlink(),
     "empty index": lambda index, pixels: index.write_text(""),

@@ -168,9 +168,6 @@ def open_split(
     if options.skip_bad and index is None:
         index = open_or_build_check(files, place)
     unusable = index.unusable if index else {}
-    digests = index.digests if index else {}
-    if index is None and distributed.read_rank_environment().local_rank == 0:  # once per machine
-        digests = note_digests(files, place)
     return SegmentationDataset(
         index.usable(photos) if index else photos,
         size_px,
@@ -178,6 +175,6 @@ def open_split(
         windowed=windowed,
         seed=seed,
         skipped={os.path.relpath(files[position], spec.root): line for position, line in unusable.items()},
-        digests=digests,
+        digests=index.digests if index else note_digests(files, place),
         not_packed=not_packed,
     )
