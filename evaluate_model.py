@@ -158,17 +158,16 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
         on_image = guarantor.watch(on_image) if guarantor and is_main else on_image
         photo = PhotoPixels(size_of, is_native, on_masks, thin, candidate.find)
         progress = Progress("batches", len(loader), ranks.is_main and candidate.find is None)
-        batches = distributed.apart(progress(loader))
-        how: dict[str, Any] = {"precision": candidate.precision, "on_image": on_image, "photo": photo}
-        evaluations.append(evaluate(candidate.model, batches, spec.names, candidate.criterion, device, **how))
+        judged = candidate.model, distributed.apart(progress(loader)), spec.names, candidate.criterion, device
+        evaluations.append(evaluate(*judged, precision=candidate.precision, on_image=on_image, photo=photo))
         if candidate.find:
             number = int(distributed.all_reduce_sum(torch.tensor([float(candidate.find.num_without_mask)])).item())
             if number:
                 say(without_mask_line(number))
     if guarantor:
         first = candidates[0]
-        how = {"autocast_dtype": first.precision.dtype}
-        whole = Predictor(first.model, first.dataset.size_px, device, config.batch_size, None, AP_LIMITS, **how)
+        how = first.model, first.dataset.size_px, device, config.batch_size, None, AP_LIMITS
+        whole = Predictor(*how, autocast_dtype=first.precision.dtype)
         predictor = first.find.predictor if first.find else whole
         evaluations[0].metrics["guarantee"] = guarantor.finish(evaluations[0].results, predictor)
     collector.gather()
@@ -224,8 +223,8 @@ def get_candidate(
         print(f"{path} was trained on windows: evaluated on whole photographs; tiles need --mask-resolution native")
         return candidate
     thin = rule.classes
-    how: dict[str, Any] = {"autocast_dtype": precision.dtype, "thin": thin, "steps": steps_for(model, thin)}
-    predictor = Predictor(model, size_px, device, config.batch_size, tiling, AP_LIMITS, **how)
+    how = model, size_px, device, config.batch_size, tiling, AP_LIMITS
+    predictor = Predictor(*how, autocast_dtype=precision.dtype, thin=thin, steps=steps_for(model, thin))
     ranks = distributed.read_rank_environment()
     progress = Progress("photographs", len(photos[ranks.rank :: ranks.world_size]), ranks.is_main)
     return replace(candidate, find=TileSearch(predictor, photos, progress, cores_of(ranks)))

@@ -14,7 +14,6 @@ import json
 import os
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,7 +182,7 @@ def unique_keys(files: list[Path]) -> Iterator[tuple[Path, str]]:
     stems = {file.stem.lower() for file in files}
     taken: set[str] = set()
     # Of each stem: numbers that were tried are not free later.
-    numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+    numbers = {stem: itertools.count(1) for stem in stems}
     for file in files:
         key = file.stem
         if key.lower() in taken:

@@ -202,9 +202,9 @@ def _merge(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...], 
         gain = np.zeros(len(first))
         for part in _parts(len(first)):
             is_free = seen[first[part]].multiply(seen[second[part]]).sum(axis=1) == 0
-            pair = first[part][is_free], second[part][is_free]
-            alone = [[values[rows] for values in apart] for rows in pair]
-            gain[part][is_free] = _gains(*(groups[rows] for rows in pair), *alone, expected)
+            one, other = first[part][is_free], second[part][is_free]
+            alone = [[values[rows] for values in apart] for rows in (one, other)]
+            gain[part][is_free] = _gains(groups[one], groups[other], alone[0], alone[1], expected)
         rank = np.argsort(np.argsort(gain, kind="stable"))  # no two pairs are equally good
         best = np.full(num, -1)
         np.maximum.at(best, first, rank)

@@ -3,8 +3,7 @@
 import json
 import os
 import shutil
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -87,7 +86,7 @@ def free_names(files: Sequence[Path], taken: Collection[str] = ()) -> dict[str, 
     """Return each file by its stem, with a number in front if another file or `taken` has the stem, whatever its case."""
     used, names = {stem.lower() for stem in taken}, {}
     # Of each stem: numbers that were tried are not free later.
-    numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(2))
+    numbers = {file.stem.lower(): count(2) for file in files}
     for file in files:
         tried = chain([file.stem], (f"{number}-{file.stem}" for number in numbers[file.stem.lower()]))
         name = next(each for each in tried if each.lower() not in used)

@@ -1,5 +1,6 @@
 """Photographs without labels: what is sure, what is ignored, what is left out; killed runs, ranks and the page."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,10 +163,15 @@ def test_a_killed_run_goes_on_and_two_ranks_write_the_same_files(
 
 def run_counting(root: Path, output: Path) -> tuple[dict[str, bytes], int]:
     """Return what `run` does, and how many photographs this rank decodes for comparisons with new ones."""
-    files: list[Path] = []
+    counts: Counter[Path] = Counter()
+
+    def counted(file: Path, size_px: int) -> np.ndarray:
+        counts[file] += 1
+        return read_image(file, size_px)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data_set, "read_image", lambda file, *size: files.append(file) or read_image(file, *size))
-        return run(root, output), len(files)
+        patch.setattr(data_set, "read_image", counted)
+        return run(root, output), counts.total()
 
 
 LOOKS = {
