@@ -14,7 +14,7 @@ from utils.common.extras import refuse_orthophoto
 from utils.common.text import next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.images import NATIVE_LONG_SIDE_PX
-from utils.data.label_shapes import class_sizes, small_labels_hint
+from utils.data.label_shapes import class_sizes, count_rectangles, small_labels_hint
 from utils.data.labels import read_photos
 from utils.pages.label_picture import save_label_picture
 from utils.sources.parsing.account import SIZE_PX, account_lines
@@ -24,9 +24,7 @@ from utils.sources.parsing.manifest import UNREADABLE_KINDS, report_lines
 from utils.sources.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
 from utils.sources.parsing.reading import choose_format
 from utils.sources.parsing.split import CIRCUIT, SPLIT_BY_CHOICES, TIME_GAP_S, TRAIN
-from utils.sources.parsing.state import DATASET_FILE
-
-PICTURE_FILE = "labels.jpg"
+from utils.sources.parsing.state import DATASET_FILE, PICTURE_FILE
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,7 @@ class ParseConfig(Options):
     input: str = option("data/raw", "folder with the labels and the photographs, in folders or zips", metavar="DIR")
     format: str = option(AUTO, "format of the labels; auto: found by the content of the files", choices=FORMAT_CHOICES)
     classes: tuple[str, ...] | None = option(
-        None,
-        "classes and their order; unset: those of EPRI's data set if they cover all labels, else those of the label file",
+        None, "classes and their order; unset: those of the label file, and for EPRI's labels those of dataset.yaml"
     )
     output: str = option(
         "data/processed", "output folder; other files in its images and labels folders are removed", metavar="DIR"
@@ -133,7 +130,8 @@ def build(config: ParseConfig) -> int:
     photos = {split: read_photos(spec, split) for split, number in manifest["counts"]["photographs"].items() if number}
     every = [photo for own in photos.values() for photo in own]
     sizes = class_sizes(every, spec.names, manifest["photographs"], SIZE_PX)
-    print("\n".join(account_lines(manifest, sizes, config.line_width)))
+    rectangles = {spec.names[one]: number for one, number in count_rectangles(every).items()}
+    print("\n".join(account_lines(manifest, sizes, config.line_width, rectangles)))
     save_label_picture(picture, every, spec.names)
     print(f"{config.output}: ready after {time.monotonic() - start_s:.1f} s")
     hint, words = small_labels_hint(photos.get(TRAIN, []), spec.names, SIZE_PX)

@@ -185,6 +185,8 @@ def label_file_for(image_file: Path, folder: str = "labels") -> Path:
 
 
 def _class_names(file: Path, content: dict[str, Any]) -> tuple[str, ...]:
+    if content.get("kpt_shape"):
+        raise UserError(f"{file}: `kpt_shape`: its labels are key points, which have no outlines; label polygons")
     names, num_classes = content.get("names"), content.get("nc")
     if isinstance(names, list):
         names = dict(enumerate(names))

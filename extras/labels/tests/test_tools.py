@@ -42,7 +42,7 @@ from utils.sources.parsing.account import MERGED, account_lines
 from utils.sources.parsing.formats import find_format
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.reading import read_labels
-from utils.sources.parsing.rows import CLOSED, NO_OBJECT, UNUSED_SOURCE
+from utils.sources.parsing.rows import CLOSED, IGNORED, NO_OBJECT, UNUSED_SOURCE
 
 CVAT, VIA, MASKS = CvatFile.format, ViaFile.format, MaskFile.format
 EDGE = mask((100, 0, 150, 60))  # its pixels belong to no object
@@ -95,7 +95,7 @@ def test_the_shapes_of_cvat_via_and_labelme(tmp_path: Path) -> None:
     octagon["mask"] = base64.b64encode(png(np.full((30, 30), 255, np.uint8))).decode()
     rectangle = {"label": "pole", "shape_type": "rectangle", "points": [[60, 50], [30, 20]]}
     circle = {"label": "pole", "shape_type": "circle", "points": [[50, 40], [50, 60]]}
-    ignored = {"label": "__ignore__", "points": [[1, 1]]}
+    ignored = {"label": "__ignore__", "points": [[1, 1], [9, 1], [9, 9]]}
     cases: list[tuple[Callable[[Path], Path], list[tuple[int, int, int, int]]]] = [
         (lambda raw: files(raw, {"a.xml": cvat(*shapes), "a.jpg": PHOTO}), [BOX, (35, 15, 45, 55), (55, 15, 95, 75)]),
         (
@@ -275,8 +275,8 @@ def test_files_of_another_format_beside_the_labels_are_named_and_left_out(tmp_pa
     labels = read_labels(files(tmp_path / "raw", contents), "auto", False, problems, False)
     assert (labels.title, labels.class_names, [*labels.rows]) == ("VGG Image Annotator's file", ("pole",), ["a.jpg"])
     assert [(problem.place, problem.text[:9]) for problem in problems] == [
-        ("coco.json", "COCO file"),
         ("empty.json", "no photog"),
+        ("jsons/coco.json", "COCO file"),
     ]
 
 
@@ -367,7 +367,7 @@ def test_an_object_of_the_source_is_written_or_left_out_for_a_reason(tmp_path: P
     contents, reasons = CASES.get(name, ({}, {}))
     raw = files(tmp_path / "raw", {**contents, "a.jpg": PHOTO})
     if name == "LabelMe":
-        reasons = {NO_OBJECT: 1, MERGED: 2}
+        reasons = {IGNORED: 1, MERGED: 2}
         write_labelme(raw, "a.json", PARTS)
     assert left_out_of(build(raw)) == reasons
 

@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
+from utils.common.config import nearest
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError, printable
 from utils.common.files import write_bytes_atomic, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.text import counted
 from utils.common.threads import ordered_map
-from utils.data.dataset_yaml import not_read
 from utils.data.images import ImageError, one_opencv_thread, read_image
 from utils.data.labels import LabelError
 from utils.sources.near_duplicates import MEASURED_PX, same_pictures, small_grey, thumbnail
@@ -29,9 +29,9 @@ from utils.sources.parsing.formats import EPRI
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem
 from utils.sources.parsing.manifest import UNUSABLE_PHOTOGRAPH, by_severity, dataset_yaml_text, make_manifest
 from utils.sources.parsing.photograph import UNKNOWN_CLASS, UNUSABLE_OBJECT, PhotographOptions, build_image, build_label
-from utils.sources.parsing.reading import Labelled, RowsByKey, choose_classes, read_labels
+from utils.sources.parsing.reading import Labelled, RowsByKey, read_labels
 from utils.sources.parsing.rows import AnnotationRow, Row, digest_of, place_of
-from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader, all_files, find_stretch
+from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader, find_stretch
 from utils.sources.parsing.split import (
     SPLITS,
     TEST,
@@ -57,6 +57,7 @@ from utils.sources.parsing.state import (
 
 MIN_LEVELS = 32  # of grey in at least one photograph; fewer are said
 MAX_LOST_SHARE = 0.5  # of the objects; more end the command
+MAX_OTHERS = 8  # classes that are left out, in a message
 
 
 @dataclass(frozen=True)
@@ -124,12 +125,9 @@ def build_dataset(
     problems: list[Problem] = []
     labels = read_labels(input_folder, options.label_format, options.keep_unlabelled, problems, trust_links)
     announce(labels.summary())
-    known = {row.file for own in labels.rows.values() for row in own if isinstance(row, AnnotationRow)}
-    if others := not_read(set(all_files(input_folder)) - known):
-        announce(f"{input_folder}: {others}")
     rows, shared = labels.rows, options.photograph
-    if options.use_file_classes:
-        shared = dataclasses.replace(shared, class_names=choose_classes(shared.class_names, labels.class_names))
+    if options.use_file_classes and labels.class_names:
+        shared = dataclasses.replace(shared, class_names=labels.class_names)
     chosen = {key: labels.photographs[key] for key in rows}
     split_by, line = choose_split(chosen.values(), options.split_by)
     if line:
@@ -143,6 +141,10 @@ def build_dataset(
     splits = assign_splits(chosen.values(), options.split_by, options.val_fraction)
     with open_output(output_folder, has_test=TEST in splits.values(), trust_links=trust_links) as state:
         jobs = _jobs(chosen, rows, splits, state)
+        renamed = [job for job in jobs if job.stem != PurePosixPath(job.photograph.name).stem]
+        if renamed:
+            first = f"{printable(renamed[0].photograph.name)} is {printable(renamed[0].stem)}.jpg"
+            announce(f"{counted(len(renamed), 'photograph')} got another name in the data set: {first}")
         num_threads = num_workers or usable_cpu_count()
         entries = _build_all(jobs, state, shared, num_threads, problems)
         if not entries:
@@ -230,6 +232,8 @@ def _with_objects(
     unread = [row for key in labels.rows.keys() - built for row in labels.rows[key]]
     lost[""] += sum(row.found.total() for row in unread if isinstance(row, AnnotationRow))
     gone = sorted(name for name in lost if name and name not in found)
+    if not options.use_file_classes and not options.keep_unusable:
+        _refuse_unknown_classes(options.photograph.class_names, found, entries)
     num_lost, total = lost.total(), lost.total() + found.total()
     reasons = [item for item in problems if item.kind in (UNUSABLE_OBJECT, UNKNOWN_CLASS, UNREADABLE_ROW)]
     first = f"; {reasons[0].place}: {reasons[0].text}" if reasons else ""
@@ -251,6 +255,19 @@ def _with_objects(
             text = f"its only {counted(num_unusable, 'object')} cannot be used; left out, or pass --keep-unusable"
             problems.append(Problem(printable(labels.photographs[entry.key].source), text, UNUSABLE_PHOTOGRAPH))
     return kept
+
+
+def _refuse_unknown_classes(given: Sequence[str], found: Counter[str], entries: Sequence[Entry]) -> None:
+    """Raise UserError if a class of --classes has no object, and is a misspelling or half of all objects have other classes."""
+    others = sum((Counter(entry.unknown_values) for entry in entries), Counter())
+    for name in (name for name in given if not found[name]):
+        similar = nearest(name, [*others])
+        if similar or others.total() > MAX_LOST_SHARE * (others.total() + found.total()):
+            listed = ", ".join(f"{printable(other)} {number:,}" for other, number in others.most_common(MAX_OTHERS))
+            raise UserError(
+                f"--classes {name}: no object has this class{similar}, and {counted(others.total(), 'object')} of other "
+                f"classes would become background: {listed}; correct --classes, or pass --keep-unusable"
+            )
 
 
 def _build_one(
