@@ -14,7 +14,7 @@ from utils.common.extras import refuse_orthophoto
 from utils.common.text import next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.images import NATIVE_LONG_SIDE_PX
-from utils.data.label_shapes import class_sizes, count_rectangles, small_labels_hint
+from utils.data.label_shapes import class_sizes, small_labels_hint
 from utils.data.labels import read_photos
 from utils.pages.label_picture import save_label_picture
 from utils.sources.parsing.account import SIZE_PX, account_lines
@@ -129,8 +129,7 @@ def build(config: ParseConfig) -> int:
     picture = Path(config.output) / PICTURE_FILE
     photos = {split: read_photos(spec, split) for split, number in manifest["counts"]["photographs"].items() if number}
     every = [photo for own in photos.values() for photo in own]
-    sizes = class_sizes(every, spec.names, manifest["photographs"], SIZE_PX)
-    rectangles = {spec.names[one]: number for one, number in count_rectangles(every).items()}
+    sizes, rectangles = class_sizes(every, spec.names, manifest["photographs"], SIZE_PX)
     print("\n".join(account_lines(manifest, sizes, config.line_width, rectangles)))
     save_label_picture(picture, every, spec.names)
     print(f"{config.output}: ready after {time.monotonic() - start_s:.1f} s")

@@ -218,7 +218,9 @@ def _objects(number: int, data: bytes) -> tuple[list[ShapeObject], list[str]]:
     assert annotation is not None  # checked when the file was indexed
     _, results = _by_picture(task, _regions(annotation))[number]
     labelled = {str(result.get("id")) for result in results if _labels(result)}
-    chosen = [one for one in annotation["result"] if isinstance(one, dict) and any(map(is_ignored, _labels(one, "choices")))]
+    chosen = [
+        one for one in annotation["result"] if isinstance(one, dict) and any(map(is_ignored, _labels(one, "choices")))
+    ]
     ignored = {str(one.get("id")) for one in chosen}
     objects, complaints = [], []
     for result in results:

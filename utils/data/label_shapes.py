@@ -146,24 +146,26 @@ def median_sizes(photos: list[Photo], sizes: list[tuple[int, int]], size_px: int
 
 def class_sizes(
     photos: list[Photo], names: tuple[str, ...], records: list[dict[str, Any]], size_px: int
-) -> dict[str, str]:
-    """Return the median length and width of each class's labels as text, by `median_sizes`.
+) -> tuple[dict[str, str], dict[str, int]]:
+    """Return the median length and width of each class's labels as text, by `median_sizes`, and `count_rectangles`.
 
     records: the photographs of manifest.json, which has their sizes.
     """
     size_of = {record["file"]: (record["output_width"], record["output_height"]) for record in records}
-    medians = median_sizes(photos, [size_of[photo.file.name] for photo in photos], size_px)
-    return {names[class_id]: f"{long:.0f} x {width:.1f}" for class_id, (width, long) in medians.items()}
+    sizes = [size_of[photo.file.name] for photo in photos]
+    medians = median_sizes(photos, sizes, size_px)
+    texts = {names[class_id]: f"{long:.0f} x {width:.1f}" for class_id, (width, long) in medians.items()}
+    return texts, {names[class_id]: number for class_id, number in count_rectangles(photos, sizes).items()}
 
 
-def count_rectangles(photos: list[Photo]) -> Counter[int]:
+def count_rectangles(photos: list[Photo], sizes: list[tuple[int, int]]) -> Counter[int]:
     """Return how many objects of each class are rectangles, also turned ones, if nearly all objects are; else none."""
-    size_of, found, num_objects = sizes_on_disk(photos), Counter[int](), 0
-    for index, photo in enumerate(photos):
+    found, num_objects = Counter[int](), 0
+    for photo, size in zip(photos, sizes, strict=True):
         num_objects += len(photo.polygons)
         for class_id, outline in zip(photo.class_ids.tolist(), photo.polygons, strict=True):
             if len(outline) == 4:
-                pixels = (outline * size_of(index)).astype(np.float32)
+                pixels = (outline * size).astype(np.float32)
                 found[class_id] += cv2.contourArea(pixels) >= RECTANGULAR * math.prod(cv2.minAreaRect(pixels)[1])
     return +found if found.total() >= max(MOST_RECTANGLES * num_objects, MIN_LABELS) else Counter()
 

@@ -231,6 +231,14 @@ FOREIGN: list[tuple[dict[str, bytes | str], str]] = [
     ({"a.json": json.dumps(SMALL), "b.json": '[{"data": {}}]'}, "which file holds the labels"),
     ({"a.json": '{"shapes": [], "imagePath": "a.jpg"}'}, "LabelMe's files of 1 photograph, but without any object"),
     ({"a_pole.png": png(mask(BOX)), "a_wire.png": png(mask(BOX)[:, 50:])}, "drawn on an image of 100x90 pixels"),
+    (
+        {"a.jpg___save.png": png(mask(BOX)), "a.jpg___pixel.json": '{"instances": [{"className": "pole"}]}'},
+        "no list names the classes of the masks, but a.jpg___pixel.json may: is probably SuperAnnotate's",
+    ),
+    (
+        {"a_seg.png": png(np.stack([mask(BOX)] * 2 + [mask()], axis=2)), "a_atr.txt": "001 # 0 # 0 # wall # wall"},
+        "but a_atr.txt may",
+    ),
     ({"a.rsml": rsml()[:-9]}, "not RSML: "),
     ({"a.rsml": "<rsml><root><geometry><point x='1'/></geometry></root></rsml>"}, "a point has no 'y'"),
     ({"a.rsml": '<!DOCTYPE rsml [<!ENTITY a "b">]><rsml>&a;</rsml>'}, "document type"),
@@ -239,7 +247,29 @@ FOREIGN: list[tuple[dict[str, bytes | str], str]] = [
 ]
 
 
+def labelme(*shapes: dict[str, Any]) -> dict[str, bytes | str]:
+    return {"a.json": json.dumps({"imagePath": "a.jpg", "shapes": [labelme_shape(), *shapes]})}
+
+
+FLAG = '<attribute name="occluded">false</attribute><attribute name="Ignore"> true</attribute>'
+FLAGGED = f"{shape('polygon', 'pole', points='1,1;9,1;9,9')[:-2]}>{FLAG}</polygon>"
+CHOICE = [
+    region(1, "polygonlabels", points=[[9, 9], [30, 9], [30, 30]]),
+    region(2, "polygonlabels", points=[[9, 9], [30, 9], [30, 30]]),
+]
+CHOICE.append({"id": "r2", "type": "choices", "value": {"choices": ["ignore"]}})
+IGNORES: list[tuple[dict[str, bytes | str], dict[str, int]]] = [
+    (labelme(labelme_shape(label="__ignore__")), {"all classes": 1}),
+    (labelme(labelme_shape() | {"flags": {"difficult": True}}), {"pole": 1}),
+    ({"a.xml": cvat(POLE, FLAGGED)}, {"pole": 1}),
+    ({"a.json": json.dumps([task(1, "a.jpg", CHOICE)])}, {"pole": 1}),
+    (
+        {"a.json": via([attributes(BOX, kind="pole", ignore="no"), attributes(BOX, kind="pole", ignore="yes")])},
+        {"pole": 1},
+    ),
+]
 CHECKS: dict[Any, list[Any]] = {
+    core.test_what_nobody_judges_is_a_region_to_ignore: IGNORES,
     core.assert_same_data_set: [*FOLDERS.values()],
     core.test_what_a_tool_writes_in_another_way_keeps_its_meaning: UNDERSTOOD,
     core.test_a_bad_object_is_named_and_the_others_are_kept: BAD,

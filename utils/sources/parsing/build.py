@@ -1,6 +1,7 @@
 """Builds `{train,val}/{images,labels}` from raw photographs and labels: parallel, resumable, reproducible."""
 
 import dataclasses
+import difflib
 import functools
 import json
 import os
@@ -57,7 +58,6 @@ from utils.sources.parsing.state import (
 
 MIN_LEVELS = 32  # of grey in at least one photograph; fewer are said
 MAX_LOST_SHARE = 0.5  # of the objects; more end the command
-MAX_OTHERS = 8  # classes that are left out, in a message
 
 
 @dataclass(frozen=True)
@@ -260,14 +260,14 @@ def _with_objects(
 def _refuse_unknown_classes(given: Sequence[str], found: Counter[str], entries: Sequence[Entry]) -> None:
     """Raise UserError if a class of --classes has no object, and is a misspelling or half of all objects have other classes."""
     others = sum((Counter(entry.unknown_values) for entry in entries), Counter())
-    for name in (name for name in given if not found[name]):
-        similar = nearest(name, [*others])
-        if similar or others.total() > MAX_LOST_SHARE * (others.total() + found.total()):
-            listed = ", ".join(f"{printable(other)} {number:,}" for other, number in others.most_common(MAX_OTHERS))
-            raise UserError(
-                f"--classes {name}: no object has this class{similar}, and {counted(others.total(), 'object')} of other "
-                f"classes would become background: {listed}; correct --classes, or pass --keep-unusable"
-            )
+    is_most = others.total() > MAX_LOST_SHARE * (others.total() + found.total())
+    for name in (name for name in given if not found[name] and (is_most or nearest(name, [*others]))):
+        (similar,) = difflib.get_close_matches(name, others, n=1, cutoff=0)
+        raise UserError(
+            f"--classes {name}: no object has this class; the nearest one of the labels is {printable(similar)}. "
+            f"{counted(others.total(), 'object')} of classes that --classes does not name would become background: correct "
+            "--classes, or pass --keep-unusable"
+        )
 
 
 def _build_one(

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from operator import sub
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -122,8 +123,8 @@ class CocoFile(LabelFile):
         self._spans: dict[Any, bytearray] = {}  # of the annotations, by their image's id
         self._found: dict[Any, Counter[tuple[Any, str]]] = {}  # categories and kinds of shapes, by their image's id
         self._signs = Counter[
-            str
-        ]()  # of what the numbers of annotations mean, and of images not searched for all classes
+            str | None
+        ]()  # of what the numbers of annotations mean; of images not searched for all classes
         readers = {"categories": self._add_category, "images": self._add_image, "annotations": self._add_annotation}
         missing = set(readers)
         with JsonStream(path) as stream:
@@ -260,8 +261,7 @@ class CocoFile(LabelFile):
             self._spans.setdefault(image_id, bytearray()).extend(item.span)
             category, kind = _category_and_kind(annotation)
             self._found.setdefault(image_id, Counter())[category, kind] += 1
-            if (sign := _sign_of(annotation, kind)) is not None:
-                self._signs[sign] += 1
+            self._signs[_sign_of(annotation, kind)] += 1
             self._signs[BOX] += kind == BOX
             self._signs[KEY_POINTS] += kind == BOX and bool(annotation.get("keypoints"))
         except ValueError as error:
@@ -278,25 +278,23 @@ def _category_and_kind(annotation: dict[str, Any]) -> tuple[int | str | None, st
 
 def _sign_of(annotation: dict[str, Any], kind: str) -> str | None:
     """Return how the box of an annotation contradicts its outline, else its area; None if they cannot be compared."""
-    box, area, outline = (annotation.get(key) for key in ("bbox", "area", "segmentation"))
     try:
-        x, y, width, height = map(read_number, box or ())
+        x, y, width, height = map(read_number, annotation["bbox"])
         if kind == BOX:
             areas = {"": width * height, CORNERS: (width - x) * (height - y)}
-            return next(sign for sign, one in areas.items() if abs(one - read_number(area)) <= one / 50)
-        numbers = [number for part in outline for number in part] if isinstance(outline[0], list) else outline
-        sides = *map(min, (numbers[::2], numbers[1::2])), *map(max, (numbers[::2], numbers[1::2]))
-        meanings = {
+            return next(sign for sign, area in areas.items() if abs(area - annotation["area"]) <= area / 50)
+        xs, ys = ([number for part in annotation["segmentation"] for number in part[axis::2]] for axis in (0, 1))
+        outline = min(xs), min(ys), max(xs), max(ys)
+        boxes = {
             "": (x, y, x + width, y + height),
             SWAPPED: (y, x, y + height, x + width),
             CORNERS: (x, y, width, height),
         }
-        for sign, meant in meanings.items():
-            if max(abs(one - other) for one, other in zip(meant, sides, strict=True)) <= 2 + max(width, height) / 50:
-                return sign
+        slack_px = 2 + max(width, height) / 50
+        agree = (sign for sign, box in boxes.items() if max(map(abs, map(sub, box, outline))) <= slack_px)
+        return next(agree, CONTRADICTIONS[-1])
     except (ValueError, TypeError, OverflowError, LookupError, StopIteration):
         return None
-    return CONTRADICTIONS[-1] if width else None
 
 
 def _is_crowd(annotation: dict[str, Any]) -> bool:

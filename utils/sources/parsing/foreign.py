@@ -41,7 +41,7 @@ TOOLS = {
     b'"imgHeight"': "Cityscapes'",
     b'"label_classes"': "Hasty's",
     b'"asset"': "VoTT's",
-    b'"scribbles"': "ADE20K's",
+    b'"imsize"': "ADE20K's",
     b'"slots"': "Darwin's",
 }
 _NAMES_OR_OUTLINES = re.compile(
@@ -69,11 +69,12 @@ def unread_files(
     others = []
     for file in sorted({*all_files(folder)} - {*used}):
         name, suffix = file.name.lower(), file.suffix.lower()
-        if file not in masks and (suffix in IMAGE_SUFFIXES or _has_other_purpose(folder, file, names)):
-            continue
-        if file not in masks and suffix not in SUFFIXES:
-            others.append(file.relative_to(folder))
-            continue
+        if file not in masks:
+            if suffix in IMAGE_SUFFIXES or _has_other_purpose(folder, file, names):
+                continue
+            if suffix not in SUFFIXES:
+                others.append(file.relative_to(folder))
+                continue
         # A kind is what follows the name of a photograph, else the name without words that hold numbers.
         ends = (match.start() for match in re.finditer(r"[^a-z0-9]", name))
         end = next((end for end in ends if name[:end] in names), 0)
@@ -83,8 +84,9 @@ def unread_files(
     for first, *more in kinds.values():
         text = "cannot be read"
         if found := format_of(first):
+            source = title if title != FORMATS[found].title else "others like it"
             text = (
-                f"{FORMATS[found].title}: not used, the labels are read from {title or 'the folder that --input names'}"
+                f"{FORMATS[found].title}: not used, the labels are read from {source or 'the folder of --input alone'}"
             )
         elif not first.is_file():
             text = "lies in a zip, in which only photographs are read: unzip it there"
@@ -188,4 +190,4 @@ def _json_reason(file: Path) -> str:
     with file.open("rb") as text:
         head = text.read(HEAD_BYTES)
     tool = next((f"is probably {name}: " for key, name in TOOLS.items() if key in head), "")
-    return f"{tool}has only {', '.join(keys[:MAX_KEYS]) or 'no keys'}: export as COCO"
+    return f"{tool}has only {', '.join(keys[:MAX_KEYS]) or 'no keys'}: if these are labels, export them as COCO"

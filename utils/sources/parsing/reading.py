@@ -102,8 +102,10 @@ def _read_tool(
     problems += left
     if tool.are_pictures and not any(labels.class_list for labels in read):
         for one in (one for one in left if holds_names_or_outlines(folder / one.place)):
-            cure = "export them from there as COCO, or move such files to another folder to read the masks alone"
-            raise UserError(f"{folder}: no list names the classes of the masks. {one.place}: {one.text}; {cure}")
+            raise UserError(
+                f"{folder}: no list names the classes of the masks, but {one.place} may: {one.text}. Or move such files to "
+                "another folder, so that the masks are read alone"
+            )
     is_kept = keep_unlabelled or tool.missing_is_empty
     kept = _empty(by_key, photographs, keep_unlabelled) if is_kept else set()
     by_key = _complete(by_key, photographs, folder if tool.by_file else files[0], kept, problems)

@@ -146,22 +146,22 @@ def _hashed(sizes: Counter[str], val_fraction: float) -> set[str]:
 
     If few photographs miss the share by more than MOST_OFF, groups of the nearest hashes change sides.
     """
-    hashes = {name: _unit_hash(_stem(name)) for name in sizes}
-    most = min(val_fraction, 1 - val_fraction) * sizes.total()  # photographs of the smaller side
-    larger = TRAIN if val_fraction <= 0.5 else VAL
-    sides = {name: VAL if hashes[name] < val_fraction else TRAIN for name in sizes}
-    sides |= {name: larger for name, size in sizes.items() if 1 < size > most}
-    off = sum(sizes[name] for name, side in sides.items() if side == VAL) - val_fraction * sizes.total()
-    if sizes.total() < FEW and abs(off) > MOST_OFF * sizes.total():
-        for name in sorted(sides, key=lambda name: (abs(hashes[name] - val_fraction), name)):
-            change = -sizes[name] if sides[name] == VAL else sizes[name]
-            if abs(off + change) < abs(off) and sizes[name] <= max(most, 1):
-                sides[name] = TRAIN if sides[name] == VAL else VAL
+    hashes, total = {name: _unit_hash(_stem(name)) for name in sizes}, sizes.total()
+    most = min(val_fraction, 1 - val_fraction) * total  # photographs of the smaller side
+    movable = {name for name, size in sizes.items() if size <= max(most, 1)}  # others go to the larger side
+    held_out = {name for name in sizes if (hashes[name] if name in movable else 0.5) < val_fraction}
+
+    off = sum(sizes[name] for name in held_out) - val_fraction * total
+    if total < FEW and abs(off) > MOST_OFF * total:
+        for name in sorted(movable, key=lambda name: (abs(hashes[name] - val_fraction), name)):
+            change = -sizes[name] if name in held_out else sizes[name]
+            if abs(off + change) < abs(off):
+                held_out ^= {name}
                 off += change
-    if len(sides) >= 2 and len(set(sides.values())) == 1:
-        smallest = min(hashes, key=lambda name: (sizes[name], hashes[name], name))
-        sides[smallest] = TRAIN if sides[smallest] == VAL else VAL
-    return {name for name, side in sides.items() if side == VAL}
+
+    if len(sizes) >= 2 and len(held_out) in (0, len(sizes)):
+        held_out ^= {min(hashes, key=lambda name: (sizes[name], hashes[name], name))}
+    return held_out
 
 
 def _filled(sizes: Counter[str], val_fraction: float) -> set[str]:

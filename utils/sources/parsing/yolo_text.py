@@ -13,6 +13,7 @@ import numpy as np
 
 from utils.common.errors import UserError, printable
 from utils.common.files import read_text
+from utils.common.text import counted
 from utils.data.dataset_yaml import IMAGE_SUFFIXES, load_dataset_yaml
 from utils.data.labels import ANY_CLASS, IGNORE_FOLDER, MAX_LABEL_FILE_BYTES, LabelError, parse_yolo_row
 from utils.sources.parsing.label_csv import Problem
@@ -139,8 +140,8 @@ class YoloFile(LabelFile):
             numbers, last = set[str]().union(*(labels.numbers for labels in texts)), len(texts[0].names)
             if str(last) in numbers and "0" not in numbers:
                 raise UserError(
-                    f"{file}: its {last} classes are numbered from 0 on, but the labels count them from 1 to {last}: "
-                    "subtract 1 from the first number of each line of the labels"
+                    f"{file}: names {counted(last, 'class')}, the first with the number 0, but the labels count from 1 to "
+                    f"{last}: subtract 1 from the first number of each line of the labels"
                 )
             lengths = set[int]().union(*(labels.lengths for labels in texts))
             if len(lengths) == 1 and _are_key_points([labels.path for labels in texts[:MAX_COMPARED]], *lengths):
@@ -156,9 +157,8 @@ class YoloFile(LabelFile):
 def _are_key_points(files: Sequence[Path], length: int) -> bool:
     """Return whether the first four numbers of nearly all lines are a box around the points that follow.
 
-    Points have two numbers or three, of which the last is 0, 1 or 2; a point at 0, 0 is not shown. Outlines do not pass: their
-    first corner is on the edge of the others. The points must fill a third of the box, because small outlines in the middle of a
-    photograph lie in such boxes.
+    Points have two numbers or three, of which the last is 0, 1 or 2; a point at 0, 0 is not shown. Outlines may lie in such
+    boxes, too. But their second corner, which would be the width and the height, is near the others, and they hardly fill the box.
     """
     lines = [line.split() for file in files for line in read_text(file).splitlines()]
     try:
@@ -166,12 +166,19 @@ def _are_key_points(files: Sequence[Path], length: int) -> bool:
     except ValueError:  # said line by line
         return False
     centre, sides = values[:, None, :2], values[:, None, 2:4]
-    for size in (size for size in (2, 3) if (length - BOX_FIELDS) % size == 0 and len(values) >= MIN_LINES):
+    for size in (2, 3):
+        num_points, rest = divmod(length - BOX_FIELDS, size)
+        if rest or num_points < 2 or len(values) < MIN_LINES:
+            continue
         points = values[:, 4:].reshape(len(values), -1, size)
         places = points[..., :2]
-        is_inside = (np.abs(places - centre) <= 0.55 * sides + 0.01).all(axis=2) | ~places.any(axis=2)
-        fills = (3 * np.ptp(places, axis=1) >= sides[:, 0]).all(axis=1)
-        if (is_inside.all(axis=1) & fills).mean() >= MOST_LINES and np.isin(points[..., 2:], (0, 1, 2)).all():
+        places = np.where(places.any(axis=2, keepdims=True), places, centre)
+        is_inside = (np.abs(places - centre) <= 0.55 * sides + 0.01).all(axis=(1, 2))
+        low, high = places.min(axis=1), places.max(axis=1)
+        fills = (3 * (high - low) >= sides[:, 0]).all(axis=1)
+        reach = np.maximum(high, centre[:, 0]) - np.minimum(low, centre[:, 0])
+        is_near = (np.abs(sides[:, 0] - (low + high) / 2) <= 1.5 * reach).all(axis=1)
+        if (is_inside & (fills | ~is_near)).mean() >= MOST_LINES and np.isin(points[..., 2:], (0, 1, 2)).all():
             return True
     return False
 
