@@ -52,7 +52,7 @@ _NAMES_OR_OUTLINES = re.compile(
 # Files of a known other purpose: hidden ones, texts about the data set, lists of classes.
 _BESIDE_LABELS = re.compile(
     r"\.|(licen[cs]e|copying|readme|notice|citation|authors|changelog|requirements)\b"
-    r"|(classes|class_names|labels|labelmap|obj|_darknet)\.(txt|names|labels)$|obj_class_to_machine_color\.json$",
+    r"|(classes|class_names|labels|labelmap|obj|_darknet)\.(txt|names|labels|data)$|obj_class_to_machine_color\.json$",
     re.IGNORECASE,
 )
 

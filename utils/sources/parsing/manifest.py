@@ -93,11 +93,11 @@ def report_lines(manifest: dict[str, Any], num_problems: int = 20, *, has_circui
     if problems:
         lines.append(f"left out or mended: {_listed(Counter(item.kind for item in problems))}")
     groups = [[group] if len(group) > MAX_ALIKE else [[one] for one in group] for group in alike.values()]
-    shown = list(itertools.chain(*groups))[:num_problems]
-    for first, *others in shown:
+    told = list(itertools.chain(*groups))[:num_problems]
+    for first, *others in told:
         more = f" … and {len(others):,} more like this, all in manifest.json" if others else ""
         lines.append(f"  {first.place}: {first.text}{more}")
-    if num_left := len(problems) - sum(map(len, shown)):
+    if num_left := len(problems) - sum(map(len, told)):
         lines.append(f"  … and {num_left:,} more, all in manifest.json")
     if counts["turned_photographs"]:
         lines.append(
