@@ -128,7 +128,7 @@ def open_data(
     val = of_split("val", labelled["val"], VAL_SEED)
     if not windows and (hint := small_labels_hint(train.photos, spec.names, options.img_size)[0]):
         say(hint)
-    say_oddities(labelled["train"], labelled["val"], say)
+    say_oddities(train.photos, val.photos, say)
     stores = [split.windowed.store if split.windowed else split.packed for split in (train, val)]
     num_bytes = sum(np.diff(store.index.places[:, 1:]).sum() for store in stores if store)
     packed = f"{format_bytes(num_bytes)} packed in {spec.cache_folder}"
