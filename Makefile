@@ -26,7 +26,7 @@ SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-r
 
 setup: $(STAMP)
 
-$(STAMP): requirements.txt requirements-dev.txt requirements-export.txt requirements-mlflow.txt requirements-geo.txt $(wildcard recipes/*/requirements.txt) requirements.lock
+$(STAMP): requirements.txt requirements-dev.txt requirements-export.txt requirements-mlflow.txt requirements-geo.txt requirements-s3.txt $(wildcard recipes/*/requirements.txt) requirements.lock
 	@test -x $(PYTHON) || python3 -m venv $(VENV)
 	@echo "Installing into $(VENV) (8 GB, 5 of them for CUDA; a minute or two the first time)"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock

@@ -4,6 +4,7 @@
     python download_data.py --max-images 50       # 50 photographs per circuit
     python download_data.py --circuits 1 10 13b   # or `--circuits all`
     python download_data.py --base-url /mnt/epri  # a folder or https address
+    python download_data.py --source s3://bucket/epri   # all files of a folder in an object storage
     python download_data.py --sample              # 240 drawn photographs
     python download_data.py --sample 40 --sample-size 5472   # of 20 megapixels
 
@@ -17,7 +18,8 @@ from pathlib import Path
 
 from utils.common.config import Options, option, parse_config, words_of
 from utils.common.errors import EXIT_DONE, EXIT_KEYBOARD, UserError, run_script
-from utils.common.files import output_folder
+from utils.common.files import claimed_output, output_folder
+from utils.common.storage import Storage
 from utils.common.text import counted, next_command
 from utils.sources.download import DEFAULT_BASE_URL, Report, download, expand_circuits, open_source
 
@@ -29,22 +31,32 @@ class DownloadConfig(Options):
     """Options of download_data.py."""
 
     circuits: tuple[str, ...] = option(
-        ("1", "10"), "circuits such as 1 10 13b, or all", metavar="CIRCUIT", needs="not sample"
+        ("1", "10"), "circuits such as 1 10 13b, or all", metavar="CIRCUIT", needs=("not sample", "not source")
     )
     base_url: str = option(
         DEFAULT_BASE_URL,
         "https address, or local folder, that holds the label file and the zips",
         metavar="URL",
+        needs=("not sample", "not source"),
+    )
+    source: str | None = option(
+        None,
+        "folder in an object storage, such as s3://bucket/epri: get all files there (docs/storage.md)",
+        metavar="ADDRESS",
         needs="not sample",
     )
     max_images: int | None = option(
-        None, "take only N photographs per circuit, by range requests", metavar="N", at_least=1, needs="not sample"
+        None,
+        "take only N photographs per circuit, by range requests",
+        metavar="N",
+        at_least=1,
+        needs=("not sample", "not source"),
     )
     output: str = option(
         "data/raw", "folder for the label file and one folder of photographs per circuit", metavar="FOLDER"
     )
     keep_zips: bool = option(
-        False, "keep each zip after its photographs are extracted", needs=("not sample", "not max_images")
+        False, "keep each zip after its photographs are extracted", needs=("not sample", "not source", "not max_images")
     )
     sample: int | None = option(
         None,
@@ -77,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config.sample is not None:
             output_folder(config.output)
             return _write_sample(config, config.sample)
+        if config.source:
+            return _fetch_files(config.output, Storage(config.source, "--source"))
         source = open_source(config.base_url)
         folder, circuits = Path(config.output), expand_circuits(source, config.circuits)
         report = download(source, folder, circuits, max_images=config.max_images, keep_zips=config.keep_zips)
@@ -86,6 +100,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print_report(config, report)
     if report.missing:
         raise UserError(f"{source.shown()} has no {', '.join(report.missing)}; check --circuits and --base-url")
+    return EXIT_DONE
+
+
+def _fetch_files(output: str, storage: Storage) -> int:
+    files = storage.files()
+    if not files:
+        raise UserError(f"{storage.shown}: no files there; check the address")
+    with claimed_output(output) as folder:
+        num_new = storage.fetch_all(files, folder)
+    print(f"{output}: {counted(len(files), 'file')} of {storage.shown}, {num_new:,} of them new")
+    print(next_command("python", "parse_labels.py", *words_of({"input": output})))
     return EXIT_DONE
 
 

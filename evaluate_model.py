@@ -42,8 +42,8 @@ from utils.evaluation.tile_search import Candidate, TileSearch
 from utils.pages import plot_confusion_matrix, plot_curves
 from utils.predict.line_step import steps_for
 from utils.predict.models import open_model
-from utils.predict.options import ModelOptions, overlap_option
-from utils.predict.tiles import LONGEST_WAIT_S, Predictor, choose_tiling
+from utils.predict.options import ModelOptions, cores_of, overlap_option
+from utils.predict.tiles import Predictor, choose_tiling
 from utils.yolo.model import class_names, require_classes, trained_size_px, trained_thin_classes, trained_windows
 
 PREFETCH = 4  # batches that each loader process prepares ahead
@@ -145,12 +145,11 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
         get_candidate(path, model, photos, config, device, thin) for path, model in zip(paths, models, strict=True)
     ]
     loaders = [get_loader(candidate, config, ranks, workers) for candidate in candidates]
-    if any(candidate.find for candidate in candidates):
-        os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
     setup_ddp(device, ranks)
-    collector = CocoCollector([photo.file for photo in photos], size_of)
+    folder = Path(config.output)
+    collector = CocoCollector([photo.file for photo in photos], size_of, folder)
     report = find_extra("report")
-    thumbnails = report.Thumbnails(photos, is_native, collector.see_masks) if report else None
+    thumbnails = report.Thumbnails(photos, is_native, collector.see_masks, folder) if report else None
     evaluations = []
     for candidate, loader in zip(candidates, loaders, strict=True):
         is_main = candidate is candidates[0]  # the COCO files are written for --model alone
@@ -158,7 +157,8 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
         on_image: OnImage | None = collector.see_image if config.coco_eval and is_main else None
         on_image = guarantor.watch(on_image) if guarantor and is_main else on_image
         photo = PhotoPixels(size_of, is_native, on_masks, thin, candidate.find)
-        batches = Progress("batches", len(loader), ranks.is_main and candidate.find is None)(loader)
+        progress = Progress("batches", len(loader), ranks.is_main and candidate.find is None)
+        batches = distributed.apart(progress(loader))
         how: dict[str, Any] = {"precision": candidate.precision, "on_image": on_image, "photo": photo}
         evaluations.append(evaluate(candidate.model, batches, spec.names, candidate.criterion, device, **how))
         if candidate.find:
@@ -171,16 +171,13 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
         whole = Predictor(first.model, first.dataset.size_px, device, config.batch_size, None, AP_LIMITS, **how)
         predictor = first.find.predictor if first.find else whole
         evaluations[0].metrics["guarantee"] = guarantor.finish(evaluations[0].results, predictor)
-    predictions, ground_truth = collector.gather(spec.names)
+    collector.gather()
     listed = thumbnails.gather() if thumbnails else {}
     metrics: list[dict[str, Any]] = []
     if ranks.is_main:
-        folder = Path(config.output)
-        files: dict[str, Any] = {"predictions.json": predictions} if config.predictions else {}
-        files |= {"ground_truth.json": ground_truth} if config.coco_eval else {}
-        metrics = write_results(config, candidates, evaluations, files)
+        metrics = write_results(config, candidates, evaluations, collector)
         if guarantor:
-            guarantor.write(Path(config.output))
+            guarantor.write(folder)
         curves = [summary.precision_recall_curves(evaluation.results, spec.names) for evaluation in evaluations]
         plot_curves(curves[0], spec.names, folder)
         plot_confusion_matrix(np.array(metrics[0]["confusion_matrix"]), spec.names, folder / "confusion_matrix.png")
@@ -231,7 +228,7 @@ def get_candidate(
     predictor = Predictor(model, size_px, device, config.batch_size, tiling, AP_LIMITS, **how)
     ranks = distributed.read_rank_environment()
     progress = Progress("photographs", len(photos[ranks.rank :: ranks.world_size]), ranks.is_main)
-    return replace(candidate, find=TileSearch(predictor, photos, progress))
+    return replace(candidate, find=TileSearch(predictor, photos, progress, cores_of(ranks)))
 
 
 def get_loader(candidate: Candidate, config: EvaluationConfig, ranks: distributed.RankInfo, workers: int) -> Any:
@@ -246,17 +243,19 @@ def get_loader(candidate: Candidate, config: EvaluationConfig, ranks: distribute
 
 
 def write_results(
-    config: EvaluationConfig, candidates: Sequence[Candidate], evaluations: Sequence[Evaluation], files: dict[str, Any]
+    config: EvaluationConfig,
+    candidates: Sequence[Candidate],
+    evaluations: Sequence[Evaluation],
+    collector: CocoCollector,
 ) -> list[dict[str, Any]]:
     """Write COCO files and metrics; with --coco-eval also compute COCO's AP. Return each model's metrics."""
     folder = Path(config.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    for file_name, content in files.items():
-        write_text_atomic(folder / file_name, json.dumps(content))
     metrics = [metrics_of(config, *judged) for judged in zip(candidates, evaluations, strict=True)]
-    if config.coco_eval:
-        coco_files = (folder / "ground_truth.json", folder / "predictions.json")
-        metrics[0]["coco_eval"] = evaluate_with_faster_coco_eval(*coco_files)
+    if config.predictions:
+        predictions = collector.write_predictions()
+    if config.coco_eval:  # needs predictions
+        ground_truth = collector.write_ground_truth(candidates[0].names)
+        metrics[0]["coco_eval"] = evaluate_with_faster_coco_eval(ground_truth, predictions)
     if len(metrics) < len(METRICS_FILES):  # left by an earlier --compare
         (folder / METRICS_FILES[1]).unlink(missing_ok=True)
     for file_name, content in zip(METRICS_FILES, metrics, strict=False):

@@ -3,7 +3,7 @@
     python inference.py --model models/epri_distribution_ddp/best.pt --source photos
     python inference.py --model best.pt --source flight.mp4 --every 5   # a film: extras/film/README.md
 
-A few photographs are read ahead, so memory does not grow with their number. All results are in the photographs' own
+Two photographs a core are read ahead, so memory does not grow with their number. All results are in the photographs' own
 pixels, upright. A photograph that cannot be read, or whose results cannot be written, is named and skipped. Started with
 torchrun, the ranks share the photographs. A model that was trained on windows predicts on tiles of large photographs
 (docs/windows.md). The model may be an export (extras/exports/README.md). `python -m extras.maps` puts the detections on a map.
@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,6 @@ from utils.predict.annotation_files import (
 from utils.predict.options import PredictOptions, cores_of, open_predictor
 from utils.predict.prediction_files import ABOUT, PredictionWriter, Source, merge_parts
 from utils.predict.thresholds import Thresholds
-from utils.predict.tiles import LONGEST_WAIT_S
 from utils.yolo.model import trained_stretch
 
 T = TypeVar("T")
@@ -84,7 +84,6 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     """Predict on photographs, which the ranks share; return the exit code: 1 if none could be read."""
     files = list_photos(config.source)
     predictor, names = open_predictor(config, ranks)
-    os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
     setup_ddp(predictor.device, ranks)
     sources = [Source(position, *item) for position, item in enumerate(unique_keys(files))]
     mine = sources[ranks.rank :: ranks.world_size]
@@ -102,7 +101,8 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     ):
         photos = timed(read_photos(mine, config, cores_of(ranks), trained_stretch(predictor.model)), spent_s, -1)
         predictions = timed(predictor.predict(photos), spent_s)
-        for source, photo, prediction in Progress("photographs", len(mine), ranks.is_main)(predictions):
+        progress = Progress("photographs", len(mine), ranks.is_main)
+        for source, photo, prediction in distributed.apart(progress(predictions)):
             writer.add(source, photo.shape, prediction)
             found = (prediction.class_ids, prediction.boxes, prediction.masks, prediction.detections.scores.numpy())
             picture = draw_instances(photo, *found, names, nothing=NO_DETECTIONS, min_px=READABLE_PX)
@@ -140,7 +140,7 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
 def read_photos(
     sources: list[Source], config: InferenceConfig, cores: int, stretch: Stretch | None
 ) -> Iterator[tuple[Source, np.ndarray]]:
-    """Yield the photographs, a few read ahead. Names those that cannot be read, or whose results cannot be written."""
+    """Yield the photographs, two a core read ahead. Names those that cannot be read, or whose results cannot be written."""
 
     def read(source: Source) -> tuple[Source, Any]:
         try:
@@ -152,7 +152,7 @@ def read_photos(
         except (ImageError, OSError) as error:
             return source, error
 
-    for source, photo in ordered_map(read, sources, min(cores, 2)):  # a drone's photograph takes 60 MB
+    for source, photo in ordered_map(read, sources, cores):
         if isinstance(photo, np.ndarray):
             yield source, photo
         else:
@@ -182,10 +182,12 @@ def unique_keys(files: list[Path]) -> Iterator[tuple[Path, str]]:
     """Yield each file with a unique name for its results: its stem, with a number if the stem occurred before."""
     stems = {file.stem.lower() for file in files}
     taken: set[str] = set()
+    # Of each stem: numbers that were tried are not free later.
+    numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
     for file in files:
         key = file.stem
         if key.lower() in taken:
-            numbered = (f"{file.stem}_{number}" for number in itertools.count(1))
+            numbered = (f"{file.stem}_{number}" for number in numbers[key.lower()])
             key = next(name for name in numbered if name.lower() not in stems and name.lower() not in taken)
         taken.add(key.lower())
         yield file, key

@@ -1,6 +1,7 @@
 """Turn photographs and their labels, of any tool in docs/labels.md, into a YOLO-seg data set.
 
 python parse_labels.py --input data/raw --output data/processed
+python parse_labels.py --input s3://bucket/raw   # photographs stay there (docs/storage.md)
 """
 
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from utils.common.config import Options, ignored, option, parse_config
 from utils.common.errors import EXIT_DONE, UserError, print_warning, run_script
 from utils.common.extras import refuse_orthophoto
+from utils.common.storage import is_address
 from utils.common.text import next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.images import NATIVE_LONG_SIDE_PX
@@ -23,8 +25,10 @@ from utils.sources.parsing.formats import AUTO, EPRI, FORMAT_CHOICES, FORMATS
 from utils.sources.parsing.manifest import UNREADABLE_KINDS, report_lines
 from utils.sources.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
 from utils.sources.parsing.reading import choose_format
+from utils.sources.parsing.sources import ReadFile
 from utils.sources.parsing.split import CIRCUIT, SPLIT_BY_CHOICES, TIME_GAP_S, TRAIN
 from utils.sources.parsing.state import DATASET_FILE, PICTURE_FILE
+from utils.sources.parsing.stored import stored_input
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,11 @@ class ParseConfig(Options):
     """Options of parse_labels.py."""
 
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
-    input: str = option("data/raw", "folder with the labels and the photographs, in folders or zips", metavar="DIR")
+    input: str = option(
+        "data/raw",
+        "folder with the labels and the photographs, in folders or zips; or its address in an object storage",
+        metavar="DIR",
+    )
     format: str = option(AUTO, "format of the labels; auto: found by the content of the files", choices=FORMAT_CHOICES)
     classes: tuple[str, ...] | None = option(
         None, "classes and their order; unset: those of the label file, and for EPRI's labels those of dataset.yaml"
@@ -89,11 +97,14 @@ class ParseConfig(Options):
 def main(argv: Sequence[str] | None = None) -> int:
     """Build the data set; return the exit code."""
     config = parse_config(ParseConfig, __doc__, argv)
+    if is_address(config.input):
+        with stored_input(config.input, Path(config.output)) as (folder, read_file):
+            return build(replace(config, input=str(folder)), read_file)
     refuse_orthophoto("--input", config.input, "python -m extras.orthophotos.cut")
     return build(config)
 
 
-def build(config: ParseConfig) -> int:
+def build(config: ParseConfig, read_file: ReadFile = Path.read_bytes) -> int:
     """Build the data set and print what it contains and what was skipped; return the exit code."""
     if config.format == AUTO:
         config = replace(config, format=choose_format(Path(config.input)))
@@ -122,6 +133,7 @@ def build(config: ParseConfig) -> int:
         config.workers,
         trust_links=config.trust_links,
         announce=lambda line: print(line, flush=True),
+        read_file=read_file,
     )
     has_circuits = config.format == EPRI or config.split_by == CIRCUIT
     print("\n".join(report_lines(manifest, has_circuits=has_circuits)))

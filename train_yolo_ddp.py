@@ -17,7 +17,7 @@ import torch
 from utils import distributed
 from utils.common.config import parse_config, section_of
 from utils.common.errors import explain_out_of_memory, run_script
-from utils.common.extras import find_extra
+from utils.common.extras import find_extra, require_extra
 from utils.common.files import output_folder
 from utils.common.signals import die_with_parent
 from utils.common.text import coloured, counted, next_command
@@ -65,6 +65,8 @@ def start(config: TrainConfig, ranks: distributed.RankInfo) -> tuple[TrainConfig
 
         # What can be refused without reading a photograph comes first.
         output_folder(config.save_dir, "--save-dir")
+        if config.mirror and ranks.is_main:
+            require_extra("mirror").fetch_lost_run(Path(config.save_dir), config.mirror, say)
         require_same_options(config, may_move=True)  # whether it is the same data set is seen when it is read
         spec = load_dataset_yaml(config.data, trust_links=config.trust_links, cache_dir=config.cache_dir)
         model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
@@ -101,10 +103,12 @@ def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
         f"halve it and double --accumulate (the same training), or let --batch-size auto choose"
     )
     mlflow = find_extra("mlflow")
+    copies = require_extra("mirror") if config.mirror and ranks.is_main else None
     with (
         explain_out_of_memory(too_large),
         OwnedRun(config, data=data.fingerprint if ranks.is_main else None) as run,
         (mlflow and distributed.run_on_main(lambda: mlflow.mirror(run.folder, config.mlflow))) or nullcontext(),
+        copies.Mirror(run.folder, config.mirror, run.resumes) if copies else nullcontext(),
     ):
         print_banner(ranks.world_size, ranks.rank)
         plan = plan_training(config, setup, run, data, is_trained=is_trained(model))

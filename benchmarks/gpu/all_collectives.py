@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from utils.distributed import (
     check_ranks_agree,
     communication_device,
     gather_arrays,
+    gather_files,
     gather_json,
     max_over_ranks,
     min_over_ranks,
@@ -58,6 +61,15 @@ def _gathered(rank: int, world: int) -> bool:
     return [(len(part["x"]), part["y"].shape) for part in parts] == [(3 + other, (other, 2)) for other in range(world)]
 
 
+def _files(rank: int, world: int) -> bool:
+    """Gather files of different lengths, the first of them empty; others have several pieces."""
+    content = [bytes([other]) * 3_000_000 * other for other in range(world)]
+    with tempfile.TemporaryFile() as mine:
+        mine.write(content[rank])
+        files = gather_files(mine, Path(tempfile.gettempdir()))
+        return [file.read() for file in files] == (content if rank == 0 else [])
+
+
 def _reached(rank: int, world: int) -> bool:
     barrier()
     return True
@@ -77,4 +89,5 @@ COLLECTIVES: dict[str, Callable[[int, int], bool]] = {
     "average_tensors": _average,
     "check_ranks_agree": _agreement,
     "gather_arrays": _gathered,
+    "gather_files": _files,
 }

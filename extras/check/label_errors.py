@@ -13,13 +13,14 @@ from tqdm import tqdm
 
 from extras.check.findings import Finding, Mark, View
 from extras.check.reading import Entry
+from utils.common.cores import usable_cpu_count
 from utils.common.threads import ordered_map
 from utils.data.images import scaled_size
 from utils.data.labels import ANY_CLASS
 from utils.evaluation.evaluate import AP_IOU
 from utils.evaluation.metrics.matching import pair_ignoring_class
 from utils.evaluation.native_masks import areas_of, mask_iou
-from utils.evaluation.tile_search import READ_AHEAD_THREADS, read_photo
+from utils.evaluation.tile_search import read_photo
 from utils.predict.detections import PhotoPrediction
 from utils.predict.prediction_files import outline
 from utils.predict.regions import Region, canvas_of, shrunk
@@ -80,7 +81,7 @@ def read_photos(entries: Sequence[Entry], predictor: Predictor | None) -> Iterat
     """Yield photographs, decoded as small as the predictor allows; at full size without one. Raises UserError."""
     min_side_px = predictor.size_px if predictor else None
     full_above_px = predictor.tiling.size_px if predictor and predictor.tiling else None
-    photos = ordered_map(lambda one: read_photo(one.file, min_side_px, full_above_px), entries, READ_AHEAD_THREADS)
+    photos = ordered_map(lambda one: read_photo(one.file, min_side_px, full_above_px), entries, usable_cpu_count())
     return zip(entries, photos, strict=True)
 
 

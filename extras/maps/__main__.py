@@ -5,7 +5,6 @@
 Reads predictions.json and the photographs, writes its files beside them: extras/maps/README.md.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from extras.maps.map_files import write_map_files
 from extras.maps.page import build_page
 from extras.maps.thumbnails import save_thumbnails
 from utils.common.config import Options, option, parse_config
+from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError, printable, run_script
 from utils.common.files import claimed_output, read_back, write_text_atomic
 from utils.common.progress import Progress
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"{folder / ABOUT}: no such file; name the --output of inference.py, run with this version")
         names, made_with = read_back(folder / ABOUT, _about, "run inference.py again")
         num_photos = sum(1 for _ in read_predictions(folder))
-        photos = ordered_map(_with_photo, read_predictions(folder), min(os.cpu_count() or 1, 2))
+        photos = ordered_map(_with_photo, read_predictions(folder), usable_cpu_count())
         for entry, photo in Progress("photographs", num_photos, True)(photos):
             if photo is not None:
                 class_ids = [item["class_id"] for item in entry["detections"]]

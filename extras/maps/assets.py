@@ -4,10 +4,12 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.spatial import cKDTree
 
 from extras.maps.wgs84 import geocentric, offsets_m
 from utils.common.errors import UserError, printable
@@ -33,10 +35,13 @@ class Assets:
     properties: tuple[dict[str, Any], ...]
     rows: tuple[int, ...]
 
+    @cached_property
+    def _tree(self) -> cKDTree:
+        return cKDTree(self.points)
+
     def near(self, latitude: float, longitude: float, range_m: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the assets within a range of a position: their numbers (k,) and metres north and east of it (k, 2)."""
-        away = np.linalg.norm(self.points - geocentric(latitude, longitude), axis=1)
-        numbers = np.flatnonzero(away <= range_m)
+        numbers = np.sort(self._tree.query_ball_point(geocentric(latitude, longitude), range_m)).astype(int)
         return numbers, offsets_m(latitude, longitude, self.points[numbers])
 
 

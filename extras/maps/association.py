@@ -8,12 +8,12 @@ so the result does not depend on the order of the photographs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-from scipy.sparse import coo_array
+from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial import cKDTree
 from scipy.special import chdtri
@@ -194,14 +194,17 @@ def _merge(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...], 
         labels = np.unique(labels, return_inverse=True)[1]
         groups = Groups.of(labels, rays, information)
         num = len(groups.square)
-        seen = np.zeros((num, int(rays.photo.max()) // 8 + 1), np.uint8)  # a bit for each photograph
-        np.bitwise_or.at(seen, (labels, rays.photo // 8), (1 << rays.photo % 8).astype(np.uint8))
+        seen = csr_array((np.ones(len(labels), bool), (labels, rays.photo)))  # in which photographs each group is
+        apart = groups.misfit(expected)
         class_ids = np.zeros(num, int)
         class_ids[labels] = rays.class_id
         first, second = near(groups.placed(expected), None, class_ids, class_ids)
-        is_free = ~(seen[first] & seen[second]).any(axis=1)
-        first, second = first[is_free], second[is_free]
-        gain = _gains(groups, first, groups, second, expected)
+        gain = np.zeros(len(first))
+        for part in _parts(len(first)):
+            is_free = seen[first[part]].multiply(seen[second[part]]).sum(axis=1) == 0
+            pair = first[part][is_free], second[part][is_free]
+            alone = [[values[rows] for values in apart] for rows in pair]
+            gain[part][is_free] = _gains(*(groups[rows] for rows in pair), *alone, expected)
         rank = np.argsort(np.argsort(gain, kind="stable"))  # no two pairs are equally good
         best = np.full(num, -1)
         np.maximum.at(best, first, rank)
@@ -230,11 +233,15 @@ def _assign(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...],
     own = np.where(taken[order][at] == wanted, order[at], -1)
     has_others = num_members[group] > (own >= 0)
     row, group, own = row[has_others], group[has_others], own[has_others]
-    others, is_in = groups[group], np.flatnonzero(own >= 0)
-    without = others[is_in] - singles[own[is_in]]
-    for mine, changed in zip(others.parts, without.parts, strict=True):
-        mine[is_in] = changed
-    gain = _gains(singles, row, others, np.arange(len(row)), expected)
+    gain, alone = np.zeros(len(row)), singles.misfit(expected)
+    for part in _parts(len(row)):
+        one, others = row[part], groups[group[part]]
+        is_in = np.flatnonzero(own[part] >= 0)
+        without = others[is_in] - singles[own[part][is_in]]
+        for mine, changed in zip(others.parts, without.parts, strict=True):
+            mine[is_in] = changed
+        each = [values[one] for values in alone]
+        gain[part] = _gains(singles[one], others, each, others.misfit(expected), expected)
     result, num = len(num_members) + np.arange(len(labels)), len(num_members)
     detections, chosen = best_pairs(row, rays.photo[row] * num + group, gain).T  # each group once in each photograph
     result[detections] = chosen % num
@@ -277,29 +284,29 @@ def near(
     if other is None:
         first, second = trees[0].query_pairs(most, output_type="ndarray").T
     else:
-        found = trees[0].query_ball_tree(trees[1], most)
-        first = np.repeat(np.arange(len(found)), [len(items) for items in found])
-        second = np.array([item for items in found for item in items], int)
+        lists = trees[1].query_ball_point(one.positions[:, :2], reaches[0] + reaches[1].max(), return_sorted=True)
+        first = np.repeat(np.arange(len(lists)), [len(each) for each in lists])
+        second = np.concatenate(lists).astype(int)
     away = np.linalg.norm((one.positions[first] - (other or one).positions[second])[:, :2], axis=1)
     is_near = (one_class[first] == other_class[second]) & (away <= reaches[0][first] + reaches[1][second])
     return first[is_near], second[is_near]
 
 
-def _gains(one: Groups, first: np.ndarray, other: Groups, second: np.ndarray, expected: Expected) -> np.ndarray:
-    """Return the logarithm of how much likelier one asset is than two for each pair; 0 beyond the gate."""
-    gains = np.zeros(len(first))
-    apart = one.misfit(expected), other.misfit(expected)
+def _gains(
+    one: Groups, other: Groups, one_alone: Sequence[np.ndarray], other_alone: Sequence[np.ndarray], expected: Expected
+) -> np.ndarray:
+    """Return the logarithm of how much likelier one asset is than two for each pair of groups; 0 beyond the gate.
+
+    one_alone, other_alone: the misfit of each group, and -2 times the logarithm of its likelihood.
+    """
     limits = chdtri(2 * np.arange(MOST_LIMITS), RARE)
-    for part in _parts(len(first)):
-        a, b = first[part], second[part]
-        joint, likelihood = (one[a] + other[b]).misfit(expected)
-        sizes = np.stack([one.number[a, 1], other.number[b, 1]]).astype(int)
-        larger = np.where(sizes[0] > sizes[1], apart[0][0][a], apart[1][0][b])
-        fits = joint - larger <= limits[np.minimum(sizes.min(axis=0), MOST_LIMITS - 1)]
-        missed = -np.log(MISSED) * np.minimum(sizes.sum(axis=0), MOST_MISSED)
-        gain = missed - (likelihood - apart[0][1][a] - apart[1][1][b]) / 2
-        gains[part] = np.where(fits, np.maximum(gain, 0), 0)
-    return gains
+    joint, likelihood = (one + other).misfit(expected)
+    sizes = np.stack([one.number[:, 1], other.number[:, 1]]).astype(int)
+    larger = np.where(sizes[0] > sizes[1], one_alone[0], other_alone[0])
+    fits = joint - larger <= limits[np.minimum(sizes.min(axis=0), MOST_LIMITS - 1)]
+    missed = -np.log(MISSED) * np.minimum(sizes.sum(axis=0), MOST_MISSED)
+    gain = missed - (likelihood - one_alone[1] - other_alone[1]) / 2
+    return np.where(fits, np.maximum(gain, 0), 0)
 
 
 def _parts(num: int) -> Iterator[slice]:

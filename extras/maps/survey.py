@@ -172,14 +172,16 @@ class Survey:
         """Return how many photographs show points (n,), from a distance at which objects of the class were found."""
         points, count = geocentric(latitude, longitude), np.zeros(len(class_ids), int)
         reach = self._reach(class_ids)
+        tree, furthest_m = cKDTree(points), 1.001 * reach.max(initial=0)
         for view in (view for flight in self.flights for view in flight if view.up_m is not None):
-            level = offsets_m(view.latitude, view.longitude, points)
-            offset = np.column_stack([level, view.up_m - up_m])
+            close = np.array(tree.query_ball_point(geocentric(view.latitude, view.longitude), furthest_m), int)
+            level = offsets_m(view.latitude, view.longitude, points[close])
+            offset = np.column_stack([level, view.up_m - up_m[close]])
             body = offset @ view.camera.attitude
             ahead = np.maximum(body[:, 0], 1e-6)
             place = view.camera.focal_px * body[:, 1:] / ahead[:, None] / (view.camera.width_px, view.camera.height_px)
             is_inside = (np.abs(place) < 0.5 - EDGE_SHARE).all(axis=1) & (body[:, 0] > 0)
-            count += is_inside & (np.linalg.norm(offset, axis=1) <= reach)
+            count[close] += is_inside & (np.linalg.norm(offset, axis=1) <= reach[close])
         return count
 
     def _reach(self, class_ids: np.ndarray) -> np.ndarray:
@@ -332,8 +334,8 @@ def _place(flight: list[View], site: Site) -> tuple[list[Asset], float]:
     height_sigma_m = float(np.hypot(site.ground_sigma_m, errors.height_m))
     labels, placed = place_flight(rays, site.ground_height_m, max(height_sigma_m, 0.1))
     assets = []
-    for number, (position, covariance) in enumerate(zip(placed.positions, placed.covariances, strict=True)):
-        rows = np.flatnonzero(labels == number)
+    of_asset = np.split(np.argsort(labels, kind="stable"), np.bincount(labels).cumsum()[:-1])
+    for rows, position, covariance in zip(of_asset, placed.positions, placed.covariances, strict=True):
         latitude, longitude = moved(first.latitude, first.longitude, position[:2])
         full = covariance[:2, :2] + common_m**2 * np.eye(2)
         views = [members[row] for row in rows]

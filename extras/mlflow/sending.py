@@ -14,11 +14,11 @@ from typing import Any
 
 from utils import distributed
 from utils.common.config import without_secrets
-from utils.common.errors import UsageError, one_line, print_warning, printable
+from utils.common.errors import UsageError, print_warning, printable
 from utils.common.files import read_mapping, read_text, write_text_atomic
-from utils.common.threads import BackgroundWatch
 from utils.run.checkpoint import latest_facts
-from utils.run.records import RecordTail, read_config, read_status
+from utils.run.records import RecordTail, read_config
+from utils.run.sending import FolderSender
 from utils.run.status import FAILED, FINISHED
 
 SETTINGS = {  # of MLflow's client: no statistics for its makers, short waits, no address but the server's
@@ -27,9 +27,6 @@ SETTINGS = {  # of MLflow's client: no statistics for its makers, short waits, n
     **dict.fromkeys(("MLFLOW_TRACKING_INSECURE_TLS", "MLFLOW_HTTP_REQUEST_MAX_RETRIES"), "0"),
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "8",  # seconds, for a connection and for the next bytes of an answer
 }
-POLL_S, MOST_BACKOFF_S = 5.0, 300.0
-FINISH_WAIT_S = 60.0  # at the end of a training whose server answered last time
-STOP_WAIT_S = 10.0  # at any other end; schedulers grant 30 seconds between a stop and a kill
 SENT_SUFFIXES = (".csv", ".jpg", ".jsonl", ".png", ".txt", ".yaml")
 
 
@@ -57,49 +54,33 @@ def mirror(folder: Path, uri: str | None) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-class Mirror(BackgroundWatch):
+class Mirror(FolderSender):
     """Sends what an MLflow server lacks of a run's folder, while it is a context manager and at its end."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        super().__init__("MLflow")
+        super().__init__("MLflow", folder)
         os.environ.update(SETTINGS)
         # Here and not in the thread: a loader process that is forked during an import could wait for it without end.
         import mlflow.tracking.request_header.registry
         from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
 
-        self._folder, self._url = folder, url
+        self._url = url
         self._entities, self._store_of = mlflow.entities, MlflowArtifactsRepository
         self._client = mlflow.MlflowClient(url, url)
         self._tail, self._time_ms = RecordTail(folder / "metrics.jsonl"), 0
         self._epochs: dict[int, list[Any]] = {}  # by number: MLflow's metrics, the epoch's number last
         self._sent_files: dict[Path, int] = {}  # their times in ns
-        self._page = self._problem = self._final_status = ""
+        self._sent: set[int] | None = None
+        self._page = ""
 
-    def __exit__(self, *error: object) -> None:
-        state = FAILED if error[0] is not None else str(read_status(self._folder).get("state"))
-        self._max_wait_s = FINISH_WAIT_S if state == FINISHED and not self._problem else STOP_WAIT_S
-        self._final_status = state.upper() if state in (FINISHED, FAILED) else "KILLED"
-        super().__exit__(*error)
-        is_late = self._thread is not None and self._thread.is_alive()
-        if problem := self._problem or (f"not done after {self._max_wait_s:g} s" if is_late else ""):
-            print_warning(f"MLflow lacks a part of this run ({problem}); the same training command sends the rest")
-
-    def _watch(self) -> None:
-        status, delay_s, has_warned, sent = "", POLL_S, False, None
-        while not status:
-            status = self._final_status if self._is_over.wait(delay_s) else ""
-            try:
-                self._read_epochs()
-                saved = latest_facts(self._folder / "checkpoint").get("epoch", 0)
-                ready = {number for number in self._epochs if number <= saved or status == "FINISHED"}
-                if ready != sent or status:
-                    self._send(ready, status)
-                self._problem, delay_s, sent = "", POLL_S, ready
-            except Exception as error:  # noqa: BLE001 # whatever the server answers, the training continues
-                self._problem, delay_s = one_line(error, 400), min(2 * delay_s, MOST_BACKOFF_S)
-                if not (has_warned or status):
-                    has_warned = True
-                    print_warning(f"MLflow: {self._problem}; training continues, and the rest is sent when this works")
+    def _send(self, state: str) -> None:
+        status = state and (state.upper() if state in (FINISHED, FAILED) else "KILLED")
+        self._read_epochs()
+        saved = latest_facts(self._folder / "checkpoint").get("epoch", 0)
+        ready = {number for number in self._epochs if number <= saved or state == FINISHED}
+        if ready != self._sent or status:
+            self._send_run(ready, status)
+        self._sent = ready
 
     def _read_epochs(self) -> None:
         is_new, records = self._tail.read()
@@ -112,7 +93,7 @@ class Mirror(BackgroundWatch):
                 values = [(name, value) for name, value in record.items() if isinstance(value, int | float)]
                 self._epochs[number] = [self._entities.Metric(*one, self._time_ms, number) for one in values]
 
-    def _send(self, ready: set[int], status: str) -> None:
+    def _send_run(self, ready: set[int], status: str) -> None:
         """Send what the server lacks: these epochs, the options, files. A `status` ends the run."""
         client, folder, (run, there) = self._client, self._folder, self._open_run()
         run_id, options = run.info.run_id, read_config(folder).items()

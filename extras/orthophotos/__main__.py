@@ -5,7 +5,6 @@
 Started with torchrun, the ranks share the blocks. A killed command continues: extras/orthophotos/README.md.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from utils.common.files import claimed_output
 from utils.common.signals import die_with_parent
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.predict.options import PredictOptions, open_predictor
-from utils.predict.tiles import LONGEST_WAIT_S, Tiling
+from utils.predict.tiles import Tiling
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         raster = open_orthophoto(Path(config.source))
         predictor, names = open_predictor(replace(config, thresholds="off"), ranks)
         predictor = replace(predictor, tiling=predictor.tiling or Tiling(predictor.size_px, config.overlap))
-        os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
         setup_ddp(predictor.device, ranks)
         counts = write_orthophoto(predictor, raster, Path(config.model), names, Path(config.output), ranks)
         if ranks.is_main:

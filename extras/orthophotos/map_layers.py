@@ -55,9 +55,8 @@ def write_orthophoto(
     if finished and ranks.is_main:
         print(f"{len(finished)} of {len(blocks)} blocks are there from a run that was stopped", flush=True)
     mine = sorted(set(range(len(blocks))) - set(finished))[ranks.rank :: ranks.world_size]
-    for number in Progress("blocks", len(mine), ranks.is_main)(mine):
+    for number in distributed.apart(Progress("blocks", len(mine), ranks.is_main)(mine)):
         done.save(number, predict_block(predictor, raster.read(blocks[number]), number, blocks[number]))
-    distributed.barrier()
     most = predictor.max_detections
     return distributed.run_on_main(lambda: _join(rows, done, MapLayers(folder, raster, names), most)) or Counter()
 

@@ -3,9 +3,12 @@
 The worst images are drawn at the end, each twice; one picture of every photograph while it is evaluated.
 """
 
+import base64
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,6 @@ from extras.report.photographs import (
     Shape,
     region_outlines,
 )
-from utils import distributed
 from utils.data.cache import load_photo
 from utils.data.dataset import Photo, Sample
 from utils.data.images import NATIVE_LONG_SIDE_PX, encode_jpeg, read_image, upright_size
@@ -37,6 +39,7 @@ from utils.evaluation.tile_search import Candidate
 from utils.pages import NO_DETECTIONS, READABLE_PX, draw_instances
 from utils.pages.pictures import CONFUSED, FALSE, MISSED, RIGHT, Mask
 from utils.predict.detections import Detections, Letterbox, detect, photo_masks, raw_outputs
+from utils.predict.prediction_files import PhotoLines
 from utils.predict.regions import Region, shrunk
 from utils.yolo.inputs import prepare_images
 
@@ -158,11 +161,11 @@ class Thumbnails:
     third, ... photograph is drawn.
     """
 
-    def __init__(self, photos: Sequence[Photo], in_photo: bool, on_masks: OnMasks) -> None:
+    def __init__(self, photos: Sequence[Photo], in_photo: bool, on_masks: OnMasks, folder: Path) -> None:
         self.photos, self.in_photo, self.on_masks = photos, in_photo, on_masks
         self.wanted = set(range(0, len(photos), max(1, -(-len(photos) // MAX_LISTED))))
         self.long_side_px = LONG_SIDE_PX if len(photos) <= MAX_LARGE else READABLE_PX
-        self.drawn: dict[str, np.ndarray] = {}
+        self._drawn = PhotoLines(folder)
 
     def see_masks(self, sample: Sample, placement: Letterbox, found: Detections, masks: list[Region]) -> None:
         """Draw a photograph when its first masks arrive, those of the most confident detections; later ones are ignored."""
@@ -184,19 +187,17 @@ class Thumbnails:
         look: dict[str, Any] = {"colors": colors, "dashed": [color == MISSED for color in colors]}
         look |= {"labels": [""] * len(colors), "min_px": READABLE_PX}
         jpeg = encode_jpeg(draw_instances(photo, [0] * len(colors), None, shapes, None, [""], **look), JPEG_QUALITY)
-        self.drawn |= {f"jpeg {sample.index}": np.frombuffer(jpeg, np.uint8), f"rows {sample.index}": rows}
-        self.drawn[f"size {sample.index}"] = np.array(placement.photo_size)
+        picture = base64.b64encode(jpeg).decode("ascii")
+        self._drawn.add(sample.index, [sample.index, placement.photo_size, picture, rows.tolist()])
 
     def gather(self) -> dict[int, Listed]:
-        """Return all ranks' photographs by their position in the split. Every rank must reach this."""
-        parts = distributed.gather_arrays(self.drawn)
-        drawn = {name: array for part in parts for name, array in part.items()}
-        found = {}
-        for index, photo in enumerate(self.photos):
-            if (size := drawn.get(f"size {index}")) is not None:
-                jpeg = drawn[f"jpeg {index}"].tobytes()
-                found[index] = Listed(photo.file, (int(size[0]), int(size[1])), jpeg, drawn[f"rows {index}"])
-        return found
+        """Return on rank 0 all ranks' photographs by their position in the split. Every rank must reach this."""
+        self._drawn.gather()
+        listed = {}
+        for index, (width, height), picture, rows in map(json.loads, self._drawn):
+            table = np.array(rows, np.int64).reshape(-1, 8)
+            listed[index] = Listed(self.photos[index].file, (width, height), base64.b64decode(picture), table)
+        return listed
 
 
 def _shapes(

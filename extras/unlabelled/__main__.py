@@ -6,7 +6,6 @@ Then train on data/more/dataset.yaml. Started with torchrun, the ranks share the
 extras/unlabelled/README.md.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -32,7 +31,6 @@ from utils.data.labels import Photo, read_photos
 from utils.predict.options import ModelOptions, PredictOptions, cores_of, open_predictor
 from utils.predict.shift_features import deviations
 from utils.predict.thresholds import FEWEST_GROUPS, MOST_FALSE_ALARMS, digest_of_model, settings_of
-from utils.predict.tiles import LONGEST_WAIT_S
 from utils.run.records import CONFIG_FILE, read_config
 from utils.yolo.model import require_classes, trained_stretch
 
@@ -73,11 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         how = PredictOptions(**shared, conf=LEAST, thresholds="off", max_detections=MOST)
         predictor, names = open_predictor(how, ranks)
         require_classes(config.model, predictor.model, config.labelled, spec.names)
-        os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)
         distributed.setup_ddp(predictor.device, ranks)
         teacher, stretch = Teacher(predictor), trained_stretch(predictor.model)
         try:
-            originals = Originals([(split, photo.file) for split, of in labelled.items() for photo in of])
+            originals = Originals([(split, photo.file) for split, of in labelled.items() for photo in of], ranks)
             rows, judged = look_at_val(teacher, labelled["val"], stretch, ranks)
         except ImageError as error:
             raise UserError(f"{error}; check_data.py names all such photographs") from error
@@ -98,15 +95,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return name, printable(str(error), 400)
 
         mine = waiting[ranks.rank :: ranks.world_size]
-        loaded = ordered_map(read, mine, min(cores_of(ranks), 2))
-        for name, photo in Progress("photographs", len(mine), ranks.is_main)(loaded):
+        loaded = ordered_map(read, mine, cores_of(ranks))
+        for name, photo in distributed.apart(Progress("photographs", len(mine), ranks.is_main)(loaded)):
             if isinstance(photo, str):
                 data.add(name, {}, {"left_out": "not readable", "reason": photo, "found": []})
             elif original := originals.shown_by(data.new[name], photo):
                 data.add(name, {}, {"left_out": "shows a labelled photograph", "reason": original, "found": []})
             else:
                 data.add(name, *look_at(photo, teacher, judged, levels))
-        distributed.barrier()
         distributed.run_on_main(lambda: finish(config, data, spec, files, [words for _, words in sure]))
         distributed.cleanup_ddp()
     return 0
@@ -151,7 +147,7 @@ def look_at_val(
     """
     rows, traits = [np.zeros((0, 3))], []
     mine = range(ranks.rank, len(photos), ranks.world_size)
-    for position in Progress("validation photographs", len(mine), ranks.is_main)(mine):
+    for position in distributed.apart(Progress("validation photographs", len(mine), ranks.is_main)(mine)):
         photo = read_image(photos[position].file, stretch=stretch)
         found, agrees = teacher.see(photo)
         is_right, is_judged = teacher.judge(found, photos[position], photo.shape[1::-1])

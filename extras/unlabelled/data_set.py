@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -11,30 +12,45 @@ from typing import Any
 import numpy as np
 import yaml
 
-from utils.common.cores import usable_cpu_count
+from utils import distributed
 from utils.common.errors import UserError
 from utils.common.files import parse_json, read_text, write_bytes_atomic, write_text_atomic
 from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import DatasetSpec, label_file_for
 from utils.data.images import read_image
 from utils.data.labels import IGNORE_FOLDER, format_yolo_label
+from utils.predict.options import cores_of
 from utils.sources import near_duplicates as near
-from utils.sources.parsing.rows import digest_of
+from utils.sources.parsing.rows import DIGEST_BYTES, digest_of
 
 NOTES = ".unlabelled"
 Outlines = Sequence[tuple[int, np.ndarray]]
 MOST_TIMES = 20  # that a labelled photograph is there
+BLANK = np.zeros((near.THUMB_PX, near.THUMB_PX), np.uint8)
 MOST_COMPARED = 8  # labelled photographs, the most similar ones, with which a new one is compared in detail
 
 
 class Originals:
     """The labelled photographs: 10 kB are kept of each."""
 
-    def __init__(self, files: Sequence[tuple[str, Path]]) -> None:
-        """Read photographs, each with its split. Raises ImageError."""
-        thumbs = list(ordered_map(lambda one: _thumb(read_image(one[1], near.MEASURED_PX)), files, usable_cpu_count()))
-        self.digests = {digest_of(file.read_bytes()): f"{split}/{file.name}" for split, file in files}
-        self.known = [(*entry, thumb) for entry, thumb in zip(files, thumbs, strict=True) if thumb is not None]
+    def __init__(self, files: Sequence[tuple[str, Path]], ranks: distributed.RankInfo) -> None:
+        """Read photographs, each with its split. The ranks share them: every rank must reach this. Raises ImageError."""
+        shares = [range(rank, len(files), ranks.world_size) for rank in range(ranks.world_size)]
+        looks = ordered_map(lambda number: _look(files[number][1]), shares[ranks.rank], cores_of(ranks))
+        seen = [*distributed.apart(looks)]
+        digests, thumbs = zip(*seen, strict=True) if seen else ((), ())
+        arrays = {
+            "digest": np.array(digests, np.uint8).reshape(-1, DIGEST_BYTES),
+            "has_detail": np.array([thumb is not None for thumb in thumbs], bool),
+            "thumb": np.array([BLANK if thumb is None else thumb for thumb in thumbs], np.uint8).reshape(
+                -1, *BLANK.shape
+            ),
+        }
+        parts = distributed.gather_arrays(arrays)
+        order = np.argsort(np.concatenate(shares))
+        digest, has_detail, thumb = (np.concatenate([part[name] for part in parts])[order] for name in arrays)
+        self.digests = {row.tobytes(): f"{split}/{file.name}" for row, (split, file) in zip(digest, files, strict=True)}
+        self.known = [(*files[number], thumb[number]) for number in np.flatnonzero(has_detail).tolist()]
         self.table = np.array([_turned(thumb)[0] for *_, thumb in self.known])
 
     def shown_by(self, file: Path, photo: np.ndarray) -> str:
@@ -49,6 +65,10 @@ class Originals:
             if found.is_copy or (found.is_same and split != "train"):
                 return f"{split}/{original.name}"
         return ""
+
+
+def _look(file: Path) -> tuple[list[int], np.ndarray | None]:
+    return list(digest_of(file.read_bytes())), _thumb(read_image(file, near.MEASURED_PX))
 
 
 def _thumb(photo: np.ndarray) -> np.ndarray | None:
@@ -66,8 +86,10 @@ def _turned(thumb: np.ndarray) -> np.ndarray:
 def free_names(files: Sequence[Path], taken: Collection[str] = ()) -> dict[str, Path]:
     """Return each file by its stem, with a number in front if another file or `taken` has the stem, whatever its case."""
     used, names = {stem.lower() for stem in taken}, {}
+    # Of each stem: numbers that were tried are not free later.
+    numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(2))
     for file in files:
-        tried = chain([file.stem], (f"{number}-{file.stem}" for number in count(2)))
+        tried = chain([file.stem], (f"{number}-{file.stem}" for number in numbers[file.stem.lower()]))
         name = next(each for each in tried if each.lower() not in used)
         used.add(name.lower())
         names[name] = file

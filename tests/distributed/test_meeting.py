@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,12 @@ def at_their_own_pace(folders: list[Path]) -> dict[str, Any]:
         found["told"] = meeting.exchange("ready", ranks.rank)
         found["ready"] = time.monotonic()
         distributed.setup_ddp(torch.device("cpu"), ranks, meeting.store)
+
+    def photographs() -> Iterator[int]:
+        time.sleep(3.5 if ranks.rank == 2 else 0)
+        yield ranks.rank
+
+    found["alone"] = [*distributed.apart(photographs())]
     found["sum"] = distributed.all_reduce_sum(torch.ones(1)).item()
 
     def work() -> str:
@@ -62,6 +69,7 @@ def test_a_rank_may_work_longer_than_every_limit_and_machines_find_what_they_sha
     )
     assert all(answer["ready"] - answers[2]["opened"] >= SLOW_S for answer in answers)
     assert all(answer["told"] == [0, 1, 2, 3] and answer["sum"] == 4 for answer in answers)
+    assert [answer["alone"] for answer in answers] == [[0], [1], [2], [3]]
     assert [answer["from main"] for answer in answers] == ["at last", None, None, None]
 
 
@@ -84,6 +92,7 @@ FAILURES: dict[str, tuple[str, str, int, list[str]]] = {
     "while another works": ("time.sleep(60)", NO_ROOM, 1, [f"error: {HOST}/2: no room for the cache", "[rank 1] error: no room for the cache"]),
     "while another waits": (WAIT, NO_ROOM, 1, [f"error: {HOST}/2: no room for the cache", "[rank 1] error: no room for the cache"]),
     "rank 0": (NO_ROOM, WAIT, 1, ["error: no room for the cache"]),
+    "both alike": (NO_ROOM, NO_ROOM, 1, ["error: no room for the cache"]),
     "killed": (WAIT, "os.kill(os.getpid(), signal.SIGKILL)", EXIT_STARTUP_TIMEOUT, [f"error: rank 1 on {HOST}/2 gave no sign of life for 6 s: it died or hangs"]),
     "never there": (WAIT, "", EXIT_STARTUP_TIMEOUT, ["error: of 2 ranks 1 did not start within 6 s; look at their output, or wait longer"]),
 }  # fmt: skip
@@ -111,7 +120,7 @@ def test_after_a_failure_all_ranks_end_at_once_with_one_line_and_one_exit_code(n
     ended = run_pair(tmp_path, tuple(works))
     assert time.monotonic() - start_s < 40
     assert [done.returncode for done in ended if done.returncode != -signal.SIGKILL] == [code] * (
-        1 + (name in list(FAILURES)[:3])
+        1 + (name in list(FAILURES)[:4])
     )
     printed = [line for done in ended for line in done.stderr.splitlines() if not line.startswith("[W")]
     assert len(printed) == len(lines), printed

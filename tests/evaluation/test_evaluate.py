@@ -1,6 +1,7 @@
 """Evaluation of drawn photographs: on one rank and on several, in batches of any size, beside faster-coco-eval."""
 
 import json
+import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,6 @@ from evaluate_model import EvaluationConfig, choose_resolution
 from tests.support.oracle import NAMES, SIZE_PX, Oracle, WithRegions, draw_photos, evaluate_oracle
 from tests.support.ranks import run_ranks
 from utils import distributed
-from utils.common.files import write_text_atomic
 from utils.data.dataset import Photo, Sample, SegmentationDataset, collate
 from utils.data.images import write_jpeg
 from utils.data.label_shapes import sizes_on_disk
@@ -68,7 +68,20 @@ def several_sets(folder: Path) -> dict[str, Any]:
     answer = {
         name: {**one.metrics, "image_ids": [each.image_id for each in one.results]} for name, one in found.items()
     }
-    return {**answer, "own loss": loss_of(folder, range(distributed.rank(), 7, distributed.world_size()))}
+    own_loss = loss_of(folder, range(distributed.rank(), 7, distributed.world_size()))
+    return {**answer, "own loss": own_loss, "coco": coco_files(folder)}
+
+
+def coco_files(photographs: Path) -> list[str]:
+    """Return the COCO files of 7 photographs that rank 0 writes; no rank sees the folder of another."""
+    photos = draw_photos(photographs, 7)
+    with tempfile.TemporaryDirectory() as folder:
+        collector = CocoCollector([photo.file for photo in photos], sizes_on_disk(photos), Path(folder))
+        pixels = PhotoPixels(collector.size_of, compare=True, on_masks=collector.see_masks)
+        evaluate_photos(photographs, 7, photo=pixels, on_image=collector.see_image, regions=True)
+        collector.gather()
+        files = [collector.write_predictions(), collector.write_ground_truth(NAMES)] if not distributed.rank() else []
+        return [file.read_text() for file in files]
 
 
 def loss_of(folder: Path, indices: range) -> float:
@@ -104,6 +117,11 @@ def test_every_number_is_the_same_on_one_rank_and_on_several(folder: Path, alone
     answers = run_ranks(several_sets, 3, folder)
     expected, found = numbers(alone), [numbers(answer) for answer in answers]
     assert len(expected) > 400
+    assert [answer["coco"] for answer in answers] == [alone["coco"], [], []]
+    detections, truth = map(json.loads, alone["coco"])
+    assert [json.dumps(content) for content in (detections, truth)] == alone["coco"]
+    assert detections == sorted(detections, key=lambda one: (one["image_id"], -one["score"]))
+    assert [one["id"] for one in truth["annotations"]] == [*range(1, 1 + len(truth["annotations"]))]
     loss = expected.pop("/own loss")
     assert alone["7"]["val_loss"] == pytest.approx(loss, rel=1e-6)
     # The shares differ, so that a mean of the ranks' means would be another number.
@@ -212,15 +230,15 @@ def coco_precision(results: list[ImageResult], kind: str, class_id: int) -> np.n
 def test_native_results_agree_with_faster_coco_eval(folder: Path, tmp_path: Path, regions: bool) -> None:
     photos = draw_photos(folder, NUM_PHOTOS)
     size_of = sizes_on_disk(photos)
-    collector = CocoCollector([photo.file for photo in photos], size_of)
+    collector = CocoCollector([photo.file for photo in photos], size_of, tmp_path)
     pixels = PhotoPixels(size_of, compare=True, on_masks=collector.see_masks)
     options: dict[str, Any] = {"photo": pixels, "on_image": collector.see_image, "regions": regions}
     evaluation = evaluate_photos(folder, NUM_PHOTOS, **options)
     ours = evaluation.metrics
-    predictions, ground_truth = collector.gather(NAMES)
-    write_text_atomic(tmp_path / "predictions.json", json.dumps(predictions))
-    write_text_atomic(tmp_path / "ground_truth.json", json.dumps(ground_truth))
-    coco = evaluate_with_faster_coco_eval(tmp_path / "ground_truth.json", tmp_path / "predictions.json")
+    collector.gather()
+    files = collector.write_ground_truth(NAMES), collector.write_predictions()
+    ground_truth, predictions = (json.loads(file.read_bytes()) for file in files)
+    coco = evaluate_with_faster_coco_eval(*files)
     crowds = [one["iscrowd"] for one in ground_truth["annotations"]]
     assert len(crowds) - sum(crowds) == ours["num_targets"] > 100
     drawn = WithRegions(photos, SIZE_PX)
@@ -248,14 +266,12 @@ def test_native_results_agree_with_faster_coco_eval(folder: Path, tmp_path: Path
 
 def test_coco_files_of_a_split_without_any_detection_can_be_judged(folder: Path, tmp_path: Path) -> None:
     photos = draw_photos(folder, 1)
-    collector = CocoCollector([photo.file for photo in photos], sizes_on_disk(photos))
+    collector = CocoCollector([photo.file for photo in photos], sizes_on_disk(photos), tmp_path)
     sample = SegmentationDataset(photos, SIZE_PX)[(0, 0)]
     nothing = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 32))
     collector.see_image(sample, nothing, torch.zeros(32, SIZE_PX // 4, SIZE_PX // 4))
-    predictions, ground_truth = collector.gather(NAMES)
-    (tmp_path / "p.json").write_text(json.dumps(predictions))
-    (tmp_path / "g.json").write_text(json.dumps(ground_truth))
-    metrics = evaluate_with_faster_coco_eval(tmp_path / "g.json", tmp_path / "p.json")
+    collector.gather()
+    metrics = evaluate_with_faster_coco_eval(collector.write_ground_truth(NAMES), collector.write_predictions())
     assert metrics["box_map50"] == metrics["mask_map50_95"] == 0
 
 

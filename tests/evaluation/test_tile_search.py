@@ -1,6 +1,5 @@
 """Evaluation on tiles: wires that a shrunk photograph loses, judged in the photograph's pixels, on one rank or several."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from tests.sources.parsing.tool_folder import whole
 from tests.support.oracle import GREY_STEP, NAMES, SIZE_PX, evaluate_oracle
 from tests.support.ranks import run_ranks
 from tests.yolo.colour_network import COLOURS, ColourNetwork, install
-from utils.common.files import write_text_atomic
 from utils.data.dataset import Photo, SegmentationDataset
 from utils.data.label_shapes import sizes_on_disk
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
@@ -72,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wires_are_judged_whole_and_the_loss_is_that_of_whole_photographs(folder: Path, tmp_path: Path) -> None:
     photos = wire_photos(folder)
-    collector = CocoCollector([photo.file for photo in photos], sizes_on_disk(photos))
+    collector = CocoCollector([photo.file for photo in photos], sizes_on_disk(photos), tmp_path)
     on_tiles, plain = evaluate_wires(folder, collector=collector), evaluate_wires(folder, tiles=False)
     assert on_tiles.metrics["num_targets"] == 11
     assert on_tiles.metrics["num_images"] == 4
@@ -81,9 +79,8 @@ def test_wires_are_judged_whole_and_the_loss_is_that_of_whole_photographs(folder
     assert on_tiles.metrics["box_map50_95"] > 0.9
     assert on_tiles.metrics["val_loss"] == plain.metrics["val_loss"]
     assert [len(result.scores) for result in on_tiles.results] == [3, 3, 3, 2]
-    for part, content in zip(("found", "truth"), collector.gather(NAMES), strict=True):
-        write_text_atomic(tmp_path / part, json.dumps(content))
-    judged = evaluate_with_faster_coco_eval(tmp_path / "truth", tmp_path / "found")
+    collector.gather()
+    judged = evaluate_with_faster_coco_eval(collector.write_ground_truth(NAMES), collector.write_predictions())
     for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95"):
         assert on_tiles.metrics[name] == pytest.approx(judged[name], abs=0.006)
 

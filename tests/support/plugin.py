@@ -62,7 +62,7 @@ SLOW = (
     *(f"recipes/training_engine/tests/test_{name}.py" for name in ("example", "guide")),
     *(f"recipes/crowd_bt/tests/test_{name}.py" for name in ("commands", "training", "s3")),
     "recipes/underwater_ir/tests/test_training.py",
-    *(f"extras/{name}/tests/test_command.py" for name in ("mlflow", "report")),
+    *(f"extras/{name}/tests/test_command.py" for name in ("mirror", "mlflow", "report")),
     *(f"extras/maps/tests/test_{name}.py" for name in ("flights", "positions")),
 )
 # What these measure or time needs the machine for itself: `make test` runs them one at a time.

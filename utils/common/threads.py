@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-MAX_WAITING_PER_THREAD = 4  # results that may be computed before they are used
+MAX_WAITING_PER_THREAD = 2  # results that are computed, or may be before they are used; 120 MB if they are of a drone
 
 
 def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:

@@ -10,6 +10,7 @@ from utils.distributed.collectives import (
     check_ranks_agree,
     communication_device,
     gather_arrays,
+    gather_files,
     gather_json,
     is_distributed,
     max_over_ranks,
@@ -19,7 +20,7 @@ from utils.distributed.collectives import (
     run_once_per_machine,
     world_size,
 )
-from utils.distributed.meeting import Meeting, meet
+from utils.distributed.meeting import Meeting, apart, meet
 from utils.distributed.process_group import (
     RankInfo,
     Say,

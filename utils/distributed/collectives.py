@@ -1,12 +1,15 @@
 """The collectives of this project. Without a process group each works as on a single rank.
 
-They send plain numbers and JSON only, never pickled objects: unpickling can run code.
+They send plain numbers, JSON and files only, never pickled objects: unpickling can run code.
 """
 
+import io
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -16,6 +19,7 @@ import torch.distributed as dist
 from utils.common.errors import EXIT_FAILED
 
 T = TypeVar("T")
+PIECE_BYTES = 2**21  # of each rank's file, sent at a time
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.2  # between two questions whether somebody is at work; longer for longer work
 
 
@@ -190,6 +194,35 @@ def gather_arrays(arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
     received = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(received, padded)
     return [_decode(part[:length].cpu().numpy().tobytes()) for part, length in zip(received, lengths, strict=True)]
+
+
+def gather_files(file: io.BufferedRandom, folder: Path) -> list[io.BufferedRandom]:
+    """Return on rank 0 every rank's file, in rank order, to be read from its start; on other ranks nothing.
+
+    Every rank must reach this. Rank 0 copies the files to its own disk: into files without a name in `folder`, which
+    vanish when they are closed. Memory does not grow with the files: a piece of each is on its way at a time.
+    """
+    length = file.seek(0, 2)
+    file.seek(0)
+    if not is_distributed():
+        return [file]
+    lengths = gather_json(length)
+    copies: list[io.BufferedRandom] = []
+    pieces: list[torch.Tensor] | None = None
+    piece = np.empty(PIECE_BYTES, np.uint8)
+    device = communication_device()
+    if rank() == 0:
+        copies = [tempfile.TemporaryFile(dir=folder) for _ in lengths]  # noqa: SIM115 # the caller reads them
+        pieces = [torch.empty(PIECE_BYTES, dtype=torch.uint8, device=device) for _ in lengths]
+    for start in range(0, max(lengths), PIECE_BYTES):
+        # Behind a file's end the piece holds what it held before; rank 0 leaves it out.
+        file.readinto(piece.data)
+        dist.gather(torch.from_numpy(piece).to(device), pieces)
+        for copy, received, whole in zip(copies, pieces or (), lengths, strict=False):
+            copy.write(received[: max(whole - start, 0)].cpu().numpy().data)
+    for copy in copies:
+        copy.seek(0)
+    return copies
 
 
 def _encode(arrays: dict[str, np.ndarray]) -> bytes:

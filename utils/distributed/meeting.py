@@ -15,10 +15,10 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch.distributed as dist
 
@@ -26,9 +26,10 @@ from utils.common.cores import read_words
 from utils.common.errors import EXIT_FAILED, EXIT_STARTUP_TIMEOUT, UserError, one_line, print_error
 from utils.common.files import new_file
 from utils.common.threads import BackgroundWatch
-from utils.distributed.collectives import FIRST_PAUSE_S, LONGEST_PAUSE_S, broadcast_from_main
+from utils.distributed.collectives import FIRST_PAUSE_S, LONGEST_PAUSE_S, broadcast_from_main, rank, world_size
 from utils.distributed.process_group import RankInfo, Rendezvous, StartTimeout, startup_timeout_s
 
+T = TypeVar("T")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # differs between machines of one name
 BEAT_S = 0.5
 DEAD_AFTER_S = 60.0  # less with a smaller INIT_TIMEOUT
@@ -39,8 +40,8 @@ LEAVE_S = 2.0  # after the error of another rank, which needs the time to print 
 def meet(ranks: RankInfo) -> Iterator[Meeting]:
     """Let all ranks meet within `INIT_TIMEOUT`; give them what they talk through until their process group exists.
 
-    Every rank must reach this. After an error in the block on any rank all ranks end with its exit code, and the message of
-    a UserError is printed once. Raises StartTimeout when a rank does not come.
+    Every rank must reach this. After an error in the block on any rank all ranks end with its exit code. Its rank prints
+    it, and rank 0 if that is on another machine; of several errors the first. Raises StartTimeout when a rank does not come.
     """
     timeout_s = startup_timeout_s()
     place: AbstractContextManager[dist.Store] = nullcontext(dist.HashStore())
@@ -51,6 +52,16 @@ def meet(ranks: RankInfo) -> Iterator[Meeting]:
         place = Rendezvous(ranks.rank, ranks.local_world_size == ranks.world_size, timeout_s)
     with place as store, Meeting(ranks, store, timeout_s) as meeting:
         yield meeting
+
+
+def apart(items: Iterable[T]) -> Iterator[T]:
+    """Yield what this rank works on alone; then wait for all others, without a limit as long as they live.
+
+    Every rank must reach this. The ranks may be hours apart then, and the next collective has a time limit.
+    """
+    with meet(RankInfo(rank(), world_size=world_size())) as meeting:
+        yield from items
+        meeting.exchange("done")
 
 
 class Meeting(BackgroundWatch):
@@ -88,7 +99,8 @@ class Meeting(BackgroundWatch):
         error = raised[1]
         if not isinstance(error, BaseException) or len(self.ranks) == 1 or self._exit_code is not None:
             return
-        # Without the store, on rank 0's machine, there is nobody to tell.
+        # Of ranks that fail alike rank 0 prints why. Without the store, on its machine, there is nobody to tell.
+        time.sleep(BEAT_S * (self.rank > 0))
         with suppress(dist.DistError):
             if self._is_first_failure(self.store, getattr(error, "exit_code", EXIT_FAILED), one_line(error, 1000)):
                 time.sleep(2 * BEAT_S)  # the store may end with this rank

@@ -10,46 +10,49 @@ import torch
 from faster_coco_eval import COCO, COCOeval_faster
 from faster_coco_eval.core import mask as coco_mask
 
-from utils import distributed
 from utils.data.dataset import Sample
 from utils.data.labels import ANY_CLASS
 from utils.data.polygons import SIZES
 from utils.evaluation.native_masks import fill_outline, outlines_in_photo, place, regions_to_ignore, target_areas
 from utils.predict.detections import Detections, Letterbox
+from utils.predict.prediction_files import PhotoLines, write_list, written_whole
 from utils.predict.regions import Region, column_runs
 
 Entry = dict[str, Any]
 
 
 class CocoCollector:
-    """Collects detections and, if wanted, labels while a split is evaluated; then `gather` joins those of all ranks.
+    """Writes detections and, if wanted, labels to disk while a split is evaluated; `gather` then joins those of all ranks.
 
     Pass `see_masks` as `PhotoPixels.on_masks` and `see_image` as `on_image` (utils/evaluation/evaluate.py). Coordinates
-    are pixels of the photographs; an image's id is its position in `files`.
+    are pixels of the photographs; an image's id is its position in `files`. folder: of this rank, for the results.
     """
 
-    def __init__(self, files: list[Path], size_of: Callable[[int], tuple[int, int]]) -> None:
+    def __init__(self, files: list[Path], size_of: Callable[[int], tuple[int, int]], folder: Path) -> None:
         self.files = files
         self.size_of = size_of
-        self.detections: list[Entry] = []
-        self.images: list[Entry] = []
-        self.annotations: list[Entry] = []
+        self.folder = folder
+        self._detections, self._images, self._annotations = (PhotoLines(folder) for _ in range(3))
+        self._open: list[Entry] = []  # detections of the photograph whose masks arrive now
 
     def see_masks(self, sample: Sample, placement: Letterbox, found: Detections, masks: list[Region]) -> None:
         """Add some of an image's detections with their masks."""
+        if self._open and self._open[0]["image_id"] != sample.index:
+            self._close()
         boxes = placement.boxes_to_photo(found.boxes).numpy()
         rows = zip(found.class_ids.tolist(), found.scores.tolist(), boxes, masks, strict=True)
         for class_id, score, box, mask in rows:
             entry = {"image_id": sample.index, "category_id": class_id, "score": round(score, 5)}
             shape = {"bbox": _xywh(box), "segmentation": encode_region(mask, placement.photo_size)}
-            self.detections.append({**entry, **shape, "file_name": self.files[sample.index].name})
+            self._open.append({**entry, **shape, "file_name": self.files[sample.index].name})
 
     def see_image(self, sample: Sample, detections: Detections, prototypes: torch.Tensor) -> None:
         """Add an image's labels, and its regions to ignore as crowds; a mask is the whole outline, filled."""
         width, height = self.size_of(sample.index)
         placement = place(sample, (width, height))
         file_name = self.files[sample.index].name
-        self.images.append({"id": sample.index, "file_name": file_name, "width": width, "height": height})
+        self._images.add(sample.index, {"id": sample.index, "file_name": file_name, "width": width, "height": height})
+        annotations = []
         for is_crowd, one in enumerate((sample, regions_to_ignore(sample))):
             boxes = placement.boxes_to_photo(torch.from_numpy(one.boxes)).numpy()
             areas = target_areas(one, placement).tolist()
@@ -58,20 +61,39 @@ class CocoCollector:
                 region = fill_outline(outline, placement.photo_size)
                 entry = {"image_id": one.index, "category_id": class_id, "area": round(area, 1), "iscrowd": is_crowd}
                 mask = encode_region(region, placement.photo_size)
-                self.annotations.append({**entry, "bbox": _xywh(box), "segmentation": mask})
+                annotations.append({**entry, "bbox": _xywh(box), "segmentation": mask})
+        self._annotations.add(sample.index, annotations)
 
-    def gather(self, names: tuple[str, ...]) -> tuple[list[Entry], Entry]:
-        """Return all ranks' detections, sorted by image, and the ground truth. Every rank must reach this."""
-        detections = _joined(self.detections)
-        detections.sort(key=lambda entry: (entry["image_id"], -entry["score"]))
-        images = sorted(_joined(self.images), key=lambda image: image["id"])
-        annotations = sorted(_joined(self.annotations), key=lambda annotation: annotation["image_id"])
+    def _close(self) -> None:
+        self._open.sort(key=lambda entry: -entry["score"])
+        self._detections.add(self._open[0]["image_id"], self._open)
+        self._open = []
+
+    def gather(self) -> None:
+        """Bring what all ranks saw to rank 0. Every rank must reach this."""
+        if self._open:
+            self._close()
+        for lines in (self._detections, self._images, self._annotations):
+            lines.gather()
+
+    def write_predictions(self) -> Path:
+        """Write predictions.json on rank 0: the detections, sorted by image and confidence."""
+        with written_whole(self.folder / "predictions.json") as output:
+            write_list(output, "[", (line[1:-1] for line in self._detections), "]", "")
+        return self.folder / "predictions.json"
+
+    def write_ground_truth(self, names: tuple[str, ...]) -> Path:
+        """Write ground_truth.json on rank 0: images, classes and labels."""
         categories = [{"id": class_id, "name": name} for class_id, name in enumerate(names)]
-        # COCO's tools treat an annotation with id 0 as missing.
         classes = {class_id: [class_id] for class_id in range(len(names))} | {ANY_CLASS: [*range(len(names))]}
-        pairs = [(one, class_id) for one in annotations for class_id in classes[one["category_id"]]]
-        numbered = [{"id": number, **one, "category_id": of} for number, (one, of) in enumerate(pairs, start=1)]
-        return detections, {"images": images, "categories": categories, "annotations": numbered}
+        every = (one for line in self._annotations for one in json.loads(line))
+        pairs = ((one, class_id) for one in every for class_id in classes[one["category_id"]])
+        # COCO's tools treat an annotation with id 0 as missing.
+        numbered = ({"id": number, **one, "category_id": of} for number, (one, of) in enumerate(pairs, start=1))
+        with written_whole(self.folder / "ground_truth.json") as output:
+            write_list(output, '{"images": [', self._images, f'], "categories": {json.dumps(categories)}', "")
+            write_list(output, ', "annotations": [', map(json.dumps, numbered), "]}", "")
+        return self.folder / "ground_truth.json"
 
 
 def encode_region(region: Region, photo_size: tuple[int, int]) -> Entry:
@@ -108,10 +130,3 @@ def evaluate_with_faster_coco_eval(ground_truth: Path, predictions: Path) -> Ent
 
 def _xywh(box: np.ndarray) -> list[float]:
     return [round(float(value), 2) for value in (box[0], box[1], box[2] - box[0], box[3] - box[1])]
-
-
-def _joined(entries: list[Entry]) -> list[Entry]:
-    """Return all ranks' entries, in rank order."""
-    payload = np.frombuffer(json.dumps(entries).encode(), dtype=np.uint8)
-    parts = distributed.gather_arrays({"json": payload})
-    return [entry for part in parts for entry in json.loads(part["json"].tobytes())]

@@ -22,17 +22,20 @@ from utils.predict.tiles import Predictor
 from utils.yolo.loss import SegmentationLoss
 
 KEPT_PHOTOGRAPHS = 64  # at most about 3 MB each
-READ_AHEAD_THREADS = 2  # a photograph of 20 megapixels takes 60 MB and is read faster than its tiles are computed
 
 
 class TileSearch:
     """Predicts on tiles of the photographs of samples; use it as the `find` of `evaluate`.
 
     `num_without_mask` counts its detections with an empty mask. The first photographs' predictions are kept: the report shows some photographs again. `progress` counts those of all calls.
+    `threads` read photographs ahead.
     """
 
-    def __init__(self, predictor: Predictor, photos: Sequence[Photo], progress: Progress | None = None) -> None:
+    def __init__(
+        self, predictor: Predictor, photos: Sequence[Photo], progress: Progress | None = None, threads: int = 1
+    ) -> None:
         self.predictor = predictor
+        self.threads = threads
         self.photos = photos
         self._progress = progress or Progress("photographs", len(photos), is_shown=False)
         self._kept: dict[int, PhotoPrediction] = {}
@@ -56,7 +59,7 @@ class TileSearch:
             yield replace(prediction.detections, boxes=boxes), prediction.masks
 
     def _predict(self, indices: list[int]) -> Iterator[PhotoPrediction]:
-        images = ordered_map(lambda index: read_photo(self.photos[index].file), indices, READ_AHEAD_THREADS)
+        images = ordered_map(lambda index: read_photo(self.photos[index].file), indices, self.threads)
         found = self.predictor.predict(zip(indices, images, strict=True))
         for index, _, prediction in self._progress(found):
             self.num_without_mask += prediction.num_without_mask

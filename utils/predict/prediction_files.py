@@ -1,9 +1,11 @@
 """Predictions on disk: predictions.json with outlines and its reader, YOLO label files, cut-outs of the detections."""
 
 import heapq
+import io
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import Any, Self, TextIO
 import cv2
 import numpy as np
 
+from utils import distributed
 from utils.common.errors import UserError, printable
 from utils.common.files import BAD_CONTENT, mapping, new_text_file, parse_json, reason_of_content, write_text_atomic
 from utils.data.images import write_jpeg
@@ -167,9 +170,7 @@ class Parts:
         """Yield the JSON of each photograph, in the order of the photographs."""
         with ExitStack() as stack:
             parts = [part_of(self.folder, self.pattern, rank) for rank in range(self.num_ranks)]
-            lines = [stack.enter_context(part.open(encoding="utf-8")) for part in parts]
-            for line in heapq.merge(*lines, key=lambda line: int(line.partition("\t")[0])):
-                yield line.partition("\t")[2].rstrip("\n")
+            yield from merge_lines([stack.enter_context(part.open(encoding="utf-8")) for part in parts])
 
     @contextmanager
     def merged_into(self, target: Path) -> Iterator[TextIO]:
@@ -177,25 +178,66 @@ class Parts:
         for part in (part_of(self.folder, self.pattern, rank) for rank in range(self.num_ranks)):
             if not part.exists():
                 raise UserError(f"{part} is missing: --output must be a folder that all machines share")
-        temporary = target.with_name(f".{target.stem}.tmp-{os.getpid()}")
-        try:
-            with new_text_file(temporary) as output:
-                yield output
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with written_whole(target) as output:
+            yield output
         for part in self.folder.glob(self.pattern):
             part.unlink()
 
 
-def write_list(output: TextIO, start: str, lines: Iterable[str], end: str) -> None:
-    """Write the items of a JSON list, one a line, between two texts."""
+class PhotoLines:
+    """JSON of photographs on disk, a line each. `gather` brings those of all ranks to rank 0, which then reads them in order.
+
+    Each rank must add its photographs in ascending order of their positions. The file has no name: it vanishes with the process.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 # lives as long as the process
+        self._parts: list[TextIO] = []
+
+    def add(self, position: int, content: Any) -> None:
+        """Add a photograph's line."""
+        self._file.write(f"{position}\t{json.dumps(content)}\n".encode())
+
+    def gather(self) -> None:
+        """Bring the lines of all ranks to rank 0; the folder need not be shared. Every rank must reach this."""
+        files = distributed.gather_files(self._file, self.folder)
+        self._parts = [io.TextIOWrapper(file, encoding="utf-8") for file in files]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the JSON of each photograph, in the order of the photographs; on other ranks than 0 nothing."""
+        for part in self._parts:
+            part.seek(0)
+        return merge_lines(self._parts)
+
+
+def merge_lines(parts: Iterable[TextIO]) -> Iterator[str]:
+    """Yield what follows the position in each line, in the order of the positions; within a part they ascend."""
+    for line in heapq.merge(*parts, key=lambda line: int(line.partition("\t")[0])):
+        yield line.partition("\t")[2].rstrip("\n")
+
+
+@contextmanager
+def written_whole(target: Path) -> Iterator[TextIO]:
+    """Yield a text file that becomes `target` at the end; after an error it is removed."""
+    temporary = target.with_name(f".{target.stem}.tmp-{os.getpid()}")
+    try:
+        with new_text_file(temporary) as output:
+            yield output
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_list(output: TextIO, start: str, items: Iterable[str], end: str, line_end: str = "\n") -> None:
+    """Write the items of a JSON list between two texts; one a line, unless `line_end` is empty."""
     output.write(start)
-    separator = "\n"
-    for line in lines:
-        output.write(separator + line)
-        separator = ",\n"
-    output.write("\n" + end)
+    separator = line_end
+    for item in items:
+        output.write(separator + item)
+        separator = "," + (line_end or " ")
+    output.write(line_end + end)
 
 
 def part_of(folder: Path, pattern: str, rank: int) -> Path:

@@ -37,7 +37,6 @@ MIN_TILE_PX = 64
 PIECES_PER_DETECTION = 16  # how many of a photograph's most confident pieces are joined, per detection that may result
 # A piece is joined if it has this share of the confidence of the best piece of its class: fewer change AP by under 0.001.
 LEAST_RELATIVE_SCORE = 0.01
-LONGEST_WAIT_S = str(24 * 3600)  # how long ranks wait for the last one, whose photographs can take hours
 COARSER = 4  # a tile's side relative to that of the next smaller ones
 WHOLE_PHOTO = -1  # in place of a tile's number: the whole photograph
 

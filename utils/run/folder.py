@@ -48,9 +48,17 @@ class RunOptions(Options):
         metavar="URI",
         may_differ=True,
     )
+    mirror: str | None = option(
+        None,
+        "folder in an object storage, such as s3://bucket/runs, to which each save is copied (extras/mirror)",
+        metavar="ADDRESS",
+        may_differ=True,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.mirror:
+            require_extra("mirror").run_storage(Path(self.save_dir), self.mirror)
         if self.mlflow:
             require_extra("mlflow").checked_uri(self.mlflow, "--mlflow")
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import parse_labels
 from extras.labels import mask_values
 from extras.labels.cvat import decode_rows
 from extras.labels.tests.tool_files import REGIONS, cvat, shape, via
-from tests.sources.parsing.raw_folder import photo
+from tests.sources.parsing.raw_folder import photo, tree
 from tests.sources.parsing.tool_folder import (
     BOX,
     HEIGHT,
@@ -31,6 +32,7 @@ from tests.sources.parsing.tool_folder import (
     whole,
     yolo,
 )
+from tests.support.plugin import run_main
 from utils.common.errors import UserError
 from utils.data.labels import ANY_CLASS, read_yolo_label
 from utils.predict.regions import Region
@@ -47,6 +49,16 @@ def test_masks_of_cvat_and_of_pngs_keep_their_holes_and_parts(tmp_path: Path) ->
             build(raw)
             ((_, polygon),) = labels_of(raw.parent / "processed", num_classes=2)
             assert iou(whole(drawn(polygon)), values) >= 0.99, f"{name} as {kind}"
+
+
+def test_masks_at_an_address_are_fetched_as_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = {f"{number}.jpg": photo(WIDTH, HEIGHT, shade=50 + 9 * number) for number in range(6)}
+    contents |= {f"{number}_pole_1.png": png(mask(BOX)) for number in range(6)}
+    raw = files(tmp_path / "raw", contents)
+    for place, output in ((raw, "local"), (raw.as_uri(), "stored")):
+        assert run_main(parse_labels, monkeypatch, "--input", place, "--output", tmp_path / output) == 0
+    for name, content in tree(tmp_path / "local").items():
+        assert name.startswith(".") or tree(tmp_path / "stored")[name] == content, name
 
 
 @pytest.mark.parametrize("name", hard_masks())

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 
 from extras.mlflow.sending import SETTINGS
 from extras.mlflow.tests.test_mirror import recorded
+from tests.support.noise_data import write_noise_data
 from tests.support.plugin import PROJECT, free_port, must_run, torchrun
 from tests.support.processes import wait_until
-from utils.data.images import encode_jpeg
 from utils.run.records import read_status
 
 MLFLOW = os.environ.get("MLFLOW_SERVER")  # mlflow-skinny's own command has no server
@@ -72,17 +71,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a data set of 20 photographs for training and 6 for validation; return its YAML."""
-    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
-    for split, count in (("train", 20), ("val", 6)):
-        for kind in ("images", "labels"):
-            (folder / split / kind).mkdir(parents=True)
-        for number in range(count):
-            picture = rng.integers(0, 255, (48, 64, 3), dtype=np.uint8)
-            (folder / split / "images" / f"{number}.jpg").write_bytes(encode_jpeg(picture))
-            (folder / split / "labels" / f"{number}.txt").write_text("0 0.1 0.1 0.6 0.1 0.6 0.7\n")
-    (folder / "data.yaml").write_text("train: train/images\nval: val/images\nnames: [pole]\n")
-    return folder / "data.yaml"
+    return write_noise_data(tmp_path_factory.mktemp("data"))
 
 
 def test_a_training_killed_and_resumed_is_one_run_that_equals_its_metrics_jsonl(

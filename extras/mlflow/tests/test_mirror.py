@@ -19,6 +19,7 @@ from tests.support.processes import wait_until
 from utils.common.config import parse_config
 from utils.common.errors import UsageError
 from utils.common.files import write_text_atomic
+from utils.run import sending as folder_sending
 from utils.run.log import RunLog
 from utils.run.records import read_epochs
 from utils.run.status import FAILED, FINISHED, RUNNING, STOPPED, write_status
@@ -31,7 +32,7 @@ TOKEN = "hush-4f1d"
 def hurried() -> Iterator[None]:
     """Shorten every wait, and restore the environment."""
     settings = patch.dict(mlflow.SETTINGS, MLFLOW_HTTP_REQUEST_TIMEOUT="60")
-    waits = patch.multiple(mlflow, POLL_S=0.02, MOST_BACKOFF_S=0.05, STOP_WAIT_S=3.0)
+    waits = patch.multiple(folder_sending, POLL_S=0.02, MOST_BACKOFF_S=0.05, STOP_WAIT_S=3.0)
     with patch.dict(os.environ, no_proxy="*"), settings, waits:
         yield
 

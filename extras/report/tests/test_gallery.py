@@ -1,5 +1,6 @@
 """The report's pictures: what they show is what was counted."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,11 +59,11 @@ def test_the_pictures_show_what_was_counted_and_stay_within_their_bytes(judged: 
 
 
 def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of_many(
-    judged: Judged, monkeypatch: pytest.MonkeyPatch
+    judged: Judged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     candidate, results = judged
     photos, seen = candidate.dataset.photos, []
-    thumbnails = Thumbnails(photos, False, lambda sample, *_: seen.append(sample.index))
+    thumbnails = Thumbnails(photos, False, lambda sample, *_: seen.append(sample.index), tmp_path)
     size_of = sizes_on_disk(photos)
     colors: list[list[Any]] = []
     draw = gallery.draw_instances
@@ -92,7 +93,7 @@ def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of
         assert (rows[:, 4:].reshape(-1, 2, 2) <= np.array(photo.size) + 1).all()
     assert any(IGNORED in drawn for drawn in colors)
     monkeypatch.setattr(gallery, "MAX_LISTED", 5)
-    assert Thumbnails(photos, False, print).wanted == {0, 2, 4, 6, 8}
+    assert Thumbnails(photos, False, print, tmp_path).wanted == {0, 2, 4, 6, 8}
 
 
 def test_large_photographs_keep_their_size(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,14 @@ import torch
 from scipy.stats import binom
 
 from extras.unlabelled import __main__ as command
+from extras.unlabelled import data_set
 from extras.unlabelled.data_set import NewData, Originals
 from extras.unlabelled.judging import Teacher, confirmed, num_needed, sure_from, upper_bound
 from tests.commands import test_pretended_gpu as pretended_gpu
 from tests.predict.tiny_network import smooth_data, tiny_weights
 from tests.support.ranks import run_ranks
 from tests.yolo.colour_network import COLOURS, ColourNetwork, install
+from utils import distributed
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import read_image
@@ -151,7 +153,19 @@ def test_a_killed_run_goes_on_and_two_ranks_write_the_same_files(
     monkeypatch.setattr(NewData, "add", add)
     assert not (tmp_path / "killed/dataset.yaml").exists()
     assert run(scene, tmp_path / "killed") == whole
-    assert run_ranks(run, 2, scene, tmp_path / "ranks", join=False, timeout_s=240)[0] == whole
+    files, *num_read = zip(
+        *run_ranks(run_counting, 2, scene, tmp_path / "ranks", join=False, timeout_s=240), strict=True
+    )
+    assert files[0] == whole
+    assert num_read == [(4, 4)], "each labelled photograph is decoded once to find its copies, on one rank"
+
+
+def run_counting(root: Path, output: Path) -> tuple[dict[str, bytes], int]:
+    """Return what `run` does, and how many photographs this rank decodes for comparisons with new ones."""
+    files: list[Path] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data_set, "read_image", lambda file, *size: files.append(file) or read_image(file, *size))
+        return run(root, output), len(files)
 
 
 LOOKS = {
@@ -172,7 +186,7 @@ def test_no_photograph_that_shows_one_of_val_comes_into_train(tmp_path: Path, sp
     photo = view[:240, :320]
     for name, pixels in {"own": photo, "other": rough}.items():
         save_image(tmp_path / f"{name}.png", np.ascontiguousarray(pixels))
-    originals = Originals([(split, tmp_path / "own.png"), ("train", tmp_path / "other.png")])
+    originals = Originals([(split, tmp_path / "own.png"), ("train", tmp_path / "other.png")], distributed.RankInfo())
     looks = {name: look(photo) for name, look in LOOKS.items()} | {"next": view[12:252, 20:340]}
     shown = {}
     for name, pixels in looks.items():

@@ -1,101 +1,43 @@
 """The logs in S3: moto's server, over HTTP, with answers that it delays or cuts off."""
 
 import json
-import os
 import shutil
-import threading
-import time
-import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from crowd_bt import s3_source, train
 from crowd_bt.comparisons import load_prepared
 from crowd_bt.options import TrainConfig
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
 
 from tests.support.plugin import free_port, run_script
 from tests.support.recipes import RECIPES, assert_refused, run_command
+from tests.support.s3_server import ALWAYS, KEY_ID, SECRET, S3Server, s3_server, use_server
+from utils.common import storage
 from utils.common.errors import UserError
 
 BUCKET, PREFIX = "surface-quality-dataset", "a_tests_logs/"
-KEY_ID, SECRET = "AKIAOFTHETEST", "the-secret-of-the-test"
 PAIR = {"img1": "a.png", "img2": "b.png", "choice": "left", "pair_type": "gold_gold"}
 LOG = {"comparisons": [{**PAIR, "img1_category": "POS_4", "img2_category": "POS_1"}] * 10}
 
 
-class Server:
-    """moto's server; the objects named in `faults` come late, slowly or not whole."""
-
-    def __init__(self) -> None:
-        self.app = DomainDispatcherApplication(create_backend_app)
-        self.http = make_server("127.0.0.1", 0, self, threaded=True)
-        self.root = f"http://127.0.0.1:{self.http.port}"
-        keys = {"aws_access_key_id": KEY_ID, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
-        self.client = boto3.client("s3", endpoint_url=self.root, **keys)
-        self.faults: dict[str, str] = {}  # a word of the path: late, slow or short
-        self.times_left = 10**6  # how often faults happen before the server is well
-        self.num_requests = 0
-
-    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        self.num_requests += 1
-        faults = self.faults.items() if self.times_left > 0 else ()
-        fault = next((kind for word, kind in faults if word in environ["PATH_INFO"]), "")
-        self.times_left -= bool(fault)
-        body = b"".join(self.app(environ, start_response))
-        if fault == "late":
-            time.sleep(1.0)
-        if fault == "slow":
-            return map(after_a_pause, body)
-        return [body[: len(body) // 2] if fault == "short" else body]
-
-    def put(self, objects: dict[str, bytes]) -> None:
-        for name, body in objects.items():
-            self.client.put_object(Bucket=BUCKET, Key=name, Body=body)
-
-    def check_keys_after(self, num_requests: int) -> None:
-        """Let moto check the keys of all but the next requests."""
-        address, plain = f"{self.root}/moto-api/reset-auth", {"Content-Type": "text/plain"}
-        urllib.request.urlopen(urllib.request.Request(address, str(num_requests).encode(), plain)).close()
-
-
-def after_a_pause(byte: int) -> bytes:
-    time.sleep(0.02)
-    return bytes([byte])
-
-
 @pytest.fixture(scope="module")
-def moto() -> Iterator[Server]:
+def moto() -> Iterator[S3Server]:
     """Start moto's server and fill its bucket."""
-    server = Server()
-    thread = threading.Thread(target=server.http.serve_forever, args=(0.01,))
-    thread.start()
-    server.client.create_bucket(Bucket=BUCKET)
-    objects = {f"{PREFIX}{user}/comparison_data.json": json.dumps(LOG).encode() for user in ("ann", "bob", "dummy_1")}
-    server.put({**objects, f"{PREFIX}carl/notes.txt": b"no log", f"{PREFIX}dora/comparison_data.json": b"["})
-    yield server
-    server.http.shutdown()
-    thread.join()
-    server.http.server_close()
+    with s3_server(BUCKET) as server:
+        objects = {
+            f"{PREFIX}{user}/comparison_data.json": json.dumps(LOG).encode() for user in ("ann", "bob", "dummy_1")
+        }
+        server.put({**objects, f"{PREFIX}carl/notes.txt": b"no log", f"{PREFIX}dora/comparison_data.json": b"["})
+        yield server
 
 
 @pytest.fixture
-def server(moto: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """Let the environment name the server, which is well."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    facts = {"AWS_ENDPOINT_URL": moto.root, "AWS_DEFAULT_REGION": "us-east-1"}
-    facts |= {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_EC2_METADATA_DISABLED": "true"}
-    facts |= {"AWS_CONFIG_FILE": "/nonexistent", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent"}
-    for name, value in facts.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(s3_source, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(s3_source, "NUM_TRIES", 2)
-    moto.faults, moto.times_left = {}, 10**6
+def server(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    use_server(moto, monkeypatch)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(s3_source, "PAUSES_S", (0.01,))
     return moto
 
 
@@ -115,7 +57,7 @@ def refusal(folder: Path, **options: Any) -> str:
     return message
 
 
-def test_logs_are_downloaded_once_and_kept_prepared(tmp_path: Path, server: Server) -> None:
+def test_logs_are_downloaded_once_and_kept_prepared(tmp_path: Path, server: S3Server) -> None:
     lines = prepare(tmp_path)
     assert lines[0].endswith("carl/comparison_data.json: not there; this user is left out")
     assert "dora/comparison_data.json: no JSON" in lines[1]
@@ -125,9 +67,9 @@ def test_logs_are_downloaded_once_and_kept_prepared(tmp_path: Path, server: Serv
     found = load_prepared(tmp_path / "prepared", tmp_path, print)
     assert (len(found.train), len(found.val)) == (16, 4)
     assert {(row.annotator_id, row.annotator_reliability) for row in found.of("all")} == {("ann", 1.0), ("bob", 1.0)}
-    num_requests = server.num_requests
+    server.requests.clear()
     assert "remove it to download them again" in prepare(tmp_path)[0]
-    assert server.num_requests == num_requests
+    assert server.requests == []
     with assert_refused("holds comparisons of another source"):
         prepare(tmp_path, s3_prefix="other/")
     written = "".join(file.read_text() for file in (tmp_path / "prepared").glob("*.json"))
@@ -136,7 +78,7 @@ def test_logs_are_downloaded_once_and_kept_prepared(tmp_path: Path, server: Serv
 
 
 def test_the_guides_s3_line_trains_after_make_data_and_after_the_remedy_that_an_error_names(
-    tmp_path: Path, server: Server
+    tmp_path: Path, server: S3Server
 ) -> None:
     # What make_data.py had written stood in the place of the download, and --prepared-data-dir switched S3 off.
     recipe, data = RECIPES / "crowd_bt", tmp_path / "data"
@@ -166,44 +108,41 @@ def test_the_guides_s3_line_trains_after_make_data_and_after_the_remedy_that_an_
     assert not [file for file in tmp_path.rglob("*.lock") if file.is_file()]
 
 
-def test_a_body_that_is_cut_off_is_read_again_and_then_refused(tmp_path: Path, server: Server) -> None:
+def test_a_body_that_is_cut_off_is_read_again_and_then_refused(tmp_path: Path, server: S3Server) -> None:
     server.faults, server.times_left = {"ann/": "short"}, 1
     assert "20 comparisons of 2 users; dropped 1 test users" in prepare(tmp_path / "again")
-    server.times_left = 10
+    server.times_left = ALWAYS
     message = refusal(tmp_path / "refused")
-    assert f"s3://{BUCKET}/{PREFIX}ann/comparison_data.json: " in message
-    assert message.endswith("(2 tries); run the same command again")
+    assert message.startswith(f"s3://{BUCKET}/{PREFIX}ann/comparison_data.json: ")
+    assert message.endswith("; check the network and AWS_ENDPOINT_URL")
 
 
 def test_an_answer_that_comes_late_or_drips_is_given_up(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_source, "READ_TIMEOUT_S", 0.3)
-    server.faults = {"bob/": "late"}
-    assert "bob/comparison_data.json: Read timeout" in refusal(tmp_path)
-    monkeypatch.setattr(s3_source, "OBJECT_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(s3_source, "CHUNK_BYTES", 8)
-    server.faults = {"bob/": "slow"}
-    assert "bytes after 0.2 s" in refusal(tmp_path)
+    for fault in ("late", "slow"):
+        monkeypatch.setattr(storage, "BLOCK_TIMEOUT_S", 0.3)
+        server.faults = {"bob/": fault}
+        assert "bob/comparison_data.json: FSTimeoutError" in refusal(tmp_path)
 
 
 def test_wrong_and_absent_credentials_are_one_line(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.check_keys_after(0)
     try:
-        assert "the server refuses these credentials (InvalidAccessKeyId)" in refusal(tmp_path)
+        assert "The AWS Access Key Id you provided does not exist in our records." in refusal(tmp_path)
     finally:
-        server.check_keys_after(10**9)
+        server.check_keys_after(ALWAYS)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    assert "Unable to locate credentials; set AWS_ACCESS_KEY_ID" in refusal(tmp_path)
+    assert "Unable to locate credentials (NoCredentialsError); set AWS_ACCESS_KEY_ID" in refusal(tmp_path)
 
 
 def test_absent_buckets_users_and_servers_are_one_line(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "there is no such bucket; check --s3-bucket" in refusal(tmp_path, s3_bucket="nobodys")
+    assert "s3://nobodys/a_tests_logs: The specified bucket does not exist" in refusal(tmp_path, s3_bucket="nobodys")
     assert "no user's folder there; check --s3-bucket and --s3-prefix" in refusal(tmp_path, s3_prefix="nothing/")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     message = refusal(tmp_path)

@@ -300,11 +300,11 @@ def test_files_that_are_not_read_end_the_account_with_a_line_for_each_kind(tmp_p
         "(5 such files)",
         "1.aux.xml: is not XML: export it again",
         "a.csv: is a CSV other than EPRI's (x,y): if it holds labels, export them as JSON",
+        "b.heic: 1 file not read: .heic (1); such as b.heic; convert photographs to JPEG",
         "c.npy: NumPy arrays are not read: save the masks as PNG",
         "e.json: is a list of other items than Label Studio's tasks: export as COCO",
         "images.zip/f.json: lies in a zip, in which only photographs are read: unzip it there",
         "more/0.txt: YOLO labels: not used, the labels are read from COCO file (5 such files)",
-        "raw: 1 file not read: .heic (1); such as b.heic; convert photographs to JPEG",
         "sub/d.zip: a zip in a subfolder is not opened: unzip it there",
         "voc/a.xml: holds Pascal VOC's boxes, which have no outlines: export polygons or masks",
     ]

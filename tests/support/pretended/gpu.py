@@ -37,7 +37,7 @@ from tests.support.pretended.tensors import HERE, MARK, PretendedGpu, gpu_index,
 
 Tensor = torch.Tensor
 GIB = 2**30
-_COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor")
+_COLLECTIVES = ("all_reduce", "broadcast", "gather", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor")
 NCCL_TYPES = (
     *(torch.uint8, torch.int8, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),

@@ -32,7 +32,7 @@ from utils.sources.parsing.manifest import UNUSABLE_PHOTOGRAPH, by_severity, dat
 from utils.sources.parsing.photograph import UNKNOWN_CLASS, UNUSABLE_OBJECT, PhotographOptions, build_image, build_label
 from utils.sources.parsing.reading import Labelled, RowsByKey, read_labels
 from utils.sources.parsing.rows import AnnotationRow, Row, digest_of, place_of
-from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader, find_stretch
+from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader, ReadFile, find_stretch
 from utils.sources.parsing.split import (
     SPLITS,
     TEST,
@@ -115,6 +115,7 @@ def build_dataset(
     *,
     trust_links: bool = False,
     announce: Callable[[str], None] = lambda _: None,
+    read_file: ReadFile = Path.read_bytes,
 ) -> dict[str, Any]:
     """Build or complete the processed data set and return its manifest; `num_workers` 0 means all usable cores.
 
@@ -132,7 +133,7 @@ def build_dataset(
     split_by, line = choose_split(chosen.values(), options.split_by)
     if line:
         announce(f"split: {line}")
-    if stretch := find_stretch([*chosen.values()]):
+    if stretch := find_stretch([*chosen.values()], read_file):
         announce(
             f"photographs of more than 8 bits: {stretch[0]:g} becomes black and {stretch[1]:g} white in all of them"
         )
@@ -146,7 +147,7 @@ def build_dataset(
             first = f"{printable(renamed[0].photograph.name)} is {printable(renamed[0].stem)}.jpg"
             announce(f"{counted(len(renamed), 'photograph')} got another name in the data set: {first}")
         num_threads = num_workers or usable_cpu_count()
-        entries = _build_all(jobs, state, shared, num_threads, problems)
+        entries = _build_all(jobs, state, shared, num_threads, problems, read_file)
         if not entries:
             worst = by_severity(problems)[0]  # a job yields an entry or a problem
             raise UserError(f"{input_folder}: none of {len(jobs)} photographs is usable; {worst.place}: {worst.text}")
@@ -193,7 +194,12 @@ def _jobs(chosen: Mapping[str, Photograph], rows: RowsByKey, splits: Mapping[str
 
 
 def _build_all(
-    jobs: list[Job], state: BuildState, options: PhotographOptions, num_threads: int, problems: list[Problem]
+    jobs: list[Job],
+    state: BuildState,
+    options: PhotographOptions,
+    num_threads: int,
+    problems: list[Problem],
+    read_file: ReadFile,
 ) -> list[Entry]:
     """Build all photographs in threads; return the entries of the usable ones, sorted by key."""
     classes = ClassTable(options.class_names)
@@ -201,7 +207,7 @@ def _build_all(
     # Until the build is complete, the folder mixes two data sets, which no manifest describes.
     (state.folder / MANIFEST_FILE).unlink(missing_ok=True)
     pool = ThreadPoolExecutor(num_threads)
-    with one_opencv_thread(), PhotographReader() as reader:
+    with one_opencv_thread(), PhotographReader(read_file) as reader:
         futures = [pool.submit(_build_one, job, state.folder, reader, options, classes) for job in jobs]
         try:
             for future in Progress("photographs", len(futures))(as_completed(futures)):

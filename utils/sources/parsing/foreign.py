@@ -96,7 +96,7 @@ def unread_files(
         text += f" ({len(more) + 1:,} such files)" if more else ""
         problems.append(Problem(printable(first.relative_to(folder).as_posix(), 400), text, UNREAD_FILE))
     if text := not_read(others):
-        problems.append(Problem(printable(folder.name), text, UNREAD_FILE))
+        problems.append(Problem(printable(others[0].as_posix(), 400), text, UNREAD_FILE))
     return problems
 
 

@@ -5,7 +5,7 @@ import re
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -24,11 +24,9 @@ DUPLICATE_PHOTOGRAPH = "duplicate photograph"
 UNREADABLE_ARCHIVE = "unreadable archive"
 UNREADABLE_PHOTOGRAPH = "unreadable photograph"
 UNREAD_FILE = "file not read"
-OWN_FILES = (
-    "manifest.json",
-    "dataset.yaml",
-    "labels.jpg",
-)  # the first two beside each other: a data set of parse_labels.py
+# The first two beside each other: a data set of parse_labels.py.
+OWN_FILES = ("manifest.json", "dataset.yaml", "labels.jpg")
+ReadFile = Callable[[Path], bytes]
 
 
 @dataclass(frozen=True)
@@ -52,10 +50,14 @@ class Photograph:
 
 
 class PhotographReader(ExitStack):
-    """Reads photographs, also from several threads. Keeps zips open, because listing thousands of members is slow."""
+    """Reads photographs, also from several threads. Keeps zips open, because listing thousands of members is slow.
 
-    def __init__(self) -> None:
+    `read_file` returns the bytes of a photograph that is in no zip.
+    """
+
+    def __init__(self, read_file: ReadFile = Path.read_bytes) -> None:
         super().__init__()
+        self._read_file = read_file
         self._archives: dict[Path, zipfile.ZipFile] = {}
         self._lock = threading.Lock()
 
@@ -65,7 +67,7 @@ class PhotographReader(ExitStack):
             raise ImageError(f"{photograph.size_bytes} bytes, more than any photograph")
         try:
             if photograph.member is None:
-                return photograph.file.read_bytes()
+                return self._read_file(photograph.file)
             with self._lock:
                 if photograph.file not in self._archives:
                     self._archives[photograph.file] = self.enter_context(BoundedZip(photograph.file))
@@ -208,11 +210,11 @@ def _in_archives(folder: Path, root: str | None, problems: list[Problem], by_pat
                 yield Photograph(inside.name, source, circuit, path, member.filename, size, stamp, by_path)
 
 
-def find_stretch(photographs: Sequence[Photograph]) -> Stretch | None:
+def find_stretch(photographs: Sequence[Photograph], read_file: ReadFile = Path.read_bytes) -> Stretch | None:
     """Return the values that become black and white in all photographs of more than 8 bits; None if all have 8."""
     deep = [one for one in photographs if one.name.lower().endswith((".png", ".tif", ".tiff"))]
     seen = []
-    with PhotographReader() as reader:
+    with PhotographReader(read_file) as reader:
         for one in deep[:: len(deep) // STRETCH_PHOTOGRAPHS + 1]:
             with suppress(ImageError):  # the photograph is named when it is built
                 if (values := deep_values(reader.read(one))) is not None:
