@@ -27,10 +27,8 @@ from utils.sources.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptio
 from utils.sources.parsing.reading import choose_format
 from utils.sources.parsing.sources import ReadFile
 from utils.sources.parsing.split import CIRCUIT, SPLIT_BY_CHOICES, TIME_GAP_S, TRAIN
-from utils.sources.parsing.state import DATASET_FILE
+from utils.sources.parsing.state import DATASET_FILE, PICTURE_FILE
 from utils.sources.parsing.stored import stored_input
-
-PICTURE_FILE = "labels.jpg"
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,7 @@ class ParseConfig(Options):
     )
     format: str = option(AUTO, "format of the labels; auto: found by the content of the files", choices=FORMAT_CHOICES)
     classes: tuple[str, ...] | None = option(
-        None,
-        "classes and their order; unset: those of EPRI's data set if they cover all labels, else those of the label file",
+        None, "classes and their order; unset: those of the label file, and for EPRI's labels those of dataset.yaml"
     )
     output: str = option(
         "data/processed", "output folder; other files in its images and labels folders are removed", metavar="DIR"
@@ -144,8 +141,8 @@ def build(config: ParseConfig, read_file: ReadFile = Path.read_bytes) -> int:
     picture = Path(config.output) / PICTURE_FILE
     photos = {split: read_photos(spec, split) for split, number in manifest["counts"]["photographs"].items() if number}
     every = [photo for own in photos.values() for photo in own]
-    sizes = class_sizes(every, spec.names, manifest["photographs"], SIZE_PX)
-    print("\n".join(account_lines(manifest, sizes, config.line_width)))
+    sizes, rectangles = class_sizes(every, spec.names, manifest["photographs"], SIZE_PX)
+    print("\n".join(account_lines(manifest, sizes, config.line_width, rectangles)))
     save_label_picture(picture, every, spec.names)
     print(f"{config.output}: ready after {time.monotonic() - start_s:.1f} s")
     hint, words = small_labels_hint(photos.get(TRAIN, []), spec.names, SIZE_PX)

@@ -12,11 +12,12 @@ NUMBER = r"(-?\d+(?:\.\d+)?)"
 FIELDS = {  # as its drones write them; `longtitude` is DJI's spelling
     "latitude": re.compile(rf"\blatitude\s*: *{NUMBER}"),
     "longitude": re.compile(rf"\blong(?:i|ti)tude\s*: *{NUMBER}"),
-    "height_m": re.compile(rf"\b(?:rel_alt|BAROMETER|Hb|H)\s*[: ] *{NUMBER}"),
+    "height_m": re.compile(rf"\b(?:rel_alt|BAROMETER|Hb|H)\s*[:( ] *{NUMBER}"),
     "altitude_m": re.compile(rf"\b(?:abs_alt|altitude)\s*[: ] *{NUMBER}"),
 }
-# Longitude, latitude, number of satellites. A Matrice 300 writes latitude, longitude, height with an M.
-PLACE = re.compile(rf"\b(?:GPS|RTK) *\( *{NUMBER} *, *{NUMBER} *, *{NUMBER}(M?)")
+# Longitude, latitude, number of satellites. Where the third number has decimals or an M, it is a height, as an Avata 2 and a
+# Matrice 300 write it, and the latitude comes first.
+PLACE = re.compile(rf"\b(?:GPS|RTK) *\( *{NUMBER} *, *{NUMBER} *, *(-?\d+)(\.\d+ *[mM]?|[mM])?")
 CLOCK_S, KEPT_S = 0.002, 1.0  # times are rounded to milliseconds; how long a place counts after its time
 
 

@@ -2,8 +2,9 @@
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,7 +20,7 @@ from utils.sources.parsing.json_stream import CHUNK_BYTES, MAX_ITEM_BYTES
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.label_file import LabelFile, first_element
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_points, read_size
-from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, Found, digest_of
+from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, Found, digest_of, says_ignore
 
 IMAGE, LABEL_NAME = ["annotations", "image"], ["labels", "label", "name"]
 READ, NO_SHAPES = ("polygon", "polyline", "box", "ellipse", "mask"), ("image", "attribute", "tag")
@@ -130,15 +131,26 @@ def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
     complaints: list[str] = []
     numbers = itertools.count(1)
 
-    depth = 0
+    depth = num_before = 0  # objects before the shape
+    flags = defaultdict[str, str](str)  # its attributes by name
+    flag = ""
 
     def end(_: str) -> None:
         nonlocal depth
         depth -= 1
+        if depth == 1 and says_ignore(flags):
+            objects[num_before:] = [replace(shape, is_region=True) for shape in objects[num_before:]]
+
+    def add_text(text: str) -> None:
+        flags[flag] += text
 
     def add(tag: str, attributes: Attributes) -> None:
-        nonlocal depth
+        nonlocal depth, num_before, flag
         depth, tag = depth + 1, tag.lower()
+        flag = attributes.get("name", "") if tag == "attribute" else ""
+        if depth == 2:
+            flags.clear()
+            num_before = len(objects)
         if depth != 2 or tag in NO_SHAPES:
             return
         name, label = f"{tag} {next(numbers)}", _label(attributes)
@@ -153,7 +165,7 @@ def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
             what = f"no attribute {error}" if isinstance(error, KeyError) else error
             objects.append(ShapeObject(label, name, None, None, error=str(what)))
 
-    bounded_parser(add, end, lambda _: None).Parse(data + b"</image>", True)
+    bounded_parser(add, end, add_text).Parse(data + b"</image>", True)
     return objects, complaints
 
 

@@ -20,7 +20,7 @@ from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size
-from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, POLYGON, AnnotationRow, Found
+from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, POLYGON, AnnotationRow, Found, is_ignored
 
 PERCENT = (100.0, 100.0)
 TASK_KEYS = ("data", "completions", "annotation_id", "annotator", "lead_time")  # the last three: JSON-MIN
@@ -187,11 +187,11 @@ def _regions(annotation: dict[str, Any]) -> Regions:
     return [one for one in results if _kind(one) in kinds and (one.get("type") or isinstance(one.get("value"), dict))]
 
 
-def _labels(result: dict[str, Any]) -> list[str]:
+def _labels(result: dict[str, Any], ending: str = "labels") -> list[str]:
     """Return a region's labels: the list in `polygonlabels`, `brushlabels`, `labels` and the like."""
     value = result.get("value")
     for key, labels in value.items() if isinstance(value, dict) else ():
-        if key.lower().endswith("labels") and isinstance(labels, list):
+        if key.lower().endswith(ending) and isinstance(labels, list):
             return [text for label in labels if isinstance(label, str) and (text := printable(label.strip()))]
     return []
 
@@ -218,6 +218,10 @@ def _objects(number: int, data: bytes) -> tuple[list[ShapeObject], list[str]]:
     assert annotation is not None  # checked when the file was indexed
     _, results = _by_picture(task, _regions(annotation))[number]
     labelled = {str(result.get("id")) for result in results if _labels(result)}
+    chosen = [
+        one for one in annotation["result"] if isinstance(one, dict) and any(map(is_ignored, _labels(one, "choices")))
+    ]
+    ignored = {str(one.get("id")) for one in chosen}
     objects, complaints = [], []
     for result in results:
         kind, labels = _kind(result), _labels(result)
@@ -226,7 +230,8 @@ def _objects(number: int, data: bytes) -> tuple[list[ShapeObject], list[str]]:
             try:
                 if kind in OTHER_SHAPES:
                     raise ValueError(f"{kind} is not read; draw a polygon or use the brush")
-                objects.append(replace(_object(name, labels[0], result), note=several_labels(labels)))
+                is_region, note = str(result.get("id")) in ignored, several_labels(labels)
+                objects.append(replace(_object(name, labels[0], result), is_region=is_region, note=note))
             except (ValueError, OverflowError) as error:
                 objects.append(ShapeObject(labels[0], name, None, None, error=str(error)))
         elif str(result.get("id")) not in labelled:

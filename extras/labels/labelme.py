@@ -18,7 +18,7 @@ from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_points, read_size
-from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, NO_OBJECTS, POLYLINE, AnnotationRow, Found
+from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, POLYLINE, AnnotationRow, Found, says_ignore
 
 AREAS, LINES, MASK = ("polygon", "rectangle", "circle"), ("linestrip", "line"), "mask"
 Size = tuple[int, int] | None
@@ -82,7 +82,7 @@ class LabelMeFile(LabelFile):
         kind = {"rectangle": BOX, **dict.fromkeys(LINES, POLYLINE)}.get(kind, kind)
         self._spans += item.span
         self._found[label, kind] += 1
-        self._labels |= {label} - {"", *NO_OBJECTS}
+        self._labels |= {label} - {""}
 
 
 def _kind(shape: dict[str, Any]) -> str:
@@ -96,10 +96,10 @@ def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
     if not isinstance(label, str) or not label.strip():
         return [], ["a shape has no label"]
     label = printable(label.strip())
-    kind = _kind(shape)
+    kind, is_region = _kind(shape), says_ignore(shape.get("flags"))
     try:
         if kind == MASK:
-            return [ShapeObject(label, "shape", size, size, draw=_mask(shape))], []
+            return [ShapeObject(label, "shape", size, size, draw=_mask(shape), is_region=is_region)], []
         if kind not in AREAS and kind not in LINES:
             raise ValueError(f"{kind} is not read; draw a polygon or a linestrip")
         points = _outline(kind, read_points(shape.get("points"), "polygon" if kind == AREAS[0] else "line"))
@@ -107,7 +107,8 @@ def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
         return [ShapeObject(label, "shape", None, None, error=str(error))], []
     group = shape.get("group_id")
     group = group if isinstance(group, int | str) else None
-    return [ShapeObject(label, "shape", size, size, (points,), is_line=kind in LINES, group=group)], []
+    is_line = kind in LINES
+    return [ShapeObject(label, "shape", size, size, (points,), is_line=is_line, is_region=is_region, group=group)], []
 
 
 def _mask(shape: dict[str, Any]) -> Callable[[], tuple[np.ndarray, int, int]]:

@@ -51,7 +51,9 @@ MOST_DIMMED = 0.1  # of the pixels that are kept if a grey mask is read as one o
 STRAY = "stray values"
 Source = tuple[str, str]  # a folder of masks, and the ending of their names
 _WORDS = re.compile(r"[-_. ]+")
-_NOT_A_CLASS = re.compile(r"(?i)masks?|manual\d*|seg(mentation)?|labels?|gt|inst(ance)?s?|annotations?|cp|\d*")
+_NOT_A_CLASS = re.compile(
+    r"(?i)masks?|manual\d*|seg(mentation)?|labels?|gt|inst(ance)?s?|annotations?|cp|jpe?g|png|save|fuse|\d*"
+)
 _NUMBERED = re.compile(r"(?i)inst(ance)?s?|cp")  # in the name of a file or folder: each value is an object
 
 
@@ -68,7 +70,6 @@ class MaskFile(LabelFile):
     meaning: Meaning
     facts: MaskFacts
     used: set[str]  # the classes of its objects
-    class_list: Path | None = None
 
     def __init__(self, path: Path, problems: list[Problem], folder: Path) -> None:
         super().__init__(path, problems)

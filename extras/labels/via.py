@@ -15,7 +15,7 @@ from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points
-from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, AnnotationRow, Found
+from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, AnnotationRow, Found, is_ignored, says_ignore
 from utils.sources.parsing.yolo_text import ONLY_CLASS
 
 IMAGES = "_via_img_metadata"
@@ -81,6 +81,8 @@ class ViaFile(LabelFile):
         for region in _regions(photograph) or ():
             texts: dict[str, str] = {}
             for attribute, value in _attributes(region, "region").items():
+                if is_ignored(attribute):
+                    continue
                 if found := _texts(value):
                     texts[attribute] = found[0]
                     self._values.setdefault(attribute, set()).add(found[0])
@@ -158,7 +160,9 @@ def _objects(attribute: str, data: bytes) -> tuple[list[ShapeObject], list[str]]
         try:
             points, is_line = _outline(_attributes(region, "shape"))
             note = several_labels(labels)
-            objects.append(ShapeObject(labels[0], name, None, None, (points,), is_line=is_line, note=note))
+            is_region = says_ignore(_attributes(region, "region"))
+            shape = ShapeObject(labels[0], name, None, None, (points,), is_line=is_line, is_region=is_region, note=note)
+            objects.append(shape)
         except (KeyError, ValueError, OverflowError) as error:
             text = f"no {error}" if isinstance(error, KeyError) else str(error)
             objects.append(ShapeObject(labels[0], name, None, None, error=text))

@@ -88,6 +88,18 @@ def test_killed_run_continues_to_the_same_result(tmp_path: Path, monkeypatch: py
     assert tree(tmp_path / "killed") == tree(tmp_path / "undisturbed")
 
 
+def test_a_data_set_that_the_command_made_is_read_again_without_a_word(
+    raw: Path, run: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`labels.jpg` was called a photograph without a row."""
+    run()
+    capsys.readouterr()
+    run("--input", tmp_path / "processed", "--output", tmp_path / "again", "--keep-unlabelled")
+    said = capsys.readouterr().out
+    assert said.startswith("YOLO labels, 6 photographs, 12 regions of 8 classes\n")
+    assert not re.search("left out|no row|not read|not used", said)
+
+
 def test_missing_input_names_the_download_for_its_own_folder_only(
     run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,7 +93,7 @@ BAD_INPUT = [
     ("train_yolo_ddp.py --shear 45", 2, "--shear 45.0: must be at least 0 and below 45"),
     ("evaluate_model.py --model nowhere.pt", 1, "nowhere.pt"),
     ("evaluate_model.py", 2, "--model is required"),
-    ("inference.py --model x.pt --source nowhere", 1, "no photographs"),
+    ("inference.py --model x.pt --source nowhere", 1, "no such file or folder"),
     ("download_data.py --max-images 0", 2, "--max-images 0"),
     ("download_data.py --sample 0", 2, "--sample 0"),
     ("download_data.py --keep-zips --max-images 3", 2, "--keep-zips"),

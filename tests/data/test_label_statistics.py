@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from utils.data.images import write_jpeg
-from utils.data.label_shapes import WINDOWS_ADVICE, label_lengths, small_labels_hint
+from utils.data.label_shapes import WINDOWS_ADVICE, count_rectangles, label_lengths, median_sizes, small_labels_hint
 from utils.data.labels import Photo
 
 
@@ -16,6 +16,25 @@ def test_labels_say_how_long_objects_are() -> None:
     found = label_lengths(np.array([3] * 11 + [1] * 9 + [0] * 10 + [2] * 11), lengths)
     assert found == [0, 40.0, 0.5, 3, 100.0, pytest.approx(0.8 * np.sqrt(12 / 10), abs=1e-3)]
     assert label_lengths(np.zeros(0, int), np.zeros(0)) == []
+
+
+def test_compact_objects_have_their_whole_width_and_rectangles_are_counted() -> None:
+    """Squares of 100 px were written as 100 x 50."""
+    angles = np.linspace(0, 2 * np.pi, 40, endpoint=False)
+    circle = 50 + 50 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    arc = 100 + 80 * np.stack([np.cos(angles[:20]), np.sin(angles[:20])], axis=1)
+    strip = np.concatenate([arc, 100 + (arc[::-1] - 100) * 0.9])  # bends by half a turn
+    corners = np.array([[0, 0], [100, 0], [100, 100], [0, 100]])
+    turned = 90 + corners @ np.array([[0.8, 0.6], [-0.6, 0.8]]) * (1, 1)
+    quadrangle = corners * (1, 0.9) + [[0, 0], [0, 0], [9, 9], [0, 0]]
+    outlines = [corners, circle, turned, corners * (1, 0.3), strip, quadrangle]
+    photos = [Photo(Path("a.jpg"), np.array([number]), [one / (400, 200)]) for number, one in enumerate(outlines)]
+    sizes = [(400, 200)] * len(photos)
+    widths = {number: width for number, (width, _) in median_sizes(photos, sizes, 640).items()}
+    assert widths == pytest.approx({0: 100, 1: 100, 2: 100, 3: 30, 4: 8, 5: 99}, abs=2)
+    assert count_rectangles([photos[0], photos[2]] * 6, sizes * 2) == {0: 6, 2: 6}
+    assert not count_rectangles([photos[0]] * 4, sizes[:4])  # too few to say anything
+    assert not count_rectangles([photos[0], photos[5]] * 6, sizes * 2)
 
 
 def test_small_objects_need_a_larger_input_and_thin_or_tiny_ones_windows(tmp_path: Path) -> None:

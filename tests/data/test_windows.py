@@ -16,14 +16,27 @@ from utils.data import windows as module
 from utils.data.augment import Augmentation
 from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.images import letterbox
+from utils.data.images import letterbox, write_jpeg
 from utils.data.labels import Photo
 from utils.data.windows import CELL, EMPTY, OBJECT, ROLES, WHOLE, Window, WindowConfig, WindowedPhotos, Windows
 from utils.training.config import TrainConfig
-from utils.training.data import open_data
+from utils.training.data import open_data, say_oddities
 
 SIDE_PX = 640
 STILL = Augmentation(mosaic=0, translate=0, scale=0, fliplr=0, hsv_h=0, hsv_s=0, hsv_v=0)
+
+
+def test_boxes_and_photographs_of_both_splits_are_said(tmp_path: Path) -> None:
+    """A training on boxes, whose val was its train, said neither."""
+    for name in ("a.jpg", "b.jpg"):
+        write_jpeg(tmp_path / name, np.zeros((60, 80, 3), np.uint8))
+    boxes = Photo(tmp_path / "a.jpg", np.zeros(10, int), [box(0.1 * number, 0.2, 0.05, 0.3) for number in range(10)])
+    outlines = dataclasses.replace(boxes, file=tmp_path / "b.jpg", polygons=[one[:3] for one in boxes.polygons])
+    said: list[str] = []
+    say_oddities([boxes], [boxes, outlines], said.append)
+    assert [line[:30] for line in said] == ["The labels are boxes without o", "1 photograph of val is in trai"]
+    say_oddities([outlines], [boxes], said.append)
+    assert len(said) == 2
 
 
 def photo_with(count: int, seed: int, largest: float = 0.3) -> Photo:

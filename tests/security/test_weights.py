@@ -233,5 +233,7 @@ def test_only_a_bare_official_name_is_fetched(monkeypatch: pytest.MonkeyPatch) -
     for source in ("http://127.0.0.1:9/yolov8n-seg.pt", "https://example.org/yolov8m-seg.pt", "nowhere/yolov8n-seg.pt"):
         with pytest.raises(UserError, match="no such file"):
             build_model(source, NAMES)
+    with pytest.raises(UserError, match=r"yolo11n\.pt: the name of a detection model, .* name yolo11n-seg\.pt"):
+        build_model("yolo11n.pt", NAMES)
     with pytest.raises(UserError, match="an address"):
         build_model("https://someone:hush@example.org/yolov8n-seg.yaml", NAMES)

@@ -75,21 +75,21 @@ def resolve_augmentation(
 def turns_and_wires(
     windows: WindowConfig | None, options: AugmentOptions, facts: LabelShapes
 ) -> tuple[dict[str, float], list[str]]:
-    """Return the strengths of FROM_ABOVE that a training takes over where they are unset, and lines with the reason.
+    """Return the strengths of FROM_ABOVE that a training on windows takes over where they are unset, and the reason.
 
-    Only a training on windows takes them; the lines advise others. Wires are drawn where a thin class is straight.
+    Wires are drawn where a thin class is straight.
     """
     unset = [name for name in FROM_ABOVE if getattr(options, name) is None and (facts.straight or name != "draw_wires")]
-    if not unset or facts.agreement is None:
+    # Other trainings get no advice: cars on a road lie in many directions, too, but have an up.
+    if not (windows and unset) or facts.agreement is None:
         return {}, []
     agreement = f"{facts.agreement:.2f}, limit {MAX_AGREEMENT}"
     if facts.agreement < MAX_AGREEMENT:
         chosen = {name: FROM_ABOVE[name] for name in unset}
         typed = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in chosen.items())
-        told = f"training with {typed}" if windows else f"{typed} may help"
-        return chosen if windows else {}, [f"Labelled objects lie in many directions (agreement {agreement}): {told}"]
+        return chosen, [f"Labelled objects lie in many directions (agreement {agreement}): training with {typed}"]
     line = (
         f"Labelled objects agree in their direction ({agreement}): photographs are not turned "
         "(--degrees 90 --flipud 0.5 turn them)"
     )
-    return {}, [line] if windows else []
+    return {}, [line]

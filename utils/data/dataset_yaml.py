@@ -185,6 +185,8 @@ def label_file_for(image_file: Path, folder: str = "labels") -> Path:
 
 
 def _class_names(file: Path, content: dict[str, Any]) -> tuple[str, ...]:
+    if content.get("kpt_shape"):
+        raise UserError(f"{file}: `kpt_shape`: its labels are key points, which have no outlines; label polygons")
     names, num_classes = content.get("names"), content.get("nc")
     if isinstance(names, list):
         names = dict(enumerate(names))
@@ -342,6 +344,8 @@ def list_photos(source: str) -> list[Path]:
     every = [file for file in found if file.is_file()]
     files, others = sorted(file for file in every if is_photograph(file.name)), not_read(every)
     if not files:
+        if not (glob.has_magic(source) or os.path.lexists(source)):
+            raise UserError(f"--source {source}: no such file or folder")
         raise UserError(f"--source {source}: no photographs there ({others or ', '.join(IMAGE_SUFFIXES)})")
     if others and os.environ.get("RANK", "0") == "0":
         print(f"--source: {others}", flush=True)

@@ -1,6 +1,7 @@
 """What the labels of a split say about its objects: which are thin, curved, small or turned."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,8 @@ MEASURED_PHOTOS = 1000  # whose labels' lengths are measured
 THIN_PX, SMALL_PX = 4.0, 12.0  # width, and longer side, of labels in the network's input that are hard to learn
 LINE = 10.0  # times as long as wide: such labels need windows, not a larger input
 MAX_INPUT_PX = 1280  # that is advised
+RECTANGULAR = 0.995  # share of the smallest rectangle around an outline of four corners that is one itself
+MOST_RECTANGLES = 0.9  # of all objects, for outlines that are boxes; a few objects are rectangles
 LARGER = 0.8  # scale of a photograph in the input below which a window shows more of it
 WINDOWS_ADVICE = "train on windows of the photographs: --windows 8 (docs/windows.md)"
 
@@ -124,28 +127,47 @@ def small_labels_hint(photos: list[Photo], names: tuple[str, ...], size_px: int)
 def median_sizes(photos: list[Photo], sizes: list[tuple[int, int]], size_px: int) -> dict[int, tuple[float, float]]:
     """Return the median width and length of each class's labels in pixels of a network input of size_px.
 
-    sizes: widths and heights of the photographs. A label's width is twice its area over its perimeter.
+    sizes: widths and heights of the photographs. A compact label is as wide as the smallest rectangle around it, another one,
+    which may bend, as the rectangle of its area and perimeter.
     """
     found: dict[int, list[tuple[float, float]]] = {}
     for photo, size in zip(photos, sizes, strict=True):
         scale = min(1.0, size_px / max(size))
         for class_id, polygon in zip(photo.class_ids.tolist(), photo.polygons, strict=True):
             outline = (polygon * size * scale).astype(np.float32)
-            width = 2 * cv2.contourArea(outline) / max(cv2.arcLength(outline, True), 1e-6)
+            area, half = cv2.contourArea(outline), cv2.arcLength(outline, True) / 2
+            ends, width = long_axis(outline)
+            length = float(np.hypot(*(ends[1] - ends[0])))
+            if length > LONG * width or area < length * width / 2:
+                width = (half - math.sqrt(max(half**2 - 4 * area, 0))) / 2
             found.setdefault(class_id, []).append((width, float(np.ptp(outline, axis=0).max())))
     return {class_id: tuple(np.median(np.array(values), axis=0).tolist()) for class_id, values in found.items()}
 
 
 def class_sizes(
     photos: list[Photo], names: tuple[str, ...], records: list[dict[str, Any]], size_px: int
-) -> dict[str, str]:
-    """Return the median length and width of each class's labels as text, by `median_sizes`.
+) -> tuple[dict[str, str], dict[str, int]]:
+    """Return the median length and width of each class's labels as text, by `median_sizes`, and `count_rectangles`.
 
     records: the photographs of manifest.json, which has their sizes.
     """
     size_of = {record["file"]: (record["output_width"], record["output_height"]) for record in records}
-    medians = median_sizes(photos, [size_of[photo.file.name] for photo in photos], size_px)
-    return {names[class_id]: f"{long:.0f} x {width:.1f}" for class_id, (width, long) in medians.items()}
+    sizes = [size_of[photo.file.name] for photo in photos]
+    medians = median_sizes(photos, sizes, size_px)
+    texts = {names[class_id]: f"{long:.0f} x {width:.1f}" for class_id, (width, long) in medians.items()}
+    return texts, {names[class_id]: number for class_id, number in count_rectangles(photos, sizes).items()}
+
+
+def count_rectangles(photos: list[Photo], sizes: list[tuple[int, int]]) -> Counter[int]:
+    """Return how many objects of each class are rectangles, also turned ones, if nearly all objects are; else none."""
+    found, num_objects = Counter[int](), 0
+    for photo, size in zip(photos, sizes, strict=True):
+        num_objects += len(photo.polygons)
+        for class_id, outline in zip(photo.class_ids.tolist(), photo.polygons, strict=True):
+            if len(outline) == 4:
+                pixels = (outline * size).astype(np.float32)
+                found[class_id] += cv2.contourArea(pixels) >= RECTANGULAR * math.prod(cv2.minAreaRect(pixels)[1])
+    return +found if found.total() >= max(MOST_RECTANGLES * num_objects, MIN_LABELS) else Counter()
 
 
 def with_objects(photos: list[Photo]) -> list[int]:

@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 
 from utils.common.cores import usable_cpu_count
+from utils.common.progress import Progress
 from utils.common.threads import ordered_map
 from utils.data.images import fit_long_side
 
@@ -212,6 +213,7 @@ def same_pictures(
         return likeness(*sorted(map(thumbs, pair.tolist()), key=lambda thumb: thumb.tobytes()))
 
     compare = ordered_map(compared, pairs, usable_cpu_count())
+    compare = Progress("pairs of photographs that may show the same", len(pairs))(compare)
     for (one, two), found in zip(pairs.tolist(), compare, strict=True):
         if found.is_copy:
             groups[groups == max(groups[one], groups[two])] = min(groups[one], groups[two])

@@ -12,7 +12,7 @@ import torch
 from utils import distributed
 from utils.common.config import section_of
 from utils.common.errors import UserError
-from utils.common.text import format_bytes
+from utils.common.text import counted, format_bytes
 from utils.data.augment import AugmentOptions
 from utils.data.augmentation_policy import AugmentationPolicy, resolve_augmentation
 from utils.data.cache import CachePlace, PackedImages, note_digests, open_images, open_or_build_check
@@ -20,7 +20,14 @@ from utils.data.dataset import DataOptions, SegmentationDataset, read_photos
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.fingerprint import Fingerprint, take_fingerprint
 from utils.data.images import read_image
-from utils.data.label_shapes import label_lengths_of, shapes_of, sizes_on_disk, small_labels_hint, with_objects
+from utils.data.label_shapes import (
+    count_rectangles,
+    label_lengths_of,
+    shapes_of,
+    sizes_on_disk,
+    small_labels_hint,
+    with_objects,
+)
 from utils.data.labels import Photo
 from utils.data.windows import WindowConfig, open_windows
 from utils.predict.lines.label_facts import LabelledPhoto, measure_wire_labels
@@ -121,6 +128,7 @@ def open_data(
     val = of_split("val", labelled["val"], VAL_SEED)
     if not windows and (hint := small_labels_hint(train.photos, spec.names, options.img_size)[0]):
         say(hint)
+    say_oddities(train.photos, val.photos, say)
     stores = [split.windowed.store if split.windowed else split.packed for split in (train, val)]
     num_bytes = sum(np.diff(store.index.places[:, 1:]).sum() for store in stores if store)
     packed = f"{format_bytes(num_bytes)} packed in {spec.cache_folder}"
@@ -130,6 +138,17 @@ def open_data(
     if distributed.read_rank_environment().local_rank == 0:
         data.fingerprint  # noqa: B018 # taken once per machine
     return data
+
+
+def say_oddities(train: list[Photo], val: list[Photo], say: distributed.Say) -> None:
+    """Say if the outlines of some photographs, spread over the split, are boxes, and if photographs are in both splits."""
+    chosen = with_objects(train)
+    if count_rectangles([train[index] for index in chosen], [*map(sizes_on_disk(train), chosen)]):
+        say("The labels are boxes without outlines, so the model learns rectangles: its masks will be rectangles, too")
+    if num_shared := len({photo.file for photo in train} & {photo.file for photo in val}):
+        say(
+            f"{counted(num_shared, 'photograph')} of val {'is' if num_shared == 1 else 'are'} in train, too: scores will be too high"
+        )
 
 
 def open_split(

@@ -98,6 +98,8 @@ def load_weights(source: str) -> YoloModel:
             raise UserError(
                 f"{source}: no such file, and Ultralytics publishes none; train from scratch: --model {scratch}"
             )
+        if (outlining := f"{path.stem}-seg.pt") in OFFICIAL_WEIGHTS:
+            raise UserError(f"{source}: the name of a detection model, which gives boxes alone; name {outlining}")
         if source not in OFFICIAL_WEIGHTS:
             raise UserError(
                 f"{source}: no such file; name a .pt file, {', '.join(OFFICIAL_WEIGHTS[::5])} (or size s, m, l, x instead "

@@ -169,7 +169,7 @@ def test_a_slow_computer_gets_the_newest_picture_of_a_camera(
         predict("rtsp://me:secret@camera/1")
 
 
-# Of real files: Mavic 2, Mavic 3, older firmware, Mavic Pro, Phantom 4 RTK, Matrice 300; a drone without a position.
+# Of real files: Mavic 2, Mavic 3, older firmware, Mavic Pro, Phantom 4 RTK, Matrice 300, Avata 2; a drone without a position.
 PLACES: dict[str, tuple[float | None, ...]] = {
     "[latitude : 31.452012] [longtitude : 74.398751] [altitude: 213.98]": (31.452012, 74.398751, None, 213.98),
     "[latitude: 3.41531] [longitude: -3.37440] [rel_alt: -2.4 abs_alt: 0.401]": (3.41531, -3.3744, -2.4, 0.401),
@@ -177,6 +177,7 @@ PLACES: dict[str, tuple[float | None, ...]] = {
     "HOME(149.02,-20.25) 2017.08.05\nGPS(149.0251,-20.2533,16) BAROMETER:1.9": (-20.2533, 149.0251, 1.9, None),
     "GPS (-58.85, -34.23, 15), HOME (-58.84, -34.2, -57.98m), H 85.80m, H.S 2m/s": (-34.23, -58.85, 85.8, None),
     "2022.06.21 16:06:17\nGPS(36.6146,-6.1120,0.0M) BAROMETER:0.3M": (36.6146, -6.112, 0.3, None),
+    "GPS(47.1234,8.6543,469.800) BAROMETER(91.2) HOME(47.1234,8.6543)": (47.1234, 8.6543, 91.2, None),
     "[iso : 100] [latitude: 0.000000] [longitude: 0.000000] [altitude: 0.0]": (),
     "GPS (n/a, n/a, n/a), D n/a, H n/a": (),
 }

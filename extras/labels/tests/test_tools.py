@@ -42,7 +42,7 @@ from utils.sources.parsing.account import MERGED, account_lines
 from utils.sources.parsing.formats import find_format
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.reading import read_labels
-from utils.sources.parsing.rows import CLOSED, NO_OBJECT, UNUSED_SOURCE
+from utils.sources.parsing.rows import CLOSED, IGNORED, NO_OBJECT, UNUSED_SOURCE
 
 CVAT, VIA, MASKS = CvatFile.format, ViaFile.format, MaskFile.format
 EDGE = mask((100, 0, 150, 60))  # its pixels belong to no object
@@ -95,7 +95,7 @@ def test_the_shapes_of_cvat_via_and_labelme(tmp_path: Path) -> None:
     octagon["mask"] = base64.b64encode(png(np.full((30, 30), 255, np.uint8))).decode()
     rectangle = {"label": "pole", "shape_type": "rectangle", "points": [[60, 50], [30, 20]]}
     circle = {"label": "pole", "shape_type": "circle", "points": [[50, 40], [50, 60]]}
-    ignored = {"label": "__ignore__", "points": [[1, 1]]}
+    ignored = {"label": "__ignore__", "points": [[1, 1], [9, 1], [9, 9]]}
     cases: list[tuple[Callable[[Path], Path], list[tuple[int, int, int, int]]]] = [
         (lambda raw: files(raw, {"a.xml": cvat(*shapes), "a.jpg": PHOTO}), [BOX, (35, 15, 45, 55), (55, 15, 95, 75)]),
         (
@@ -231,6 +231,14 @@ FOREIGN: list[tuple[dict[str, bytes | str], str]] = [
     ({"a.json": json.dumps(SMALL), "b.json": '[{"data": {}}]'}, "which file holds the labels"),
     ({"a.json": '{"shapes": [], "imagePath": "a.jpg"}'}, "LabelMe's files of 1 photograph, but without any object"),
     ({"a_pole.png": png(mask(BOX)), "a_wire.png": png(mask(BOX)[:, 50:])}, "drawn on an image of 100x90 pixels"),
+    (
+        {"a.jpg___save.png": png(mask(BOX)), "a.jpg___pixel.json": '{"instances": [{"className": "pole"}]}'},
+        "no list names the classes of the masks, but a.jpg___pixel.json may: is probably SuperAnnotate's",
+    ),
+    (
+        {"a_seg.png": png(np.stack([mask(BOX)] * 2 + [mask()], axis=2)), "a_atr.txt": "001 # 0 # 0 # wall # wall"},
+        "but a_atr.txt may",
+    ),
     ({"a.rsml": rsml()[:-9]}, "not RSML: "),
     ({"a.rsml": "<rsml><root><geometry><point x='1'/></geometry></root></rsml>"}, "a point has no 'y'"),
     ({"a.rsml": '<!DOCTYPE rsml [<!ENTITY a "b">]><rsml>&a;</rsml>'}, "document type"),
@@ -239,7 +247,29 @@ FOREIGN: list[tuple[dict[str, bytes | str], str]] = [
 ]
 
 
+def labelme(*shapes: dict[str, Any]) -> dict[str, bytes | str]:
+    return {"a.json": json.dumps({"imagePath": "a.jpg", "shapes": [labelme_shape(), *shapes]})}
+
+
+FLAG = '<attribute name="occluded">false</attribute><attribute name="Ignore"> true</attribute>'
+FLAGGED = f"{shape('polygon', 'pole', points='1,1;9,1;9,9')[:-2]}>{FLAG}</polygon>"
+CHOICE = [
+    region(1, "polygonlabels", points=[[9, 9], [30, 9], [30, 30]]),
+    region(2, "polygonlabels", points=[[9, 9], [30, 9], [30, 30]]),
+]
+CHOICE.append({"id": "r2", "type": "choices", "value": {"choices": ["ignore"]}})
+IGNORES: list[tuple[dict[str, bytes | str], dict[str, int]]] = [
+    (labelme(labelme_shape(label="__ignore__")), {"all classes": 1}),
+    (labelme(labelme_shape() | {"flags": {"difficult": True}}), {"pole": 1}),
+    ({"a.xml": cvat(POLE, FLAGGED)}, {"pole": 1}),
+    ({"a.json": json.dumps([task(1, "a.jpg", CHOICE)])}, {"pole": 1}),
+    (
+        {"a.json": via([attributes(BOX, kind="pole", ignore="no"), attributes(BOX, kind="pole", ignore="yes")])},
+        {"pole": 1},
+    ),
+]
 CHECKS: dict[Any, list[Any]] = {
+    core.test_what_nobody_judges_is_a_region_to_ignore: IGNORES,
     core.assert_same_data_set: [*FOLDERS.values()],
     core.test_what_a_tool_writes_in_another_way_keeps_its_meaning: UNDERSTOOD,
     core.test_a_bad_object_is_named_and_the_others_are_kept: BAD,
@@ -275,8 +305,8 @@ def test_files_of_another_format_beside_the_labels_are_named_and_left_out(tmp_pa
     labels = read_labels(files(tmp_path / "raw", contents), "auto", False, problems, False)
     assert (labels.title, labels.class_names, [*labels.rows]) == ("VGG Image Annotator's file", ("pole",), ["a.jpg"])
     assert [(problem.place, problem.text[:9]) for problem in problems] == [
-        ("coco.json", "COCO file"),
         ("empty.json", "no photog"),
+        ("jsons/coco.json", "COCO file"),
     ]
 
 
@@ -367,7 +397,7 @@ def test_an_object_of_the_source_is_written_or_left_out_for_a_reason(tmp_path: P
     contents, reasons = CASES.get(name, ({}, {}))
     raw = files(tmp_path / "raw", {**contents, "a.jpg": PHOTO})
     if name == "LabelMe":
-        reasons = {NO_OBJECT: 1, MERGED: 2}
+        reasons = {IGNORED: 1, MERGED: 2}
         write_labelme(raw, "a.json", PARTS)
     assert left_out_of(build(raw)) == reasons
 

@@ -209,7 +209,7 @@ def test_bad_input_is_one_line(scene: Path, tmp_path: Path) -> None:
     run(scene, tmp_path / "new")
     with pytest.raises(UserError, match=r"^--output .*/new: .* made of other .*; name a new folder$"):
         run(scene, tmp_path / "new", "--wrong=0.01")
-    with pytest.raises(UserError, match=r"^--photos .*/none: no photographs there"):
+    with pytest.raises(UserError, match=r"^--photos .*/none: no such file or folder$"):
         run(scene, tmp_path / "other", f"--photos={tmp_path / 'none'}")
     with pytest.raises(UserError, match=r"^.*/none\.yaml: No such .*; name a data-set YAML with --labelled$"):
         run(scene, tmp_path / "other", f"--labelled={tmp_path / 'none.yaml'}")

@@ -138,6 +138,9 @@ def test_unreadable_rows_and_photographs_are_listed_and_the_rest_is_built(raw: P
     assert "… and 6 more, all in manifest.json" in report
     assert "Circuit1/1 (2).JPG: truncated or corrupt JPEG" in report
     assert "no photograph called" not in report  # it is among the six: what could not be read comes first
+    write_csv(raw, [*rows, *((f"9 ({number}).JPG", [BOX]) for number in range(20))])
+    lines = [line for line in report_lines(build(raw)) if "no photograph called" in line]
+    assert lines == [f"  {LABEL_CSV}:10: no photograph called 8 (8).JPG … and 20 more like this, all in manifest.json"]
 
 
 def test_unlabelled_photographs_are_kept_on_request(raw: Path) -> None:

@@ -41,8 +41,13 @@ def sides(processed: Path) -> dict[str, str]:
     return {file.stem: file.parts[-3] for file in processed.glob("*/images/*.jpg")}
 
 
-def test_the_same_picture_in_train_and_val(pairs: Path) -> None:
+def test_the_same_picture_in_train_and_val(
+    pairs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("utils.common.progress.SECONDS_BETWEEN_LINES", 0.0)
     manifest = build(pairs)
+    # The search was silent for a minute in a set of many copies.
+    assert "pairs of photographs that may show the same: 1 of " in capsys.readouterr().err
     processed = pairs.parent / "processed"
     split_of = sides(processed)
     assert set(split_of.values()) == {"train", "val"}

@@ -35,6 +35,7 @@ from utils.sources.parsing.manifest import report_lines
 from utils.sources.parsing.rows import IGNORED
 
 NAMES = "[pole, wire]"
+SQUARE = [[30, 20, 60, 20, 60, 50, 30, 50]]
 
 
 ROBOFLOW = f"train: ../train/images\nval: ../valid/images\nnc: 2\nnames: {NAMES}\n"
@@ -92,6 +93,13 @@ def test_regions_to_ignore_are_written_counted_read_again_and_removed(tmp_path: 
     assert not copied.exists()
 
 
+def of_numbers(**numbers: Any) -> dict[str, bytes | str]:
+    """Return a COCO file of six annotations alike, whose numbers are those of the square BOX unless others are given."""
+    square = {"segmentation": [[30, 20, 60, 20, 60, 50, 30, 50]], "bbox": [30, 20, 30, 30], "area": 900}
+    annotations = [annotation(number, 1, **(square | numbers)) for number in range(1, 7)]
+    return {"a.json": json.dumps(coco(annotations))}
+
+
 def of_coco(categories: Any, *annotations: dict[str, Any]) -> dict[str, bytes | str]:
     content = coco([one | {"bbox": [30, 20, 30, 30]} for one in annotations]) | {"categories": categories}
     return {"a.json": json.dumps({key: value for key, value in content.items() if value is not None})}
@@ -144,6 +152,11 @@ def test_a_bad_object_is_named_and_the_others_are_kept(
 
 
 PIXELS = "0 30 20 60 20 60 50"
+# Boxes with two key points: of two numbers each, and of three, of which the last says what is seen.
+POSE = "\n".join(f"0 .{number} .5 .2 .4 .{number} .35 .{number + 5} .6" for number in range(30, 60, 5))
+SHOWN_POSE = "\n".join(
+    f"0 .{number} .5 .2 .4 .{number} .35 2 .{number + 5} .6 1 0 0 0 0 0 0" for number in range(30, 60, 5)
+)
 OTHER = {"images": [{"id": 1, "file_name": "b.jpg", "width": 9, "height": 9}], "categories": [], "annotations": []}
 # Files beside a.jpg that hold no labels which can be read, and what the message says.
 WITHOUT_LABELS: list[tuple[dict[str, bytes | str], str]] = [
@@ -151,19 +164,35 @@ WITHOUT_LABELS: list[tuple[dict[str, bytes | str], str]] = [
     ({"a.txt": TEXT, "data.yaml": "nc: 2\n"}, "`names` must list the classes"),
     ({"a.txt": TEXT, "classes.txt": "pole\n\nwire\n"}, "classes.txt: line 2 is empty"),
     ({"a_2.png": PHOTO}, "the file with the labels is missing"),  # a JPEG, and no mask by its name
-    ({"task.zip": zip_bytes({"annotations.xml": b"<annotations/>"})}, "task.zip holds annotations.xml: unzip it there"),
-    ({"a.xml": "<annotation><object><name>a</name><polygon/></object></annotation>"}, "a.xml is LabelMe's XML"),
+    (
+        {"task.zip": zip_bytes({"annotations.xml": b"<annotations/>"})},
+        "task.zip/annotations.xml: lies in a zip, in which only photographs are read: unzip it there",
+    ),
+    ({"a.xml": "<annotation><object><name>a</name><polygon/></object></annotation>"}, "a.xml: is LabelMe's XML"),
     ({"instances.json": '{"images": []}'}, "no list `categories` and `annotations`"),
     ({"instances.json": '{"images": 3, "categories": [], "annotations": []}'}, "no list `images`"),
     ({"instances.json": json.dumps(OTHER)}, "none of its rows names one of the 1 photograph"),
     ({}, "only 1 .jpg: the file with the labels is missing"),
-    ({"a.xml": "<annotation><object/></annotation>"}, "a.xml holds Pascal VOC's boxes"),
-    ({"via.csv": "filename,file_size\n"}, "via.csv is a CSV other than EPRI's (filename,file_size)"),
-    ({"a.json": '{"description": "", "size": {"height": 1}}'}, "a.json has only description, size"),
-    ({"a.json": '{"images": '}, "a.json cannot be read"),
+    ({"a.xml": "<annotation><object/></annotation>"}, "a.xml: holds Pascal VOC's boxes"),
+    (
+        {"a.xml": "<annotation><segmented>0</segmented><object/></annotation>"},
+        "a.xml: holds Pascal VOC's boxes",
+    ),  # labelImg's
+    ({"via.csv": "filename,file_size\n"}, "via.csv: is a CSV other than EPRI's (filename,file_size)"),
+    ({"a.json": '{"description": "", "size": {"height": 1}}'}, "a.json: has only description, size"),
+    ({"a.json": '{"images": '}, "a.json: cannot be read"),
     ({"a.json": '[{"image": "a.jpg", "annotations": []}]'}, "other items than Label Studio's tasks"),
     ({"export.ndjson": "{}\n"}, "Labelbox's NDJSON is not read"),
     ({"a.txt": "a caption"}, "the texts hold no YOLO labels"),
+    (
+        {"a.txt": TEXT, "data.yaml": "kpt_shape: [3, 2]\nnames: [pole, wire]\n"},
+        "`kpt_shape`: its labels are key points",
+    ),
+    ({"a.txt": POSE, "classes.txt": "pole"}, "a.txt: its lines hold a box and then key points"),
+    ({"a.txt": SHOWN_POSE, "classes.txt": "pole"}, "a.txt: its lines hold a box and then key points"),
+    ({"a.txt": f"1{TEXT[1:]}\n2 .1 .1 .2 .2", "classes.txt": "pole\nwire"}, "the labels count from 1 to 2: subtract 1"),
+    (of_numbers(segmentation=[[20, 30, 20, 60, 50, 60, 50, 30]]), "a.json: the outlines have y before x"),
+    (of_numbers(segmentation=[], bbox=[30, 20, 60, 50], area=900), "a.json: `bbox` holds two corners"),
 ]
 # Files whose objects are lost: such a set is never ready.
 LOST: list[tuple[dict[str, bytes | str], str]] = [
@@ -191,9 +220,136 @@ def test_a_foreign_folder_gets_one_line(tmp_path: Path, contents: Mapping[str, b
     assert not (tmp_path / "processed").exists()
 
 
+def of_two(**flags: Any) -> dict[str, bytes | str]:
+    return {"a.json": json.dumps(coco([annotation(1, 1, SQUARE), annotation(2, 1, SQUARE, **flags)]))}
+
+
+IGNORES: list[tuple[dict[str, bytes | str], dict[str, int]]] = [
+    (of_two(ignore=1), {"pole": 1}),
+    (of_two(difficult=True), {"pole": 1}),
+    (of_two(attributes={"Ignore": "true"}), {"pole": 1}),
+    ({"a.txt": f"{yolo(0, BOX)}\n{yolo(1, STRIP)}", "classes.txt": "pole\n__ignore__"}, {"all classes": 1}),
+]
+
+
+@pytest.mark.parametrize(("contents", "regions"), IGNORES)
+def test_what_nobody_judges_is_a_region_to_ignore(
+    tmp_path: Path, contents: dict[str, bytes | str], regions: dict[str, int]
+) -> None:
+    """It was learned as an object, or as background."""
+    manifest = build(files(tmp_path / "raw", {**contents, "a.jpg": PHOTO}))
+    assert manifest["counts"]["ignored"] == regions
+    assert manifest["classes"][0] == "pole"
+    assert [number for number, _ in labels_of(tmp_path / "processed")] == [0]
+
+
+UNSURE: list[tuple[dict[str, bytes | str], str]] = [
+    (of_numbers(bbox=[30, 20, 60, 50]), "`bbox` holds two corners, as the outlines or `area` show: write left"),
+    (
+        of_numbers(bbox=[1, 2, 3, 4]),
+        "the boxes are not around their outlines: look at labels.jpg; the outlines are used",
+    ),
+    (of_numbers(segmentation=[], keypoints=[1, 2, 2]), "6 annotations have key points, which are not read"),
+    (
+        {"a.json": of_numbers()["a.json"].replace('"width"', '"neg_category_ids": [2], "width"')},  # type: ignore[arg-type]
+        "1 images were not searched for all classes",
+    ),
+]
+
+
+@pytest.mark.parametrize(("contents", "text"), UNSURE)
+def test_numbers_that_contradict_each_other_in_all_annotations_are_said(
+    tmp_path: Path, contents: dict[str, bytes | str], text: str
+) -> None:
+    assert text in texts_of(build(files(tmp_path / "raw", {**contents, "a.jpg": PHOTO})))
+    assert not texts_of(build(files(tmp_path / "right", of_numbers() | {"a.jpg": PHOTO})))
+
+
+def test_files_that_are_not_read_end_the_account_with_a_line_for_each_kind(tmp_path: Path) -> None:
+    """Files of a known other purpose have none."""
+    contents: dict[str, bytes | str] = {f"{number}.jpg": photo(WIDTH, HEIGHT, 40 * number) for number in range(5)}
+    contents |= {f"{number}.jpg___pixel.json": '{"instances": [{"className": "pole"}]}' for number in range(5)}
+    contents |= {f"more/{number}.txt": TEXT for number in range(5)}
+    contents |= {
+        "voc/a.xml": "<annotation/>",
+        "a.csv": "x,y\n",
+        "b.heic": "",
+        "c.npy": "",
+        "sub/d.zip": "",
+        "e.json": "[]",
+    }
+    contents |= {"images.zip": zip_bytes({"f.json": b"{}", "__MACOSX/._f.json": b"", "READ me.md": b""})}
+    contents |= {
+        "README.dataset.txt": "x",
+        "LICENSE": "",
+        "classes.txt": "pole",
+        "train.txt": "./0.jpg\n",
+        "1.aux.xml": "",
+    }
+    contents |= {
+        "ids.txt": "0\n1\n",
+        "1.jpg.aux.xml": "<PAMDataset/>",
+        ".hidden.json": "{}",
+        "data.yaml": "names: [pole]",
+    }
+    contents |= {"annotations/instances_a.json": json.dumps(coco([annotation(1, 1, SQUARE)], ["0.jpg"]))}
+    manifest = build(files(tmp_path / "raw", contents))
+    lines = account_lines(manifest, {}, 6.0)
+    assert lines[lines.index("! no object: wire: leave it out: --classes pole") + 1 :] == [
+        "0.jpg___pixel.json: is probably SuperAnnotate's: has only instances: if these are labels, export them as COCO "
+        "(5 such files)",
+        "1.aux.xml: is not XML: export it again",
+        "a.csv: is a CSV other than EPRI's (x,y): if it holds labels, export them as JSON",
+        "b.heic: 1 file not read: .heic (1); such as b.heic; convert photographs to JPEG",
+        "c.npy: NumPy arrays are not read: save the masks as PNG",
+        "e.json: is a list of other items than Label Studio's tasks: export as COCO",
+        "images.zip/f.json: lies in a zip, in which only photographs are read: unzip it there",
+        "more/0.txt: YOLO labels: not used, the labels are read from COCO file (5 such files)",
+        "sub/d.zip: a zip in a subfolder is not opened: unzip it there",
+        "voc/a.xml: holds Pascal VOC's boxes, which have no outlines: export polygons or masks",
+    ]
+    assert not [line for line in report_lines(manifest) if "not read" in line or "voc" in line]
+
+
+def test_a_misspelled_class_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    """The other class of 748 of 780 objects became background, and the advice was to leave the misspelled name out."""
+    contents: dict[str, bytes | str] = {"a.txt": f"{TEXT}\n{TEXT}", "classes.txt": "pole\nwire", "a.jpg": PHOTO}
+    raw = files(tmp_path / "raw", contents)
+    misspelled: list[tuple[str, ...]] = [("pole", "wrie"), ("cap",)]
+    for names in misspelled:
+        with pytest.raises(
+            UserError, match=rf"--classes {names[-1]}: no object .* nearest one of the labels is (wire|pole)\."
+        ):
+            build(raw, class_names=names, use_file_classes=False)
+        assert not (tmp_path / "processed" / "dataset.yaml").exists()
+    wished: list[tuple[tuple[str, ...], int]] = [
+        (("pole",), 2),
+        (("pole", "wire", "cap"), 4),
+    ]  # the latter of other labels
+    for names, number in wished:
+        assert sum(build(raw, class_names=names, use_file_classes=False)["counts"]["objects"]["pole"].values()) == 2
+        assert len(labels_of(tmp_path / "processed", num_classes=3)) == number
+
+
+def test_a_list_that_lacks_classes_of_another_one_is_said(tmp_path: Path) -> None:
+    contents: dict[str, bytes | str] = {
+        "b/a.jpg": photo(WIDTH, HEIGHT, 200),
+        "b/a.txt": TEXT,
+        "b/classes.txt": "pole\nwire",
+    }
+    contents |= {"a/a.jpg": PHOTO, "a/a.txt": yolo(0, BOX), "a/classes.txt": "pole"}
+    said: list[str] = []
+    text = texts_of(build(files(tmp_path / "raw", contents), announce=said.append))
+    assert "a/classes.txt: does not have the classes wire of other files" in text
+    assert any(line.startswith("2 photographs got another name in the data set: a.jpg is a-") for line in said)
+    (tmp_path / "raw/b/a.txt").write_text(f"{TEXT}\n1 2 3")
+    assert "b/a.txt: ./a.jpg: line 3" in texts_of(build(tmp_path / "raw"))  # which of two files of one name
+
+
 def test_boxes_without_outlines_are_told(tmp_path: Path) -> None:
     raw = files(tmp_path / "raw", {"classes.txt": "pole", "a.jpg": PHOTO, "a.txt": "0 .5 .5 .2 .2\n" + yolo(0, BOX)})
     assert "! boxes: pole: 1 object has no outline" in account_lines(build(raw), {}, 6.0)[-1]
+    assert "! boxes: pole: 12 objects have no outline but a box" in account_lines(build(raw), {}, 6.0, {"pole": 12})[-1]
 
 
 def test_links_keep_the_bounds_of_untrusted_files(tmp_path: Path) -> None:

@@ -180,6 +180,19 @@ def test_adding_photographs_moves_none() -> None:
     assert assign_splits(photographs([name.upper() for name in names]), "hash", 0.2) == many
 
 
+def test_few_photographs_are_split_by_the_share_that_was_asked_for() -> None:
+    """Of 20 photographs, one was in val; of others, a half."""
+    for total in range(3, 60):
+        for start in range(0, 90, 30):
+            chosen = photographs([f"{number}.jpg" for number in range(start, start + total)])
+            number = [*assign_splits(chosen, "hash", 0.2).values()].count("val")
+            assert abs(number - 0.2 * total) <= max(0.05 * total, 0.5) or (number, total) == (1, 2), (start, total)
+    pairs = [[one.key for one in chosen[at : at + 2]] for at in range(0, 58, 2)]
+    splits = assign_splits(chosen, "hash", 0.2, pairs)
+    assert all(len({splits[key] for key in pair}) == 1 for pair in pairs)
+    assert 0.15 <= [*splits.values()].count("val") / len(chosen) <= 0.25
+
+
 @pytest.mark.parametrize("val_fraction", [1e-9, 0.5, 1 - 1e-9])
 def test_neither_side_stays_empty(val_fraction: float) -> None:
     chosen = photographs(["a.jpg", "b.jpg", "c.jpg"], "C1") + photographs(["d.jpg"], "C2")

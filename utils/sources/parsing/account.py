@@ -16,7 +16,8 @@ from utils.sources.parsing.label_csv import ClassTable
 from utils.sources.parsing.manifest import dataset_yaml_text
 from utils.sources.parsing.photograph import UNKNOWN_CLASS, UNUSABLE_OBJECT
 from utils.sources.parsing.reading import Labelled
-from utils.sources.parsing.rows import BOX, IGNORED, NO_OBJECT, NO_OBJECTS, POLYLINE, Lost, lost_for
+from utils.sources.parsing.rows import BOX, IGNORED, NO_OBJECT, NO_OBJECTS, POLYLINE, Lost, is_ignored, lost_for
+from utils.sources.parsing.sources import UNREAD_FILE
 from utils.sources.parsing.split import FOLDERS, TRAIN, VAL, split_of_path
 from utils.sources.parsing.state import Entry
 
@@ -56,6 +57,8 @@ def make_account(
             of(label)["source"][kind] += number
             if label in NO_OBJECTS:
                 of(label)["left_out"][NO_OBJECT] += number
+            if is_ignored(label):
+                of(label)["left_out"][IGNORED] += number
             of(label)["from"] = labels.origins.get(label, "value" if label else "-")  # EPRI's key
         for name, number in entry.objects.items():
             of(name)["written"] += number
@@ -77,14 +80,19 @@ def _empty(origin: str) -> dict[str, Any]:
     return {"from": origin, "source": Counter(), "written": 0, "left_out": Counter(), "photographs": 0}
 
 
-def account_lines(manifest: Mapping[str, Any], sizes: Mapping[str, str], line_width_px: float) -> list[str]:
-    """Return the table of at most MAX_LINES lines, and a line with the remedy for each thing that is odd.
+def account_lines(
+    manifest: Mapping[str, Any],
+    sizes: Mapping[str, str],
+    line_width_px: float,
+    rectangles: Mapping[str, int] | None = None,
+) -> list[str]:
+    """Return the table of at most MAX_LINES lines, a line with the remedy for each thing that is odd, and files not read.
 
-    sizes: of the objects of each class, as text.
+    sizes: of the objects of each class, as text. rectangles: see `count_rectangles`.
     """
     account, written_in = manifest["account"], manifest["counts"]["objects"]
     splits = [split for split in manifest["counts"]["photographs"] if split != TRAIN]
-    odd = _odd(manifest)
+    odd = _odd(manifest, rectangles or {})
     rows = []
     for name, facts in account.items():
         marks = "".join(f"  ! {mark}" for mark, (names, _) in odd.items() if name in names)
@@ -113,10 +121,10 @@ def account_lines(manifest: Mapping[str, Any], sizes: Mapping[str, str], line_wi
         most = names[:MAX_NAMES]
         more = f" and {len(names) - len(most)} more" if len(names) > len(most) else ""
         lines.append(f"! {mark}: {printable(', '.join(most), 200)}{more}: {remedy}")
-    return lines
+    return lines + [f"{item['place']}: {item['text']}" for item in manifest["problems"] if item["kind"] == UNREAD_FILE]
 
 
-def _odd(manifest: Mapping[str, Any]) -> dict[str, tuple[list[str], str]]:
+def _odd(manifest: Mapping[str, Any], rectangles: Mapping[str, int]) -> dict[str, tuple[list[str], str]]:
     """Return what is odd: for each mark the classes, or folders, and the remedy."""
     account, classes = manifest["account"], manifest["classes"]
     used = [name for name in classes if account[name]["written"]]
@@ -124,7 +132,7 @@ def _odd(manifest: Mapping[str, Any]) -> dict[str, tuple[list[str], str]]:
     by_folders = manifest["options"]["split_by"] == FOLDERS
     other = {} if by_folders else {source: split_of_path(source) for source in ways}
     named = [name for name, facts in account.items() if name in classes or UNKNOWN_CLASS in facts["left_out"]]
-    boxes = {name: account[name]["source"][BOX] for name in named if BOX in account[name]["source"]}
+    boxes = {name: account[name]["source"][BOX] for name in named if BOX in account[name]["source"]} | {**rectangles}
     num_boxes = sum(boxes.values())
     stems = Counter(_END.sub("", name) for name in named)
     numbers = [name for name in named if _NUMBER.fullmatch(name)]
@@ -148,7 +156,7 @@ def _odd(manifest: Mapping[str, Any]) -> dict[str, tuple[list[str], str]]:
         "none of the classes": ([name for name in named if name not in classes], "add it to --classes, or ignore this"),
         "boxes": (
             [*boxes],
-            f"{counted(num_boxes, 'object')} ha{'s' if num_boxes == 1 else 've'} no outline, so the model learns rectangles",
+            f"{counted(num_boxes, 'object')} ha{'s' if num_boxes == 1 else 've'} no outline but a box, so the model learns rectangles",
         ),
         "folder not used as a split": (
             sorted({split for source, split in other.items() if split not in ("", ways[source])}),

@@ -1,6 +1,7 @@
 """Builds `{train,val}/{images,labels}` from raw photographs and labels: parallel, resumable, reproducible."""
 
 import dataclasses
+import difflib
 import functools
 import json
 import os
@@ -9,18 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
+from utils.common.config import nearest
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError, printable
 from utils.common.files import write_bytes_atomic, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.text import counted
 from utils.common.threads import ordered_map
-from utils.data.dataset_yaml import not_read
 from utils.data.images import ImageError, one_opencv_thread, read_image
 from utils.data.labels import LabelError
 from utils.sources.near_duplicates import MEASURED_PX, same_pictures, small_grey, thumbnail
@@ -29,16 +30,9 @@ from utils.sources.parsing.formats import EPRI
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem
 from utils.sources.parsing.manifest import UNUSABLE_PHOTOGRAPH, by_severity, dataset_yaml_text, make_manifest
 from utils.sources.parsing.photograph import UNKNOWN_CLASS, UNUSABLE_OBJECT, PhotographOptions, build_image, build_label
-from utils.sources.parsing.reading import Labelled, RowsByKey, choose_classes, read_labels
+from utils.sources.parsing.reading import Labelled, RowsByKey, read_labels
 from utils.sources.parsing.rows import AnnotationRow, Row, digest_of, place_of
-from utils.sources.parsing.sources import (
-    UNREADABLE_PHOTOGRAPH,
-    Photograph,
-    PhotographReader,
-    ReadFile,
-    all_files,
-    find_stretch,
-)
+from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader, ReadFile, find_stretch
 from utils.sources.parsing.split import (
     SPLITS,
     TEST,
@@ -132,12 +126,9 @@ def build_dataset(
     problems: list[Problem] = []
     labels = read_labels(input_folder, options.label_format, options.keep_unlabelled, problems, trust_links)
     announce(labels.summary())
-    known = {row.file for own in labels.rows.values() for row in own if isinstance(row, AnnotationRow)}
-    if others := not_read(set(all_files(input_folder)) - known):
-        announce(f"{input_folder}: {others}")
     rows, shared = labels.rows, options.photograph
-    if options.use_file_classes:
-        shared = dataclasses.replace(shared, class_names=choose_classes(shared.class_names, labels.class_names))
+    if options.use_file_classes and labels.class_names:
+        shared = dataclasses.replace(shared, class_names=labels.class_names)
     chosen = {key: labels.photographs[key] for key in rows}
     split_by, line = choose_split(chosen.values(), options.split_by)
     if line:
@@ -151,6 +142,10 @@ def build_dataset(
     splits = assign_splits(chosen.values(), options.split_by, options.val_fraction)
     with open_output(output_folder, has_test=TEST in splits.values(), trust_links=trust_links) as state:
         jobs = _jobs(chosen, rows, splits, state)
+        renamed = [job for job in jobs if job.stem != PurePosixPath(job.photograph.name).stem]
+        if renamed:
+            first = f"{printable(renamed[0].photograph.name)} is {printable(renamed[0].stem)}.jpg"
+            announce(f"{counted(len(renamed), 'photograph')} got another name in the data set: {first}")
         num_threads = num_workers or usable_cpu_count()
         entries = _build_all(jobs, state, shared, num_threads, problems, read_file)
         if not entries:
@@ -243,6 +238,8 @@ def _with_objects(
     unread = [row for key in labels.rows.keys() - built for row in labels.rows[key]]
     lost[""] += sum(row.found.total() for row in unread if isinstance(row, AnnotationRow))
     gone = sorted(name for name in lost if name and name not in found)
+    if not options.use_file_classes and not options.keep_unusable:
+        _refuse_unknown_classes(options.photograph.class_names, found, entries)
     num_lost, total = lost.total(), lost.total() + found.total()
     reasons = [item for item in problems if item.kind in (UNUSABLE_OBJECT, UNKNOWN_CLASS, UNREADABLE_ROW)]
     first = f"; {reasons[0].place}: {reasons[0].text}" if reasons else ""
@@ -264,6 +261,19 @@ def _with_objects(
             text = f"its only {counted(num_unusable, 'object')} cannot be used; left out, or pass --keep-unusable"
             problems.append(Problem(printable(labels.photographs[entry.key].source), text, UNUSABLE_PHOTOGRAPH))
     return kept
+
+
+def _refuse_unknown_classes(given: Sequence[str], found: Counter[str], entries: Sequence[Entry]) -> None:
+    """Raise UserError if a class of --classes has no object, and is a misspelling or half of all objects have other classes."""
+    others = sum((Counter(entry.unknown_values) for entry in entries), Counter())
+    is_most = others.total() > MAX_LOST_SHARE * (others.total() + found.total())
+    for name in (name for name in given if not found[name] and (is_most or nearest(name, [*others]))):
+        (similar,) = difflib.get_close_matches(name, others, n=1, cutoff=0)
+        raise UserError(
+            f"--classes {name}: no object has this class; the nearest one of the labels is {printable(similar)}. "
+            f"{counted(others.total(), 'object')} of classes that --classes does not name would become background: correct "
+            "--classes, or pass --keep-unusable"
+        )
 
 
 def _build_one(

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from operator import sub
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,7 +20,17 @@ from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size
 from utils.sources.parsing.photograph import UNUSABLE_OBJECT
-from utils.sources.parsing.rows import BOX, CROWD, MASK, MAX_NAME_CHARACTERS, POLYGON, SPAN, AnnotationRow, Found
+from utils.sources.parsing.rows import (
+    BOX,
+    CROWD,
+    MASK,
+    MAX_NAME_CHARACTERS,
+    POLYGON,
+    SPAN,
+    AnnotationRow,
+    Found,
+    says_ignore,
+)
 from utils.sources.parsing.yolo_text import ONLY_CLASS, is_background
 
 
@@ -77,6 +88,15 @@ def cut_out(mask: np.ndarray) -> tuple[np.ndarray, int, int]:
 
 DUPLICATE_ID = "duplicate id"
 MAX_CATEGORIES = 10_000
+SWAPPED = "the outlines have y before x, as their boxes show: write x first"
+CORNERS = "`bbox` holds two corners, as the outlines or `area` show: write left, top, width and height"
+CONTRADICTIONS = (SWAPPED, CORNERS, "the boxes are not around their outlines: look at labels.jpg")
+MOST_ALIKE, MIN_ALIKE = 0.9, 3  # share and number of annotations that tell what the numbers of all mean
+KEY_POINTS = "annotations have key points, which are not read, and no outline: a box becomes a rectangle"
+NOT_SEARCHED = (
+    "images were not searched for all classes (`neg_category_ids` and `not_exhaustive_category_ids` of LVIS): objects without a "
+    "label in them are learned as background"
+)
 _WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})(\.0+)?")
 Size = tuple[int, int] | None
 
@@ -102,6 +122,9 @@ class CocoFile(LabelFile):
         self._images: dict[Any, tuple[str, Size] | None] = {}  # by id; None: the id stands for two images
         self._spans: dict[Any, bytearray] = {}  # of the annotations, by their image's id
         self._found: dict[Any, Counter[tuple[Any, str]]] = {}  # categories and kinds of shapes, by their image's id
+        self._signs = Counter[
+            str | None
+        ]()  # of what the numbers of annotations mean; of images not searched for all classes
         readers = {"categories": self._add_category, "images": self._add_image, "annotations": self._add_annotation}
         missing = set(readers)
         with JsonStream(path) as stream:
@@ -122,6 +145,7 @@ class CocoFile(LabelFile):
             shown = ", ".join(sorted(self.categories.values())[:5])
             how = 'name them there, as in {"id": 1, "name": "pole"}'
             self.complain(f"`categories` is missing or empty: the classes are called {shown}; {how}", "no categories")
+        self._judge_signs()
         # Some converters write `iscrowd` 1 for every mask.
         self._has_crowds = any(kind != CROWD for found in self._found.values() for _, kind in found)
         if self._found and not self._has_crowds:
@@ -173,6 +197,16 @@ class CocoFile(LabelFile):
                 file.seek(start)
                 yield json.loads(file.read(end - start))
 
+    def _judge_signs(self) -> None:
+        """Say what the numbers of all annotations contradict. Raises UserError if objects would lie elsewhere."""
+        signs, total = self._signs, sum(self._signs[sign] for sign in ("", *CONTRADICTIONS))
+        for sign in (sign for sign in CONTRADICTIONS if signs[sign] > max(MOST_ALIKE * total, MIN_ALIKE)):
+            if sign == SWAPPED or (sign == CORNERS and signs[BOX]):
+                raise UserError(f"{self.path}: {sign}")
+            self.complain(f"{sign}; the outlines are used", "contradiction")
+        for sign in (sign for sign in (KEY_POINTS, NOT_SEARCHED) if signs[sign]):
+            self.complain(f"{signs[sign]:,} {sign}", "incomplete labels")
+
     def _named(self, found: Counter[tuple[Any, str]]) -> Found:
         """Return the objects by the names of their categories; of no category: an empty name."""
         named: Found = Counter()
@@ -211,6 +245,7 @@ class CocoFile(LabelFile):
         except (ValueError, OverflowError) as error:
             self.complain(f"{shown}: {error}; skipped")
             return
+        self._signs[NOT_SEARCHED] += not image.keys().isdisjoint(("neg_category_ids", "not_exhaustive_category_ids"))
         known = self._images.setdefault(image_id, (name, size))
         if known is None or known[0] != name:
             self._images[image_id] = None
@@ -224,7 +259,11 @@ class CocoFile(LabelFile):
                 raise ValueError("is not a dictionary")
             image_id = _image_id(annotation.get("image_id"))
             self._spans.setdefault(image_id, bytearray()).extend(item.span)
-            self._found.setdefault(image_id, Counter())[_category_and_kind(annotation)] += 1
+            category, kind = _category_and_kind(annotation)
+            self._found.setdefault(image_id, Counter())[category, kind] += 1
+            self._signs[_sign_of(annotation, kind)] += 1
+            self._signs[BOX] += kind == BOX
+            self._signs[KEY_POINTS] += kind == BOX and bool(annotation.get("keypoints"))
         except ValueError as error:
             shown = "?" if annotation is None else printable(str(annotation.get("id")))
             self.lose(Counter({("", "other"): 1}), UNUSABLE_OBJECT)
@@ -235,6 +274,27 @@ def _category_and_kind(annotation: dict[str, Any]) -> tuple[int | str | None, st
     segmentation = annotation.get("segmentation")
     kind = BOX if not _has_outline(segmentation) else MASK if isinstance(segmentation, dict) else POLYGON
     return _by_value(annotation.get("category_id")), CROWD if _is_crowd(annotation) else kind
+
+
+def _sign_of(annotation: dict[str, Any], kind: str) -> str | None:
+    """Return how the box of an annotation contradicts its outline, else its area; None if they cannot be compared."""
+    try:
+        x, y, width, height = map(read_number, annotation["bbox"])
+        if kind == BOX:
+            areas = {"": width * height, CORNERS: (width - x) * (height - y)}
+            return next(sign for sign, area in areas.items() if abs(area - annotation["area"]) <= area / 50)
+        xs, ys = ([number for part in annotation["segmentation"] for number in part[axis::2]] for axis in (0, 1))
+        outline = min(xs), min(ys), max(xs), max(ys)
+        boxes = {
+            "": (x, y, x + width, y + height),
+            SWAPPED: (y, x, y + height, x + width),
+            CORNERS: (x, y, width, height),
+        }
+        slack_px = 2 + max(width, height) / 50
+        agree = (sign for sign, box in boxes.items() if max(map(abs, map(sub, box, outline))) <= slack_px)
+        return next(agree, CONTRADICTIONS[-1])
+    except (ValueError, TypeError, OverflowError, LookupError, StopIteration):
+        return None
 
 
 def _is_crowd(annotation: dict[str, Any]) -> bool:
@@ -288,7 +348,9 @@ def _objects(
     if value is None:
         return [], [f"{name}: `categories` has no `category {printable(str(category))}`"]
     try:
-        return [replace(_object(name, value, size, annotation), is_region=has_crowds and _is_crowd(annotation))], []
+        is_region = has_crowds and _is_crowd(annotation)
+        is_region = is_region or says_ignore(annotation) or says_ignore(annotation.get("attributes"))
+        return [replace(_object(name, value, size, annotation), is_region=is_region)], []
     except (ValueError, OverflowError) as error:
         return [ShapeObject(value, name, None, None, error=str(error))], []
 

@@ -38,7 +38,8 @@ class LabelFile:
     name of the file does, which is less reliable. has_rows_per_file: a photograph may have several files. missing_is_empty: a
     photograph without a label file has no objects, if other photographs of its folder have label files. takes_folder: the
     reader needs the input folder, to look there for a list of the classes. named_by: where the names of the classes stand.
-    is_damaged: nothing of this file can be used; it is not taken for a photograph either.
+    is_damaged: nothing of this file can be used; it is not taken for a photograph either. is_other: the file is of another kind,
+    and was not read. class_list: the file that names the classes, if another one does.
     """
 
     format: str
@@ -48,10 +49,12 @@ class LabelFile:
     several = has_lines = True
     named_by = "label"
     by_file = sorts_names = names_subsets = has_rows_per_file = missing_is_empty = takes_folder = is_damaged = False
-    are_pictures = False
+    are_pictures = is_other = False
+    class_list: Path | None = None
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         self.path, self.problems = path, problems
+        self.place = ""  # the path below the input folder, if other files have the same name
         self.names: Collection[str] = ()
         self.rows: list[AnnotationRow] = []
         self.lost: Lost = Counter()  # objects that no row has

@@ -1,6 +1,8 @@
 """The processed data set's manifest.json and dataset.yaml, and the report that parse_labels.py prints."""
 
+import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,7 +12,7 @@ import yaml
 from utils.common.text import counted
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.rows import NO_OBJECT, UNUSED_SOURCE, digest_of
-from utils.sources.parsing.sources import UNREADABLE_ARCHIVE, UNREADABLE_PHOTOGRAPH, Photograph
+from utils.sources.parsing.sources import UNREAD_FILE, UNREADABLE_ARCHIVE, UNREADABLE_PHOTOGRAPH, Photograph
 from utils.sources.parsing.split import FOLDERS, SPLITS, TEST, VAL
 from utils.sources.parsing.state import Entry
 
@@ -19,7 +21,9 @@ NO_ROW = "photograph without a row"
 NO_PHOTOGRAPH = "row without a photograph"
 UNUSABLE_PHOTOGRAPH = "photograph without a usable object"
 UNREADABLE_KINDS = (UNREADABLE_PHOTOGRAPH, UNREADABLE_ARCHIVE, UNREADABLE_ROW, UNUSABLE_PHOTOGRAPH)
+MAX_ALIKE = 3  # lines of one reason; more become one line
 MIN_VAL_OBJECTS = 5  # of a class; its scores say little with fewer
+_WORDS = re.compile(r"(?<!\S)[a-z]+(?=[\s,;:]|$)")  # of a message, without names and numbers
 _RANKS = {  # order of printing; 2 for other kinds
     **dict.fromkeys(UNREADABLE_KINDS, 0),
     **dict.fromkeys((UNUSED_SOURCE, NO_OBJECT, "first value", "no categories"), 1),  # how labels were understood
@@ -81,12 +85,20 @@ def report_lines(manifest: dict[str, Any], num_problems: int = 20, *, has_circui
     """Return the report of a run: what was skipped, and how the photographs were split."""
     counts = manifest["counts"]
     lines = []
-    problems = by_severity(Problem(**item) for item in manifest["problems"])
+    # The account ends with the files that are not read.
+    problems = by_severity(Problem(**item) for item in manifest["problems"] if item["kind"] != UNREAD_FILE)
+    alike: dict[tuple[str, ...], list[Problem]] = {}
+    for item in problems:
+        alike.setdefault((item.kind, *_WORDS.findall(item.text)), []).append(item)
     if problems:
-        lines.append(f"left out or mended: {_listed(manifest['skipped'])}")
-        lines += [f"  {item.place}: {item.text}" for item in problems[:num_problems]]
-    if len(problems) > num_problems:
-        lines.append(f"  … and {len(problems) - num_problems:,} more, all in manifest.json")
+        lines.append(f"left out or mended: {_listed(Counter(item.kind for item in problems))}")
+    groups = [[group] if len(group) > MAX_ALIKE else [[one] for one in group] for group in alike.values()]
+    told = list(itertools.chain(*groups))[:num_problems]
+    for first, *others in told:
+        more = f" … and {len(others):,} more like this, all in manifest.json" if others else ""
+        lines.append(f"  {first.place}: {first.text}{more}")
+    if num_left := len(problems) - sum(map(len, told)):
+        lines.append(f"  … and {num_left:,} more, all in manifest.json")
     if counts["turned_photographs"]:
         lines.append(
             f"EXIF-turned photographs, by the frame of their outlines: {_listed(counts['turned_photographs'])}"
@@ -99,7 +111,8 @@ def report_lines(manifest: dict[str, Any], num_problems: int = 20, *, has_circui
     few = [item for item in counts["objects"].items() if item[1][VAL] < MIN_VAL_OBJECTS and any(item[1].values())]
     if few:
         shown = ", ".join(f"{name} {by_split[VAL]} of {sum(by_split.values()):,}" for name, by_split in few)
-        lines.append(f"classes with fewer than {MIN_VAL_OBJECTS} objects in val: {shown}")
+        cure = "their scores say little: label more photographs with them, or raise --val-fraction"
+        lines.append(f"classes with fewer than {MIN_VAL_OBJECTS} objects in val: {shown}; {cure}")
     empty = sum(counts["without_objects"].values())
     return [*lines, f"photographs: {_listed(counts['photographs'])}; without objects {empty:,}"]
 

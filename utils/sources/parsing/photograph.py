@@ -23,7 +23,7 @@ from utils.data.labels import ANY_CLASS, format_yolo_label
 from utils.sources.near_duplicates import MEASURED_PX, UNIFORM_CONTRAST, signature, small_grey, thumbnail
 from utils.sources.parsing.label_csv import ClassTable, LabelObject, LabelRow, count_objects
 from utils.sources.parsing.outlines import OutlineError, ShapeObject, object_ring
-from utils.sources.parsing.rows import CLOSED, NO_OBJECTS, POLYLINE, Found, Row, digest_of
+from utils.sources.parsing.rows import CLOSED, NO_OBJECTS, POLYLINE, Found, Row, digest_of, is_ignored
 
 JPEG_QUALITY = 95
 SIMPLIFY_OUTPUT_PX = 0.25  # less than a mask can show
@@ -51,7 +51,7 @@ class PhotographOptions:
 
     def label_fingerprint(self, image_fingerprint: str, row_digests: Sequence[str]) -> str:
         settings = (repr(float(self.line_width_px)), self.exif_frame, *self.class_names)
-        return _fingerprint("label-1", image_fingerprint, *settings, *row_digests)
+        return _fingerprint("label-2", image_fingerprint, *settings, *row_digests)
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,9 @@ def build_label(rows: Sequence[Row], facts: ImageFacts, options: PhotographOptio
     result.exif_frame = choose_exif_frame([item for _, item in objects], facts, options.exif_frame)
     instances, regions = list[tuple[int, np.ndarray]](), list[tuple[int, np.ndarray]]()
     for row, item in objects:
-        is_region = isinstance(item, ShapeObject) and item.is_region
-        class_id = ANY_CLASS if is_region and not item.value else classes.find(item.value)
+        value = "" if is_ignored(item.value) else item.value
+        is_region = value != item.value or (isinstance(item, ShapeObject) and item.is_region)
+        class_id = ANY_CLASS if is_region and not value else classes.find(value)
         if class_id is None:
             result.unknown_values[item.value] += 1
             continue
@@ -164,7 +165,8 @@ def build_label(rows: Sequence[Row], facts: ImageFacts, options: PhotographOptio
         result.complaints.append((row, UNKNOWN_CLASS, f"`{value}` ({counted(count, 'object')}) is none of the classes"))
     result.text, result.lost = format_yolo_label(instances), +result.lost
     result.ignored_text = format_yolo_label(regions)
-    result.merged, result.found = +result.merged, +result.found
+    result.merged = Counter({label: number for label, number in (+result.merged).items() if not is_ignored(label)})
+    result.found = +result.found
     return result
 
 

@@ -13,28 +13,19 @@ from utils.common.errors import UserError, printable
 from utils.common.progress import Progress
 from utils.common.text import counted
 from utils.data.labels import IGNORE_FOLDER
-from utils.sources.parsing.foreign import describe_foreign
+from utils.sources.parsing.foreign import describe_foreign, holds_names_or_outlines, unread_files
 from utils.sources.parsing.formats import AUTO, EPRI, EPRI_TITLE, FORMATS, candidates, find_format, format_of, is_mask
-from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem, read_label_csv
+from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem, read_label_csv
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.manifest import NO_PHOTOGRAPH, NO_ROW
 from utils.sources.parsing.matching import Match, match_name, match_names
-from utils.sources.parsing.rows import (
-    NO_OBJECT,
-    NO_OBJECTS,
-    UNUSED_SOURCE,
-    AnnotationRow,
-    Lost,
-    Row,
-    lost_for,
-    place_of,
-)
+from utils.sources.parsing.rows import NO_OBJECT, NO_OBJECTS, AnnotationRow, Lost, Row, is_ignored, lost_for, place_of
 from utils.sources.parsing.sources import Photograph, find_label_csv, find_photographs, leaves
 from utils.sources.parsing.split import SPLITS, split_of_folder
 
 DUPLICATE_ROW = "duplicate row"
+OTHER_CLASSES = "other classes"
 DRAWINGS = "visualization"  # end of the names of folders into which LabelMe's converters draw the labels
-MAX_LOOKED_AT = 20  # files of each other format, to name labels that are not used
 RowsByKey = dict[str, tuple[Row, ...]]
 
 
@@ -71,6 +62,7 @@ def read_labels(
     rows = list(read_label_csv(file, problems))
     by_key, lost = _rows_by_key(rows, [match_name(row.image_name, photographs) for row in rows], problems)
     by_key = _complete(by_key, photographs, file, photographs.keys() if keep_unlabelled else (), problems)
+    problems += unread_files(folder, {file}, (), photographs, EPRI_TITLE)
     return Labelled(EPRI_TITLE, photographs, by_key, None, lost, {})
 
 
@@ -80,9 +72,20 @@ def _read_tool(
     files = _label_files(folder, tool, problems, trust_links)
     photographs = find_photographs(folder, problems, trust_links, by_path=True)
     more = (folder,) if tool.takes_folder else ()
-    read = [tool(file, problems, *more) for file in Progress("label files", len(files))(files)]
+    shared = Counter(file.name for file in files)
+    read, rows = list[LabelFile](), list[AnnotationRow]()
+    for file in Progress("label files", len(files))(files):
+        num_problems = len(problems)
+        labels = tool(file, problems, *more)
+        read.append(labels)
+        if shared[file.name] > 1:
+            labels.place = printable(file.relative_to(folder).as_posix(), 400)
+            problems[num_problems:] = [replace(one, place=labels.place) for one in problems[num_problems:]]
     tool.agree(read)
-    rows = [row for labels in read for row in labels.rows]
+    if not (tool.sorts_names or tool.are_pictures):
+        _say_other_classes(read, folder, problems)
+    for labels in read:
+        rows += [replace(row, place=labels.place) for row in labels.rows] if labels.place else labels.rows
     masks = {labels.path for labels in read if labels.rows or labels.is_damaged} | {row.file for row in rows}
     photographs = {
         key: item
@@ -91,12 +94,22 @@ def _read_tool(
     }
     by_key, lost = _rows_by_key(rows, _matches(rows, folder, tool, photographs), problems, tool.has_rows_per_file)
     tool.one_source(read, by_key, problems)
-    if not tool.are_pictures:
-        photographs = _without_unused(folder, tool, {*files}, photographs, by_key, problems)
+    without_rows = [] if tool.are_pictures else [photographs[key] for key in photographs.keys() - by_key]
+    unused = {one.file for one in without_rows if not one.member and is_mask(one.file)}
+    photographs = {key: item for key, item in photographs.items() if item.member or item.file not in unused}
+    used = {labels.path for labels in read if not labels.is_other}
+    left = unread_files(folder, used, unused, photographs, tool.title)
+    problems += left
+    if tool.are_pictures and not any(labels.class_list for labels in read):
+        for one in (one for one in left if holds_names_or_outlines(folder / one.place)):
+            raise UserError(
+                f"{folder}: no list names the classes of the masks, but {one.place} may: {one.text}. Or move such files to "
+                "another folder, so that the masks are read alone"
+            )
     is_kept = keep_unlabelled or tool.missing_is_empty
     kept = _empty(by_key, photographs, keep_unlabelled) if is_kept else set()
     by_key = _complete(by_key, photographs, folder if tool.by_file else files[0], kept, problems)
-    names = dict.fromkeys(name for labels in read for name in labels.names)
+    names = dict.fromkeys(name for labels in read for name in labels.names if not is_ignored(name))
     if background := names.keys() & {*NO_OBJECTS}:
         names = {name: None for name in names if name not in background}
         text = f"{' and '.join(sorted(background))} is no class; what was labelled so is left out"
@@ -113,26 +126,15 @@ def _read_tool(
     return Labelled(tool.title, photographs, by_key, classes, sum((labels.lost for labels in read), lost), origins)
 
 
-def _without_unused(
-    folder: Path,
-    tool: type[LabelFile],
-    files: set[Path],
-    photographs: dict[str, Photograph],
-    rows: RowsByKey,
-    problems: list[Problem],
-) -> dict[str, Photograph]:
-    """Name labels of other formats in the folder, which are not used; return the photographs without masks."""
-    masks = {key for key in photographs.keys() - rows if not photographs[key].member and is_mask(photographs[key].file)}
-    others = [(FORMATS[format_of(file)], file) for file in (photographs[key].file for key in sorted(masks)[:1])]
-    for other in (other for other in FORMATS.values() if other is not tool and not other.are_pictures):
-        left = [file for file in candidates(folder, other.patterns) if file not in files][:MAX_LOOKED_AT]
-        others += [(other, file) for file in left if FORMATS.get(format_of(file)) is other][:1]
-    known = {problem.place for problem in problems}
-    for other, file in others:
-        if printable(file.name) not in known:
-            text = f"{other.title}: not used, the labels are read from {tool.title}"
-            problems.append(Problem(printable(file.relative_to(folder).as_posix()), text, UNUSED_SOURCE))
-    return {key: item for key, item in photographs.items() if key not in masks}
+def _say_other_classes(read: Sequence[LabelFile], folder: Path, problems: list[Problem]) -> None:
+    """Say of each list of classes which it lacks: where its photographs show one, a model learns background."""
+    first_of = {frozenset(labels.names): labels.class_list or labels.path for labels in reversed(read) if labels.rows}
+    every = frozenset[str]().union(*first_of)
+    for names, file in first_of.items():
+        if lacking := sorted(every - names):
+            text = f"does not have the classes {printable(', '.join(lacking), 200)} of other files: label them in its photographs"
+            text += ", too, or they are learned as background there"
+            problems.append(Problem(printable(file.relative_to(folder).as_posix(), 400), text, OTHER_CLASSES))
 
 
 def choose_format(folder: Path) -> str:
@@ -141,14 +143,6 @@ def choose_format(folder: Path) -> str:
     if not found:
         raise UserError(f"{folder}: {describe_foreign(folder)}")
     return found
-
-
-def choose_classes(known: Sequence[str], named: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the known classes if they cover all that the label files name, else those of the files."""
-    table = ClassTable(known)
-    if named is None or all(table.find(name) is not None for name in named):
-        return tuple(known)
-    return tuple(named)
 
 
 def _empty(rows: RowsByKey, photographs: Mapping[str, Photograph], of_all_folders: bool) -> set[str]:
@@ -169,15 +163,8 @@ def _label_files(folder: Path, chosen: type[LabelFile], problems: list[Problem],
             raise UserError(f"{folder}: which file holds the labels? Found {names}; keep one")
         files = alike
     elif len(files) > 1 and any(file.suffix.lower() == ".json" for file in files):
-        kept = []  # without those of another known format: exports of the same labels often lie side by side
-        for file in files:
-            other = FORMATS.get(format_of(file), chosen)
-            if other is chosen:
-                kept.append(file)
-            else:
-                text = f"{other.title}; the labels are read from {chosen.title}"
-                problems.append(Problem(printable(file.name), text, UNREADABLE_ROW))
-        files = kept or files
+        # Exports of the same labels in other formats often lie side by side.
+        files = [file for file in files if FORMATS.get(format_of(file), chosen) is chosen] or files
     return _inside(files, folder, problems, trust_links)
 
 

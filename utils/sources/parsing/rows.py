@@ -5,18 +5,21 @@
 
 import dataclasses
 import hashlib
+import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from utils.data.labels import LabelError
 from utils.sources.parsing.label_csv import MAX_OBJECTS, LabelRow
 from utils.sources.parsing.outlines import ShapeObject
 
 DIGEST_BYTES = 16
-NO_OBJECTS = ("__ignore__", "_background_")  # labels that LabelMe's own converters leave out
+NO_OBJECTS = ("_background_",)  # labels that LabelMe's own converters leave out
+NO_JUDGEMENT = ("ignore", "ignored", "ignoreregion", "ignoredregion", "ignoredregions", "dontcare")  # letters of labels
 NO_OBJECT = "label of the background"
 UNUSED_SOURCE = "unused source"  # other labels of the photographs than those that are read
 MAX_NAME_CHARACTERS = 4096  # of a photograph's name or path in a label file
@@ -36,7 +39,7 @@ class AnnotationRow:
 
     `names`: paths at which the photograph may lie, the likeliest first. `context`: text of all else that the objects depend
     on, such as the names of the categories. `found` is for the account: the reader counts all objects when it reads the file first.
-    `subset`: the name of a folder above the photograph.
+    `subset`: the name of a folder above the photograph. `place`: the path of a file whose name others have, too.
     """
 
     names: tuple[str, ...]
@@ -46,6 +49,7 @@ class AnnotationRow:
     read_objects: ReadObjects
     found: Found = field(default_factory=Counter)
     subset: str = ""
+    place: str = ""
     line: None = None
 
     @property
@@ -54,7 +58,7 @@ class AnnotationRow:
 
     @property
     def file_name(self) -> str:
-        return self.file.name
+        return self.place or self.file.name
 
     @property
     def digest(self) -> str:
@@ -100,6 +104,19 @@ def _join_groups(objects: list[ShapeObject]) -> list[ShapeObject]:
 
 
 Row = LabelRow | AnnotationRow
+
+
+def is_ignored(label: str) -> bool:
+    """Return whether a label, such as LabelMe's `__ignore__`, is that of a region in which nobody says what is there."""
+    return re.sub("[^a-z]", "", label.lower()) in NO_JUDGEMENT
+
+
+def says_ignore(flags: Any) -> bool:
+    """Return whether the flags of an object, a dictionary by name, make it a region to ignore."""
+    return isinstance(flags, dict) and any(
+        (is_ignored(name) or name.lower() == "difficult") and str(value).strip().lower() in ("1", "true", "yes")
+        for name, value in flags.items()
+    )
 
 
 def lost_for(found: Found, reason: str) -> Lost:

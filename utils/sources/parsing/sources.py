@@ -23,6 +23,9 @@ MAX_PHOTOGRAPH_BYTES = 1_000_000_000
 DUPLICATE_PHOTOGRAPH = "duplicate photograph"
 UNREADABLE_ARCHIVE = "unreadable archive"
 UNREADABLE_PHOTOGRAPH = "unreadable photograph"
+UNREAD_FILE = "file not read"
+# The first two beside each other: a data set of parse_labels.py.
+OWN_FILES = ("manifest.json", "dataset.yaml", "labels.jpg")
 ReadFile = Callable[[Path], bytes]
 
 
@@ -143,7 +146,9 @@ def _in_folders(folder: Path, root: str | None, problems: list[Problem], by_path
         problems.append(Problem(place, f"folder cannot be read: {reason}; skipped", UNREADABLE_PHOTOGRAPH))
 
     for place, entries in walk(folder, enters, report):
-        for name in (entry.name for entry in entries if is_photograph(entry.name)):
+        names = [entry.name for entry in entries]
+        own = OWN_FILES if {*OWN_FILES[:2]} <= {*names} else ()
+        for name in (name for name in names if is_photograph(name) and name not in own):
             path = Path(place, name)
             if leaves(path, root, folder, problems):
                 continue

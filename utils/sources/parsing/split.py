@@ -15,6 +15,7 @@ SPLITS = (TRAIN, VAL, TEST)  # the last only if the input has a folder for it
 _SPLIT_FOLDER = re.compile(r"(train|val|test|training|valid|validation|testing)([-_ ]?(set|images?|\d{4}))?")
 AUTO, FOLDERS, HASH, CIRCUIT, TIME = "auto", "folders", "hash", "circuit", "time"
 SPLIT_BY_CHOICES = (AUTO, FOLDERS, HASH, CIRCUIT, TIME)
+FEW, MOST_OFF = 500, 0.05  # photographs, and the part of them by which the number in val may miss its share
 TIME_GAP_S = 30.0  # longest pause inside a series of photographs
 
 
@@ -25,8 +26,9 @@ def assign_splits(
 
     together: lists of keys; the photographs of a list get the same split. Lists with a common photograph form one group.
     `hash`: a hash of the group's first file name decides, so that further photographs move none. Exceptions: a group that is
-    larger than the smaller split goes to the larger one. If a split is empty, the smallest group with the smallest hash
-    moves there. If all photographs are one group, each photograph counts alone.
+    larger than the smaller split goes to the larger one. If fewer than FEW photographs miss the share by more than MOST_OFF,
+    groups move until the count is the nearest one. If a split is empty, the smallest group with the smallest hash moves there. If all photographs are
+    one group, each photograph counts alone.
     `circuit`: whole circuits, because photographs of a circuit show the same poles. Circuits with a common picture form one
     group; if all circuits then form one group, `together` is ignored. `time`: whole groups. Raises UserError for one group.
     `folders`: the input's folders decide, or the subsets that the labels name: see `split_of`. Photographs outside of them are
@@ -140,16 +142,26 @@ def _first_of_group(keys: Iterable[str], together: Iterable[Sequence[str]]) -> d
 
 
 def _hashed(sizes: Counter[str], val_fraction: float) -> set[str]:
-    """Return the groups for val: those whose hash is below the share. Groups that are added later change nothing."""
-    hashes = {name: _unit_hash(_stem(name)) for name in sizes}
-    most = min(val_fraction, 1 - val_fraction) * sizes.total()  # photographs of the smaller side
-    larger = TRAIN if val_fraction <= 0.5 else VAL
-    sides = {name: VAL if hashes[name] < val_fraction else TRAIN for name in sizes}
-    sides |= {name: larger for name, size in sizes.items() if 1 < size > most}
-    if len(sides) >= 2 and len(set(sides.values())) == 1:
-        smallest = min(hashes, key=lambda name: (sizes[name], hashes[name], name))
-        sides[smallest] = TRAIN if sides[smallest] == VAL else VAL
-    return {name for name, side in sides.items() if side == VAL}
+    """Return the groups for val: those whose hash is below the share. Groups that are added later change nothing.
+
+    If few photographs miss the share by more than MOST_OFF, groups of the nearest hashes change sides.
+    """
+    hashes, total = {name: _unit_hash(_stem(name)) for name in sizes}, sizes.total()
+    most = min(val_fraction, 1 - val_fraction) * total  # photographs of the smaller side
+    movable = {name for name, size in sizes.items() if size <= max(most, 1)}  # others go to the larger side
+    held_out = {name for name in sizes if (hashes[name] if name in movable else 0.5) < val_fraction}
+
+    off = sum(sizes[name] for name in held_out) - val_fraction * total
+    if total < FEW and abs(off) > MOST_OFF * total:
+        for name in sorted(movable, key=lambda name: (abs(hashes[name] - val_fraction), name)):
+            change = -sizes[name] if name in held_out else sizes[name]
+            if abs(off + change) < abs(off):
+                held_out ^= {name}
+                off += change
+
+    if len(sizes) >= 2 and len(held_out) in (0, len(sizes)):
+        held_out ^= {min(hashes, key=lambda name: (sizes[name], hashes[name], name))}
+    return held_out
 
 
 def _filled(sizes: Counter[str], val_fraction: float) -> set[str]:

@@ -16,13 +16,13 @@ from utils.common.files import in_the_way, parse_json, read_bytes, write_bytes_a
 from utils.data.labels import IGNORE_FOLDER
 from utils.sources.near_duplicates import SIGNATURE_BYTES
 from utils.sources.parsing.photograph import ImageFacts
+from utils.sources.parsing.sources import OWN_FILES
 from utils.sources.parsing.split import SPLITS, TEST
 
 STATE_FILE = ".parse_state.jsonl"
 MAX_JOURNAL_BYTES = 2_000_000_000
 LOCK_FILE = ".parse.lock"
-MANIFEST_FILE = "manifest.json"
-DATASET_FILE = "dataset.yaml"
+MANIFEST_FILE, DATASET_FILE, PICTURE_FILE = OWN_FILES
 FOLDERS = [f"{split}/{kind}" for split in SPLITS for kind in ("images", "labels", IGNORE_FOLDER)]
 
 

@@ -3,16 +3,17 @@
 import functools
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Self
 
 import numpy as np
 
 from utils.common.errors import UserError, printable
 from utils.common.files import read_text
+from utils.common.text import counted
 from utils.data.dataset_yaml import IMAGE_SUFFIXES, load_dataset_yaml
 from utils.data.labels import ANY_CLASS, IGNORE_FOLDER, MAX_LABEL_FILE_BYTES, LabelError, parse_yolo_row
 from utils.sources.parsing.label_csv import Problem
@@ -72,6 +73,7 @@ def _read_names(file: Path, stamp: int, size_bytes: int) -> tuple[str, ...]:
 SHARES = (1.0, 1.0)  # coordinates are shares of the photograph's sides
 BOX_FIELDS = 5  # the class, the centre, the width and the height
 HEAD_BYTES = 4096
+MAX_COMPARED, MIN_LINES, MOST_LINES = 1000, 5, 0.95  # texts and lines, and the share of lines, that tell key points
 _NUMBERS = re.compile(rb"\s*\d+(\.0*)?([ \t]+[-+.\deE]+){4,}[ \t]*(\r?\n|$)")
 
 
@@ -97,6 +99,7 @@ class YoloFile(LabelFile):
             if path.stat().st_size > MAX_LABEL_FILE_BYTES:
                 raise UserError(f"larger than {MAX_LABEL_FILE_BYTES // 1_000_000} MB, not a label file")
             if not looks_like_labels(path) and not _has_photograph(path.parent, photographs):
+                self.is_other = True
                 return
             lines = [line.split() for line in read_text(path).splitlines()]
             data = path.read_bytes()
@@ -104,14 +107,16 @@ class YoloFile(LabelFile):
             span = SPAN.pack(0, 0, digest_of(b""))
             self.rows = [AnnotationRow(photographs, path, span, "", partial(_refuse, str(error)))]
             return
-        class_list = find_list(path, YOLO_LISTS, folder)
-        if class_list is None:
+        self.class_list = find_list(path, YOLO_LISTS, folder)
+        if self.class_list is None:
             raise UserError(
                 f"{path}: YOLO's labels, but no data.yaml, classes.txt or obj.names near it names the classes; "
                 "write classes.txt with one name a line"
             )
-        self.names = read_names(class_list)
-        self.named_by = class_list.name
+        self.names = read_names(self.class_list)
+        self.named_by = self.class_list.name
+        self.numbers = {fields[0].partition(".")[0] for fields in lines if fields and not is_region}
+        self.lengths = {len(fields) for fields in lines if len(fields) > BOX_FIELDS and not is_region}
         rows = [
             (_class_of(fields, self.names), IGNORED if is_region else BOX if len(fields) == BOX_FIELDS else POLYGON)
             for fields in lines
@@ -125,8 +130,57 @@ class YoloFile(LabelFile):
     def is_own_file(cls, file: Path) -> bool:
         return file.suffix.lower() == ".txt" and looks_like_labels(file)
 
+    @classmethod
+    def agree(cls, read: Sequence[Self]) -> None:
+        """Raises UserError if all texts of a class list together count the classes from 1, or hold key points."""
+        texts_of = defaultdict[Path | None, list[Self]](list)
+        for labels in read:
+            texts_of[labels.class_list].append(labels)
+        for file, texts in ((file, texts) for file, texts in texts_of.items() if file):
+            numbers, last = set[str]().union(*(labels.numbers for labels in texts)), len(texts[0].names)
+            if str(last) in numbers and "0" not in numbers:
+                raise UserError(
+                    f"{file}: names {counted(last, 'class')}, the first with the number 0, but the labels count from 1 to "
+                    f"{last}: subtract 1 from the first number of each line of the labels"
+                )
+            lengths = set[int]().union(*(labels.lengths for labels in texts))
+            if len(lengths) == 1 and _are_key_points([labels.path for labels in texts[:MAX_COMPARED]], *lengths):
+                raise UserError(
+                    f"{texts[0].path}: its lines hold a box and then key points, or other points inside of the box, as all "
+                    "labels here: these are no outlines; export polygons, or the boxes alone"
+                )
+
     def origin_of(self, name: str) -> str:
         return f"{self.named_by}: {[*self.names].index(name)}"
+
+
+def _are_key_points(files: Sequence[Path], length: int) -> bool:
+    """Return whether the first four numbers of nearly all lines are a box around the points that follow.
+
+    Points have two numbers or three, of which the last is 0, 1 or 2; a point at 0, 0 is not shown. Outlines may lie in such
+    boxes, too. But their second corner, which would be the width and the height, is near the others, and they hardly fill the box.
+    """
+    lines = [line.split() for file in files for line in read_text(file).splitlines()]
+    try:
+        values = np.array([fields[1:] for fields in lines if len(fields) == length], np.float64)
+    except ValueError:  # said line by line
+        return False
+    centre, sides = values[:, None, :2], values[:, None, 2:4]
+    for size in (2, 3):
+        num_points, rest = divmod(length - BOX_FIELDS, size)
+        if rest or num_points < 2 or len(values) < MIN_LINES:
+            continue
+        points = values[:, 4:].reshape(len(values), -1, size)
+        places = points[..., :2]
+        places = np.where(places.any(axis=2, keepdims=True), places, centre)
+        is_inside = (np.abs(places - centre) <= 0.55 * sides + 0.01).all(axis=(1, 2))
+        low, high = places.min(axis=1), places.max(axis=1)
+        fills = (3 * (high - low) >= sides[:, 0]).all(axis=1)
+        reach = np.maximum(high, centre[:, 0]) - np.minimum(low, centre[:, 0])
+        is_near = (np.abs(sides[:, 0] - (low + high) / 2) <= 1.5 * reach).all(axis=1)
+        if (is_inside & (fills | ~is_near)).mean() >= MOST_LINES and np.isin(points[..., 2:], (0, 1, 2)).all():
+            return True
+    return False
 
 
 def _class_of(fields: Sequence[str], names: Sequence[str]) -> str:
