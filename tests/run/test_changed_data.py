@@ -143,6 +143,31 @@ def test_a_run_goes_on_with_its_data_in_another_place_and_names_what_differs(dat
     assert open_run_folder(run, TrainConfig(**there), data=taken(moved))[0] is False  # as with any other data
 
 
+def started_on(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": number}.items():
+        monkeypatch.setenv(name, str(value))
+
+
+def test_two_processes_with_four_images_go_on_as_one_with_eight_and_back_and_not_as_one_with_four(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--batch-size 8` set a run of 2 x 4 aside, and `--resume` refused it."""
+    run = tmp_path / "run"
+    for resume in ("", str(run)):
+        started_on(2, monkeypatch)
+        open_run_folder(run, TrainConfig(save_dir=str(run), batch_size=4), data=taken(data))
+        save_checkpoint(run / "checkpoint", 7, {"weight": torch.zeros(1)}, facts={"global_batch_size": 8})
+        started_on(1, monkeypatch)
+        for batch_size, accumulate in ((8, 1), (2, 4)):
+            same = TrainConfig(save_dir=str(run), batch_size=batch_size, accumulate=accumulate, resume=resume)
+            assert open_run_folder(run, same, data=taken(data)) == (True, [])
+    with pytest.raises(UserError, match="batch_size 2 -> 4"):
+        open_run_folder(run, TrainConfig(save_dir=str(run), batch_size=4, resume=str(run)), data=taken(data))
+    resumes, [line] = open_run_folder(run, TrainConfig(save_dir=str(run), batch_size=4), data=taken(data))
+    assert not resumes
+    assert "batch_size 2 -> 4" in line
+
+
 def test_a_photograph_that_cannot_be_read_is_left_to_skip_bad(data: Path) -> None:
     before, photos = taken(data), {"train": read_photos(load_dataset_yaml(data / "data.yaml"), "train")[1:]}
     without = take_fingerprint(before.names, photos, data.resolve(), ["train train/images/0.jpg"])

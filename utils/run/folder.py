@@ -130,7 +130,7 @@ def open_run_folder(
     """
     lines: list[str] = []
     earlier = read_config(folder)
-    changed = differences(config, earlier) if earlier else []
+    changed = differences(config, earlier, folder) if earlier else []
     if earlier and data and (moved := _other_place(changed)):
         before, accepts = read_fingerprint(folder), getattr(config, "accept_changed_data", False)
         is_same = before is not None and before.names == data.names and (accepts or not data.changes_since(before))
@@ -202,7 +202,8 @@ def _listed(names: Sequence[str]) -> str:
 
 def require_same_options(config: HasRunFolder, may_move: bool = False) -> None:
     """Raise UserError if `--resume` is given and the options differ from that run's; `may_move`: `--data` may."""
-    changed = differences(config, read_config(Path(config.save_dir))) if config.resume else []
+    folder = Path(config.save_dir)
+    changed = differences(config, read_config(folder), folder) if config.resume else []
     if changed := [line for line in changed if not may_move or line != _other_place(changed)]:
         raise UserError(
             f"--resume {config.resume}: other options than that run's: {'; '.join(changed)}; remove them, or use another --save-dir"
@@ -214,12 +215,17 @@ def _other_place(changed: Sequence[str]) -> str:
     return next((line for line in changed if line.startswith("data ")), "")
 
 
-def differences(config: Any, earlier: dict[str, Any]) -> list[str]:
-    """Return the options in which `config` differs from `earlier`, the resolved options of another run.
+def differences(config: Any, earlier: dict[str, Any], folder: Path | None = None) -> list[str]:
+    """Return the options in which `config` differs from `earlier`, the resolved options of another run, in `folder`.
 
-    An option that is missing in `earlier` had its default there. Ignores options that `may_differ`.
+    An option that is missing in `earlier` had its default there. Ignores options that `may_differ`, and how many images a
+    process takes, if a step takes as many over all processes as that run's steps.
     """
     compared = [field for field in fields(config) if not field.metadata["may_differ"]]
+    images = latest_facts(folder / "checkpoint").get("global_batch_size") if folder else None
+    per_step = getattr(config, "accumulate", 1) * distributed.read_rank_environment().world_size
+    if images and images == config.batch_size * per_step:
+        compared = [field for field in compared if field.name not in ("batch_size", "accumulate")]
     values = [(field.name, earlier.get(field.name, field.default), getattr(config, field.name)) for field in compared]
     values = [(name, tuple(before) if isinstance(before, list) else before, now) for name, before, now in values]
     return [f"{name} {before} -> {now}" for name, before, now in values if before != now]
