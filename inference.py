@@ -13,12 +13,11 @@ import itertools
 import json
 import os
 import sys
-import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import cv2
 import numpy as np
@@ -49,7 +48,6 @@ from utils.predict.prediction_files import ABOUT, PredictionWriter, Source, merg
 from utils.predict.thresholds import Thresholds
 from utils.yolo.model import trained_stretch
 
-T = TypeVar("T")
 MAX_NAME_BYTES = 255  # of a file on Linux's file systems
 
 
@@ -94,13 +92,13 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     tools = ToolFiles(output, names, root, version, config.save_coco, config.save_label_studio)
     promise = Thresholds.of(predictor)
     traits: list[np.ndarray] = []
-    spent_s = np.zeros(1)  # on predictions
+    spent_s = np.zeros(3)  # on predictions
     with (
         PredictionWriter(output, names, ranks.rank, promise.statement if promise else None) as writer,
         ToolWriter(tools, ranks.rank) as tool_writer,
     ):
-        photos = timed(read_photos(mine, config, cores_of(ranks), trained_stretch(predictor.model)), spent_s, -1)
-        predictions = timed(predictor.predict(photos), spent_s)
+        photos = read_photos(mine, config, cores_of(ranks), trained_stretch(predictor.model))
+        predictions = predictor.predict(photos)
         progress = Progress("photographs", len(mine), ranks.is_main)
         for source, photo, prediction in distributed.apart(progress(predictions)):
             writer.add(source, photo.shape, prediction)
@@ -113,6 +111,7 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
             counts[:-1] += np.bincount(prediction.class_ids, minlength=len(names))
             counts[-1] += 1
             num_without_mask += prediction.num_without_mask
+            spent_s += prediction.spent_s
             traits += [] if prediction.traits is None else [np.append(source.position, prediction.traits)]
     gathered = {"counts": counts, "without_mask": np.array([num_without_mask]), "traits": np.array(traits)}
     parts = distributed.gather_arrays(gathered | {"spent_s": spent_s})
@@ -166,16 +165,6 @@ def check_names(key: str, config: InferenceConfig) -> None:
     longest = max(len(os.fsencode(name)) for name in names)
     if longest > MAX_NAME_BYTES:
         raise ImageError(f"results would have names of {longest} bytes, more than {MAX_NAME_BYTES}; rename it")
-
-
-def timed(items: Iterable[T], spent_s: np.ndarray, sign: int = 1) -> Iterator[T]:
-    """Yield items, and add the seconds that they are waited for to `spent_s` (1,), or with sign -1 subtract them."""
-    start_s = time.perf_counter()
-    for item in items:
-        spent_s += sign * (time.perf_counter() - start_s)
-        yield item
-        start_s = time.perf_counter()
-    spent_s += sign * (time.perf_counter() - start_s)
 
 
 def unique_keys(files: list[Path]) -> Iterator[tuple[Path, str]]:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,9 +112,12 @@ class ExportConfig(Options):
         return [Variant(kind, precision) for kind in kinds for precision in wanted if wanted[precision]]
 
 
-def run(description: str) -> int:
-    """Export and prove; return the exit code: 1 if a proof failed."""
-    config = parse_config(ExportConfig, description)
+def run(description: str, words: Sequence[str] | None = None) -> tuple[list[str], int]:
+    """Export and prove; return the files that passed, and the exit code: 1 if a proof failed.
+
+    words: of a command line; errors in them are raised. None: the command line of this process.
+    """
+    config = parse_config(ExportConfig, description, words, exits=words is None)
     with claimed_output(config.output or str(Path(config.model).parent)) as output:
         device = choose_device(config.device, 0)
         threads, workers = choose_threads_and_workers(1, 4, device.type)
@@ -153,7 +157,8 @@ def run(description: str) -> int:
         print(f"Results in {output}: {REPORT}{first}")
         if use := how_to_use([row for row in rows if not thresholds or row.get("thresholds")], output):
             print(use)
-        return 1 if failures else 0
+        made = [str(output / row["file"]) for row in rows if row["format"] != "torch" and not row["failures"]]
+        return list(dict.fromkeys(made)), 1 if failures else 0
 
 
 def make_exports(

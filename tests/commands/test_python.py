@@ -122,6 +122,54 @@ def test_a_source_is_whatever_holds_a_photograph(
             assert "secret" not in str(error.value)
 
 
+def test_results_answer_to_the_names_that_people_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = open_model(tiny_weights(tmp_path / "best.pt"), conf=0.4)
+    results = model("photograph.jpg")
+    [r] = results
+    assert (r.path, r.orig_img is r.photo) == ("photograph.jpg", True)
+    assert dict(model.names.items()) == dict(enumerate(model.names)) == dict(enumerate(r.names.values()))
+    assert r.boxes.xyxy.cpu().numpy().tolist() == results.boxes.tolist()
+    assert r.boxes.conf.tolist() == r.scores.tolist()
+    assert [r.names[int(c)] for c in r.boxes.cls] == r.class_names
+    for number, (box, mask) in enumerate(zip(r.boxes, r.masks, strict=True)):
+        x1, y1, x2, y2 = box
+        assert box.xyxy[0].tolist() == [x1, y1, x2, y2]
+        assert box.xywh[0].tolist() == pytest.approx([(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1])
+        assert (float(box.conf), int(box.cls), box.id) == (r.scores[number], r.class_ids[number], None)
+        [outline] = mask.xy
+        assert mask[outline[:, 1], outline[:, 0]].all()
+        assert len(outline) > 2 or mask.sum() < 3
+    assert (type(r.boxes.max()), type(r.boxes * 2)) == (np.float32, np.ndarray)
+    sure = r[r.boxes.conf > 0.6]
+    assert len(sure) == len(sure.masks) == (r.scores > 0.6).sum() < len(r)
+    assert r.boxes[1:3].conf.tolist() == r[1:3].scores.tolist() == r.scores[1:3].tolist()
+    assert list(r.speed) == ["preprocess", "inference", "postprocess"]
+    assert all(0 < each_ms < 60_000 for each_ms in r.speed.values())
+    shown: list[Any] = []
+    monkeypatch.setattr("yolo_seg_ddp.ImageShow.show", lambda picture: shown.append(np.asarray(picture)) or True)
+    results.show()
+    assert np.array_equal(shown[0], r.plot())
+    monkeypatch.setattr("yolo_seg_ddp.ImageShow.show", lambda _: False)
+    with pytest.raises(UserError, match=r"show\(\): .* save\(\) writes"):
+        r.show()
+    for attribute, line in (
+        (lambda: r.to_df(), r"Prediction has no to_df; prediction.to_pandas\(\)"),
+        (lambda: r.boxes.xyxyn, r"Rows has no xyxyn \(did you mean xyxy\?\)"),
+        (lambda: model.track("a.mp4"), "Model has no track; python inference.py --source film.mp4"),
+        (lambda: model.anything, r"Model has no anything.*docs/python.md"),
+    ):
+        with pytest.raises(AttributeError, match=line):
+            attribute()
+    assert not hasattr(r.boxes, "__array_ufunc_of_another__")
+
+
+def test_a_model_trains_on_and_is_evaluated(tmp_path: Path) -> None:
+    model, data = open_model(tiny_weights(tmp_path / "best.pt"), conf=0.4), "data/mine/dataset.yaml"
+    assert model.val(data=data)["mask_map50"] == evaluate(tmp_path / "best.pt", data=data)["mask_map50"]
+    assert len(model.train(data=data, epochs=1, batch=2, imgsz=64, project="models", name="on")["val_loss"]) == 1
+    assert (Path("models/on/args.yaml")).read_text().count(str(tmp_path / "best.pt")) == 1
+
+
 def test_an_option_of_a_call_applies_to_that_call(tmp_path: Path) -> None:
     weights = tiny_weights(tmp_path / "best.pt")
     model = open_model(weights, conf=0.4)

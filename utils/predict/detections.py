@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -59,11 +59,22 @@ class PhotoPrediction:
     lines: Sequence[Line | None] = ()
     num_without_mask: int = 0
     traits: np.ndarray | None = None  # what the photograph is like, with a guarantee: utils/predict/thresholds.py
+    spent_s: np.ndarray = field(
+        default_factory=lambda: np.zeros(3)
+    )  # on its inputs; on the network; on masks and joining
 
     @property
     def class_ids(self) -> np.ndarray:
         """The class of each detection, int64 (n,)."""
         return self.detections.class_ids.numpy()
+
+    def chosen(self, numbers: list[int]) -> PhotoPrediction:
+        """Return some of the detections, by their numbers."""
+        masks = [self.masks[number] for number in numbers]
+        lines = [self.lines[number] for number in numbers] if self.lines else ()
+        num_without_mask = sum(not mask.mask.size for mask in masks)
+        columns = {"detections": self.detections[numbers], "boxes": self.boxes[numbers]}
+        return replace(self, masks=masks, lines=lines, num_without_mask=num_without_mask, **columns)
 
 
 def raw_outputs(
