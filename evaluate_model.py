@@ -37,6 +37,7 @@ from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import AP_LIMITS, Evaluation, OnImage, PhotoPixels, criterion_of, evaluate
 from utils.evaluation.metrics import summary
 from utils.evaluation.metrics.thin_objects import MIN_SCORE, TOLERANCE_PX, ThinRule
+from utils.evaluation.shared_classes import number_classes_as, only_classes, shared_classes
 from utils.evaluation.tables import all_tables
 from utils.evaluation.tile_search import Candidate, TileSearch
 from utils.pages import plot_confusion_matrix, plot_curves
@@ -128,10 +129,15 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
     paths = [config.model, config.compare] if config.compare else [config.model]
     models = [open_model(path, device, config.amp, nms=config.nms) for path in paths]
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
-    for path, model in zip(paths, models, strict=True):
-        require_classes(path, model, config.data, spec.names)
     say = distributed.main_printer(ranks.rank)
     photos = read_photos(spec, config.split, say)
+    if config.compare and (shared := shared_classes(models, spec.names)):
+        for path, model in zip(paths, models, strict=True):
+            number_classes_as(model, path, spec.names, shared)
+        photos = [only_classes(photo, [spec.names.index(name) for name in shared]) for photo in photos]
+        say(f"Compared on the classes that both models know: {printable(', '.join(shared), 1000)}")
+    for path, model in zip(paths, models, strict=True):
+        require_classes(path, model, config.data, spec.names)
     size_of = sizes_on_disk(photos)
     config = choose_resolution(config, models)
     is_native = config.mask_resolution == "native"

@@ -148,7 +148,7 @@ def test_a_failed_proof_names_the_number_writes_nothing_and_keeps_the_export_bef
     assert {path.name for path in tmp_path.iterdir()} == {"best.onnx", "export.json"}
     assert (tmp_path / "best.onnx").read_bytes() == b"the export before"
     assert json.loads((tmp_path / "export.json").read_text())["rows"][0]["failures"]
-    with pytest.raises(UserError, match="export .*: a proof failed"):
+    with pytest.raises(UserError, match=r"export .*: a proof failed"):
         open_model(weights).export(data=data, output=tmp_path, speed=False)
 
 
