@@ -44,7 +44,7 @@ from utils.predict.annotation_files import (
     merge_tool_files,
 )
 from utils.predict.options import PredictOptions, cores_of, open_predictor
-from utils.predict.prediction_files import ABOUT, PredictionWriter, Source, merge_parts
+from utils.predict.prediction_files import ABOUT, PredictionWriter, Source, keys_of, merge_parts, remove_results
 from utils.predict.thresholds import Thresholds
 from utils.yolo.model import trained_stretch
 
@@ -92,7 +92,8 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     tools = ToolFiles(output, names, root, version, config.save_coco, config.save_label_studio)
     promise = Thresholds.of(predictor)
     traits: list[np.ndarray] = []
-    spent_s = np.zeros(3)  # on predictions
+    spent_s, best_score = np.zeros(3), np.zeros(1)  # on predictions; see PhotoPrediction
+    former = distributed.run_on_main(lambda: keys_of(output))
     with (
         PredictionWriter(output, names, ranks.rank, promise.statement if promise else None) as writer,
         ToolWriter(tools, ranks.rank) as tool_writer,
@@ -112,9 +113,10 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
             counts[-1] += 1
             num_without_mask += prediction.num_without_mask
             spent_s += prediction.spent_s
+            best_score = np.maximum(best_score, prediction.best_score)
             traits += [] if prediction.traits is None else [np.append(source.position, prediction.traits)]
     gathered = {"counts": counts, "without_mask": np.array([num_without_mask]), "traits": np.array(traits)}
-    parts = distributed.gather_arrays(gathered | {"spent_s": spent_s})
+    parts = distributed.gather_arrays(gathered | {"spent_s": spent_s, "best_score": best_score})
     *totals, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
     num_without_mask = int(sum(part["without_mask"].sum() for part in parts))
     distributed.run_on_main(lambda: merge_parts(output, ranks.world_size))
@@ -124,13 +126,19 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     distributed.run_on_main(lambda: write_text_atomic(output / ABOUT, json.dumps(about, indent=1) + "\n"))
     distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))
     if ranks.is_main:
-        summary = ", ".join(f"{count} {name}" for name, count in zip(names, totals, strict=True) if count) or "nothing"
+        highest = max(float(part["best_score"].max()) for part in parts)
+        nothing = f"nothing (the highest confidence seen is {highest:.3f}, --conf is {config.conf:g})"
+        summary = ", ".join(f"{count} {name}" for name, count in zip(names, totals, strict=True) if count) or nothing
         print(f"{counted(num_read, 'photograph')}, {len(files) - num_read} skipped; found {summary}")
         if num_read:
             print(", ".join([f"Results in {config.output}: pictures, labels/, predictions.json", *tools.written]))
             each_ms = 1000 * float(sum(part["spent_s"].sum() for part in parts)) / num_read
             print(f"{each_ms:,.0f} ms per photograph to predict, without reading and writing")
-        for line in filter(None, [without_mask_line(num_without_mask), *is_alike]):
+        num_removed = remove_results(output, (former or set()) - keys_of(output))
+        removed = (
+            f"Removed {counted(num_removed, 'file')} of an earlier run on other photographs" if num_removed else ""
+        )
+        for line in filter(None, [without_mask_line(num_without_mask), *is_alike, removed]):
             print(line)
     cleanup_ddp()
     return 0 if num_read else 1

@@ -59,6 +59,7 @@ class PhotoPrediction:
     lines: Sequence[Line | None] = ()
     num_without_mask: int = 0
     traits: np.ndarray | None = None  # what the photograph is like, with a guarantee: utils/predict/thresholds.py
+    best_score: float = 0.0  # the highest confidence seen, if no confidence was high enough for a detection
     spent_s: np.ndarray = field(
         default_factory=lambda: np.zeros(3)
     )  # on its inputs; on the network; on masks and joining

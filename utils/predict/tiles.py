@@ -21,6 +21,7 @@ from utils.predict.detections import (
     Letterbox,
     PhotoPrediction,
     boxes_to_input,
+    decode,
     detect,
     photo_runs,
     raw_outputs,
@@ -164,11 +165,18 @@ class Predictor:
         found_in = detect(
             outputs, strides, self.size_px, max_detections=self.max_detections, thin=self.thin, **self.limits
         )
+        best_scores = [0.0] * len(batch)
+        if not any(map(len, found_in)):  # what is said of photographs in which nothing is found
+            probabilities = decode(outputs, strides, self.size_px)[1]
+            wanted = self.limits.get("classes") or range(probabilities.shape[-1])
+            best_scores = probabilities[..., [*wanted]].amax((1, 2)).tolist()
         clock_s.append(time.perf_counter())  # `detect` has waited for the device
         shares_s = np.diff(clock_s) / len(batch)
-        for view, found, prototypes in zip(batch, found_in, outputs["proto"], strict=False):
+        views = zip(batch, found_in, outputs["proto"], best_scores, strict=False)
+        for view, found, prototypes, best_score in views:
             start_s = time.perf_counter()
             state, prediction = view.state, None
+            state.best_score = max(state.best_score, best_score)
             if view.number == WHOLE_PHOTO:
                 state.seen = [step.see(prototypes, view.canvas, view.placement) for step in self.steps]
 
@@ -185,7 +193,8 @@ class Predictor:
 
             state.spent_s += [*shares_s, time.perf_counter() - start_s]
             if prediction is not None:
-                yield state.key, state.photo, replace(prediction, spent_s=state.spent_s)
+                measured = {"best_score": state.best_score, "spent_s": state.spent_s}
+                yield state.key, state.photo, replace(prediction, **measured)
 
     def _join(self, state: _Open) -> PhotoPrediction:
         pieces = [piece for piece in state.pieces if state.is_joined(piece.class_id, piece.score)]
@@ -265,7 +274,8 @@ class _Open:
     pieces: list[TileDetection] = field(default_factory=list)
     whole: Letterbox | None = None  # where the whole photograph lies in the input
     seen: list[Any] = field(default_factory=list)  # what each step keeps of the whole photograph
-    spent_s: np.ndarray = field(default_factory=lambda: np.zeros(3))  # as in PhotoPrediction
+    best_score: float = 0.0  # as in PhotoPrediction
+    spent_s: np.ndarray = field(default_factory=lambda: np.zeros(3))
 
     @cached_property
     def tiles(self) -> list[Corners]:
