@@ -129,7 +129,7 @@ def finish(
     data.finish(spec, [*labelled])
     print(f"Results in {data.folder}: dataset.yaml, {PAGE} (look at it)")
     if not num_added:
-        print("Next: label some more photographs; no new one has a sure object")
+        print("Next: label some more photographs: the model is sure of no object in the new ones")
         return
     run = Path(config.model).parent
     start = read_config(run).get("model")

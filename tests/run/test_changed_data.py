@@ -67,16 +67,16 @@ def to_train(folder: Path) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "regions to ignore": (lambda d: shutil.copytree(d / "val/labels", d / "val/ignore"), "3 photographs have other labels"),
-    "numbers of classes": (lambda d: [swap(file) for file in d.glob("*/labels/*")], "6 photographs have other labels"),
-    "one label of val": (lambda d: (d / "val/labels/2.txt").write_text(""), "1 photographs have other labels .*val/images/2"),
-    "no label file": (lambda d: (d / "train/labels/0.txt").unlink(), "1 photographs have other labels"),
+    "regions to ignore": (lambda d: shutil.copytree(d / "val/labels", d / "val/ignore"), "3 photographs with other labels"),
+    "numbers of classes": (lambda d: [swap(file) for file in d.glob("*/labels/*")], "6 photographs with other labels"),
+    "one label of val": (lambda d: (d / "val/labels/2.txt").write_text(""), "1 photograph with other labels .*val/images/2"),
+    "no label file": (lambda d: (d / "train/labels/0.txt").unlink(), "1 photograph with other labels"),
     "order of rows": (lambda d: (d / "train/labels/0.txt").write_text("\n".join(LABELS.split("\n")[::-1])), "other labels"),
     "a corner of the other object": (lambda d: (d / "train/labels/0.txt").write_text(LABELS.replace("\n1 0.5 0.5", " 0.5 0.5\n1")), "other labels"),
-    "a byte": (lambda d: in_place(d / "train/images/1.jpg"), "1 photographs have another content .*train/images/1"),
-    "one more": (lambda d: shutil.copy(d / "val/images/0.jpg", d / "train/images/9.jpg"), "1 photographs were added"),
-    "renamed": (lambda d: (d / "val/images/0.jpg").rename(d / "val/images/9.jpg"), "1 .* added .*; 1 photographs are gone"),
-    "another split": (to_train, "1 .* added .*train/images/9.*; 1 photographs are gone .*val/images/0"),
+    "a byte": (lambda d: in_place(d / "train/images/1.jpg"), "1 photograph with another content .*train/images/1"),
+    "one more": (lambda d: shutil.copy(d / "val/images/0.jpg", d / "train/images/9.jpg"), "1 photograph added"),
+    "renamed": (lambda d: (d / "val/images/0.jpg").rename(d / "val/images/9.jpg"), "1 photograph added .*; 1 photograph gone"),
+    "another split": (to_train, "1 photograph added .*train/images/9.*; 1 photograph gone .*val/images/0"),
     "names swapped": (lambda d: (d / "data.yaml").write_text("train: train/images\nval: val/images\nnames: [pole, wire]\n"), "classes 0 wire, 1 pole, but --data has 0 pole, 1 wire"),
     "a third class": (lambda d: (d / "data.yaml").write_text("train: train/images\nval: val/images\nnames: [wire, pole, cap]\n"), "classes 0 wire, 1 pole, but --data has 0 wire, 1 pole, 2 cap"),
 }  # fmt: skip
@@ -136,7 +136,7 @@ def test_a_run_goes_on_with_its_data_in_another_place_and_names_what_differs(dat
     there["data"] = str((moved / "data.yaml").rename(moved / "other.yaml"))
     (moved / "data.yaml").write_text((moved / "other.yaml").read_text())
     swap(moved / "val/labels/1.txt")
-    with pytest.raises(UserError, match="1 photographs have other labels"):
+    with pytest.raises(UserError, match="1 photograph with other labels"):
         open_run_folder(run, TrainConfig(**there, resume=str(run)), data=taken(moved))
     with pytest.raises(UserError, match=r"other options than that run's: data .*other\.yaml"):
         open_run_folder(run, TrainConfig(**there, resume=str(run)))

@@ -124,6 +124,8 @@ def test_rate_and_decay_follow_the_effective_batch() -> None:
     assert chosen.lr == pytest.approx(0.01 * 128 / 64)
     assert chosen.weight_decay == pytest.approx(5e-4 * 128 / 64)
     assert "16 images x 4 processes x 2 batches per step = 128" in chosen.arithmetic[0]
+    assert "Learning rate: 0.01 x 2 (linear scaling) = 0.02 (MuSGD)" in chosen.arithmetic
+    assert "Learning rate: 0.01 (MuSGD)" in plan_optimizer(config_of("--lr", "0.01"), 4, 1000).arithmetic
 
 
 def test_the_trainer_plans_with_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,15 +172,18 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, *, is_
         name, other = ("adamw", "musgd") if is_short else ("musgd", "adamw")
         weights = f"the weights are {'trained' if is_trained else 'random'}"
         reason = f"{weights} and there are {steps * config.epochs} steps{' on windows' * bool(config.windows)}"
-        choice = [f"Optimizer: {OPTIMIZER_NAMES[name]}, because {reason}; --optimizer {other}: the other"]
+        choice = [
+            f"Optimizer: {OPTIMIZER_NAMES[name]}, because {reason}; --optimizer {other} takes {OPTIMIZER_NAMES[other]}"
+        ]
     is_adamw = name == "adamw"
     base_lr = config.lr or (ADAMW_LR if is_adamw else SGD_LR)
     lr = scaled_lr(base_lr, config.lr_scale, global_batch)
+    scaling = "" if lr == base_lr else f"{base_lr:g} x {lr / base_lr:g} ({config.lr_scale} scaling) = "
     weight_decay = config.weight_decay * global_batch / NOMINAL_BATCH_SIZE
     arithmetic = (
         f"Effective batch: {counted(config.batch_size, 'image')} x {counted(world_size, 'process')} x {counted(config.accumulate, 'batch')} per step = {global_batch}",
         *choice,
-        f"Learning rate: {base_lr:g} x {lr / base_lr:g} ({config.lr_scale} scaling) = {lr:g} ({OPTIMIZER_NAMES[name]})",
+        f"Learning rate: {scaling}{lr:g} ({OPTIMIZER_NAMES[name]})",
         f"Weight decay: {config.weight_decay:g} x {global_batch}/{NOMINAL_BATCH_SIZE} = {weight_decay:g}",
         f"Steps: {counted(num_images, 'image')} / {global_batch} = {steps} per epoch, {steps * config.epochs} in all",
     )
