@@ -8,27 +8,20 @@ Start it plainly, without torchrun: it starts the processes itself, each with a 
 batch is trained again and again.
 """
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import torch
-
-from utils.common.config import CONFIG_HELP, INPUT_SIZE, Options, option, parse_config, to_dict
-from utils.common.cores import choose_threads_and_workers, usable_cpu_count
-from utils.common.devices import PRECISION_CHOICES, choose_precision
-from utils.common.environment import environment_report, visible_gpu_count
-from utils.common.errors import UserError, run_script
-from utils.common.files import output_folder, write_text_atomic
-from utils.common.text import csv_text
-from utils.measure.plots import plot_scaling
-from utils.measure.scaling import RankJob, Run, run_benchmark, scaling_table, summarise
-from utils.measure.step_ranges import training_loader
-from utils.yolo.model import weights_or_description
+from utils.common.config import (
+    CONFIG_HELP,
+    INPUT_SIZE,
+    PRECISION_CHOICES,
+    Options,
+    option,
+    parse_config,
+    show_help,
+    to_dict,
+)
 
 MAX_CPU_PROCESSES = 8
-SHARES_NOTE = "The last four columns are shares of a step's time. Imbalance: waiting for the slowest process."
 
 
 @dataclass(frozen=True)
@@ -58,6 +51,31 @@ class BenchmarkConfig(Options):
     timeout_s: float = option(600.0, "time limit of one run in seconds", metavar="SECONDS", at_least=1)
     config: str | None = option(None, CONFIG_HELP, metavar="FILE")
     output: str = option("outputs/benchmarks", "folder for the results", metavar="DIR")
+
+
+if __name__ == "__main__":
+    show_help(BenchmarkConfig, __doc__)
+
+# --- the command, which needs PyTorch
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from utils.common.cores import choose_threads_and_workers, usable_cpu_count
+from utils.common.devices import choose_precision
+from utils.common.environment import environment_report, visible_gpu_count
+from utils.common.errors import UserError, run_script
+from utils.common.files import output_folder, write_text_atomic
+from utils.common.text import csv_text
+from utils.measure.plots import plot_scaling
+from utils.measure.scaling import RankJob, Run, run_benchmark, scaling_table, summarise
+from utils.measure.step_ranges import training_loader
+from utils.yolo.model import weights_or_description
+
+SHARES_NOTE = "The last four columns are shares of a step's time. Imbalance: waiting for the slowest process."
 
 
 def main() -> int:

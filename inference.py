@@ -9,46 +9,10 @@ torchrun, the ranks share the photographs. A model that was trained on windows p
 (docs/windows.md). The model may be an export (extras/exports/README.md). `python -m extras.maps` puts the detections on a map.
 """
 
-import itertools
-import json
-import os
-import sys
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import cv2
-import numpy as np
-
-from utils import distributed
-from utils.common.config import option, parse_config
-from utils.common.errors import printable, run_script
-from utils.common.extras import find_extra, refuse_orthophoto
-from utils.common.files import claimed_output, write_text_atomic
-from utils.common.progress import Progress
-from utils.common.signals import die_with_parent
-from utils.common.text import counted, without_mask_line
-from utils.common.threads import ordered_map
-from utils.data.dataset_yaml import list_photos
-from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, Stretch, read_image
-from utils.distributed import cleanup_ddp, setup_ddp
-from utils.pages import NO_DETECTIONS, READABLE_PX, draw_instances, save_image
-from utils.predict.annotation_files import (
-    COCO_FILE,
-    LABEL_STUDIO_FILE,
-    ToolFiles,
-    ToolWriter,
-    common_folder,
-    merge_tool_files,
-)
-from utils.predict.options import PredictOptions, cores_of, open_predictor
-from utils.predict.prediction_files import ABOUT, PredictionWriter, Source, keys_of, merge_parts, remove_results
-from utils.predict.thresholds import Thresholds
-from utils.yolo.model import trained_stretch
-
-MAX_NAME_BYTES = 255  # of a file on Linux's file systems
+from utils.common.config import option, parse_config, show_help
+from utils.predict.options import COCO_FILE, LABEL_STUDIO_FILE, PredictOptions
 
 
 @dataclass(frozen=True)
@@ -62,6 +26,44 @@ class InferenceConfig(PredictOptions):
     save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
     save_coco: bool = option(False, f"also write {COCO_FILE}, which CVAT imports (docs/labels.md)")
     save_label_studio: bool = option(False, f"also write {LABEL_STUDIO_FILE}: predictions to import into Label Studio")
+
+
+if __name__ == "__main__":
+    show_help(InferenceConfig, __doc__)
+
+# --- the command, which needs PyTorch
+
+import itertools
+import json
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from utils import distributed
+from utils.common.errors import printable, run_script
+from utils.common.extras import find_extra, refuse_orthophoto
+from utils.common.files import claimed_output, write_text_atomic
+from utils.common.progress import Progress
+from utils.common.signals import die_with_parent
+from utils.common.text import counted, without_mask_line
+from utils.common.threads import ordered_map
+from utils.data.dataset_yaml import list_photos
+from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, Stretch, read_image
+from utils.distributed import cleanup_ddp, setup_ddp
+from utils.pages import NO_DETECTIONS, READABLE_PX, draw_instances, save_image
+from utils.predict.annotation_files import ToolFiles, ToolWriter, common_folder, merge_tool_files
+from utils.predict.opening import cores_of, open_predictor
+from utils.predict.prediction_files import ABOUT, PredictionWriter, Source, keys_of, merge_parts, remove_results
+from utils.predict.thresholds import Thresholds
+from utils.yolo.model import trained_stretch
+
+MAX_NAME_BYTES = 255  # of a file on Linux's file systems
 
 
 def main() -> int:

@@ -6,34 +6,18 @@ The steps are real training steps on synthetic images, so data loading is not me
 profiled. The most expensive operators at the best batch size are listed.
 """
 
-import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
-import torch
-
-from utils.common.config import CONFIG_HELP, INPUT_SIZE, Options, option, parse_config, to_dict
-from utils.common.cores import choose_threads_and_workers
-from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision, seed_everything, tune_device
-from utils.common.environment import environment_report
-from utils.common.errors import UserError, run_script
-from utils.common.files import output_folder, write_text_atomic
-from utils.common.text import format_bytes
-from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
-from utils.measure.plots import plot_profile
-from utils.measure.profiling import (
-    BatchProfile,
-    batch_for,
-    best_profile,
-    memory_of,
-    profile_batch,
-    profile_operators,
-    profile_table,
-    profile_until_full,
-    verdict_lines,
+from utils.common.config import (
+    CONFIG_HELP,
+    INPUT_SIZE,
+    PRECISION_CHOICES,
+    Options,
+    option,
+    parse_config,
+    show_help,
+    to_dict,
 )
-from utils.yolo.model import build_model, weights_or_description
-from utils.yolo.training_step import build_training
 
 
 @dataclass(frozen=True)
@@ -56,6 +40,39 @@ class ProfileConfig(Options):
     config: str | None = option(None, CONFIG_HELP, metavar="FILE")
     trace: bool = option(False, "also write trace.json: steps at the best batch size, for chrome://tracing or Perfetto")
     output: str = option("outputs/profiling", "folder for the results", metavar="DIR")
+
+
+if __name__ == "__main__":
+    show_help(ProfileConfig, __doc__)
+
+# --- the command, which needs PyTorch
+
+import json
+from pathlib import Path
+
+import torch
+
+from utils.common.cores import choose_threads_and_workers
+from utils.common.devices import choose_device, choose_precision, seed_everything, tune_device
+from utils.common.environment import environment_report
+from utils.common.errors import UserError, run_script
+from utils.common.files import output_folder, write_text_atomic
+from utils.common.text import format_bytes
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from utils.measure.plots import plot_profile
+from utils.measure.profiling import (
+    BatchProfile,
+    batch_for,
+    best_profile,
+    memory_of,
+    profile_batch,
+    profile_operators,
+    profile_table,
+    profile_until_full,
+    verdict_lines,
+)
+from utils.yolo.model import build_model, weights_or_description
+from utils.yolo.training_step import build_training
 
 
 def main() -> int:

@@ -9,8 +9,8 @@ Options have the scripts' names with `_` for `-` (`python inference.py --help`),
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
+import runpy
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image, ImageOps, ImageShow
 
 from utils.common.config import nearest, other_names, own_name, parse_config, without_secrets, words_of
-from utils.common.errors import UsageError, UserError, print_warning, printable, run_script
+from utils.common.errors import UsageError, UserError, print_warning, printable
 from utils.common.extras import require_extra
 from utils.common.text import COMMAND, SCRIPTS, counted
 from utils.data.dataset_yaml import list_photos
@@ -70,7 +70,7 @@ def evaluate(model: str | Path, **options: Any) -> dict[str, Any]:
 
 def open_model(model: str | Path, **options: Any) -> Model:
     """Open a checkpoint or an export; `options` are those of inference.py that say how it predicts, such as `conf`."""
-    from utils.predict.options import open_predictor
+    from utils.predict.opening import open_predictor
 
     config = _options({"model": model}, options, ("model",))
     predictor, names = open_predictor(config)
@@ -137,7 +137,8 @@ class Model(WithAdvice):
         Ultralytics expects BGR. stream: return an iterator instead, which holds no more photographs than a batch.
         Raises ImageError for a picture that cannot be read; in a folder it is named and skipped.
         """
-        from utils.predict.options import FIXED, predictor_for
+        from utils.predict.opening import predictor_for
+        from utils.predict.options import FIXED
         from utils.yolo.model import trained_stretch
 
         predictor, model = self.predictor, self.predictor.model
@@ -383,12 +384,12 @@ class Picture:
 
 
 def main() -> None:
-    """Run a command of SCRIPTS as its script does, and exit with its code."""
+    """Run a command of SCRIPTS, which exits with its code."""
     parser = argparse.ArgumentParser(prog=COMMAND, epilog=f"`{COMMAND} train --help` lists the options of train.")
     parser.add_argument("command", choices=SCRIPTS)
     name = parser.parse_args(sys.argv[1:2]).command
     sys.argv[:2] = [f"{COMMAND} {name}"]
-    run_script(importlib.import_module(SCRIPTS[name]).main)
+    runpy.run_module(SCRIPTS[name], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import TRUST_LINKS_HELP, DatasetSpec, list_photos, load_dataset_yaml
 from utils.data.images import ImageError, read_image
 from utils.data.labels import Photo, read_photos
-from utils.predict.options import ModelOptions, PredictOptions, cores_of, open_predictor
+from utils.predict.opening import cores_of, open_predictor
+from utils.predict.options import ModelOptions, PredictOptions
 from utils.predict.shift_features import deviations
 from utils.predict.thresholds import FEWEST_GROUPS, MOST_FALSE_ALARMS, digest_of_model, settings_of
 from utils.run.records import CONFIG_FILE, read_config

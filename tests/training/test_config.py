@@ -18,11 +18,12 @@ from utils.common.devices import Precision, choose_precision
 from utils.common.errors import EXIT_DIVERGED, UsageError, UserError
 from utils.data.augment import Augmentation, AugmentOptions
 from utils.data.augmentation_policy import AugmentationPolicy, resolve_augmentation
-from utils.data.dataset import Batch, DataOptions
+from utils.data.dataset import Batch
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.drawn_wires import band
 from utils.data.label_shapes import LabelShapes, shapes_of
 from utils.data.labels import Photo
+from utils.data.options import DataOptions
 from utils.data.windows import WindowConfig
 from utils.engine import EngineOptions
 from utils.engine.recovery import Diverged

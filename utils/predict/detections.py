@@ -37,6 +37,7 @@ class Detections:
     scores: torch.Tensor  # float32 (n,)
     class_ids: torch.Tensor  # int64 (n,)
     coefficients: torch.Tensor
+    best_score: float = 0.0  # the highest confidence seen, if no confidence in the batch was high enough
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -59,7 +60,7 @@ class PhotoPrediction:
     lines: Sequence[Line | None] = ()
     num_without_mask: int = 0
     traits: np.ndarray | None = None  # what the photograph is like, with a guarantee: utils/predict/thresholds.py
-    best_score: float = 0.0  # the highest confidence seen, if no confidence was high enough for a detection
+    best_score: float = 0.0  # the highest confidence seen, if none was high enough for a detection
     spent_s: np.ndarray = field(
         default_factory=lambda: np.zeros(3)
     )  # on its inputs; on the network; on masks and joining
@@ -73,9 +74,9 @@ class PhotoPrediction:
         """Return some of the detections, by their numbers."""
         masks = [self.masks[number] for number in numbers]
         lines = [self.lines[number] for number in numbers] if self.lines else ()
-        num_without_mask = sum(not mask.mask.size for mask in masks)
-        columns = {"detections": self.detections[numbers], "boxes": self.boxes[numbers]}
-        return replace(self, masks=masks, lines=lines, num_without_mask=num_without_mask, **columns)
+        found, boxes = self.detections[numbers], self.boxes[numbers]
+        chosen = replace(self, detections=found, masks=masks, boxes=boxes, lines=lines)
+        return replace(chosen, num_without_mask=sum(not mask.mask.size for mask in masks))
 
 
 def raw_outputs(
@@ -142,9 +143,10 @@ def detect(
     else:
         kept = _suppress(found, iou, max_detections)
     coefficients = outputs["mask_coefficient"].float().transpose(1, 2)
+    best_scores = [0.0] * len(kept) if any(found.counts) else probabilities.amax((1, 2)).tolist()
     return [
-        Detections(boxes, scores, class_ids, image[anchor])
-        for (boxes, scores, class_ids, anchor), image in zip(kept, coefficients, strict=True)
+        Detections(boxes, scores, class_ids, image[anchor], best_score)
+        for (boxes, scores, class_ids, anchor), image, best_score in zip(kept, coefficients, best_scores, strict=True)
     ]
 
 

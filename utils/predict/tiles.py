@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from utils.common.errors import UsageError
 from utils.data.images import FILL, letterbox
 from utils.data.target_masks import MASK_STRIDE
 from utils.predict.detections import (
@@ -21,12 +20,12 @@ from utils.predict.detections import (
     Letterbox,
     PhotoPrediction,
     boxes_to_input,
-    decode,
     detect,
     photo_runs,
     raw_outputs,
 )
 from utils.predict.merge_tiles import MergedInstance, TileDetection, join_tiles
+from utils.predict.options import OVERLAP
 from utils.predict.overview import best_first, longest_side, merge_coarse_level, without_mask
 from utils.predict.postprocess import Context, MeanWithWhole, Step
 from utils.predict.regions import Corners, LazyRegions
@@ -34,8 +33,6 @@ from utils.yolo.inputs import prepare_images
 from utils.yolo.model import YoloModel, trained_label_lengths, trained_windows, trained_wire_labels
 
 MIN_OVERLAP_PX = 128
-OVERLAP = 0.2  # of a tile's side
-MIN_TILE_PX = 64
 PIECES_PER_DETECTION = 16  # how many of a photograph's most confident pieces are joined, per detection that may result
 # A piece is joined if it has this share of the confidence of the best piece of its class: fewer change AP by under 0.001.
 LEAST_RELATIVE_SCORE = 0.01
@@ -66,12 +63,6 @@ class Tiling:
         while self.larger and 2 * COARSER * sizes[-1] <= max(height, width):
             sizes.append(COARSER * sizes[-1])
         return [cut_tiles(width, height, size_px, self.overlap) for size_px in sizes]
-
-
-def check_tiles(tiles: str) -> None:
-    """Raise UsageError unless the value of `--tiles` is auto, off or a side in pixels."""
-    if tiles not in ("auto", "off") and not (tiles.isdecimal() and int(tiles) >= MIN_TILE_PX):
-        raise UsageError(f"--tiles {tiles}: must be auto, off or a tile's side of at least {MIN_TILE_PX} pixels")
 
 
 def choose_tiling(tiles: str, overlap: float, model: YoloModel, size_px: int) -> Tiling | None:
@@ -165,18 +156,12 @@ class Predictor:
         found_in = detect(
             outputs, strides, self.size_px, max_detections=self.max_detections, thin=self.thin, **self.limits
         )
-        best_scores = [0.0] * len(batch)
-        if not any(map(len, found_in)):  # what is said of photographs in which nothing is found
-            probabilities = decode(outputs, strides, self.size_px)[1]
-            wanted = self.limits.get("classes") or range(probabilities.shape[-1])
-            best_scores = probabilities[..., [*wanted]].amax((1, 2)).tolist()
         clock_s.append(time.perf_counter())  # `detect` has waited for the device
         shares_s = np.diff(clock_s) / len(batch)
-        views = zip(batch, found_in, outputs["proto"], best_scores, strict=False)
-        for view, found, prototypes, best_score in views:
+        for view, found, prototypes in zip(batch, found_in, outputs["proto"], strict=False):
             start_s = time.perf_counter()
             state, prediction = view.state, None
-            state.best_score = max(state.best_score, best_score)
+            state.best_score = max(state.best_score, found.best_score)
             if view.number == WHOLE_PHOTO:
                 state.seen = [step.see(prototypes, view.canvas, view.placement) for step in self.steps]
 
@@ -193,8 +178,8 @@ class Predictor:
 
             state.spent_s += [*shares_s, time.perf_counter() - start_s]
             if prediction is not None:
-                measured = {"best_score": state.best_score, "spent_s": state.spent_s}
-                yield state.key, state.photo, replace(prediction, **measured)
+                prediction = replace(prediction, best_score=state.best_score, spent_s=state.spent_s)
+                yield state.key, state.photo, prediction
 
     def _join(self, state: _Open) -> PhotoPrediction:
         pieces = [piece for piece in state.pieces if state.is_joined(piece.class_id, piece.score)]

@@ -6,67 +6,22 @@ import argparse
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import yaml
 
 from utils import distributed
-from utils.common.config import CONFIG_HELP, FOLDER_PARTS, Options, option, to_dict
+from utils.common.config import FOLDER_PARTS, to_dict
 from utils.common.environment import environment_report
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, UserError, printable
-from utils.common.extras import require_extra
 from utils.common.files import in_the_way, read_back, warn_on_write_error, write_text_atomic
 from utils.data.fingerprint import Fingerprint
 from utils.run.checkpoint import has_checkpoint, latest_facts
-from utils.run.records import BEST_METRICS, CONFIG_FILE, read_config
+from utils.run.records import CONFIG_FILE, read_config
 from utils.run.status import FAILED, FINISHED, RUNNING, STATUS_FILE, STOPPED, RunLock, write_status
-
-
-@dataclass(frozen=True)
-class RunOptions(Options):
-    """The folder of a run, what is written there, and where else it is shown."""
-
-    group: ClassVar[str] = "run"
-
-    save_dir: str = option("models/epri_distribution_ddp", "run folder", metavar="DIR", may_differ=True)
-    resume: str | None = option(None, "continue this run: its folder, or its last.pt", metavar="RUN", may_differ=True)
-    config: str | None = option(None, CONFIG_HELP, metavar="FILE", may_differ=True)
-    accept_changed_data: bool = option(
-        False, "resume although photographs or labels changed", may_differ=True, group="advanced"
-    )
-    save_every_minutes: float = option(
-        15.0, "minutes between checkpoints in an epoch; 0: none", at_least=0, may_differ=True
-    )
-    best_metric: str = option("val_loss", "what chooses best.pt", choices=tuple(BEST_METRICS))
-    val_pictures_every: int = option(5, "epochs between validation pictures; 0: none", at_least=0, may_differ=True)
-    mlflow: str | None = option(
-        None,
-        "MLflow server (extras/mlflow); unset: that of MLFLOW_TRACKING_URI; empty: none",
-        metavar="URI",
-        may_differ=True,
-    )
-    mirror: str | None = option(
-        None,
-        "folder in an object storage, such as s3://bucket/runs, to which each save is copied (extras/mirror)",
-        metavar="ADDRESS",
-        may_differ=True,
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mirror:
-            require_extra("mirror").run_storage(Path(self.save_dir), self.mirror)
-        if self.mlflow:
-            require_extra("mlflow").checked_uri(self.mlflow, "--mlflow")
-
-    @property
-    def monitor(self) -> str:
-        """The reported value that chooses best.pt."""
-        return BEST_METRICS[self.best_metric]
-
 
 DATA_FILE = "data.json"  # the fingerprint of the data on which a run trains
 CHANGES_FILE = "data_changes.txt"  # what changed in the data, and was accepted

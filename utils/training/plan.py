@@ -8,35 +8,22 @@ import torch
 import yaml
 
 from utils import distributed
-from utils.common.config import section_of, to_dict
+from utils.common.config import PRECISION_CHOICES, section_of, to_dict
 from utils.common.cores import choose_threads_and_workers, free_cores, threads_beside_others, usable_cpu_count
-from utils.common.devices import (
-    PRECISION_CHOICES,
-    Precision,
-    choose_device,
-    choose_precision,
-    seed_everything,
-    tune_device,
-)
+from utils.common.devices import Precision, choose_device, choose_precision, seed_everything, tune_device
 from utils.common.errors import UserError, printable
 from utils.common.files import warn_on_write_error, write_text_atomic
 from utils.common.text import counted
-from utils.data.dataset import DataOptions, count_classes
+from utils.data.dataset import count_classes
 from utils.data.loader import batch_bytes, largest_side_px, plan_loader
+from utils.data.options import DataOptions
 from utils.run.folder import NOT_KEPT, OwnedRun
 from utils.run.records import CONFIG_FILE
 from utils.training.config import MachineOptions, TrainConfig
 from utils.training.data import Data
 from utils.yolo.loss import inverse_frequency_weights
-from utils.yolo.optimizer import (
-    ADAMW_LR,
-    FEW_STEPS,
-    NOMINAL_BATCH_SIZE,
-    OPTIMIZER_NAMES,
-    SGD_LR,
-    OptimizerPlan,
-    scaled_lr,
-)
+from utils.yolo.optimizer import OPTIMIZER_NAMES, OptimizerPlan, scaled_lr
+from utils.yolo.options import ADAMW_LR, FEW_STEPS, NOMINAL_BATCH_SIZE, SGD_LR
 
 GLOBAL_BATCH_SIZE = "global_batch_size"  # one of a run's choices: images per optimizer step
 THREADS, CORES = "threads", "cores"  # two more: compute threads per process, and the cores that it could use

@@ -6,16 +6,14 @@ import logging
 import math
 import re
 import textwrap
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import yaml
 from torch import nn
 
-from utils.common.config import Options, option
 from utils.common.environment import package_version, prepare_environment
 from utils.common.errors import UsageError, UserError, one_line
 from utils.common.tensor_files import atomic_torch_save
@@ -34,21 +32,6 @@ DESCRIPTIONS = (".yaml", ".yml")  # endings of --model that begin with random we
 # moved on since: the network of the evaluation is worse than the one that was trained (docs/research/recipe.md).
 BATCH_NORM_MOMENTUM = 0.1
 LAYER_MODULES = ("torch.nn.modules.", "ultralytics.nn.modules.")
-
-
-@dataclass(frozen=True)
-class ModelOptions(Options):
-    """The network, its first weights, and which layers learn."""
-
-    group: ClassVar[str] = "model"
-
-    model: str = option(
-        "yolov8m-seg.pt",
-        "yolov8, yolo11 or yolo26{n,s,m,l,x}-seg.pt, your own .pt, or a name such as yolo12n-seg.yaml (from scratch)",
-    )
-    freeze: int = option(
-        0, "freeze the first N layers; the backbone has 10 in YOLOv8, 11 in YOLO11 and YOLO26, 9 in YOLO12", at_least=0
-    )
 
 
 def build_model(source: str, names: tuple[str, ...]) -> YoloModel:

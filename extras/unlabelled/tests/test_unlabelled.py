@@ -78,7 +78,7 @@ def run(root: Path, output: Path, *more: str) -> dict[str, bytes]:
     network.args["thin_classes"] = [0]
     with pytest.MonkeyPatch.context() as patch:
         install(patch)
-        patch.setattr("utils.predict.options.open_model", lambda *given, **named: network)
+        patch.setattr("utils.predict.opening.open_model", lambda *given, **named: network)
         assert command.main([*words, f"--output={output}", "--device=cpu", *more]) == 0
     files = (file for file in output.rglob("*") if file.is_file())
     return {str(file.relative_to(output)): file.read_bytes().replace(bytes(output), b"") for file in files}
