@@ -76,7 +76,7 @@ def start(config: TrainConfig, ranks: distributed.RankInfo) -> tuple[TrainConfig
             require_extra("mirror").fetch_lost_run(Path(config.save_dir), config.mirror, say)
         require_same_options(config, may_move=True)  # whether it is the same data set is seen when it is read
         spec = load_dataset_yaml(config.data, trust_links=config.trust_links, cache_dir=config.cache_dir)
-        model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
+        model = build_model(config.model, spec.names, say).to(memory_format=torch.channels_last)
         freeze_layers(model, config.freeze)
         require_same_start(meeting, config)
 
