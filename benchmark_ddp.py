@@ -8,50 +8,10 @@ Start it plainly, without torchrun: it starts the processes itself, each with a 
 batch is trained again and again.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from utils.common.config import (
-    CONFIG_HELP,
-    INPUT_SIZE,
-    PRECISION_CHOICES,
-    Options,
-    option,
-    parse_config,
-    show_help,
-    to_dict,
-)
-
-MAX_CPU_PROCESSES = 8
-
-
-@dataclass(frozen=True)
-class BenchmarkConfig(Options):
-    """Options of `benchmark_ddp.py`."""
-
-    model: str = option("yolov8n-seg.yaml", "model to train; its weights do not matter")
-    batch_size: int = option(16, "images per process", at_least=1)
-    img_size: int | None = option(
-        None,
-        "side of the square network input in pixels, a multiple of 32; unset: 640 on GPUs, 256 on a CPU",
-        **INPUT_SIZE,
-    )
-    data: str | None = option(None, "data-set YAML: train on it with the trainer's loader", metavar="YAML")
-    num_workers: int | None = option(
-        None, "loader processes per rank with --data; unset: as many as the trainer uses", at_least=0, needs="data"
-    )
-    steps: int | None = option(None, "training steps measured per run; unset: 20 on GPUs, 6 on a CPU", at_least=1)
-    repeats: int = option(3, "how often every process count is measured", at_least=1)
-    processes: tuple[int, ...] | None = option(
-        None,
-        f"process counts; unset: 1 2 4 ... up to the GPUs, or up to the cores, at most {MAX_CPU_PROCESSES}",
-        at_least=1,
-    )
-    amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
-    device: str = option("auto", "where to train", choices=("auto", "cpu", "cuda"))
-    timeout_s: float = option(600.0, "time limit of one run in seconds", metavar="SECONDS", at_least=1)
-    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
-    output: str = option("outputs/benchmarks", "folder for the results", metavar="DIR")
-
+from utils.common.config import parse_config, show_help, to_dict
+from utils.measure.options import MAX_CPU_PROCESSES, BenchmarkConfig
 
 if __name__ == "__main__":
     show_help(BenchmarkConfig, __doc__)

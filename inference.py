@@ -9,24 +9,8 @@ torchrun, the ranks share the photographs. A model that was trained on windows p
 (docs/windows.md). The model may be an export (extras/exports/README.md). `python -m extras.maps` puts the detections on a map.
 """
 
-from dataclasses import dataclass
-
-from utils.common.config import option, parse_config, show_help
-from utils.predict.options import COCO_FILE, LABEL_STUDIO_FILE, PredictOptions
-
-
-@dataclass(frozen=True)
-class InferenceConfig(PredictOptions):
-    """Options of `inference.py`."""
-
-    source: str = option(
-        None, "photograph, folder (with its subfolders), quoted pattern or .txt file with a path a line", required=True
-    )
-    output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
-    save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
-    save_coco: bool = option(False, f"also write {COCO_FILE}, which CVAT imports (docs/labels.md)")
-    save_label_studio: bool = option(False, f"also write {LABEL_STUDIO_FILE}: predictions to import into Label Studio")
-
+from utils.common.config import parse_config, show_help
+from utils.predict.options import InferenceConfig
 
 if __name__ == "__main__":
     show_help(InferenceConfig, __doc__)

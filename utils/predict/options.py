@@ -80,3 +80,16 @@ class PredictOptions(ModelOptions):
         "median object was 50 times as long as wide; none",
         metavar="CLASS",
     )
+
+
+@dataclass(frozen=True)
+class InferenceConfig(PredictOptions):
+    """Options of `inference.py`."""
+
+    source: str = option(
+        None, "photograph, folder (with its subfolders), quoted pattern or .txt file with a path a line", required=True
+    )
+    output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
+    save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
+    save_coco: bool = option(False, f"also write {COCO_FILE}, which CVAT imports (docs/labels.md)")
+    save_label_studio: bool = option(False, f"also write {LABEL_STUDIO_FILE}: predictions to import into Label Studio")
