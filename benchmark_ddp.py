@@ -8,16 +8,24 @@ Start it plainly, without torchrun: it starts the processes itself, each with a 
 batch is trained again and again.
 """
 
+from dataclasses import replace
+
+from utils.common.config import parse_config, show_help, to_dict
+from utils.measure.options import MAX_CPU_PROCESSES, BenchmarkConfig
+
+if __name__ == "__main__":
+    show_help(BenchmarkConfig, __doc__)
+
+# --- the command, which needs PyTorch
+
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from utils.common.config import CONFIG_HELP, INPUT_SIZE, Options, option, parse_config, to_dict
 from utils.common.cores import choose_threads_and_workers, usable_cpu_count
-from utils.common.devices import PRECISION_CHOICES, choose_precision
+from utils.common.devices import choose_precision
 from utils.common.environment import environment_report, visible_gpu_count
 from utils.common.errors import UserError, run_script
 from utils.common.files import output_folder, write_text_atomic
@@ -27,37 +35,7 @@ from utils.measure.scaling import RankJob, Run, run_benchmark, scaling_table, su
 from utils.measure.step_ranges import training_loader
 from utils.yolo.model import weights_or_description
 
-MAX_CPU_PROCESSES = 8
 SHARES_NOTE = "The last four columns are shares of a step's time. Imbalance: waiting for the slowest process."
-
-
-@dataclass(frozen=True)
-class BenchmarkConfig(Options):
-    """Options of `benchmark_ddp.py`."""
-
-    model: str = option("yolov8n-seg.yaml", "model to train; its weights do not matter")
-    batch_size: int = option(16, "images per process", at_least=1)
-    img_size: int | None = option(
-        None,
-        "side of the square network input in pixels, a multiple of 32; unset: 640 on GPUs, 256 on a CPU",
-        **INPUT_SIZE,
-    )
-    data: str | None = option(None, "data-set YAML: train on it with the trainer's loader", metavar="YAML")
-    num_workers: int | None = option(
-        None, "loader processes per rank with --data; unset: as many as the trainer uses", at_least=0, needs="data"
-    )
-    steps: int | None = option(None, "training steps measured per run; unset: 20 on GPUs, 6 on a CPU", at_least=1)
-    repeats: int = option(3, "how often every process count is measured", at_least=1)
-    processes: tuple[int, ...] | None = option(
-        None,
-        f"process counts; unset: 1 2 4 ... up to the GPUs, or up to the cores, at most {MAX_CPU_PROCESSES}",
-        at_least=1,
-    )
-    amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
-    device: str = option("auto", "where to train", choices=("auto", "cpu", "cuda"))
-    timeout_s: float = option(600.0, "time limit of one run in seconds", metavar="SECONDS", at_least=1)
-    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
-    output: str = option("outputs/benchmarks", "folder for the results", metavar="DIR")
 
 
 def main() -> int:

@@ -7,10 +7,18 @@ python evaluate_model.py --model run/best.onnx   # an export (extras/exports/REA
 torchrun --nproc_per_node=4 evaluate_model.py --model run/best.pt
 """
 
+from utils.common.config import parse_config, show_help
+from utils.evaluation.options import EvaluationConfig
+
+if __name__ == "__main__":
+    show_help(EvaluationConfig, __doc__)
+
+# --- the command, which needs PyTorch
+
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +27,6 @@ import torch
 from torch import nn
 
 from utils import distributed
-from utils.common.config import option, parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, choose_precision
 from utils.common.errors import printable, run_script
@@ -29,88 +36,27 @@ from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
 from utils.common.text import next_command, without_mask_line
 from utils.data.dataset import Photo, SegmentationDataset, read_photos
-from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
+from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.label_shapes import choose_thin_classes, sizes_on_disk
 from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import AP_LIMITS, Evaluation, OnImage, PhotoPixels, criterion_of, evaluate
 from utils.evaluation.metrics import summary
-from utils.evaluation.metrics.thin_objects import MIN_SCORE, TOLERANCE_PX, ThinRule
+from utils.evaluation.metrics.thin_objects import ThinRule
+from utils.evaluation.shared_classes import number_classes_as, only_classes, shared_classes
 from utils.evaluation.tables import all_tables
 from utils.evaluation.tile_search import Candidate, TileSearch
 from utils.pages import plot_confusion_matrix, plot_curves
 from utils.predict.line_step import steps_for
 from utils.predict.models import open_model
-from utils.predict.options import ModelOptions, cores_of, overlap_option
+from utils.predict.opening import cores_of
 from utils.predict.tiles import Predictor, choose_tiling
 from utils.yolo.model import class_names, require_classes, trained_size_px, trained_thin_classes, trained_windows
 
 PREFETCH = 4  # batches that each loader process prepares ahead
 METRICS_FILES = ("metrics.json", "compared_metrics.json")
-JUDGED_BY_CENTRELINES = ("not mask_resolution=proto", "not thin_classes=none")
 NATIVE_ONLY = ("overlap", "thin_classes", "centreline_tolerance", "centreline_confidence")
-
-
-@dataclass(frozen=True)
-class EvaluationConfig(ModelOptions):
-    """Options of `evaluate_model.py`."""
-
-    compare: str | None = option(None, "a second model, shown next to the first in report.html", metavar="MODEL")
-    data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
-    trust_links: bool = option(False, TRUST_LINKS_HELP)
-    split: str = option("val", "split to evaluate on", choices=("train", "val", "test"))
-    output: str = option("outputs/evaluation", "folder for the results", metavar="DIR")
-    batch_size: int = option(16, "images per process and forward pass", at_least=1)
-    num_workers: int = option(8, "loader processes per process, at most; fewer if there are too few cores")
-    mask_resolution: str = option(
-        "auto",
-        "resolution at which masks are compared: proto, a quarter of the input, as in Ultralytics; native, the "
-        "photograph's own pixels, for boxes too; auto: native if a model was trained on windows, else proto",
-        choices=("auto", "proto", "native"),
-    )
-    tiles: str = option(
-        "auto",
-        "side in pixels of the tiles that larger photographs are cut into, with --mask-resolution native; auto: "
-        "as the model was trained, which is no tiles if it saw whole photographs",
-        metavar="auto|off|SIZE",
-        needs="not mask_resolution=proto",
-    )
-    overlap: float = overlap_option("not mask_resolution=proto", "not tiles=off")
-    thin_classes: tuple[str, ...] = option(
-        ("auto",),
-        "classes judged by their centrelines, with --mask-resolution native: names; auto: those that were thin in the "
-        "training on windows, else those whose median object is 50 times as long as wide; none",
-        metavar="CLASS",
-        needs="not mask_resolution=proto",
-    )
-    centreline_tolerance: float = option(
-        TOLERANCE_PX,
-        "how far a centreline may lie from the true one, in pixels of the photograph",
-        at_least=0,
-        at_most=20,
-        needs=JUDGED_BY_CENTRELINES,
-    )
-    centreline_confidence: float = option(
-        MIN_SCORE,
-        "lowest confidence of a detection whose centreline counts",
-        at_least=0.001,
-        at_most=1,
-        needs=JUDGED_BY_CENTRELINES,
-    )
-    guarantee: tuple[str, ...] | None = option(
-        None,
-        "also find the highest confidence of each class at which at least this share is found, recall=0.9, or a photograph "
-        "has at most so many false alarms, false_alarms=2, or both; writes thresholds.yaml (extras/guarantee/README.md)",
-        metavar="PROMISE",
-    )
-    certainty: float = option(0.95, "probability with which the guarantee holds", above=0.5, below=1, needs="guarantee")
-    predictions: bool = option(True, "write predictions.json (COCO format, masks at the photographs' size)")
-    coco_eval: bool = option(
-        False,
-        "also write ground_truth.json and compute AP with faster-coco-eval (masks always at native resolution)",
-        needs="predictions",
-    )
 
 
 def run(config: EvaluationConfig) -> list[dict[str, Any]]:
@@ -128,10 +74,16 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
     paths = [config.model, config.compare] if config.compare else [config.model]
     models = [open_model(path, device, config.amp, nms=config.nms) for path in paths]
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
-    for path, model in zip(paths, models, strict=True):
-        require_classes(path, model, config.data, spec.names)
     say = distributed.main_printer(ranks.rank)
+    shared = shared_classes(models, spec.names) if config.compare else []
+    for path, model in zip(paths, models, strict=True):
+        if shared:
+            number_classes_as(model, path, spec.names, shared)
+        require_classes(path, model, config.data, spec.names)
     photos = read_photos(spec, config.split, say)
+    if shared:
+        photos = [only_classes(photo, [spec.names.index(name) for name in shared]) for photo in photos]
+        say(f"Compared on the classes that both models know: {printable(', '.join(shared), 1000)}")
     size_of = sizes_on_disk(photos)
     config = choose_resolution(config, models)
     is_native = config.mask_resolution == "native"

@@ -15,7 +15,7 @@ from utils.common.extras import require_extra
 
 def main() -> int:
     """Export and prove; return the exit code: 1 if a proof failed."""
-    return require_extra("exports").main(__doc__)
+    return int(require_extra("exports").main(__doc__)[1])
 
 
 if __name__ == "__main__":

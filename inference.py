@@ -9,21 +9,26 @@ torchrun, the ranks share the photographs. A model that was trained on windows p
 (docs/windows.md). The model may be an export (extras/exports/README.md). `python -m extras.maps` puts the detections on a map.
 """
 
+from utils.common.config import parse_config, show_help
+from utils.predict.options import InferenceConfig
+
+if __name__ == "__main__":
+    show_help(InferenceConfig, __doc__)
+
+# --- the command, which needs PyTorch
+
 import itertools
 import json
 import os
 import sys
-import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import cv2
 import numpy as np
 
 from utils import distributed
-from utils.common.config import option, parse_config
 from utils.common.errors import printable, run_script
 from utils.common.extras import find_extra, refuse_orthophoto
 from utils.common.files import claimed_output, write_text_atomic
@@ -35,34 +40,13 @@ from utils.data.dataset_yaml import list_photos
 from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, Stretch, read_image
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.pages import NO_DETECTIONS, READABLE_PX, draw_instances, save_image
-from utils.predict.annotation_files import (
-    COCO_FILE,
-    LABEL_STUDIO_FILE,
-    ToolFiles,
-    ToolWriter,
-    common_folder,
-    merge_tool_files,
-)
-from utils.predict.options import PredictOptions, cores_of, open_predictor
-from utils.predict.prediction_files import ABOUT, PredictionWriter, Source, merge_parts
+from utils.predict.annotation_files import ToolFiles, ToolWriter, common_folder, merge_tool_files
+from utils.predict.opening import cores_of, open_predictor
+from utils.predict.prediction_files import ABOUT, PredictionWriter, Source, keys_of, merge_parts, remove_results
 from utils.predict.thresholds import Thresholds
 from utils.yolo.model import trained_stretch
 
-T = TypeVar("T")
 MAX_NAME_BYTES = 255  # of a file on Linux's file systems
-
-
-@dataclass(frozen=True)
-class InferenceConfig(PredictOptions):
-    """Options of `inference.py`."""
-
-    source: str = option(
-        None, "photograph, folder (with its subfolders), quoted pattern or .txt file with a path a line", required=True
-    )
-    output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
-    save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
-    save_coco: bool = option(False, f"also write {COCO_FILE}, which CVAT imports (docs/labels.md)")
-    save_label_studio: bool = option(False, f"also write {LABEL_STUDIO_FILE}: predictions to import into Label Studio")
 
 
 def main() -> int:
@@ -93,13 +77,14 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     tools = ToolFiles(output, names, root, version, config.save_coco, config.save_label_studio)
     promise = Thresholds.of(predictor)
     traits: list[np.ndarray] = []
-    spent_s = np.zeros(1)  # on predictions
+    spent_s, best_score = np.zeros(3), np.zeros(1)  # on predictions; see PhotoPrediction
+    former = distributed.run_on_main(lambda: keys_of(output))
     with (
         PredictionWriter(output, names, ranks.rank, promise.statement if promise else None) as writer,
         ToolWriter(tools, ranks.rank) as tool_writer,
     ):
-        photos = timed(read_photos(mine, config, cores_of(ranks), trained_stretch(predictor.model)), spent_s, -1)
-        predictions = timed(predictor.predict(photos), spent_s)
+        photos = read_photos(mine, config, cores_of(ranks), trained_stretch(predictor.model))
+        predictions = predictor.predict(photos)
         progress = Progress("photographs", len(mine), ranks.is_main)
         for source, photo, prediction in distributed.apart(progress(predictions)):
             writer.add(source, photo.shape, prediction)
@@ -112,9 +97,11 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
             counts[:-1] += np.bincount(prediction.class_ids, minlength=len(names))
             counts[-1] += 1
             num_without_mask += prediction.num_without_mask
+            spent_s += prediction.spent_s
+            best_score = np.maximum(best_score, prediction.best_score)
             traits += [] if prediction.traits is None else [np.append(source.position, prediction.traits)]
     gathered = {"counts": counts, "without_mask": np.array([num_without_mask]), "traits": np.array(traits)}
-    parts = distributed.gather_arrays(gathered | {"spent_s": spent_s})
+    parts = distributed.gather_arrays(gathered | {"spent_s": spent_s, "best_score": best_score})
     *totals, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
     num_without_mask = int(sum(part["without_mask"].sum() for part in parts))
     distributed.run_on_main(lambda: merge_parts(output, ranks.world_size))
@@ -124,13 +111,19 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     distributed.run_on_main(lambda: write_text_atomic(output / ABOUT, json.dumps(about, indent=1) + "\n"))
     distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))
     if ranks.is_main:
-        summary = ", ".join(f"{count} {name}" for name, count in zip(names, totals, strict=True) if count) or "nothing"
+        highest = max(float(part["best_score"].max()) for part in parts)
+        nothing = f"nothing (the highest confidence seen is {highest:.3f}, --conf is {config.conf:g})"
+        summary = ", ".join(f"{count} {name}" for name, count in zip(names, totals, strict=True) if count) or nothing
         print(f"{counted(num_read, 'photograph')}, {len(files) - num_read} skipped; found {summary}")
         if num_read:
             print(", ".join([f"Results in {config.output}: pictures, labels/, predictions.json", *tools.written]))
             each_ms = 1000 * float(sum(part["spent_s"].sum() for part in parts)) / num_read
             print(f"{each_ms:,.0f} ms per photograph to predict, without reading and writing")
-        for line in filter(None, [without_mask_line(num_without_mask), *is_alike]):
+        num_removed = remove_results(output, (former or set()) - keys_of(output))
+        removed = (
+            f"Removed {counted(num_removed, 'file')} of an earlier run on other photographs" if num_removed else ""
+        )
+        for line in filter(None, [without_mask_line(num_without_mask), *is_alike, removed]):
             print(line)
     cleanup_ddp()
     return 0 if num_read else 1
@@ -165,16 +158,6 @@ def check_names(key: str, config: InferenceConfig) -> None:
     longest = max(len(os.fsencode(name)) for name in names)
     if longest > MAX_NAME_BYTES:
         raise ImageError(f"results would have names of {longest} bytes, more than {MAX_NAME_BYTES}; rename it")
-
-
-def timed(items: Iterable[T], spent_s: np.ndarray, sign: int = 1) -> Iterator[T]:
-    """Yield items, and add the seconds that they are waited for to `spent_s` (1,), or with sign -1 subtract them."""
-    start_s = time.perf_counter()
-    for item in items:
-        spent_s += sign * (time.perf_counter() - start_s)
-        yield item
-        start_s = time.perf_counter()
-    spent_s += sign * (time.perf_counter() - start_s)
 
 
 def unique_keys(files: list[Path]) -> Iterator[tuple[Path, str]]:

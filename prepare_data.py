@@ -8,6 +8,14 @@ The options are those of train_yolo_ddp.py; a training with the same ones then r
 command again continues what was interrupted. Machines that share the folder share the work.
 """
 
+from utils.common.config import parse_config, show_help
+from utils.training.config import TrainConfig
+
+if __name__ == "__main__":
+    show_help(TrainConfig, __doc__)
+
+# --- the command, which needs PyTorch
+
 import socket
 import sys
 import time
@@ -16,12 +24,10 @@ from dataclasses import replace
 import torch
 
 from utils import distributed
-from utils.common.config import parse_config
 from utils.common.errors import EXIT_DONE, run_script
 from utils.common.text import next_command
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.run.folder import resume_arguments, without_local_rank
-from utils.training.config import TrainConfig
 from utils.training.data import open_data
 
 

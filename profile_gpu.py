@@ -6,15 +6,23 @@ The steps are real training steps on synthetic images, so data loading is not me
 profiled. The most expensive operators at the best batch size are listed.
 """
 
+from dataclasses import asdict
+
+from utils.common.config import parse_config, show_help, to_dict
+from utils.measure.options import ProfileConfig
+
+if __name__ == "__main__":
+    show_help(ProfileConfig, __doc__)
+
+# --- the command, which needs PyTorch
+
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
-from utils.common.config import CONFIG_HELP, INPUT_SIZE, Options, option, parse_config, to_dict
 from utils.common.cores import choose_threads_and_workers
-from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision, seed_everything, tune_device
+from utils.common.devices import choose_device, choose_precision, seed_everything, tune_device
 from utils.common.environment import environment_report
 from utils.common.errors import UserError, run_script
 from utils.common.files import output_folder, write_text_atomic
@@ -34,28 +42,6 @@ from utils.measure.profiling import (
 )
 from utils.yolo.model import build_model, weights_or_description
 from utils.yolo.training_step import build_training
-
-
-@dataclass(frozen=True)
-class ProfileConfig(Options):
-    """Options of `profile_gpu.py`."""
-
-    model: str = option(
-        "yolov8m-seg.pt", "model to train: a .pt file, or yolov8, yolo11, yolo12 or yolo26{n,s,m,l,x}-seg.yaml"
-    )
-    batch_sizes: tuple[int, ...] = option(
-        (4, 8, 16, 32, 64), "batch sizes to try, in ascending order", metavar="N", at_least=1
-    )
-    img_size: int = option(640, "side of the square network input in pixels, a multiple of 32", **INPUT_SIZE)
-    steps: int | None = option(
-        None, "training steps measured per batch size; unset: 20 on a GPU, 4 on a CPU", at_least=1
-    )
-    amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
-    device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    threads: int | None = option(None, "compute threads; unset: as many as the trainer uses", at_least=1)
-    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
-    trace: bool = option(False, "also write trace.json: steps at the best batch size, for chrome://tracing or Perfetto")
-    output: str = option("outputs/profiling", "folder for the results", metavar="DIR")
 
 
 def main() -> int:

@@ -7,6 +7,14 @@
 The same command again continues an interrupted run. `--help` lists every option with its default.
 """
 
+from utils.common.config import parse_config, section_of, show_help
+from utils.training.config import TrainConfig
+
+if __name__ == "__main__":
+    show_help(TrainConfig, __doc__)
+
+# --- the command, which needs PyTorch
+
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,14 +23,12 @@ from pathlib import Path
 import torch
 
 from utils import distributed
-from utils.common.config import parse_config, section_of
 from utils.common.errors import explain_out_of_memory, run_script
 from utils.common.extras import find_extra, require_extra
 from utils.common.files import output_folder
 from utils.common.signals import die_with_parent
 from utils.common.text import coloured, counted, next_command
 from utils.data.augment import AugmentOptions
-from utils.data.dataset import DataOptions
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.loader import (
     EpochBatches,
@@ -32,16 +38,17 @@ from utils.data.loader import (
     multi_scale_sizes,
     val_prefetch,
 )
+from utils.data.options import DataOptions
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.engine import EngineOptions, TrainingEngine
-from utils.engine.options import LoopOptions
 from utils.engine.recovery import Diverged
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.measure.batch_size import agree_batch_size, find_batch_size
 from utils.run.folder import OwnedRun, require_same_options, resume_arguments, without_local_rank
 from utils.run.log import print_banner
+from utils.run.options import LoopOptions
 from utils.training.agreement import require_same_data, require_same_start
-from utils.training.config import MachineOptions, TrainConfig
+from utils.training.config import MachineOptions
 from utils.training.data import Data, open_data
 from utils.training.pictures import save_first_pictures
 from utils.training.plan import DeviceSetup, plan_training, save_arguments, setup_device
@@ -69,7 +76,7 @@ def start(config: TrainConfig, ranks: distributed.RankInfo) -> tuple[TrainConfig
             require_extra("mirror").fetch_lost_run(Path(config.save_dir), config.mirror, say)
         require_same_options(config, may_move=True)  # whether it is the same data set is seen when it is read
         spec = load_dataset_yaml(config.data, trust_links=config.trust_links, cache_dir=config.cache_dir)
-        model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
+        model = build_model(config.model, spec.names, say).to(memory_format=torch.channels_last)
         freeze_layers(model, config.freeze)
         require_same_start(meeting, config)
 

@@ -9,20 +9,22 @@ Options have the scripts' names with `_` for `-` (`python inference.py --help`),
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
+import runpy
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, ImageShow
 
 from utils.common.config import nearest, other_names, own_name, parse_config, without_secrets, words_of
-from utils.common.errors import UsageError, UserError, print_warning, printable, run_script
+from utils.common.errors import UsageError, UserError, print_warning, printable
+from utils.common.extras import require_extra
 from utils.common.text import COMMAND, SCRIPTS, counted
 from utils.data.dataset_yaml import list_photos
 from utils.data.images import ImageError, Stretch, encode_jpeg, fit_long_side, read_image
@@ -32,6 +34,7 @@ from utils.sources.mask_rings import outline_of
 if TYPE_CHECKING:
     import pandas
     import shapely
+    import torch
 
     from utils.predict.detections import PhotoPrediction
     from utils.predict.options import PredictOptions
@@ -67,10 +70,11 @@ def evaluate(model: str | Path, **options: Any) -> dict[str, Any]:
 
 def open_model(model: str | Path, **options: Any) -> Model:
     """Open a checkpoint or an export; `options` are those of inference.py that say how it predicts, such as `conf`."""
-    from utils.predict.options import open_predictor
+    from utils.predict.opening import open_predictor
 
     config = _options({"model": model}, options, ("model",))
-    return Model(*open_predictor(config), {"model": model, **options})
+    predictor, names = open_predictor(config)
+    return Model(predictor, Names(names), {"model": model, **options})
 
 
 def _options(opened: Mapping[str, Any], given: Mapping[str, Any], fixed: Collection[str]) -> PredictOptions:
@@ -87,12 +91,42 @@ def _options(opened: Mapping[str, Any], given: Mapping[str, Any], fixed: Collect
     return parse_config(PredictOptions, "", words_of({**opened, **given}), exits=False)
 
 
+# What to type instead of Ultralytics' names that are not here.
+INSTEAD = {
+    **dict.fromkeys(("to_df", "to_csv", "to_json", "tojson", "summary"), "prediction.to_pandas() gives a table"),
+    **dict.fromkeys(("save_txt", "save_crop"), "python inference.py --save-crops writes labels/ and crops/"),
+    **dict.fromkeys(("cpu", "cuda", "to", "half", "fuse"), 'open_model(file, device="cuda:0", amp="auto") decides'),
+    "track": "python inference.py --source film.mp4 predicts on a film, without track numbers",
+    "benchmark": "python export.py --format onnx openvino compares formats",
+}
+
+
+class WithAdvice:
+    """What says, of a name that is not here, what to type instead."""
+
+    def __getattr__(self, name: str) -> Any:
+        advice = f"; {INSTEAD[name]}" if name in INSTEAD else nearest(name, dir(self))
+        raise AttributeError(f"{type(self).__name__} has no {name}{advice} (docs/python.md)")
+
+
+class Names(tuple[str, ...]):
+    """The names of all classes, in the order of their numbers; also read as a dictionary of number and name."""
+
+    def items(self) -> enumerate[str]:
+        """Return each number with its name."""
+        return enumerate(self)
+
+    def values(self) -> Names:
+        """Return the names."""
+        return self
+
+
 @dataclass(frozen=True)
-class Model:
+class Model(WithAdvice):
     """A model and how it is applied to photographs: `model(source)` is `model.predict(source)`."""
 
     predictor: Predictor = field(repr=False)
-    names: tuple[str, ...]
+    names: Names
     options: Mapping[str, Any]  # that it was opened with
 
     def predict(self, source: Any, *, stream: bool = False, **options: Any) -> Any:
@@ -103,7 +137,8 @@ class Model:
         Ultralytics expects BGR. stream: return an iterator instead, which holds no more photographs than a batch.
         Raises ImageError for a picture that cannot be read; in a folder it is named and skipped.
         """
-        from utils.predict.options import FIXED, predictor_for
+        from utils.predict.opening import predictor_for
+        from utils.predict.options import FIXED
         from utils.yolo.model import trained_stretch
 
         predictor, model = self.predictor, self.predictor.model
@@ -114,6 +149,22 @@ class Model:
         return found if stream else Predictions(found)
 
     __call__ = predict
+
+    def train(self, **options: Any) -> dict[str, list[float]]:
+        """Train on, from this model's weights, with the options of `train`; return the history."""
+        return train(**{"model": self.options["model"], **options})
+
+    def val(self, **options: Any) -> dict[str, Any]:
+        """Evaluate with the options of `evaluate`; return the metrics."""
+        return evaluate(self.options["model"], **options)
+
+    def export(self, **options: Any) -> str:
+        """Export with the options of export.py; return the first file. Raises UserError if a proof failed."""
+        words = words_of({"model": self.options["model"], **options})
+        files, failed = require_extra("exports").main("", words)
+        if failed:
+            raise UserError(f"export {' '.join(words)}: a proof failed, as the lines above say")
+        return files[0]
 
 
 def _photos(source: Any, stretch: Stretch | None) -> Iterator[tuple[str, np.ndarray]]:
@@ -144,6 +195,45 @@ def _photos(source: Any, stretch: Stretch | None) -> Iterator[tuple[str, np.ndar
         raise UsageError(f"a source of type {type(source).__name__}: expected a path, address or picture, or a list")
 
 
+class Rows(WithAdvice, np.ndarray):
+    """An array with a row for each object. Ultralytics' names give tensors of the same objects, in the photograph's pixels."""
+
+    of: Prediction
+    id = None  # there are no track numbers
+    conf = property(attrgetter("of.result.detections.scores"))  # float32 (n,)
+    cls = property(attrgetter("of.result.detections.class_ids"))  # int64 (n,)
+
+    @property
+    def xyxy(self) -> torch.Tensor:
+        """float32 (n, 4): left, top, right, bottom."""
+        from torch import from_numpy
+
+        return from_numpy(self.of.result.boxes)
+
+    @property
+    def xywh(self) -> torch.Tensor:
+        """float32 (n, 4): centre x, centre y, width, height."""
+        from torchvision.ops import box_convert
+
+        return box_convert(self.xyxy, "xyxy", "cxcywh")
+
+    @property
+    def xy(self) -> list[np.ndarray]:
+        """The largest outline of each mask, int32 (V, 2); `polygons()` has all parts and holes."""
+        from utils.predict.prediction_files import outline
+
+        return [next(iter(outline(region)), np.zeros((0, 2), np.int32)) for region in self.of.regions]
+
+    def __getitem__(self, index: Any) -> Any:
+        part = super().__getitem__(index)
+        if isinstance(part, Rows) and not isinstance(index, tuple):
+            part.of = self.of[index]
+        return part
+
+    def __array_wrap__(self, array: Any, *_: Any) -> Any:
+        return np.asarray(array)[()]  # what is computed from rows is a plain array or number
+
+
 class Predictions(list["Prediction"]):
     """A prediction for each photograph. If there is one photograph, its attributes are here, too: `predictions.boxes`."""
 
@@ -162,24 +252,36 @@ class Predictions(list["Prediction"]):
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(WithAdvice):
     """The objects found in a photograph, RGB uint8 (H, W, 3), upright. All coordinates are in its pixels."""
 
     photo: np.ndarray
-    names: tuple[str, ...]  # of all classes that the model knows
+    names: Names  # of all classes that the model knows
     result: PhotoPrediction
     file: str = ""  # of the photograph; empty if it was an array
+    path = property(attrgetter("file"))
+    orig_img = property(attrgetter("photo"))
 
     def __repr__(self) -> str:
         return repr(Predictions([self]))
 
     def __len__(self) -> int:
-        return len(self.boxes)
+        return len(self.result.boxes)
+
+    def __getitem__(self, index: Any) -> Prediction:
+        """Return a prediction with some of the objects: by a number, a slice, or an array of numbers or bools."""
+        numbers = np.atleast_1d(np.arange(len(self))[index]).tolist()
+        return replace(self, result=self.result.chosen(numbers))
 
     @property
-    def boxes(self) -> np.ndarray:
+    def speed(self) -> dict[str, float]:
+        """Milliseconds: to make the network's inputs, to run it and suppress overlaps, to make masks and join tiles."""
+        return dict(zip(("preprocess", "inference", "postprocess"), (1000 * self.result.spent_s).tolist(), strict=True))
+
+    @property
+    def boxes(self) -> Rows:
         """float32 (n, 4): left, top, right, bottom."""
-        return self.result.boxes
+        return self._rows(self.result.boxes)
 
     @property
     def scores(self) -> np.ndarray:
@@ -202,18 +304,23 @@ class Prediction:
         return list(self.result.masks)
 
     @property
-    def masks(self) -> np.ndarray:
+    def masks(self) -> Rows:
         """bool (n, H, W): n times the photograph's pixels in bytes; `regions` take less."""
         masks = np.zeros((len(self), *self.photo.shape[:2]), bool)
         for mask, region in zip(masks, self.result.masks, strict=True):
             region.add_to(mask)
-        return masks
+        return self._rows(masks)
+
+    def _rows(self, array: np.ndarray) -> Rows:
+        rows = array.view(Rows)
+        rows.of = self
+        return rows
 
     def arrays(self) -> dict[str, Any]:
         """Return what `supervision.Detections(**prediction.arrays())` takes; `masks` says how large `mask` is."""
         data = {"class_name": np.array(self.class_names, str)}
         scored = {"confidence": self.scores, "class_id": self.class_ids}
-        return {"xyxy": self.boxes, "mask": self.masks, **scored, "data": data}
+        return {"xyxy": self.result.boxes, "mask": np.asarray(self.masks), **scored, "data": data}
 
     def polygons(self) -> list[shapely.MultiPolygon]:
         """Return each object's outline, with parts and holes: it encloses the centres of exactly its mask's pixels."""
@@ -233,7 +340,7 @@ class Prediction:
             "image": [self.file] * len(self),
             "class": self.class_names,
             "confidence": self.scores,
-            **dict(zip(("left", "top", "right", "bottom"), self.boxes.T, strict=True)),
+            **dict(zip(("left", "top", "right", "bottom"), self.result.boxes.T, strict=True)),
             "area_px": [np.count_nonzero(region.mask) for region in self.result.masks],
         }
         if lines:
@@ -242,7 +349,7 @@ class Prediction:
 
     def draw(self) -> Picture:
         """Draw the objects on the photograph."""
-        found = (self.class_ids, self.boxes, self.result.masks, self.scores)
+        found = (self.class_ids, self.result.boxes, self.result.masks, self.scores)
         return Picture(draw_instances(self.photo, *found, self.names, nothing=NO_DETECTIONS, min_px=READABLE_PX))
 
     def plot(self) -> np.ndarray:
@@ -254,6 +361,11 @@ class Prediction:
         path = path or f"results_{Path(self.file).stem or 'array'}.jpg"
         self.draw().save(path)
         return str(path)
+
+    def show(self) -> None:
+        """Show the drawn photograph, in a notebook there. Raises UserError where no program shows pictures."""
+        if not ImageShow.show(Image.fromarray(self.plot())):
+            raise UserError("show(): this machine has no program that shows pictures; save() writes the picture")
 
 
 @dataclass(frozen=True)
@@ -272,12 +384,12 @@ class Picture:
 
 
 def main() -> None:
-    """Run a command of SCRIPTS as its script does, and exit with its code."""
+    """Run a command of SCRIPTS, which exits with its code."""
     parser = argparse.ArgumentParser(prog=COMMAND, epilog=f"`{COMMAND} train --help` lists the options of train.")
     parser.add_argument("command", choices=SCRIPTS)
     name = parser.parse_args(sys.argv[1:2]).command
     sys.argv[:2] = [f"{COMMAND} {name}"]
-    run_script(importlib.import_module(SCRIPTS[name]).main)
+    runpy.run_module(SCRIPTS[name], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,11 @@ from utils.common.errors import DataErrors, UserError
 from utils.data import cache
 from utils.data.augment import Augmentation
 from utils.data.cache import CachePlace, PackedImages, index_text, load_photo, open_images
-from utils.data.dataset import DataOptions, SegmentationDataset
+from utils.data.dataset import SegmentationDataset
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
 from utils.data.labels import read_photos
+from utils.data.options import DataOptions
 from utils.run.checkpoint import latest_facts
 from utils.training.config import TrainConfig
 from utils.training.data import open_split

@@ -1,7 +1,6 @@
 """The steps of a check: read everything, find, write check.html and check.json, print."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,62 +9,26 @@ import torch
 from extras.check.classes import check_classes, count_classes
 from extras.check.findings import KINDS, Finding, count_kinds, in_order, num_errors
 from extras.check.label_errors import LIMITS, find_contradictions
+from extras.check.options import FACTS, REPORT, CheckConfig
 from extras.check.page import build_page
 from extras.check.pictures import check_pictures, find_duplicates
 from extras.check.reading import read_all
 from utils import distributed
-from utils.common.config import CONFIG_HELP, THREADS_HELP, Options, option, parse_config
+from utils.common.config import parse_config
 from utils.common.cores import usable_cpu_count
-from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
+from utils.common.devices import choose_device, choose_precision
 from utils.common.errors import EXIT_USAGE, UsageError, UserError, printable
 from utils.common.files import claimed_output, write_text_atomic
 from utils.common.text import counted, format_table, next_command
-from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, DatasetSpec, load_dataset_yaml
+from utils.data.dataset_yaml import DatasetSpec, load_dataset_yaml
 from utils.data.images import ImageError
 from utils.data.label_shapes import small_labels_hint
 from utils.data.labels import read_photos
-from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
+from utils.predict.options import OVERLAP
+from utils.predict.tiles import Predictor, choose_tiling
 from utils.yolo.model import YoloModel, load_for_prediction, require_classes, trained_size_px
 
 DEFAULT_SIZE_PX = 640  # the trainer's
-REPORT, FACTS = "check.html", "check.json"
-
-
-@dataclass(frozen=True)
-class CheckConfig(Options):
-    """Options of `check_data.py`."""
-
-    data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
-    model: str | None = option(None, "trained model whose predictions are compared with the labels")
-    output: str = option("outputs/check", f"folder for {REPORT} and {FACTS}", metavar="DIR")
-    tolerate: bool = option(False, "exit with code 0 when the data has errors; otherwise 1", wants="not strict")
-    strict: bool = option(
-        False, "exit with code 1 for errors even with --tolerate; hints never count", wants="tolerate"
-    )
-    trust_links: bool = option(False, TRUST_LINKS_HELP)
-    img_size: int | None = option(
-        None,
-        "side of the network input in pixels, at which small objects are judged; unset: the model's, or what the labels need",
-        at_least=32,
-        multiple_of=32,
-    )
-    tiles: str = option(
-        "auto",
-        "with --model: side in pixels of the tiles that larger photographs are cut into; auto: as the model was trained, "
-        "which is no tiles if it saw whole photographs",
-        metavar="auto|off|SIZE",
-        needs="model",
-    )
-    batch_size: int = option(8, "with --model: photographs or tiles per forward pass", at_least=1, needs="model")
-    amp: str = option("off", "with --model: mixed precision", choices=PRECISION_CHOICES, needs="model")
-    device: str = option("auto", "with --model: auto, cpu, cuda or cuda:N", needs="model")
-    threads: int = option(0, f"with --model: {THREADS_HELP}", at_least=0, needs="model")
-    num_workers: int = option(0, "threads that read photographs; 0: all usable cores", at_least=0)
-    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tiles(self.tiles)
 
 
 def main(description: str) -> int:

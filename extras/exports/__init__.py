@@ -3,11 +3,26 @@
 In: a checkpoint. Out: an exported model with its facts, a report. Read `command.py` first, then `conversion.py` and `proof.py`.
 """
 
-from extras.exports.exported import open_export
+from collections.abc import Sequence
+from typing import Any
+
+from extras.exports.options import ExportConfig
+from utils.common.config import show_help
+
+# Each function imports what it needs: `export.py --help` needs no PyTorch, and to open an export needs no evaluation, whose
+# memory would be measured with it.
 
 
-def main(description: str) -> int:
-    """Run the command `export.py`."""
-    from extras.exports.command import run  # here: to open an export needs no evaluation, and its memory is measured
+def open_export(*arguments: Any, **options: Any) -> Any:
+    """Open an export, as `exported.open_export` says."""
+    from extras.exports import exported
 
-    return run(description)
+    return exported.open_export(*arguments, **options)
+
+
+def main(description: str, words: Sequence[str] | None = None) -> tuple[list[str], int]:
+    """Run the command `export.py`, or its steps with the words of a command line; return the files and the exit code."""
+    show_help(ExportConfig, description)
+    from extras.exports.command import run
+
+    return run(description, words)

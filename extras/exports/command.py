@@ -7,25 +7,18 @@ import shutil
 import signal
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from extras.exports.conversion import (
-    FORMATS,
-    CalibrationImages,
-    Variant,
-    check_variants,
-    convert,
-    publish,
-    scratch_folder,
-)
+from extras.exports.conversion import CalibrationImages, Variant, check_variants, convert, publish, scratch_folder
 from extras.exports.exported import ExportFacts, most_images, open_export
+from extras.exports.options import REPORT, ExportConfig
 from extras.exports.proof import Judge
 from extras.exports.report import add_speed, how_to_use, instead_of_ap, row_of, table
-from utils.common.config import CONFIG_HELP, INPUT_SIZE, THREADS_HELP, Options, option, parse_config, to_dict
+from utils.common.config import parse_config, to_dict
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device
 from utils.common.environment import environment_report
@@ -33,10 +26,9 @@ from utils.common.errors import UsageError
 from utils.common.files import claimed_output, write_text_atomic
 from utils.common.text import counted
 from utils.data.dataset import Photo, read_photos
-from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
-from utils.predict.options import overlap_option
+from utils.data.dataset_yaml import load_dataset_yaml
 from utils.predict.thresholds import Thresholds
-from utils.predict.tiles import check_tiles, choose_tiling
+from utils.predict.tiles import choose_tiling
 from utils.yolo.model import (
     YoloModel,
     class_names,
@@ -51,75 +43,19 @@ from utils.yolo.model import (
     trained_wire_labels,
 )
 
-REPORT = "export.json"
 
+def run(description: str, words: Sequence[str] | None = None) -> tuple[list[str], int]:
+    """Export and prove; return the files that passed, and the exit code: 1 if a proof failed.
 
-@dataclass(frozen=True)
-class ExportConfig(Options):
-    """Options of `export.py`."""
-
-    model: str = option(None, "trained model, such as models/epri_distribution_ddp/best.pt", required=True)
-    format: tuple[str, ...] = option(("onnx",), "formats to export to", choices=FORMATS)
-    fp32: bool = option(True, "export in fp32")
-    half: bool = option(False, "export in fp16, too")
-    int8: bool = option(False, "export in INT8, too; its ranges are measured on photographs of the training split")
-    calibration_images: int = option(
-        300, "photographs that INT8 ranges are measured on, at most", at_least=1, needs="int8"
-    )
-    dynamic: bool = option(False, "accept any batch size and any input size that is a multiple of 32")
-    batch_size: int = option(1, "images per forward pass of the export; others are split or filled up", at_least=1)
-    img_size: int | None = option(None, "side of the network input in pixels; unset: as in training", **INPUT_SIZE)
-    data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML for proof and calibration", metavar="YAML")
-    trust_links: bool = option(False, TRUST_LINKS_HELP)
-    max_images: int | None = option(
-        None, "photographs of the validation split for the proof, evenly spaced; unset: all", at_least=1
-    )
-    tiles: str = option(
-        "auto",
-        "judge AP on tiles of this side, in the photographs' pixels; auto: as the model was trained, which is no tiles if "
-        "it saw whole photographs",
-        metavar="auto|off|SIZE",
-    )
-    overlap: float = overlap_option("not tiles=off")
-    ap_tolerance: float | None = option(
-        None,
-        "how much a class's AP may differ from torch's; unset: 0.002 in fp32, 0.005 in fp16, a loss of 0.02 in INT8",
-        at_least=0,
-        at_most=1,
-    )
-    thresholds: str | None = option(
-        None,
-        "thresholds.yaml of this model (evaluate_model.py --guarantee), which exports in fp32 shall carry (extras/guarantee/README.md)",
-        metavar="FILE",
-        needs=("fp32", "not ap_tolerance"),
-    )
-    speed: bool = option(True, "measure images per second and peak memory of each format")
-    output: str | None = option(None, f"folder for the exports and {REPORT}; unset: the model's", metavar="DIR")
-    device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    threads: int = option(0, THREADS_HELP, at_least=0)
-    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tiles(self.tiles)
-
-    @property
-    def variants(self) -> list[Variant]:
-        """The exports to make, format by format."""
-        wanted = {"fp32": self.fp32, "fp16": self.half, "int8": self.int8}
-        kinds = dict.fromkeys(self.format)
-        return [Variant(kind, precision) for kind in kinds for precision in wanted if wanted[precision]]
-
-
-def run(description: str) -> int:
-    """Export and prove; return the exit code: 1 if a proof failed."""
-    config = parse_config(ExportConfig, description)
+    words: of a command line; errors in them are raised. None: the command line of this process.
+    """
+    config = parse_config(ExportConfig, description, words, exits=words is None)
     with claimed_output(config.output or str(Path(config.model).parent)) as output:
         device = choose_device(config.device, 0)
         threads, workers = choose_threads_and_workers(1, 4, device.type)
         torch.set_num_threads(config.threads or threads)
         torch.backends.cudnn.allow_tf32 = False  # the proof compares with true fp32
-        check_variants(config.variants, device)
+        check_variants(variants_of(config), device)
         model = load_weights(config.model)
         spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
         require_classes(config.model, model, config.data, spec.names)
@@ -153,7 +89,8 @@ def run(description: str) -> int:
         print(f"Results in {output}: {REPORT}{first}")
         if use := how_to_use([row for row in rows if not thresholds or row.get("thresholds")], output):
             print(use)
-        return 1 if failures else 0
+        made = [str(output / row["file"]) for row in rows if row["format"] != "torch" and not row["failures"]]
+        return list(dict.fromkeys(made)), 1 if failures else 0
 
 
 def make_exports(
@@ -166,7 +103,7 @@ def make_exports(
     if shutil.disk_usage(output).free < 4 * Path(config.model).stat().st_size:  # PyTorch aborts on a full disk
         raise OSError(errno.ENOSPC, "no room for an export", str(output))
     with scratch_folder(output) as scratch:
-        for variant in config.variants:
+        for variant in variants_of(config):
             how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)
             thin, labels = [*trained_thin_classes(model)], trained_wire_labels(model)
             labels["label_lengths"] = trained_label_lengths(model)
@@ -188,6 +125,14 @@ def make_exports(
                         f"{made.name} has other confidences, so no thresholds: judge it, evaluate_model.py --guarantee"
                     )
     return rows
+
+
+def variants_of(config: ExportConfig) -> list[Variant]:
+    """Return the exports to make, format by format."""
+    wanted = {"fp32": config.fp32, "fp16": config.half, "int8": config.int8}
+    return [
+        Variant(kind, precision) for kind in dict.fromkeys(config.format) for precision in wanted if wanted[precision]
+    ]
 
 
 def evenly_spaced(photos: list[Photo], most: int | None) -> list[Photo]:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from extras.exports.exported import FACTS_KEY, ExportFacts, import_runtime
+from extras.exports.options import PACKAGES
 from utils.common.environment import prepare_environment
 from utils.common.errors import UsageError, UserError, one_line
 from utils.data.images import letterbox, read_image
@@ -24,13 +25,6 @@ from utils.predict.tiles import Tiling
 from utils.yolo.model import YoloModel
 
 QUANTIZE = {"fp32": None, "fp16": 16, "int8": 8}  # Ultralytics' names
-PACKAGES = {  # that a format needs, by their import names
-    "onnx": ("onnx", "onnxruntime", "onnxslim"),
-    "openvino": ("openvino",),
-    "torchscript": (),
-    "engine": ("onnx", "onnxslim", "tensorrt"),
-}
-FORMATS = tuple(PACKAGES)
 SCRATCH, LOCK_FILE, OLD = ".export-", "in-use.lock", ".old"
 
 

@@ -29,7 +29,8 @@ from utils.common.signals import StopFlag
 from utils.common.text import counted
 from utils.distributed import read_rank_environment
 from utils.pages import draw_instances
-from utils.predict.options import PredictOptions, open_predictor
+from utils.predict.opening import open_predictor
+from utils.predict.options import PredictOptions
 from utils.predict.prediction_files import photo_entry
 
 SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mts", ".m2ts", ".ts", ".mpg", ".mpeg", ".wmv", ".3gp")

@@ -24,7 +24,7 @@ from extras.maps.thumbnails import thumbnail_path
 from extras.maps.wgs84 import geocentric, moved, offsets_m
 from utils.common.errors import printable
 from utils.common.files import new_text_file
-from utils.common.text import plain_text
+from utils.common.text import counted, plain_text
 from utils.predict.prediction_files import read_predictions
 
 GEOJSON, WORK_LIST, KML = "detections.geojson", "worklist.csv", "detections.kml"
@@ -81,7 +81,7 @@ def write_map_files(
     counts = ", ".join(f"{kinds[kind]} {text}" for kind, text in KIND_TEXT.items() if kinds[kind]) or "nothing"
     return [
         f"Map: {counts} ({GEOJSON}, {WORK_LIST}, {KML})",
-        *(f"  no ground point for {n}: {text}" for text, n in reasons.most_common()),
+        *(f"  {counted(n, 'detection')} without a place on the ground: {text}" for text, n in reasons.most_common()),
     ]
 
 

@@ -19,7 +19,8 @@ from utils.common.errors import UsageError, run_script
 from utils.common.files import claimed_output
 from utils.common.signals import die_with_parent
 from utils.distributed import cleanup_ddp, setup_ddp
-from utils.predict.options import PredictOptions, open_predictor
+from utils.predict.opening import open_predictor
+from utils.predict.options import PredictOptions
 from utils.predict.tiles import Tiling
 
 

@@ -28,7 +28,8 @@ from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import TRUST_LINKS_HELP, DatasetSpec, list_photos, load_dataset_yaml
 from utils.data.images import ImageError, read_image
 from utils.data.labels import Photo, read_photos
-from utils.predict.options import ModelOptions, PredictOptions, cores_of, open_predictor
+from utils.predict.opening import cores_of, open_predictor
+from utils.predict.options import ModelOptions, PredictOptions
 from utils.predict.shift_features import deviations
 from utils.predict.thresholds import FEWEST_GROUPS, MOST_FALSE_ALARMS, digest_of_model, settings_of
 from utils.run.records import CONFIG_FILE, read_config
@@ -129,7 +130,7 @@ def finish(
     data.finish(spec, [*labelled])
     print(f"Results in {data.folder}: dataset.yaml, {PAGE} (look at it)")
     if not num_added:
-        print("Next: label some more photographs; no new one has a sure object")
+        print("Next: label some more photographs: the model is sure of no object in the new ones")
         return
     run = Path(config.model).parent
     start = read_config(run).get("model")

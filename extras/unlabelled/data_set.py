@@ -18,7 +18,7 @@ from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import DatasetSpec, label_file_for
 from utils.data.images import read_image
 from utils.data.labels import IGNORE_FOLDER, format_yolo_label
-from utils.predict.options import cores_of
+from utils.predict.opening import cores_of
 from utils.sources import near_duplicates as near
 from utils.sources.parsing.rows import DIGEST_BYTES, digest_of
 

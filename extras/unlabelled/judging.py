@@ -14,6 +14,7 @@ import numpy as np
 from scipy.spatial import KDTree
 from scipy.stats import beta
 
+from utils.common.text import counted
 from utils.data.labels import ANY_CLASS, Photo
 from utils.evaluation.metrics.matching import LEVELS, hit_targets
 from utils.evaluation.metrics.thin_objects import TOLERANCE_PX
@@ -66,15 +67,18 @@ def sure_from(scores: np.ndarray, is_wrong: np.ndarray, limit: float, certainty:
     num, num_wrong = ((rows[:, None] >= levels).sum(axis=0) for rows in (scores, scores[is_wrong]))
     bounds, last = upper_bound(num_wrong, num, certainty), lowest_level(num, num_wrong, limit, certainty)
     at = len(levels) - 1 - int(bounds[::-1].argmin()) if last is None else last
-    words = f"from confidence {levels[at]:.2f} on {num_wrong[at]} of {num[at]:,} validation detections are wrong"
+    of_all = counted(int(num[at]), "validation detection")
+    words = f"{num_wrong[at]:,} of its {of_all} from confidence {levels[at]:.2f} on are wrong"
     if last is not None:
-        words += f", at most {bounds[at]:.1%} with {certainty:.0%} certainty: these are sure"
-        return round(float(levels[at]), 3), words
-    enough = num_needed(limit, certainty, share=num_wrong[at] / max(num[at], 1))
-    words += f"; {enough:,} such detections are needed" if num[at] < enough < MOST_NEEDED else ""
-    shares = (share / 100 for share in range(int(100 * limit) + 1, 51))
-    reached = next((each for each in shares if lowest_level(num, num_wrong, each, certainty) is not None), None)
-    return None, f"none is sure, all are ignored: {words}" + (f"; --wrong {reached:g} is reached" if reached else "")
+        certain = f"at most {bounds[at]:.1%} with {certainty:.0%} certainty"
+        return round(float(levels[at]), 3), f"these become labels, because {words}, {certain}"
+    parts = [f"no detection becomes a label, because {words}"]
+    if num[at] < (enough := num_needed(limit, certainty, share=num_wrong[at] / max(num[at], 1))) < MOST_NEEDED:
+        parts.append(f"{enough:,} as good ones would be enough")
+    for share in range(int(100 * limit) + 1, 51):
+        if lowest_level(num, num_wrong, share / 100, certainty) is not None:
+            return None, "; ".join([*parts, f"--wrong {share / 100:g} would be kept now"])
+    return None, "; ".join(parts)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from utils.pages.pictures import CONFUSED, FALSE, MISSED, RIGHT
 
 PAGE = "unlabelled.html"
 NUM_SHOWN, SHOWN_PX = 12, 900
-LABEL, UNSURE, DISAGREES, NO_BOUND = "labels", "unsure confidence", "second view disagrees", "class without a bound"
+LABEL, UNSURE, DISAGREES, NO_BOUND = "labels", "not sure enough", "second view disagrees", "class not sure enough"
 COLORS = {LABEL: RIGHT, UNSURE: CONFUSED, DISAGREES: FALSE, NO_BOUND: MISSED}
 STYLE = "grid-template-columns:repeat(auto-fill,minmax(min(100%,460px),1fr))"
 ADVICE = "The most doubtful come first. Delete a bad one with the command below it before you train: it stays out."
@@ -43,7 +43,9 @@ def write_page(data: NewData, names: Sequence[str], sure: Sequence[str]) -> tupl
     left_out = (f"{number} left out: {why}" for why, number in photographs.items() if why)
     lines = [", ".join([f"{counted(photographs[''], 'photograph')} added", *left_out])]
     for number, name in enumerate(names):
-        ignored = ", ".join(f"{counts[number, why]:,} {why}" for why in COLORS if why != LABEL and counts[number, why])
+        ignored = ", ".join(
+            f"{counts[number, why]:,} ({why})" for why in COLORS if why != LABEL and counts[number, why]
+        )
         labels = counted(counts[number, LABEL], "label")
         lines.append(f"{name}: {labels}; ignored: {ignored or 'nothing'}; {sure[number]}")
     shown = [row[0] for row in rows]
@@ -68,7 +70,9 @@ def _figure(data: NewData, name: str, note: Mapping[str, Any], names: Sequence[s
     class_ids = [each["class"] for each in found]
     drawn = draw_instances(photo, class_ids, None, outlines, None, names, nothing="nothing", **look)
     reasons = Counter(each["why"] for each in found).items()
-    words = ", ".join(counted(number, "label") if why == LABEL else f"{number} {why}" for why, number in reasons)
+    words = ", ".join(
+        counted(number, "label") if why == LABEL else f"{number} ignored ({why})" for why, number in reasons
+    )
     picture = element("div", zoomable(encode_jpeg(drawn, 80), words, words), class_="pair")
     files = [f"images/{name}{data.new[name].suffix}", f"labels/{name}.txt", f"ignore/{name}.txt"]
     command = f"cd {shlex.quote(str(data.folder / 'train'))} && {shlex.join(['rm', *files])}"

@@ -4,14 +4,17 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from faster_coco_eval.core import mask as coco_mask
 
 import evaluate_model
-from tests.predict.tiny_network import smooth_data, tiny_weights
+from tests.predict.tiny_network import NAMES, SIZE_PX, WINDOWS, smooth_data, tiny_weights
 from tests.support.plugin import TrainedRun, must_run, run_main, torchrun
 from tests.support.processes import run_guarded
 from utils.common.errors import UserError
+from utils.yolo.loss import PARTS
+from utils.yolo.model import build_model, save_deployable
 
 APS = ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95")
 
@@ -49,6 +52,30 @@ def test_a_model_of_other_classes_is_not_compared(
     with pytest.raises(UserError, match="knows the classes conductor, other_wire, pole"):
         run_main(evaluate_model, monkeypatch, "--model", weights, "--data", other, "--output", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("on_windows", [False, True])
+def test_models_of_other_classes_are_compared_on_those_that_both_know(
+    on_windows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--compare old.pt` was refused after one more class."""
+    data = smooth_data(tmp_path)
+    with (tmp_path / "val/labels/1.txt").open("a") as labels:
+        labels.write("2 0.5 0.5 0.9 0.5 0.9 0.9\n")  # a sign, which the old model does not know
+    tiny_weights(tmp_path / "first.pt")
+    for name, classes, wire in (("new", NAMES, 0), ("old", ("mast", "pole", "wire", "post"), 2)):
+        model = build_model(str(tmp_path / "first.pt"), classes)  # its rows are those of the classes' names
+        facts = {"windows": WINDOWS, "thin_classes": [wire], "label_lengths": [wire, 30.0, 0.5]} if on_windows else {}
+        save_deployable(tmp_path / f"{name}.pt", model, {}, img_size=SIZE_PX, data="made up", **facts)
+    paths = ("--data", data, "--output", tmp_path / "out", "--num-workers", "0")
+    both = ("--model", tmp_path / "new.pt", "--compare", tmp_path / "old.pt")
+    assert run_main(evaluate_model, monkeypatch, *both, *paths) == 0
+    assert "Compared on the classes that both models know: wire, pole\n" in capsys.readouterr().out
+    new, old = (json.loads((tmp_path / f"out/{name}metrics.json").read_text()) for name in ("", "compared_"))
+    assert {row["name"]: row["num_targets"] for row in new["per_class"]} == {"wire": 1, "pole": 1, "sign": 0}
+    different = {name for name in new if new[name] != old[name]}
+    assert different <= {"model", "val_loss", *(f"val_{part}" for part in PARTS)}
+    assert new["confusion_matrix"] != np.zeros((4, 4)).tolist()
 
 
 def test_evaluation_writes_its_files(trained: TrainedRun, tmp_path: Path) -> None:

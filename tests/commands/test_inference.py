@@ -1,16 +1,19 @@
 """inference.py on the photographs of the sample."""
 
 import json
+import re
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
 import pytest
 
-from tests.support.plugin import TrainedRun
+import inference
+from tests.predict.tiny_network import smooth_data, tiny_weights
+from tests.support.plugin import TrainedRun, run_main
 from tests.support.processes import run_guarded
 from utils.common.errors import UserError
-from utils.predict.options import wanted_classes
+from utils.predict.opening import wanted_classes
 
 
 def test_inference_writes_pictures_labels_and_json_and_survives_a_broken_photograph(
@@ -48,6 +51,36 @@ def test_inference_writes_pictures_labels_and_json_and_survives_a_broken_photogr
             assert len(values) >= 6
             assert ((values >= 0) & (values <= 1)).all()
     assert list((output / "crops").rglob("*.jpg"))
+
+
+def test_a_second_run_leaves_nothing_of_the_first_ones_photographs_beside_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    smooth_data(tmp_path)
+    photos, output = sorted((tmp_path / "val/images").iterdir()), tmp_path / "out"
+    for number, photo in enumerate(photos):
+        photo.rename(tmp_path / ("a.png", "a_1.png")[number])
+    words = ("--model", tiny_weights(tmp_path / "best.pt"), "--output", output, "--save-crops")
+    assert run_main(inference, monkeypatch, *words, "--source", tmp_path / "*.png", "--conf", "0.4") == 0
+    assert "Removed" not in capsys.readouterr().out
+    (output / "mine.jpg").write_bytes(b"of the user")
+    before = {path.relative_to(output).as_posix() for path in output.rglob("*.*")}
+    crops = {name for name in before if name.startswith("crops/")}
+    assert {"a.jpg", "a_1.jpg", "labels/a.txt", "labels/a_1.txt"} < before
+    assert {name.partition("_")[0].rpartition("/")[2] for name in crops} == {"a"}
+    assert run_main(inference, monkeypatch, *words, "--source", tmp_path / "a_1.png", "--conf", "0.999") == 0
+    left = {path.relative_to(output).as_posix() for path in output.rglob("*.*")}
+    of_a = {"a.jpg", "labels/a.txt", *(name for name in crops if re.fullmatch(r".*/a_\d+\.jpg", name))}
+    assert before - left == of_a
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == f"Removed {len(of_a)} files of an earlier run on other photographs"
+    [found] = [line for line in printed if "; found nothing" in line]
+    highest = float(re.search(r"the highest confidence seen is (0\.\d{3}), --conf is 0.999\)$", found)[1])  # type: ignore[index]
+    [entry] = json.loads((output / "predictions.json").read_text())
+    assert entry["detections"] == []
+    run_main(inference, monkeypatch, *words, "--source", tmp_path / "a_1.png", "--conf", str(highest - 0.001))
+    scores = [each["confidence"] for each in json.loads((output / "predictions.json").read_text())[0]["detections"]]
+    assert max(scores) == pytest.approx(highest, abs=6e-4)
 
 
 def test_wanted_classes_are_named_or_numbered() -> None:

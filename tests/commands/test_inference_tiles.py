@@ -31,7 +31,7 @@ def predict(source: Path, output: Path, *flags: str) -> int:
     """Run inference.py in this process with the stand-in."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         install(monkeypatch)
-        monkeypatch.setattr("utils.predict.options.open_model", lambda *given, **named: ColourNetwork())
+        monkeypatch.setattr("utils.predict.opening.open_model", lambda *given, **named: ColourNetwork())
         return run_main(inference, monkeypatch, "--model", "x.pt", "--source", source, "--output", output, *flags)
 
 

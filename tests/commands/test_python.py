@@ -25,12 +25,13 @@ from tests.predict.tiny_network import smooth_data, tiny_weights
 from tests.support.local_server import LocalServer
 from tests.support.plugin import PROJECT, run_main
 from utils.common.errors import UsageError, UserError
+from utils.common.text import SCRIPTS
 from utils.data.images import ImageError, decode_image, read_image
 from utils.predict.detections import Detections, PhotoPrediction
 from utils.predict.lines.line import Line
 from utils.predict.regions import Region
 from utils.run.records import read_epochs
-from yolo_seg_ddp import Prediction, Predictions, evaluate, open_model, train
+from yolo_seg_ddp import Names, Prediction, Predictions, evaluate, open_model, train
 
 PAGE = (PROJECT / "docs" / "python.md").read_text(encoding="utf-8")
 
@@ -122,6 +123,54 @@ def test_a_source_is_whatever_holds_a_photograph(
             assert "secret" not in str(error.value)
 
 
+def test_results_answer_to_the_names_that_people_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = open_model(tiny_weights(tmp_path / "best.pt"), conf=0.4)
+    results = model("photograph.jpg")
+    [r] = results
+    assert (r.path, r.orig_img is r.photo) == ("photograph.jpg", True)
+    assert dict(model.names.items()) == dict(enumerate(model.names)) == dict(enumerate(r.names.values()))
+    assert r.boxes.xyxy.cpu().numpy().tolist() == results.boxes.tolist()
+    assert r.boxes.conf.tolist() == r.scores.tolist()
+    assert [r.names[int(c)] for c in r.boxes.cls] == r.class_names
+    for number, (box, mask) in enumerate(zip(r.boxes, r.masks, strict=True)):
+        x1, y1, x2, y2 = box
+        assert box.xyxy[0].tolist() == [x1, y1, x2, y2]
+        assert box.xywh[0].tolist() == pytest.approx([(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1])
+        assert (float(box.conf), int(box.cls), box.id) == (r.scores[number], r.class_ids[number], None)
+        [outline] = mask.xy
+        assert mask[outline[:, 1], outline[:, 0]].all()
+        assert len(outline) > 2 or mask.sum() < 3
+    assert (type(r.boxes.max()), type(r.boxes * 2)) == (np.float32, np.ndarray)
+    sure = r[r.boxes.conf > 0.6]
+    assert len(sure) == len(sure.masks) == (r.scores > 0.6).sum() < len(r)
+    assert r.boxes[1:3].conf.tolist() == r[1:3].scores.tolist() == r.scores[1:3].tolist()
+    assert list(r.speed) == ["preprocess", "inference", "postprocess"]
+    assert all(0 < each_ms < 60_000 for each_ms in r.speed.values())
+    shown: list[Any] = []
+    monkeypatch.setattr("yolo_seg_ddp.ImageShow.show", lambda picture: shown.__iadd__([picture]))
+    results.show()
+    assert np.array_equal(np.asarray(shown[0]), r.plot())
+    monkeypatch.setattr("yolo_seg_ddp.ImageShow.show", lambda _: False)
+    with pytest.raises(UserError, match=r"show\(\): .* save\(\) writes"):
+        r.show()
+    for attribute, line in (
+        (lambda: r.to_df(), r"Prediction has no to_df; prediction.to_pandas\(\)"),
+        (lambda: r.boxes.xyxyn, r"Rows has no xyxyn \(did you mean xyxy\?\)"),
+        (lambda: model.track("a.mp4"), "Model has no track; python inference.py --source film.mp4"),
+        (lambda: model.anything, r"Model has no anything.*docs/python.md"),
+    ):
+        with pytest.raises(AttributeError, match=line):
+            attribute()
+    assert not hasattr(r.boxes, "__array_ufunc_of_another__")
+
+
+def test_a_model_trains_on_and_is_evaluated(tmp_path: Path) -> None:
+    model, data = open_model(tiny_weights(tmp_path / "best.pt"), conf=0.4), "data/mine/dataset.yaml"
+    assert model.val(data=data)["mask_map50"] == evaluate(tmp_path / "best.pt", data=data)["mask_map50"]
+    assert len(model.train(data=data, epochs=1, batch=2, imgsz=64, project="models", name="on")["val_loss"]) == 1
+    assert (Path("models/on/args.yaml")).read_text().count(str(tmp_path / "best.pt")) == 1
+
+
 def test_an_option_of_a_call_applies_to_that_call(tmp_path: Path) -> None:
     weights = tiny_weights(tmp_path / "best.pt")
     model = open_model(weights, conf=0.4)
@@ -181,7 +230,7 @@ def test_a_prediction_becomes_arrays_polygons_and_a_table(monkeypatch: pytest.Mo
     masks = [Region(1, 2, ring), Region(2, 8, np.ones((1, 10), bool))]
     found = Detections(torch.from_numpy(boxes), torch.tensor([0.75, 0.5]), torch.tensor([1, 0]), torch.zeros(2, 32))
     result = PhotoPrediction(found, masks, boxes, [None, line])
-    prediction = Prediction(np.zeros((10, 16, 3), np.uint8), ("wire", "pole"), result, "a.jpg")
+    prediction = Prediction(np.zeros((10, 16, 3), np.uint8), Names(("wire", "pole")), result, "a.jpg")
     assert repr(prediction) == "2 detections of 2 classes in 16 x 10: 1 pole, 1 wire"
     assert np.array_equal(read_image(Path(prediction.save("drawn.png"))), prediction.plot())
     assert prediction.save() == "results_a.jpg"
@@ -248,6 +297,23 @@ def test_what_is_wrong_is_raised_and_nothing_is_written(capsys: pytest.CaptureFi
     assert not Path("models").exists()
     assert not Path("outputs").exists()
     assert "error" not in capsys.readouterr().err
+
+
+def test_the_help_of_each_command_is_there_before_pytorch_is_imported() -> None:
+    """It took 2.5 s of processor time."""
+    code = """if True:
+        import contextlib, io, runpy, sys
+        for script in sys.argv.pop().split():
+            sys.argv = [script, "--help"]
+            with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+                runpy.run_path(script, run_name="__main__")
+            print(script, said.getvalue().count("--") > 1, "torch" in sys.modules)
+    """
+    scripts = [f"{name}.py" for name in ("yolo_seg_ddp", *SCRIPTS.values())]
+    there = [script for script in scripts if script not in ("check_data.py", "export.py")]  # these are extras'
+    words = [sys.executable, "-c", code, " ".join(there)]
+    done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{script} True False" for script in there]
 
 
 def test_importing_it_loads_no_torch_and_says_nothing() -> None:

@@ -70,5 +70,7 @@ def test_logs_get_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch, caps
     count = progress.Progress("photographs", 5)
     assert [*count("ab"), *count("cde")] == list("abcde")  # two batches of one evaluation
     assert list(progress.Progress("photographs", 3, is_shown=False)("abc")) == list("abc")
+    seconds = iter((0, 99, 100))
+    assert list(progress.Progress("photographs", 2)("ab")) == list("ab")  # one photograph gives no estimate
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["  photographs: 2 of 5, 0.3 min left", "  photographs: 4 of 5, 0.1 min left"]
+    assert lines == ["  photographs: 2 of 5, 18s left", "  photographs: 4 of 5, 6s left", "  photographs: 1 of 2"]

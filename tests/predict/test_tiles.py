@@ -13,9 +13,10 @@ from utils.predict.detections import Detections, Letterbox, PhotoPrediction
 from utils.predict.line_step import steps_for
 from utils.predict.lines.line import Line
 from utils.predict.merge_tiles import MergedInstance, TileDetection
+from utils.predict.options import check_tiles
 from utils.predict.postprocess import average_with_whole
 from utils.predict.regions import Region, Runs
-from utils.predict.tiles import Predictor, Tiling, check_tiles, choose_tiling, cut_tiles, overlap_px
+from utils.predict.tiles import Predictor, Tiling, choose_tiling, cut_tiles, overlap_px
 from utils.yolo.model import build_model
 
 

@@ -67,16 +67,16 @@ def to_train(folder: Path) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "regions to ignore": (lambda d: shutil.copytree(d / "val/labels", d / "val/ignore"), "3 photographs have other labels"),
-    "numbers of classes": (lambda d: [swap(file) for file in d.glob("*/labels/*")], "6 photographs have other labels"),
-    "one label of val": (lambda d: (d / "val/labels/2.txt").write_text(""), "1 photographs have other labels .*val/images/2"),
-    "no label file": (lambda d: (d / "train/labels/0.txt").unlink(), "1 photographs have other labels"),
+    "regions to ignore": (lambda d: shutil.copytree(d / "val/labels", d / "val/ignore"), "3 photographs with other labels"),
+    "numbers of classes": (lambda d: [swap(file) for file in d.glob("*/labels/*")], "6 photographs with other labels"),
+    "one label of val": (lambda d: (d / "val/labels/2.txt").write_text(""), "1 photograph with other labels .*val/images/2"),
+    "no label file": (lambda d: (d / "train/labels/0.txt").unlink(), "1 photograph with other labels"),
     "order of rows": (lambda d: (d / "train/labels/0.txt").write_text("\n".join(LABELS.split("\n")[::-1])), "other labels"),
     "a corner of the other object": (lambda d: (d / "train/labels/0.txt").write_text(LABELS.replace("\n1 0.5 0.5", " 0.5 0.5\n1")), "other labels"),
-    "a byte": (lambda d: in_place(d / "train/images/1.jpg"), "1 photographs have another content .*train/images/1"),
-    "one more": (lambda d: shutil.copy(d / "val/images/0.jpg", d / "train/images/9.jpg"), "1 photographs were added"),
-    "renamed": (lambda d: (d / "val/images/0.jpg").rename(d / "val/images/9.jpg"), "1 .* added .*; 1 photographs are gone"),
-    "another split": (to_train, "1 .* added .*train/images/9.*; 1 photographs are gone .*val/images/0"),
+    "a byte": (lambda d: in_place(d / "train/images/1.jpg"), "1 photograph with another content .*train/images/1"),
+    "one more": (lambda d: shutil.copy(d / "val/images/0.jpg", d / "train/images/9.jpg"), "1 photograph added"),
+    "renamed": (lambda d: (d / "val/images/0.jpg").rename(d / "val/images/9.jpg"), "1 photograph added .*; 1 photograph gone"),
+    "another split": (to_train, "1 photograph added .*train/images/9.*; 1 photograph gone .*val/images/0"),
     "names swapped": (lambda d: (d / "data.yaml").write_text("train: train/images\nval: val/images\nnames: [pole, wire]\n"), "classes 0 wire, 1 pole, but --data has 0 pole, 1 wire"),
     "a third class": (lambda d: (d / "data.yaml").write_text("train: train/images\nval: val/images\nnames: [wire, pole, cap]\n"), "classes 0 wire, 1 pole, but --data has 0 wire, 1 pole, 2 cap"),
 }  # fmt: skip
@@ -136,11 +136,36 @@ def test_a_run_goes_on_with_its_data_in_another_place_and_names_what_differs(dat
     there["data"] = str((moved / "data.yaml").rename(moved / "other.yaml"))
     (moved / "data.yaml").write_text((moved / "other.yaml").read_text())
     swap(moved / "val/labels/1.txt")
-    with pytest.raises(UserError, match="1 photographs have other labels"):
+    with pytest.raises(UserError, match="1 photograph with other labels"):
         open_run_folder(run, TrainConfig(**there, resume=str(run)), data=taken(moved))
     with pytest.raises(UserError, match=r"other options than that run's: data .*other\.yaml"):
         open_run_folder(run, TrainConfig(**there, resume=str(run)))
     assert open_run_folder(run, TrainConfig(**there), data=taken(moved))[0] is False  # as with any other data
+
+
+def started_on(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": number}.items():
+        monkeypatch.setenv(name, str(value))
+
+
+def test_two_processes_with_four_images_go_on_as_one_with_eight_and_back_and_not_as_one_with_four(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--batch-size 8` set a run of 2 x 4 aside, and `--resume` refused it."""
+    run = tmp_path / "run"
+    for resume in ("", str(run)):
+        started_on(2, monkeypatch)
+        open_run_folder(run, TrainConfig(save_dir=str(run), batch_size=4), data=taken(data))
+        save_checkpoint(run / "checkpoint", 7, {"weight": torch.zeros(1)}, facts={"global_batch_size": 8})
+        started_on(1, monkeypatch)
+        for batch_size, accumulate in ((8, 1), (2, 4)):
+            same = TrainConfig(save_dir=str(run), batch_size=batch_size, accumulate=accumulate, resume=resume)
+            assert open_run_folder(run, same, data=taken(data)) == (True, [])
+    with pytest.raises(UserError, match="batch_size 2 -> 4"):
+        open_run_folder(run, TrainConfig(save_dir=str(run), batch_size=4, resume=str(run)), data=taken(data))
+    resumes, [line] = open_run_folder(run, TrainConfig(save_dir=str(run), batch_size=4), data=taken(data))
+    assert not resumes
+    assert "batch_size 2 -> 4" in line
 
 
 def test_a_photograph_that_cannot_be_read_is_left_to_skip_bad(data: Path) -> None:

@@ -18,11 +18,12 @@ from utils.common.devices import Precision, choose_precision
 from utils.common.errors import EXIT_DIVERGED, UsageError, UserError
 from utils.data.augment import Augmentation, AugmentOptions
 from utils.data.augmentation_policy import AugmentationPolicy, resolve_augmentation
-from utils.data.dataset import Batch, DataOptions
+from utils.data.dataset import Batch
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.drawn_wires import band
 from utils.data.label_shapes import LabelShapes, shapes_of
 from utils.data.labels import Photo
+from utils.data.options import DataOptions
 from utils.data.windows import WindowConfig
 from utils.engine import EngineOptions
 from utils.engine.recovery import Diverged
@@ -124,6 +125,8 @@ def test_rate_and_decay_follow_the_effective_batch() -> None:
     assert chosen.lr == pytest.approx(0.01 * 128 / 64)
     assert chosen.weight_decay == pytest.approx(5e-4 * 128 / 64)
     assert "16 images x 4 processes x 2 batches per step = 128" in chosen.arithmetic[0]
+    assert "Learning rate: 0.01 x 2 (linear scaling) = 0.02 (MuSGD)" in chosen.arithmetic
+    assert "Learning rate: 0.01 (MuSGD)" in plan_optimizer(config_of("--lr", "0.01"), 4, 1000).arithmetic
 
 
 def test_the_trainer_plans_with_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

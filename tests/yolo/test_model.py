@@ -52,7 +52,11 @@ def test_a_saved_model_opens_again_with_equal_outputs(saved: dict[str, Path], fa
         for name in ("boxes", "scores", "mask_coefficient"):
             torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4, msg=name)
     assert [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]  # only the copy changed
-    tuned = build_model(path, ("insulator", "tree"))  # another order and number of classes
+    said: list[str] = []
+    tuned = build_model(path, ("insulator", "tree"), said.append)  # another order and number of classes
+    assert said == [f"Classes that {path} knows and keeps: insulator; classes that begin anew: tree"]
+    build_model(path, class_names(model), said.append)
+    assert len(said) == 1
     assert (tuned.nc, class_names(tuned)) == (2, ("insulator", "tree"))
     for level in range(3):
         kept = tuned.model[-1].cv3[level][-1].weight[0]

@@ -109,6 +109,7 @@ FRACTION: dict[str, Any] = {"at_least": 0, "at_most": 1}  # bounds of a share or
 CONFIG_HELP = "YAML file of options; the command line wins"
 GROUPS = ("options", "data", "model", "run", "speed", "augmentation", "advanced")  # in `--help`, in this order
 THREADS_HELP = "compute threads per process; 0: the cores that it may use"
+PRECISION_CHOICES = ("auto", "bf16", "fp16", "off")
 MOST = 1e18  # no option has a use for more; 64 bits hold it
 INPUT_SIZE: dict[str, Any] = {"at_least": 64, "multiple_of": 32}  # bounds of the network input's side in pixels
 
@@ -211,6 +212,12 @@ def parse_config(
         return config
     except UsageError as error:
         parser.error(str(error))
+
+
+def show_help(config_class: type, description: str) -> None:
+    """Print the help and exit if nothing else is asked for; scripts call this before they import PyTorch, which takes long."""
+    if sys.argv[1:] in (["-h"], ["--help"]):
+        parse_config(config_class, description)
 
 
 def words_of(options: Mapping[str, Any]) -> list[str]:

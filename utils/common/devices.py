@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy
 import torch
 
+from utils.common.config import PRECISION_CHOICES
 from utils.common.cores import peak_process_bytes, read_words
 from utils.common.errors import UserError
 
 DEVICE_CHOICES = "auto, cpu, cuda, cuda:N or N"
-PRECISION_CHOICES = ("auto", "bf16", "fp16", "off")
 _CPU_BF16 = ("amx_bf16", "avx512_bf16")  # CPU features that multiply bf16 matrices in hardware
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt in glibc's malloc.h
 _LARGEST = 2**31 - 1  # of a C int

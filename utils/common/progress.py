@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from utils.common.text import is_terminal
+from utils.common.text import format_duration, is_terminal
 
 T = TypeVar("T")
 DELAY_S = 5.0
@@ -44,6 +44,6 @@ class Progress:
         now = monotonic()
         if now - self._last >= SECONDS_BETWEEN_LINES:
             left_s = (now - self._start) / self._done * (self.total - self._done)
-            line = f"  {self.title}: {self._done} of {self.total}, {left_s / 60:.1f} min left"
-            print(line, file=sys.stderr, flush=True)
+            left = f", {format_duration(left_s)} left" if self._done > 1 else ""  # the first one alone is often slow
+            print(f"  {self.title}: {self._done} of {self.total}{left}", file=sys.stderr, flush=True)
             self._last = now

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import cv2
 import numpy as np
-import torch
 
 from utils.common.config import FRACTION, Options, option
 from utils.data.labels import ROUGH, Photo
@@ -324,23 +323,3 @@ def jitter_colour(image: np.ndarray, gains: np.ndarray) -> np.ndarray:
     # Rounds and saturates at 255, six times as fast as a table for each channel; hues from 180 on wrap around.
     hsv = cv2.transform(hsv, np.diag([hue_gain, saturation_gain, value_gain]))
     return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
-
-
-def jitter_colours(images: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
-    """Do the same for RGB images float (B, 3, H, W) in 0..1, gains (B, 3), on their device; returns channels last."""
-    hue_gain, saturation_gain, value_gain = gains.to(images.dtype).T.reshape(3, -1, 1, 1, 1)
-    red, green, blue = images.split(1, dim=1)
-    value = images.amax(1, keepdim=True)
-    chroma = value - images.amin(1, keepdim=True)
-    divisor = chroma.clamp(min=1e-6)
-    # Hue in sixths of the circle, 0 is red, from the largest channel (Smith 1978, "Color gamut transform pairs").
-    from_red, from_green, from_blue = (green - blue) / divisor, (blue - red) / divisor + 2, (red - green) / divisor + 4
-    hue = torch.where(value == red, from_red, torch.where(value == green, from_green, from_blue)) % 6
-    # 5, 3, 1, made on the device: `torch.tensor` would copy them from the host, which waits for the device.
-    steps = torch.arange(5, 0, -2, device=images.device, dtype=images.dtype)[:, None, None]
-    position = torch.addcmul(steps, hue, hue_gain) % 6
-    saturation = (chroma / value.clamp(min=1e-6) * saturation_gain).clamp_(max=1)
-    value = (value * value_gain).clamp_(max=1)
-    nearness = torch.minimum(position, 4 - position).clamp_(0, 1)
-    changed = torch.addcmul(value, value * saturation, nearness, value=-1)
-    return changed.contiguous(memory_format=torch.channels_last)

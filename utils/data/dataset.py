@@ -6,14 +6,13 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import cv2
 import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from utils.common.config import INPUT_SIZE, Options, option
 from utils.common.errors import UserError
 from utils.data.augment import (
     Augmentation,
@@ -33,7 +32,6 @@ from utils.data.augment import (
     warp_into,
 )
 from utils.data.cache import PackedImages, load_photo, unreadable_message
-from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP
 from utils.data.drawn_wires import draw_wires
 from utils.data.images import FILL, ImageError, fit_long_side, letterbox, scaled_size
 from utils.data.labels import Photo, count_classes, find_label_file, read_photos, split_regions
@@ -145,45 +143,6 @@ __all__ = [
     "find_label_file",
     "read_photos",
 ]
-
-
-@dataclass(frozen=True)
-class DataOptions(Options):
-    """Which data set a training reads, at which size, and how it is loaded."""
-
-    group: ClassVar[str] = "data"
-
-    data: str = option(str(DEFAULT_DATASET_YAML.name), "folders and class names", metavar="YAML")
-    trust_links: bool = option(False, TRUST_LINKS_HELP, may_differ=True)
-    img_size: int = option(640, "side of the square input in pixels", **INPUT_SIZE)
-    multi_scale: bool = option(False, "each batch at 0.5 to 1.5 times --img-size")
-    cache: str = option(
-        "auto",
-        "packed copy of the photographs; auto: if the disk has room; packed: end if it has none",
-        choices=("auto", "packed", "none"),
-        words={"ram": "packed", "disk": "packed"},
-        may_differ=True,
-        group="speed",
-        wants="not windows",
-    )
-    cache_dir: str | None = option(
-        None,
-        "folder on a fast disk for the packed copy; unset: .cache in the data set",
-        metavar="DIR",
-        may_differ=True,
-        group="speed",
-    )
-    skip_bad: bool = option(False, "leave out photographs that cannot be read", may_differ=True)
-    num_workers: int | None = option(
-        None,
-        "most loader processes per GPU; unset: 8, and up to 16 if a GPU has more cores to itself",
-        at_least=0,
-        may_differ=True,
-        group="speed",
-    )
-    prefetch: int = option(
-        4, "batches ahead per loader process", at_least=1, may_differ=True, group="speed", wants="num_workers"
-    )
 
 
 @dataclass(eq=False)

@@ -16,6 +16,7 @@ import numpy as np
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError
 from utils.common.files import mapping
+from utils.common.text import counted
 from utils.common.threads import ordered_map
 from utils.data.labels import Photo
 
@@ -60,12 +61,14 @@ class Fingerprint:
             return []
         both = [key for key in sorted(now.keys() & then.keys()) if UNREADABLE not in (now[key], then[key])]
         found = {
-            "photographs were added": sorted(key for key in now.keys() - then.keys() if now[key] != UNREADABLE),
-            "photographs are gone": sorted(key for key in then.keys() - now.keys() if then[key] != UNREADABLE),
-            "photographs have another content": [key for key in both if now[key][0] != then[key][0]],
-            "photographs have other labels": [key for key in both if now[key][1] != then[key][1]],
+            "added": sorted(key for key in now.keys() - then.keys() if now[key] != UNREADABLE),
+            "gone": sorted(key for key in then.keys() - now.keys() if then[key] != UNREADABLE),
+            "with another content": [key for key in both if now[key][0] != then[key][0]],
+            "with other labels": [key for key in both if now[key][1] != then[key][1]],
         }
-        return [f"{len(keys)} {what} (such as {keys[0]})" for what, keys in found.items() if keys]
+        return [
+            f"{counted(len(keys), 'photograph')} {what} (such as {keys[0]})" for what, keys in found.items() if keys
+        ]
 
 
 def take_fingerprint(

@@ -9,7 +9,6 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-GRAD_COMPRESSION_CHOICES = ("none", "bf16", "fp16")
 _HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
 
 # PyTorch 2.13 renamed the option.

@@ -1,38 +1,8 @@
 """Options of the training engine."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from utils.common.config import FRACTION, Options, option
-from utils.distributed.ddp import GRAD_COMPRESSION_CHOICES
-
-
-@dataclass(frozen=True)
-class LoopOptions(Options):
-    """What the loop does, as a script's options."""
-
-    group: ClassVar[str] = "advanced"
-
-    epochs: int = option(100, "passes over the training images", at_least=1, may_differ=True, group="run")
-    accumulate: int = option(1, "batches per optimizer step", at_least=1)
-    ema: bool = option(True, "evaluate and save the weights' moving average")
-    ema_decay: float = option(0.9999, "decay of the moving average", needs="ema", **FRACTION)
-    ema_ramp: float = option(2000.0, "optimizer steps until the decay is reached", needs="ema")
-    grad_compression: str = option(
-        "none", "gradients, for slow networks", choices=GRAD_COMPRESSION_CHOICES, group="speed"
-    )
-    compile: bool = option(False, "torch.compile: needs a C++ compiler, takes minutes", group="speed")
-    cuda_graph: str = option(
-        "auto",
-        "CUDA graphs, for small batches; auto: on one GPU, if a step takes at most a quarter of its memory",
-        choices=("auto", "off"),
-        may_differ=True,
-        group="speed",
-    )
-    patience: int = option(
-        100, "end after N epochs without progress; 0: never", at_least=0, may_differ=True, group="run"
-    )
-    tensorboard: bool = option(True, "write TensorBoard events", may_differ=True, group="run")
+from utils.run.options import LoopOptions
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from urllib.parse import quote
 import numpy as np
 
 from utils.predict.detections import PhotoPrediction
+from utils.predict.options import COCO_FILE, LABEL_STUDIO_FILE
 from utils.predict.prediction_files import Parts, PartWriter, Source, write_list
 from utils.predict.regions import Region, column_runs
 from utils.sources.mask_rings import MAX_MASK_RINGS, join_rings, mask_rings, signed_area
 
-COCO_FILE, LABEL_STUDIO_FILE = "annotations/instances_default.json", "label_studio.json"
 COCO_PARTS, LABEL_STUDIO_PARTS = ".coco.part-*", ".label_studio.part-*"
 # Names of the tags in Label Studio's labelling interface, as in docs/labels.md.
 FROM_NAME, TO_NAME = "label", "image"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -37,6 +37,7 @@ class Detections:
     scores: torch.Tensor  # float32 (n,)
     class_ids: torch.Tensor  # int64 (n,)
     coefficients: torch.Tensor
+    best_score: float = 0.0  # the highest confidence seen, if no confidence in the batch was high enough
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -59,11 +60,23 @@ class PhotoPrediction:
     lines: Sequence[Line | None] = ()
     num_without_mask: int = 0
     traits: np.ndarray | None = None  # what the photograph is like, with a guarantee: utils/predict/thresholds.py
+    best_score: float = 0.0  # the highest confidence seen, if none was high enough for a detection
+    spent_s: np.ndarray = field(
+        default_factory=lambda: np.zeros(3)
+    )  # on its inputs; on the network; on masks and joining
 
     @property
     def class_ids(self) -> np.ndarray:
         """The class of each detection, int64 (n,)."""
         return self.detections.class_ids.numpy()
+
+    def chosen(self, numbers: list[int]) -> PhotoPrediction:
+        """Return some of the detections, by their numbers."""
+        masks = [self.masks[number] for number in numbers]
+        lines = [self.lines[number] for number in numbers] if self.lines else ()
+        found, boxes = self.detections[numbers], self.boxes[numbers]
+        chosen = replace(self, detections=found, masks=masks, boxes=boxes, lines=lines)
+        return replace(chosen, num_without_mask=sum(not mask.mask.size for mask in masks))
 
 
 def raw_outputs(
@@ -130,9 +143,10 @@ def detect(
     else:
         kept = _suppress(found, iou, max_detections)
     coefficients = outputs["mask_coefficient"].float().transpose(1, 2)
+    best_scores = [0.0] * len(kept) if any(found.counts) else probabilities.amax((1, 2)).tolist()
     return [
-        Detections(boxes, scores, class_ids, image[anchor])
-        for (boxes, scores, class_ids, anchor), image in zip(kept, coefficients, strict=True)
+        Detections(boxes, scores, class_ids, image[anchor], best_score)
+        for (boxes, scores, class_ids, anchor), image, best_score in zip(kept, coefficients, best_scores, strict=True)
     ]
 
 

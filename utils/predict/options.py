@@ -1,23 +1,21 @@
-"""Options that the commands which predict share, and the opening of a model by them."""
+"""Options that the commands which predict share."""
 
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+from utils.common.config import CONFIG_HELP, FRACTION, PRECISION_CHOICES, THREADS_HELP, Options, option
+from utils.common.errors import UsageError
 
-from utils import distributed
-from utils.common.config import CONFIG_HELP, FRACTION, THREADS_HELP, Options, option
-from utils.common.cores import usable_cpu_count
-from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
-from utils.common.errors import UserError
-from utils.data.label_shapes import named_classes
-from utils.predict.line_step import steps_for
-from utils.predict.models import open_model
-from utils.predict.thresholds import Thresholds
-from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
-from utils.yolo.model import YoloModel, class_names, trained_size_px, trained_thin_classes
-
+COCO_FILE, LABEL_STUDIO_FILE = "annotations/instances_default.json", "label_studio.json"
+OVERLAP = 0.2  # of a tile's side
+MIN_TILE_PX = 64
 FIXED = ("model", "nms", "amp", "device", "threads", "config")  # options that hold as long as a model is open
+
+
+def check_tiles(tiles: str) -> None:
+    """Raise UsageError unless the value of `--tiles` is auto, off or a side in pixels."""
+    if tiles not in ("auto", "off") and not (tiles.isdecimal() and int(tiles) >= MIN_TILE_PX):
+        raise UsageError(f"--tiles {tiles}: must be auto, off or a tile's side of at least {MIN_TILE_PX} pixels")
 
 
 def overlap_option(*needs: str) -> Any:
@@ -84,44 +82,14 @@ class PredictOptions(ModelOptions):
     )
 
 
-def open_predictor(
-    config: PredictOptions, ranks: distributed.RankInfo | None = None
-) -> tuple[Predictor, tuple[str, ...]]:
-    """Open the model on this rank's device; return how it is applied, and the names of its classes."""
-    ranks = ranks or distributed.read_rank_environment()
-    device = choose_device(config.device, ranks.local_rank)
-    if device.type == "cpu" or config.threads:
-        torch.set_num_threads(config.threads or cores_of(ranks))
-    model = open_model(config.model, device, config.amp, nms=config.nms)
-    return predictor_for(config, model, device), class_names(model)
+@dataclass(frozen=True)
+class InferenceConfig(PredictOptions):
+    """Options of `inference.py`."""
 
-
-def predictor_for(config: PredictOptions, model: YoloModel, device: torch.device) -> Predictor:
-    """Return how an open model is applied; FIXED were decided when it was opened."""
-    names = class_names(model)
-    size_px = config.img_size or trained_size_px(model)
-    tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
-    limits = {"confidence": config.conf, "iou": config.iou, "classes": wanted_classes(config.classes, names)}
-    asked = config.thin_classes
-    thin = trained_thin_classes(model) if asked == ("auto",) else named_classes(asked, names)
-    how = (limits, config.max_detections, choose_precision(config.amp, device).dtype, thin, steps_for(model, thin))
-    predictor = Predictor(model, size_px, device, config.batch_size, tiling, *how)
-    thresholds = Thresholds.chosen(config.thresholds, config.model, model)
-    return thresholds.apply(predictor, names) if thresholds else predictor
-
-
-def cores_of(ranks: distributed.RankInfo) -> int:
-    """Return how many cores a rank may use."""
-    return max(1, usable_cpu_count() // ranks.local_world_size)
-
-
-def wanted_classes(classes: tuple[str, ...] | None, names: tuple[str, ...]) -> tuple[int, ...] | None:
-    """Turn class names or numbers into numbers. Raises UserError for a class that the model does not have."""
-    if classes is None:
-        return None
-    known = {**{name: index for index, name in enumerate(names)}, **{str(index): index for index in range(len(names))}}
-    for name in classes:
-        if name not in known:
-            advice = "; several stand apart, as in --classes 0 1" if "," in name else ""
-            raise UserError(f"--classes {name}: the model knows {', '.join(names)}{advice}")
-    return tuple(known[name] for name in classes)
+    source: str = option(
+        None, "photograph, folder (with its subfolders), quoted pattern or .txt file with a path a line", required=True
+    )
+    output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
+    save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
+    save_coco: bool = option(False, f"also write {COCO_FILE}, which CVAT imports (docs/labels.md)")
+    save_label_studio: bool = option(False, f"also write {LABEL_STUDIO_FILE}: predictions to import into Label Studio")

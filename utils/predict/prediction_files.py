@@ -6,8 +6,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -156,6 +156,22 @@ def read_predictions(folder: Path) -> Iterator[dict[str, Any]]:
                 reason = printable(reason_of_content(error), 200)
                 raise UserError(f"{file}:{number}: {reason}; run inference.py again") from error
             yield entry
+
+
+def keys_of(folder: Path) -> set[str]:
+    """Return the names of the results in a folder, as its predictions.json lists them; none if it cannot be read."""
+    with suppress(UserError):
+        return {str(entry["key"]) for entry in read_predictions(folder)}
+    return set()
+
+
+def remove_results(folder: Path, keys: Collection[str]) -> int:
+    """Remove the pictures, labels and cut-outs of photographs; return the number of files."""
+    files = [file for pattern in ("*.jpg", "labels/*.txt") for file in folder.glob(pattern) if file.stem in keys]
+    files += [file for file in folder.glob("crops/*/*.jpg") if file.stem.rpartition("_")[0] in keys]
+    for file in files:
+        file.unlink()
+    return len(files)
 
 
 @dataclass(frozen=True)

@@ -189,8 +189,5 @@ class AboveThresholds:
         """Return the detections that are kept."""
         found = prediction.detections
         chosen = np.flatnonzero(found.scores.numpy() >= self.least[prediction.class_ids]).tolist()
-        masks = [prediction.masks[number] for number in chosen]
-        lines = [prediction.lines[number] for number in chosen] if prediction.lines else ()
-        num_without_mask = sum(not mask.mask.size for mask in masks)
         traits = photo_traits(found, seen, context.placement.size_px)
-        return PhotoPrediction(found[chosen], masks, prediction.boxes[chosen], lines, num_without_mask, traits)
+        return replace(prediction.chosen(chosen), traits=traits)

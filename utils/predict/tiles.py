@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,7 +13,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from utils.common.errors import UsageError
 from utils.data.images import FILL, letterbox
 from utils.data.target_masks import MASK_STRIDE
 from utils.predict.detections import (
@@ -25,6 +25,7 @@ from utils.predict.detections import (
     raw_outputs,
 )
 from utils.predict.merge_tiles import MergedInstance, TileDetection, join_tiles
+from utils.predict.options import OVERLAP
 from utils.predict.overview import best_first, longest_side, merge_coarse_level, without_mask
 from utils.predict.postprocess import Context, MeanWithWhole, Step
 from utils.predict.regions import Corners, LazyRegions
@@ -32,8 +33,6 @@ from utils.yolo.inputs import prepare_images
 from utils.yolo.model import YoloModel, trained_label_lengths, trained_windows, trained_wire_labels
 
 MIN_OVERLAP_PX = 128
-OVERLAP = 0.2  # of a tile's side
-MIN_TILE_PX = 64
 PIECES_PER_DETECTION = 16  # how many of a photograph's most confident pieces are joined, per detection that may result
 # A piece is joined if it has this share of the confidence of the best piece of its class: fewer change AP by under 0.001.
 LEAST_RELATIVE_SCORE = 0.01
@@ -64,12 +63,6 @@ class Tiling:
         while self.larger and 2 * COARSER * sizes[-1] <= max(height, width):
             sizes.append(COARSER * sizes[-1])
         return [cut_tiles(width, height, size_px, self.overlap) for size_px in sizes]
-
-
-def check_tiles(tiles: str) -> None:
-    """Raise UsageError unless the value of `--tiles` is auto, off or a side in pixels."""
-    if tiles not in ("auto", "off") and not (tiles.isdecimal() and int(tiles) >= MIN_TILE_PX):
-        raise UsageError(f"--tiles {tiles}: must be auto, off or a tile's side of at least {MIN_TILE_PX} pixels")
 
 
 def choose_tiling(tiles: str, overlap: float, model: YoloModel, size_px: int) -> Tiling | None:
@@ -140,7 +133,9 @@ class Predictor:
             tiles = self.tiling.tiles_of(photo) if self.tiling else []
             state = _Open(key, photo, self.size_px, tiles, [0.0] * (PIECES_PER_DETECTION * self.max_detections))
             for number in state.views:
+                start_s = time.perf_counter()
                 batch.append(_View.of(state, number))
+                state.spent_s[0] += time.perf_counter() - start_s
                 if len(batch) == self.batch_size:
                     yield from self._run(batch)
                     batch = []
@@ -148,31 +143,43 @@ class Predictor:
             yield from self._run(batch)
 
     def _run(self, batch: list[_View]) -> Iterator[tuple[Any, np.ndarray, PhotoPrediction]]:
+        clock_s = [time.perf_counter()]
         canvases = np.stack([view.canvas for view in batch])
         if any(view.state.tiles for view in batch):
             # Always the same size, so that a last, smaller batch is computed in the same way on any number of ranks.
             missing = self.batch_size - len(batch)
             canvases = np.concatenate([canvases, np.full((missing, *canvases.shape[1:]), FILL, np.uint8)])
         images = prepare_images(torch.from_numpy(canvases), self.device)
+        clock_s.append(time.perf_counter())
         outputs = raw_outputs(self.model, images, self.autocast_dtype)
         strides = [float(stride) for stride in self.model.stride]  # type: ignore[union-attr]
         found_in = detect(
             outputs, strides, self.size_px, max_detections=self.max_detections, thin=self.thin, **self.limits
         )
+        clock_s.append(time.perf_counter())  # `detect` has waited for the device
+        shares_s = np.diff(clock_s) / len(batch)
         for view, found, prototypes in zip(batch, found_in, outputs["proto"], strict=False):
-            state = view.state
+            start_s = time.perf_counter()
+            state, prediction = view.state, None
+            state.best_score = max(state.best_score, found.best_score)
             if view.number == WHOLE_PHOTO:
                 state.seen = [step.see(prototypes, view.canvas, view.placement) for step in self.steps]
+
             if not state.tiles:
                 masks = [runs.region() for runs in photo_runs(prototypes, found, view.placement)]
                 boxes = view.placement.boxes_to_photo(found.boxes).numpy()
                 num_bare = sum(not region.mask.size for region in masks)
                 prediction = PhotoPrediction(found, masks, boxes, num_without_mask=num_bare)
-                yield state.key, state.photo, self._finished(prediction, view.placement, state)
-                continue
-            state.add(view, found, prototypes)
-            if view.number == state.views[-1]:
-                yield state.key, state.photo, self._join(state)
+                prediction = self._finished(prediction, view.placement, state)
+            else:
+                state.add(view, found, prototypes)
+                if view.number == state.views[-1]:
+                    prediction = self._join(state)
+
+            state.spent_s += [*shares_s, time.perf_counter() - start_s]
+            if prediction is not None:
+                prediction = replace(prediction, best_score=state.best_score, spent_s=state.spent_s)
+                yield state.key, state.photo, prediction
 
     def _join(self, state: _Open) -> PhotoPrediction:
         pieces = [piece for piece in state.pieces if state.is_joined(piece.class_id, piece.score)]
@@ -252,6 +259,8 @@ class _Open:
     pieces: list[TileDetection] = field(default_factory=list)
     whole: Letterbox | None = None  # where the whole photograph lies in the input
     seen: list[Any] = field(default_factory=list)  # what each step keeps of the whole photograph
+    best_score: float = 0.0  # as in PhotoPrediction
+    spent_s: np.ndarray = field(default_factory=lambda: np.zeros(3))
 
     @cached_property
     def tiles(self) -> list[Corners]:

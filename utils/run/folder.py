@@ -6,67 +6,22 @@ import argparse
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import yaml
 
 from utils import distributed
-from utils.common.config import CONFIG_HELP, FOLDER_PARTS, Options, option, to_dict
+from utils.common.config import FOLDER_PARTS, to_dict
 from utils.common.environment import environment_report
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, UserError, printable
-from utils.common.extras import require_extra
 from utils.common.files import in_the_way, read_back, warn_on_write_error, write_text_atomic
 from utils.data.fingerprint import Fingerprint
 from utils.run.checkpoint import has_checkpoint, latest_facts
-from utils.run.records import BEST_METRICS, CONFIG_FILE, read_config
+from utils.run.records import CONFIG_FILE, read_config
 from utils.run.status import FAILED, FINISHED, RUNNING, STATUS_FILE, STOPPED, RunLock, write_status
-
-
-@dataclass(frozen=True)
-class RunOptions(Options):
-    """The folder of a run, what is written there, and where else it is shown."""
-
-    group: ClassVar[str] = "run"
-
-    save_dir: str = option("models/epri_distribution_ddp", "run folder", metavar="DIR", may_differ=True)
-    resume: str | None = option(None, "continue this run: its folder, or its last.pt", metavar="RUN", may_differ=True)
-    config: str | None = option(None, CONFIG_HELP, metavar="FILE", may_differ=True)
-    accept_changed_data: bool = option(
-        False, "resume although photographs or labels changed", may_differ=True, group="advanced"
-    )
-    save_every_minutes: float = option(
-        15.0, "minutes between checkpoints in an epoch; 0: none", at_least=0, may_differ=True
-    )
-    best_metric: str = option("val_loss", "what chooses best.pt", choices=tuple(BEST_METRICS))
-    val_pictures_every: int = option(5, "epochs between validation pictures; 0: none", at_least=0, may_differ=True)
-    mlflow: str | None = option(
-        None,
-        "MLflow server (extras/mlflow); unset: that of MLFLOW_TRACKING_URI; empty: none",
-        metavar="URI",
-        may_differ=True,
-    )
-    mirror: str | None = option(
-        None,
-        "folder in an object storage, such as s3://bucket/runs, to which each save is copied (extras/mirror)",
-        metavar="ADDRESS",
-        may_differ=True,
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mirror:
-            require_extra("mirror").run_storage(Path(self.save_dir), self.mirror)
-        if self.mlflow:
-            require_extra("mlflow").checked_uri(self.mlflow, "--mlflow")
-
-    @property
-    def monitor(self) -> str:
-        """The reported value that chooses best.pt."""
-        return BEST_METRICS[self.best_metric]
-
 
 DATA_FILE = "data.json"  # the fingerprint of the data on which a run trains
 CHANGES_FILE = "data_changes.txt"  # what changed in the data, and was accepted
@@ -130,7 +85,7 @@ def open_run_folder(
     """
     lines: list[str] = []
     earlier = read_config(folder)
-    changed = differences(config, earlier) if earlier else []
+    changed = differences(config, earlier, folder) if earlier else []
     if earlier and data and (moved := _other_place(changed)):
         before, accepts = read_fingerprint(folder), getattr(config, "accept_changed_data", False)
         is_same = before is not None and before.names == data.names and (accepts or not data.changes_since(before))
@@ -202,7 +157,8 @@ def _listed(names: Sequence[str]) -> str:
 
 def require_same_options(config: HasRunFolder, may_move: bool = False) -> None:
     """Raise UserError if `--resume` is given and the options differ from that run's; `may_move`: `--data` may."""
-    changed = differences(config, read_config(Path(config.save_dir))) if config.resume else []
+    folder = Path(config.save_dir)
+    changed = differences(config, read_config(folder), folder) if config.resume else []
     if changed := [line for line in changed if not may_move or line != _other_place(changed)]:
         raise UserError(
             f"--resume {config.resume}: other options than that run's: {'; '.join(changed)}; remove them, or use another --save-dir"
@@ -214,12 +170,17 @@ def _other_place(changed: Sequence[str]) -> str:
     return next((line for line in changed if line.startswith("data ")), "")
 
 
-def differences(config: Any, earlier: dict[str, Any]) -> list[str]:
-    """Return the options in which `config` differs from `earlier`, the resolved options of another run.
+def differences(config: Any, earlier: dict[str, Any], folder: Path | None = None) -> list[str]:
+    """Return the options in which `config` differs from `earlier`, the resolved options of another run, in `folder`.
 
-    An option that is missing in `earlier` had its default there. Ignores options that `may_differ`.
+    An option that is missing in `earlier` had its default there. Ignores options that `may_differ`, and how many images a
+    process takes, if a step takes as many over all processes as that run's steps.
     """
     compared = [field for field in fields(config) if not field.metadata["may_differ"]]
+    images = latest_facts(folder / "checkpoint").get("global_batch_size") if folder else None
+    per_step = getattr(config, "accumulate", 1) * distributed.read_rank_environment().world_size
+    if images and images == config.batch_size * per_step:
+        compared = [field for field in compared if field.name not in ("batch_size", "accumulate")]
     values = [(field.name, earlier.get(field.name, field.default), getattr(config, field.name)) for field in compared]
     values = [(name, tuple(before) if isinstance(before, list) else before, now) for name, before, now in values]
     return [f"{name} {before} -> {now}" for name, before, now in values if before != now]

@@ -3,16 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from utils.common.config import Options, option
-from utils.common.devices import PRECISION_CHOICES
+from utils.common.config import PRECISION_CHOICES, Options, option
 from utils.data.augment import AugmentOptions
-from utils.data.dataset import DataOptions
+from utils.data.options import DataOptions
 from utils.data.windows import WindowOptions
-from utils.engine.options import LoopOptions
-from utils.run.folder import RunOptions
-from utils.yolo.loss import LossOptions
-from utils.yolo.model import ModelOptions
-from utils.yolo.optimizer import OptimizerOptions
+from utils.run.options import LoopOptions, RunOptions
+from utils.yolo.options import LossOptions, ModelOptions, OptimizerOptions
 
 MOST_IMAGES = 65_536  # in a batch: no device holds more, and the weight decay grows with --batch-size
 

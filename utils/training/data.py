@@ -16,7 +16,7 @@ from utils.common.text import counted, format_bytes
 from utils.data.augment import AugmentOptions
 from utils.data.augmentation_policy import AugmentationPolicy, resolve_augmentation
 from utils.data.cache import CachePlace, PackedImages, note_digests, open_images, open_or_build_check
-from utils.data.dataset import DataOptions, SegmentationDataset, read_photos
+from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.fingerprint import Fingerprint, take_fingerprint
 from utils.data.images import read_image
@@ -29,6 +29,7 @@ from utils.data.label_shapes import (
     with_objects,
 )
 from utils.data.labels import Photo
+from utils.data.options import DataOptions
 from utils.data.windows import WindowConfig, open_windows
 from utils.predict.lines.label_facts import LabelledPhoto, measure_wire_labels
 from utils.run.folder import read_fingerprint

@@ -42,6 +42,7 @@ CHOSEN_FROM = 512  # the first samples: reading the labels of all would take min
 VAL_PX = 640  # long side of a validation photograph
 VAL_FONT_SCALE = 0.6  # letters of 13 pixels, which can be read on a screen that shows the grid at half its size
 VAL_CONFIDENCE = 0.25  # as in inference.py
+VAL_GUESSES = 3  # drawn on a picture without detections as confident as that: what an early epoch has learned
 VAL_MOST_OBJECTS = 50  # drawn on one picture, the most confident first
 VAL_FILE = "val_batch0_pred.jpg"
 ShowImage = Callable[[str, np.ndarray, int], None]  # tag, RGB uint8 (H, W, 3), step: RunLog.image
@@ -130,8 +131,8 @@ class ValidationPictures:
         if sample.index not in self._wanted:
             return
         with going_on_without_picture(VAL_FILE):
-            sure = slice(min(int((found.scores >= VAL_CONFIDENCE).sum()), VAL_MOST_OBJECTS))  # the best come first
-            kept = found[sure]
+            num_sure = int((found.scores >= VAL_CONFIDENCE).sum())
+            kept = found[: min(num_sure, VAL_MOST_OBJECTS) or VAL_GUESSES]  # the best come first
             file = self.photos[sample.index].file
             (left, top), (width, height) = sample.pad, sample.inner_size
             window = sample.image[top : top + height, left : left + width]
@@ -149,7 +150,8 @@ class ValidationPictures:
                 style: dict[str, Any] = {"font_scale": VAL_FONT_SCALE, "nothing": nothing}
                 pair.append(draw_instances(photo, class_ids, in_photo, shapes, scores, self.names, **style))
             self._pairs += pair
-            told = counted(len(kept), "detection") if len(kept) else NO_DETECTIONS
+            guesses = f"no detection above {VAL_CONFIDENCE}, best guesses" if len(kept) else NO_DETECTIONS
+            told = counted(len(kept), "detection") if num_sure else guesses
             self._captions += [f"truth, {file.name}", f"epoch {epoch}: {told}"]
 
 

@@ -8,35 +8,22 @@ import torch
 import yaml
 
 from utils import distributed
-from utils.common.config import section_of, to_dict
+from utils.common.config import PRECISION_CHOICES, section_of, to_dict
 from utils.common.cores import choose_threads_and_workers, free_cores, threads_beside_others, usable_cpu_count
-from utils.common.devices import (
-    PRECISION_CHOICES,
-    Precision,
-    choose_device,
-    choose_precision,
-    seed_everything,
-    tune_device,
-)
+from utils.common.devices import Precision, choose_device, choose_precision, seed_everything, tune_device
 from utils.common.errors import UserError, printable
 from utils.common.files import warn_on_write_error, write_text_atomic
 from utils.common.text import counted
-from utils.data.dataset import DataOptions, count_classes
+from utils.data.dataset import count_classes
 from utils.data.loader import batch_bytes, largest_side_px, plan_loader
+from utils.data.options import DataOptions
 from utils.run.folder import NOT_KEPT, OwnedRun
 from utils.run.records import CONFIG_FILE
 from utils.training.config import MachineOptions, TrainConfig
 from utils.training.data import Data
 from utils.yolo.loss import inverse_frequency_weights
-from utils.yolo.optimizer import (
-    ADAMW_LR,
-    FEW_STEPS,
-    NOMINAL_BATCH_SIZE,
-    OPTIMIZER_NAMES,
-    SGD_LR,
-    OptimizerPlan,
-    scaled_lr,
-)
+from utils.yolo.optimizer import OPTIMIZER_NAMES, OptimizerPlan, scaled_lr
+from utils.yolo.options import ADAMW_LR, FEW_STEPS, NOMINAL_BATCH_SIZE, SGD_LR
 
 GLOBAL_BATCH_SIZE = "global_batch_size"  # one of a run's choices: images per optimizer step
 THREADS, CORES = "threads", "cores"  # two more: compute threads per process, and the cores that it could use
@@ -172,15 +159,18 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, *, is_
         name, other = ("adamw", "musgd") if is_short else ("musgd", "adamw")
         weights = f"the weights are {'trained' if is_trained else 'random'}"
         reason = f"{weights} and there are {steps * config.epochs} steps{' on windows' * bool(config.windows)}"
-        choice = [f"Optimizer: {OPTIMIZER_NAMES[name]}, because {reason}; --optimizer {other}: the other"]
+        choice = [
+            f"Optimizer: {OPTIMIZER_NAMES[name]}, because {reason}; --optimizer {other} takes {OPTIMIZER_NAMES[other]}"
+        ]
     is_adamw = name == "adamw"
     base_lr = config.lr or (ADAMW_LR if is_adamw else SGD_LR)
     lr = scaled_lr(base_lr, config.lr_scale, global_batch)
+    scaling = "" if lr == base_lr else f"{base_lr:g} x {lr / base_lr:g} ({config.lr_scale} scaling) = "
     weight_decay = config.weight_decay * global_batch / NOMINAL_BATCH_SIZE
     arithmetic = (
         f"Effective batch: {counted(config.batch_size, 'image')} x {counted(world_size, 'process')} x {counted(config.accumulate, 'batch')} per step = {global_batch}",
         *choice,
-        f"Learning rate: {base_lr:g} x {lr / base_lr:g} ({config.lr_scale} scaling) = {lr:g} ({OPTIMIZER_NAMES[name]})",
+        f"Learning rate: {scaling}{lr:g} ({OPTIMIZER_NAMES[name]})",
         f"Weight decay: {config.weight_decay:g} x {global_batch}/{NOMINAL_BATCH_SIZE} = {weight_decay:g}",
         f"Steps: {counted(num_images, 'image')} / {global_batch} = {steps} per epoch, {steps * config.epochs} in all",
     )

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 
 from utils.common.devices import copy_to_device
-from utils.data.augment import jitter_colours
 from utils.data.dataset import Batch
 
 
@@ -64,3 +63,23 @@ def prepare_batch(batch: Batch, device: torch.device) -> tuple[torch.Tensor, Tar
 def varies_colours_on(device: torch.device, colour: str) -> bool:
     """Return whether `--colour`, which is auto, loader or device, lets the device vary the colours, not the loader."""
     return colour == "device" or (colour == "auto" and device.type == "cuda")
+
+
+def jitter_colours(images: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
+    """Do the same for RGB images float (B, 3, H, W) in 0..1, gains (B, 3), on their device; returns channels last."""
+    hue_gain, saturation_gain, value_gain = gains.to(images.dtype).T.reshape(3, -1, 1, 1, 1)
+    red, green, blue = images.split(1, dim=1)
+    value = images.amax(1, keepdim=True)
+    chroma = value - images.amin(1, keepdim=True)
+    divisor = chroma.clamp(min=1e-6)
+    # Hue in sixths of the circle, 0 is red, from the largest channel (Smith 1978, "Color gamut transform pairs").
+    from_red, from_green, from_blue = (green - blue) / divisor, (blue - red) / divisor + 2, (red - green) / divisor + 4
+    hue = torch.where(value == red, from_red, torch.where(value == green, from_green, from_blue)) % 6
+    # 5, 3, 1, made on the device: `torch.tensor` would copy them from the host, which waits for the device.
+    steps = torch.arange(5, 0, -2, device=images.device, dtype=images.dtype)[:, None, None]
+    position = torch.addcmul(steps, hue, hue_gain) % 6
+    saturation = (chroma / value.clamp(min=1e-6) * saturation_gain).clamp_(max=1)
+    value = (value * value_gain).clamp_(max=1)
+    nearness = torch.minimum(position, 4 - position).clamp_(0, 1)
+    changed = torch.addcmul(value, value * saturation, nearness, value=-1)
+    return changed.contiguous(memory_format=torch.channels_last)

@@ -17,14 +17,13 @@ most 0.025 of the gradient's norm; the usual mean over micro-batches differs by 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from utils import distributed
-from utils.common.config import Options, option
 from utils.yolo.assigner import YOLOV8_RULE, PredictedMasks, Rule, TrueObjects, assign, inside_boxes
 from utils.yolo.boxes import AnchorGrid, BoxErrors, anchor_grid, predicted_sides
 from utils.yolo.inputs import Targets
@@ -34,22 +33,6 @@ PARTS = ("box", "seg", "cls", "dfl")
 NUM_NORMALISERS = 3
 BOX_GAIN, CLASS_GAIN, DFL_GAIN = 7.5, 0.5, 1.5  # weights of the parts; the mask part shares the box gain
 FAR_PX = 1e5  # beyond every image
-
-
-@dataclass(frozen=True)
-class LossOptions(Options):
-    """What the loss weighs, and which anchors learn an object."""
-
-    group: ClassVar[str] = "advanced"
-
-    class_weights: str = option(
-        "none", "weights in the loss; auto: 1 / a class's number of objects", choices=("none", "auto")
-    )
-    reach: str = option(
-        "auto",
-        "only anchors that can predict a whole box learn it, for long wires; auto: with --windows",
-        choices=("auto", "on", "off"),
-    )
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,17 @@ import logging
 import math
 import re
 import textwrap
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import yaml
 from torch import nn
 
-from utils.common.config import Options, option
 from utils.common.environment import package_version, prepare_environment
-from utils.common.errors import UsageError, UserError, one_line
+from utils.common.errors import UsageError, UserError, one_line, printable
 from utils.common.tensor_files import atomic_torch_save
 from utils.data.dataset_yaml import is_stretch
 from utils.distributed.sync_bn import revert_sync_batchnorm
@@ -36,26 +35,12 @@ BATCH_NORM_MOMENTUM = 0.1
 LAYER_MODULES = ("torch.nn.modules.", "ultralytics.nn.modules.")
 
 
-@dataclass(frozen=True)
-class ModelOptions(Options):
-    """The network, its first weights, and which layers learn."""
-
-    group: ClassVar[str] = "model"
-
-    model: str = option(
-        "yolov8m-seg.pt",
-        "yolov8, yolo11 or yolo26{n,s,m,l,x}-seg.pt, your own .pt, or a name such as yolo12n-seg.yaml (from scratch)",
-    )
-    freeze: int = option(
-        0, "freeze the first N layers; the backbone has 10 in YOLOv8, 11 in YOLO11 and YOLO26, 9 in YOLO12", at_least=0
-    )
-
-
-def build_model(source: str, names: tuple[str, ...]) -> YoloModel:
+def build_model(source: str, names: tuple[str, ...], say: Callable[[str], object] | None = None) -> YoloModel:
     """Build a segmentation model for the classes `names`.
 
     `source` is the name of a description such as `yolo11n-seg.yaml` (fresh weights), a local .pt file, or one of
-    OFFICIAL_WEIGHTS, which Ultralytics downloads if it is missing. The classifier keeps a .pt file's weights for classes of the same name. In training the
+    OFFICIAL_WEIGHTS, which Ultralytics downloads if it is missing. The classifier keeps a .pt file's weights for classes of the same name; `say`
+    is told for which, if the file has others. In training the
     model returns a dictionary: boxes (B, 64, A), scores (B, classes, A), mask_coefficient (B, 32, A),
     proto (B, 32, S/4, S/4), feats. YOLO26 returns two, `one2many` and `one2one`, with boxes (B, 4, A), whose proto is the
     pair of those and classes of pixels (B, classes, S/8, S/8). Call it on every rank, before the optimizer, the EMA and DDP.
@@ -74,6 +59,11 @@ def build_model(source: str, names: tuple[str, ...]) -> YoloModel:
         model = _build_network(copy.deepcopy(pretrained.yaml), len(names))
         model.names = dict(enumerate(names))  # before loading: rows are matched by name
         model.load(pretrained, verbose=False)
+        known = class_names(pretrained)
+        if say and known != names:
+            kept, new = (", ".join(name for name in names if (name in known) == is_known) for is_known in (True, False))
+            line = f"Classes that {source} knows and keeps: {kept or 'none'}; classes that begin anew: {new or 'none'}"
+            say(printable(line, 1000))
     model.nc = len(names)
     model.task = "segment"
     for module in model.modules():

@@ -5,44 +5,17 @@ import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
 
-from utils.common.config import Options, option
+from utils.yolo.options import NOMINAL_BATCH_SIZE, SGD_LR
 from utils.yolo.orthogonal import Orthogonaliser
 
-NOMINAL_BATCH_SIZE = 64  # the batch YOLOv8's learning rate, weight decay and gradient clip were tuned for
-SGD_LR = 0.01  # of SGD and MuSGD, for the nominal batch
-ADAMW_LR = 0.002  # Ultralytics' for one class; its lower rates for more are worse (docs/research/recipe.md#fine-tuning)
 MUON_GAIN = 1.6  # factor of Muon's update, which MuSGD adds to SGD's; 0.2 in Ultralytics (docs/research/recipe.md)
-FEW_STEPS = 1000  # below, `auto` teaches trained weights with AdamW (docs/research/recipe.md#fine-tuning)
 OPTIMIZER_NAMES = {"sgd": "SGD", "musgd": "MuSGD", "adamw": "AdamW"}
 GRADIENT_CLIP_NORM = 10.0  # YOLOv8's limit for the gradient of the nominal batch
-
-
-@dataclass(frozen=True)
-class OptimizerOptions(Options):
-    """The optimizer, its learning rate and what changes it."""
-
-    group: ClassVar[str] = "advanced"
-
-    optimizer: str = option(
-        "auto",
-        f"auto: AdamW for trained weights and fewer than {FEW_STEPS:,} steps without --windows, else MuSGD",
-        choices=("auto", "sgd", "musgd", "adamw"),
-    )
-    lr: float | None = option(
-        None, f"peak learning rate at batch {NOMINAL_BATCH_SIZE}; unset: {SGD_LR}; AdamW: {ADAMW_LR}", above=0
-    )
-    lr_scale: str = option("none", "by the global batch / 64", choices=("none", "linear", "sqrt"))
-    weight_decay: float = option(5e-4, f"weight decay at batch {NOMINAL_BATCH_SIZE}", at_least=0)
-    warmup_epochs: float = option(
-        3.0,
-        "linear warm-up, at most a tenth of the run; at least 200 steps, or a quarter of a shorter run; 0: none",
-        at_least=0,
-    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from utils.engine import EngineOptions, Task, TrainingEngine
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss26 import loss_for
 from utils.yolo.model import YoloModel
-from utils.yolo.optimizer import GRADIENT_CLIP_NORM, NOMINAL_BATCH_SIZE, OptimizerPlan, build_optimizer
+from utils.yolo.optimizer import GRADIENT_CLIP_NORM, OptimizerPlan, build_optimizer
+from utils.yolo.options import NOMINAL_BATCH_SIZE
 
 LEARNING_RATE = 1e-5  # small, so that training on noise does not diverge
 WEIGHT_DECAY = 5e-4

@@ -27,6 +27,7 @@ from tests.support.plugin import run_main
 from utils.common.errors import UsageError, UserError
 from utils.predict.thresholds import FEWEST_GROUPS, NUM_TRAITS, VERSION, digest_of_model
 from utils.predict.tiles import Tiling
+from yolo_seg_ddp import open_model
 
 pytestmark = pytest.mark.slow
 
@@ -83,6 +84,17 @@ def test_each_precision_is_written_proven_and_measured(written: dict[str, Any], 
     assert {path.name for path in weights.parent.iterdir()} == files
 
 
+def test_a_model_exports_itself_from_python_as_the_command_does(
+    written: dict[str, Any], weights: Path, data: Path, tmp_path: Path
+) -> None:
+    model, options = open_model(weights, conf=0.3), {"data": data, "output": tmp_path, "speed": False}
+    exported = model.export(format="onnx", ap_tolerance=1.0, batch=2, **options)
+    assert Path(exported) == tmp_path / "best.onnx"
+    assert open_model(exported).names == model.names
+    with pytest.raises(UsageError, match="--format"):
+        model.export(format="tflite", **options)
+
+
 @pytest.mark.parametrize("tiles", ["auto", "off"])
 def test_inference_finds_the_same_with_the_export(
     written: dict[str, Any], weights: Path, data: Path, tiles: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,6 +148,8 @@ def test_a_failed_proof_names_the_number_writes_nothing_and_keeps_the_export_bef
     assert {path.name for path in tmp_path.iterdir()} == {"best.onnx", "export.json"}
     assert (tmp_path / "best.onnx").read_bytes() == b"the export before"
     assert json.loads((tmp_path / "export.json").read_text())["rows"][0]["failures"]
+    with pytest.raises(UserError, match=r"export .*: a proof failed"):
+        open_model(weights).export(data=data, output=tmp_path, speed=False)
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def test_the_command_predicts_and_photographs_commands_name_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_raster(tmp_path / "a.tif", paint([(1, stroke((700, 500), [(0, 60), (699, 80)], 8))], (700, 500)))
-    monkeypatch.setattr("utils.predict.options.open_model", lambda *given, **named: ColourNetwork())
+    monkeypatch.setattr("utils.predict.opening.open_model", lambda *given, **named: ColourNetwork())
     flags = ["--model", "x.pt", "--source", str(source), "--output", str(tmp_path / "out"), "--device", "cpu"]
     (tmp_path / "x.pt").write_bytes(b"a stand-in")
     with eight_blocks():

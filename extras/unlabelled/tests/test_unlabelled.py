@@ -79,7 +79,7 @@ def run(root: Path, output: Path, *more: str) -> dict[str, bytes]:
     network.args["thin_classes"] = [0]
     with pytest.MonkeyPatch.context() as patch:
         install(patch)
-        patch.setattr("utils.predict.options.open_model", lambda *given, **named: network)
+        patch.setattr("utils.predict.opening.open_model", lambda *given, **named: network)
         assert command.main([*words, f"--output={output}", "--device=cpu", *more]) == 0
     files = (file for file in output.rglob("*") if file.is_file())
     return {str(file.relative_to(output)): file.read_bytes().replace(bytes(output), b"") for file in files}
@@ -91,8 +91,11 @@ def test_sure_detections_become_labels_and_unsure_ones_regions_to_ignore(
     files, mine = run(scene, tmp_path / "new"), scene / "mine"
     said = capsys.readouterr().out
     assert "2 photographs added, 1 left out: not readable, 1 left out: shows a labelled photograph" in said
-    assert "wire: 0 labels; ignored: 1 class without a bound; none is sure, all are ignored: " in said
-    assert "pole: 18 labels; ignored: 1 unsure confidence; from confidence 0.31 on 0 of 63 validation" in said
+    assert "wire: 0 labels; ignored: 1 (class not sure enough); no detection becomes a label, because " in said
+    assert (
+        "pole: 18 labels; ignored: 1 (not sure enough); these become labels, because 0 of its 63 validation detections"
+        in said
+    )
     assert f"Next: python train_yolo_ddp.py --data {tmp_path}/new/dataset.yaml --save-dir models/new" in said
     spec = load_dataset_yaml(tmp_path / "new/dataset.yaml")
     assert "train has each labelled photograph 6 times: 75% of a training is on labels of people\n" in said
@@ -121,7 +124,7 @@ def test_sure_detections_become_labels_and_unsure_ones_regions_to_ignore(
     np.testing.assert_allclose(regions, [(8, 228, 208, 234), (300, 2, 305, 7)], atol=1.1)
     assert not two.ignored
     assert files["unlabelled.html"].count(b"<article>") == 2
-    assert b"9 labels, 1 class without a bound, 1 unsure confidence" in files["unlabelled.html"]
+    assert b"9 labels, 1 ignored (class not sure enough), 1 ignored (not sure enough)" in files["unlabelled.html"]
     assert b"cd /train &amp;&amp; rm images/2-a.png labels/2-a.txt ignore/2-a.txt" in files["unlabelled.html"]
     for file in (tmp_path / "new/train").glob("*/2-a.*"):
         file.unlink()
@@ -228,8 +231,12 @@ def test_the_bound_is_exact_and_the_share_of_wrong_detections_keeps_the_limit() 
         num_kept += level is None or (1 - level) / 2 <= 0.1
     assert 180 <= num_kept < 200
     few = sure_from(np.full(44, 0.9), np.zeros(44, bool), 0.05, 0.9)[1]
-    assert few.endswith("; 45 such detections are needed; --wrong 0.06 is reached")
-    assert sure_from(np.zeros(0), np.zeros(0, bool), 0.05, 0.9)[1].endswith("; 45 such detections are needed")
+    as_many = "; 45 as good ones would be enough"
+    assert few == (
+        "no detection becomes a label, because 0 of its 44 validation detections from confidence 0.20 on are wrong"
+        f"{as_many}; --wrong 0.06 would be kept now"
+    )
+    assert sure_from(np.zeros(0), np.zeros(0, bool), 0.05, 0.9)[1].endswith(as_many)
 
 
 def strip(top: int, height: int, right: int = 100) -> Region:

@@ -114,7 +114,7 @@ class CocoFile(LabelFile):
         *("annotations/instances_*.json", "annotations/*.json", "*.json"),
         *("*/_annotations.coco.json", "*/annotations/instances_*.json"),
     )
-    how_to_export = "export as COCO 1.0 and unzip it there, so that annotations/instances_*.json lies beside images/"
+    how_to_export = "export as COCO 1.0 and unzip it there, so that annotations/instances_*.json lies beside images/; of several sets put each JSON there as annotations/NAME.json"
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
