@@ -144,7 +144,7 @@ def test_torchrun_takes_the_rest_from_kubeflow_s_variables(
 def require_same_data(preparing: list[str], training: list[str]) -> None:
     """Fail unless the preparation packs what the training will read."""
     prepared, trained = parse_config(TrainConfig, "", preparing), parse_config(TrainConfig, "", training)
-    for name in ("data", "img_size", "windows", "skip_bad"):
+    for name in ("data", "img_size", "windows", "cache_dir", "skip_bad"):
         assert getattr(prepared, name) == getattr(trained, name)
 
 
