@@ -1,6 +1,7 @@
-"""Launch files for Slurm and Kubernetes, and a machine with exactly one GPU."""
+"""Launch files for Slurm, Kubernetes, SkyPilot and Docker, and a machine with exactly one GPU."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -43,10 +44,53 @@ def documents() -> dict[str, dict[str, Any]]:
     return {document["kind"]: document for document in texts}
 
 
-def pod_of(documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    (job,) = documents["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
+def pod_of(documents: dict[str, dict[str, Any]], step: int = 1) -> dict[str, Any]:
+    """Return the pod of a step: 0 prepares the data, 1 trains."""
+    job = documents["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"][step]
     pod: dict[str, Any] = job["template"]["spec"]["template"]["spec"]
     return pod
+
+
+# The fields of Kubeflow Trainer v2.2.0 to v2.3.0, from manifests/base/crds/trainer.kubeflow.org_*.yaml of github.com/kubeflow/trainer:
+# its API server drops others without a word. `numProcPerNode` and `elasticPolicy` of `torch` ended with v2.2.
+KUBEFLOW_FIELDS = {
+    "TrainJob spec": "activeDeadlineSeconds initializer managedBy runtimePatches runtimeRef suspend trainer",
+    "TrainJob spec trainer": "args command env image numNodes numProcPerNode resourcesPerNode",
+    "TrainingRuntime spec": "mlPolicy podGroupPolicy template",
+    "TrainingRuntime spec mlPolicy": "flux jax mpi numNodes torch xgboost",
+    "TrainingRuntime spec mlPolicy torch": "",
+    "TrainingRuntime spec template": "metadata spec",
+    "TrainingRuntime spec template spec": "coordinator failurePolicy managedBy network replicatedJobs startupPolicy "
+    "successPolicy suspend ttlSecondsAfterFinished volumeClaimPolicies",
+}
+# The container that Trainer looks for in the job of each kind: pkg/webhooks/trainingruntime_webhook.go.
+CONTAINERS = {"dataset-initializer": "dataset-initializer", "trainer": "node"}
+
+
+def test_the_manifest_has_only_fields_that_trainer_knows(documents: dict[str, dict[str, Any]]) -> None:
+    for place, names in KUBEFLOW_FIELDS.items():
+        fields: Any = documents
+        for name in place.split():
+            fields = fields[name]
+        assert set(fields) <= set(names.split()), place
+    numbers = documents["TrainJob"]["spec"]["trainer"]
+    assert isinstance(numbers["numNodes"], int)
+    assert isinstance(numbers.get("numProcPerNode", 1), int), "v2.2 takes no word such as auto"
+
+
+def test_the_pods_with_gpus_wait_for_the_prepared_data(documents: dict[str, dict[str, Any]]) -> None:
+    prepares, trains = documents["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
+    assert "dependsOn" not in prepares
+    assert trains["dependsOn"] == [{"name": prepares["name"], "status": "Complete"}]
+    for job in (prepares, trains):
+        kind = job["template"]["metadata"]["labels"]["trainer.kubeflow.org/trainjob-ancestor-step"]
+        (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+        assert container["name"] == CONTAINERS[kind]
+        assert "nvidia.com/gpu" not in str(container)
+    (preparer,), (trainer,) = (pod_of(documents, step)["containers"] for step in (0, 1))
+    assert preparer["image"] == trainer["image"] == documents["TrainJob"]["spec"]["trainer"]["image"]
+    assert preparer["command"] == ["python", "prepare_data.py"]
+    require_same_data(preparer["args"], documents["TrainJob"]["spec"]["trainer"]["args"])
 
 
 def test_the_job_names_its_runtime_and_the_trainer_s_pod(documents: dict[str, dict[str, Any]]) -> None:
@@ -54,18 +98,20 @@ def test_the_job_names_its_runtime_and_the_trainer_s_pod(documents: dict[str, di
     reference = {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": runtime["metadata"]["name"]}
     assert job["spec"]["runtimeRef"] == reference
     assert {document["apiVersion"] for document in documents.values()} == {"trainer.kubeflow.org/v1alpha1"}
-    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    replicated = runtime["spec"]["template"]["spec"]["replicatedJobs"][1]
     labels = replicated["template"]["metadata"]["labels"]
     # By this label and the container's name the controller finds where the variables belong.
     assert labels["trainer.kubeflow.org/trainjob-ancestor-step"] == "trainer"
     assert [replicated["name"], *(container["name"] for container in pod_of(documents)["containers"])] == ["node"] * 2
     assert "torch" in runtime["spec"]["mlPolicy"]
-    # Batches find room, and every mount has its volume.
-    pod = pod_of(documents)
-    volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
-    assert set(mounts.values()) == set(volumes)
-    assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
+    # Batches find room, every mount has its volume, and both steps see the same data.
+    for step in (0, 1):
+        pod = pod_of(documents, step)
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+        assert set(mounts.values()) == set(volumes)
+        assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
+        assert volumes[mounts["/data"]]["persistentVolumeClaim"] == {"claimName": "yolo-seg-data"}
 
 
 def test_torchrun_takes_the_rest_from_kubeflow_s_variables(
@@ -93,6 +139,84 @@ def test_torchrun_takes_the_rest_from_kubeflow_s_variables(
     mounts = [mount["mountPath"] for mount in pod_of(documents)["containers"][0]["volumeMounts"]]
     for place in (options.data, options.save_dir):
         assert any(str(place).startswith(f"{mount}/") for mount in mounts)
+
+
+def require_same_data(preparing: list[str], training: list[str]) -> None:
+    """Fail unless the preparation packs what the training will read."""
+    prepared, trained = parse_config(TrainConfig, "", preparing), parse_config(TrainConfig, "", training)
+    for name in ("data", "img_size", "windows", "cache_dir", "skip_bad"):
+        assert getattr(prepared, name) == getattr(trained, name)
+
+
+# --- SkyPilot: two steps, as bash would run them on a machine -----------------------------------------------------------
+
+# The fields of SkyPilot 0.14.1 that the file may have, from sky/utils/schemas.py: get_task_schema, get_resources_schema.
+SKYPILOT_FIELDS = {"name", "num_nodes", "resources", "volumes", "run", "setup"}
+SKYPILOT_RESOURCES = {"image_id", "accelerators", "cpus", "memory", "use_spot", "job_recovery"}
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> list[dict[str, Any]]:
+    """Return SkyPilot's steps, whose commands find the project, Python and a data set on this machine."""
+    draw_data(tmp_path / "data", 2)
+    text = (PROJECT / "launch" / "skypilot.yaml").read_text(encoding="utf-8")
+    assert text.count("/usr/local/bin/python") == 2
+    text = text.replace("/workspace", str(PROJECT)).replace("/usr/local/bin/python", sys.executable)
+    header, *steps = yaml.safe_load_all(text.replace("/shared/data", str(tmp_path / "data")))
+    assert set(header) == {"name"}
+    return steps
+
+
+def run_step(step: dict[str, Any], python: str = sys.executable, **variables: str) -> str:
+    words = ["bash", "-e", "-c", step["run"].replace(f"\n{sys.executable} ", f"\n{python} ")]
+    done = subprocess.run(
+        words, env={**os.environ, **variables}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_skypilot_prepares_without_a_gpu_and_trains_on_all_machines(
+    steps: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, train = steps
+    for step in steps:
+        assert set(step) <= SKYPILOT_FIELDS
+        assert set(step["resources"]) <= SKYPILOT_RESOURCES
+        assert step["volumes"] == {"/shared": "yolo-seg"}
+    assert "accelerators" not in prepare["resources"]
+    assert prepare["resources"]["image_id"] == train["resources"]["image_id"]
+    script, *preparing = shlex.split(run_step(prepare, python="echo"))
+    assert script == "prepare_data.py"
+    job = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
+    pretended = {"PRETEND_GPUS": "8", "PYTHONPATH": str(PRETENCE), "SKYPILOT_NUM_GPUS_PER_NODE": "8"}
+    starting, command = run_step(train, DRY_RUN="1", **job, **pretended).splitlines()
+    assert starting.startswith("Starting 8 process(es) on cuda")
+    words = shlex.split(command)
+    arguments = parse_args(words[words.index("torch.distributed.run") + 1 :])
+    config = config_from_args(arguments)[0]
+    assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (2, 2, 8)
+    assert (config.rdzv_backend, config.rdzv_endpoint) == ("c10d", "10.0.0.1:29500")
+    assert config.rdzv_configs["is_host"] == "false"
+    require_same_data(preparing, arguments.training_script_args)
+    assert str(parse_config(TrainConfig, "", arguments.training_script_args).save_dir).startswith("/shared/")
+
+
+# --- The image ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_image_has_what_test_ddp_asks_for_and_nothing_that_git_ignores() -> None:
+    text = (PROJECT / "Dockerfile").read_text(encoding="utf-8")
+    checks = (PROJECT / "utils/measure/machine_checks.py").read_text(encoding="utf-8")
+    (libraries,) = re.findall(r"apt-get install ([\w. -]+),", checks)
+    assert f"--no-install-recommends {libraries} " in text
+    assert "requirements.lock" in text.partition("COPY . ")[0]
+    ignored = (PROJECT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    for line in (PROJECT / ".gitignore").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            name = line.strip("/")
+            # Docker's patterns begin at the root, Git's without a slash at the front do not.
+            assert {name, f"**/{name}"} & set(ignored), line
 
 
 @pytest.fixture
@@ -183,6 +307,22 @@ def test_the_guide_s_commands_are_understood() -> None:
         script, *rest = [word for word in words if "=" not in word][1:]
         assert script == "train_ddp.sh"
         parse_config(TrainConfig, "", read_launch(rest, variables).trainer_arguments)
+
+
+def test_the_guide_s_preparation_under_slurm_comes_before_the_gpus(cluster: dict[str, str]) -> None:
+    text = (PROJECT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    (block,) = [part for part in text.split("```") if "prepare=$(sbatch" in part]
+    sbatch = Path(cluster["CALLS"]).parent / "bin" / "sbatch"
+    sbatch.write_text('#!/bin/sh\nprintf "%s\\n" "$*" >>"$CALLS"\necho 71234\n')
+    sbatch.chmod(0o755)
+    done = subprocess.run(["bash", "-ec", block.removeprefix("bash\n")], env=cluster, timeout=30, check=False)
+    assert done.returncode == 0
+    first, second = Path(cluster["CALLS"]).read_text().splitlines()
+    assert "--parsable" in first
+    assert "--gpus" not in first
+    assert {"--dependency=afterok:71234", "--kill-on-invalid-dep=yes"} <= set(second.split())
+    preparing = first.partition("prepare_data.py ")[2].split()
+    require_same_data(preparing, second.partition("launch/slurm.sbatch ")[2].split())
 
 
 def test_the_guide_s_network_policy_lets_only_the_job_s_pods_in() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from utils.common.config import to_dict
 from utils.data.images import read_image
 from utils.data.label_shapes import label_lengths
 from utils.run.checkpoint import load_latest
+from utils.training import loader_cost
 from utils.yolo.model import load_weights, save_deployable, trained_size_px
 
 SURER = 8.0  # of the logits of classes, and of the masks' coefficients
@@ -51,6 +53,9 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
         os.environ.update(PRETEND_GPUS=str(num_gpus), PYTHONPATH=str(PRETENCE))
         gpu.switch_on(num_gpus)
         environment._GPU_DRIVER_FILES = ("/", "/", "/")  # one that exists
+        # As if the GPU waited for its photographs: here it is slower than any loader.
+        loader_cost.MUCH_WAIT, loader_cost.FEWEST_BATCHES, loader_cost.FEWEST_ROUNDS = -1, 1, 0
+        vars(loader_cost)["usable_cpu_count"] = lambda: 0
 
         def note(module: Any, inputs: Any, output: Any) -> None:
             if isinstance(module, torch.nn.Conv2d) and inputs[0].device.type == "cuda":
@@ -149,7 +154,7 @@ COMMANDS: dict[str, tuple[str, str, Callable[[Path, TrainedRun], Mapping[str, st
     "train": (
         "train_yolo_ddp",
         "--data {data} --save-dir {out}/run --model yolo11n-seg.yaml --img-size 64 --batch-size 2 --epochs 1 "
-        "--amp fp16 --accumulate 2 --multi-scale --deterministic",
+        "--amp fp16 --accumulate 2 --multi-scale --deterministic --windows 5",
         nothing,
     ),
     "evaluate": (
@@ -201,6 +206,7 @@ def test_a_command_runs_on_a_gpu(name: str, few: TrainedRun, tmp_path: Path) -> 
     if name == "train":
         assert seen["trained"] == {torch.float16}
         assert seen["deterministic"] == (True, "highest")
+        assert len(re.findall(r"A GPU needs about [1-9]\d* cores for \d+ images/s", printed)) == 1, printed
         found = load_latest(tmp_path / "out" / "run" / "checkpoint")
         assert found is not None
         assert found[1]["scaler"]["scale"] > 1

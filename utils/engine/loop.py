@@ -348,10 +348,12 @@ def _prepare_model(
 ) -> tuple[nn.Module, nn.Module]:
     """Return the module on its device, and what to call: it or its DDP wrapper."""
     raw = model.to(device)
+    # One process on a CPU, too, so that it trains what several do.
+    is_alone_on_cpu = device.type == "cpu" and not is_distributed()
+    if options.sync_batchnorm and (distributed or is_alone_on_cpu):
+        raw = convert_sync_batchnorm(raw)
     if not distributed:
         return raw, raw
-    if options.sync_batchnorm:
-        raw = convert_sync_batchnorm(raw)
     is_unnumbered_gpu = device.type == "cuda" and device.index is None
     wrapped = wrap_for_ranks(
         raw,

@@ -9,9 +9,11 @@ from utils import distributed
 from utils.engine import Epoch, TrainingEngine
 from utils.evaluation.evaluate import evaluate, headline
 from utils.run.folder import OwnedRun
+from utils.run.log import RunLog
 from utils.run.records import MEAN_MAP
 from utils.run.status import RUNNING
 from utils.training.data import Data
+from utils.training.loader_cost import LoaderCost
 from utils.training.pictures import CHOSEN_FROM, Curves, ValidationPictures
 from utils.training.plan import TrainPlan
 from utils.yolo.loss import PARTS
@@ -60,6 +62,9 @@ class Segmentation(SegmentationStep):
         ranks, are_windows = (distributed.rank(), distributed.world_size()), data.val.windowed is not None
         every = plan.config.val_pictures_every
         self.pictures = ValidationPictures(labels, data.names, every, *ranks, are_windows=are_windows)
+        processes = distributed.read_rank_environment().local_world_size
+        uses_gpu = plan.config.device != "cpu" and torch.cuda.is_available()
+        self.loader_cost = LoaderCost(plan.workers if uses_gpu else 0, plan.config.batch_size, processes)
 
     def evaluate(self, model: torch.nn.Module, loader: Any, epoch: Epoch) -> dict[str, float]:
         """Return the validation loss and the mean average precisions over all ranks."""
@@ -74,6 +79,11 @@ class Segmentation(SegmentationStep):
     def save(self, path: Path, model: torch.nn.Module, info: dict[str, Any]) -> None:
         """Write a file that Ultralytics opens."""
         save_deployable(path, model, info, img_size=self.config.img_size, data=self.config.data, **self.facts)
+
+    def after_log(self, record: dict[str, Any], log: RunLog) -> None:
+        """Say once what the loader needs, when GPUs wait for more cores."""
+        if line := self.loader_cost.line(record):
+            log.print(line)
 
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
         """Draw curves and validation pictures, and update the run's status."""
