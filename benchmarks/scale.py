@@ -173,7 +173,7 @@ def measure(row: Row, rows: list[Row], folder: Path, config: ScaleConfig) -> Row
             return {"left_out": f"about {minutes:.0f} min"}
     if command in NEEDS_MODEL and not (folder / "model" / "last.pt").exists():
         smallest = f"--data {min(config.sizes)}/data/dataset.yaml --img-size {IMG_SIZE_PX} --model {config.model}"
-        words = f"train_yolo_ddp.py {smallest} --epochs 15 --batch-size 16 --device cpu --save-dir model"
+        words = f"train_yolo_ddp.py {smallest} --epochs 8 --batch-size 16 --device cpu --save-dir model"
         run(words.split(), folder, "model", config.most_gib, until=None)
 
     words = ["-c", NEAR_DUPLICATES, str(row["number"])]

@@ -10,7 +10,7 @@ from utils.common.cores import usable_cpu_count
 from utils.common.files import write_bytes_atomic
 from utils.common.text import csv_text
 from utils.common.threads import ordered_map
-from utils.data.dataset_yaml import list_photos
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, list_photos, load_dataset_yaml
 from utils.data.images import encode_jpeg, one_opencv_thread, read_image
 from utils.sources.parsing.label_csv import LABEL_CSV
 from utils.sources.sample.drone import in_flight
@@ -21,40 +21,27 @@ LARGE_PX = 5472
 OBJECTS = 15
 NOISE = 7.0  # standard deviation of a sensor's noise: with it a file of 20 megapixels has EPRI's 10 MB
 QUALITY = 95
-LINES = {"conductor": (230, 230, 230), "other_wire": (20, 20, 20)}
-SOLIDS = {
-    "pole": (110, 70, 40),
-    "crossarm": (230, 170, 90),
-    "insulator": (200, 40, 40),
-    "cutouts": (240, 240, 60),
-    "transformers": (60, 90, 200),
-    "background_structure": (190, 60, 190),
-}
-CLASSES = [*LINES, *SOLIDS]
+NAMES = load_dataset_yaml(DEFAULT_DATASET_YAML).names
+NUM_LINES = 2  # the first classes are drawn as lines
+COLOURS = np.random.default_rng(0).integers(0, 256, (len(NAMES), 3)).tolist()
 
 
 def draw_small(seed: int, index: int) -> Scene:
-    """Draw a photograph that resembles no other one, with OBJECTS lines and quadrangles. Depends only on the arguments."""
-    rng = np.random.default_rng((seed, index))
+    """Draw a photograph that resembles no other one: lines and boxes, OBJECTS in all. Depends only on the arguments."""
+    draw = np.random.default_rng((seed, index))
     width_px, height_px = SMALL_SIZE_PX
-    colours = rng.integers(40, 216, (6, 8, 3), np.uint8)
-    image = cv2.resize(colours, SMALL_SIZE_PX, interpolation=cv2.INTER_CUBIC)
+    background = draw.integers(40, 216, (6, 8, 3), np.uint8)
+    image = cv2.resize(background, SMALL_SIZE_PX, interpolation=cv2.INTER_CUBIC)
     annotations = []
-
     for number in range(OBJECTS):
-        name = CLASSES[number % len(CLASSES)]
-        if name in LINES:
-            heights = rng.uniform(0, height_px, 4)
-            points = np.stack([np.linspace(-5, width_px + 5, 4), heights], axis=1)
-            cv2.polylines(image, [points.astype(np.int32)], False, LINES[name], 3)
+        class_id = number % len(NAMES)
+        is_line = class_id < NUM_LINES
+        if is_line:
+            points = np.stack([np.linspace(0, width_px, 4), draw.uniform(0, height_px, 4)], axis=1)
         else:
-            centre = rng.uniform((20, 20), (width_px - 20, height_px - 20))
-            half, turn = rng.uniform(7, 16, 2), rng.uniform(0, np.pi)
-            corners = np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)]) * half
-            turned = np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
-            points = corners @ turned + centre
-            cv2.fillConvexPoly(image, points.astype(np.int32), SOLIDS[name])
-        annotations.append(Annotation(name, points, name in LINES))
+            points = cv2.boxPoints((draw.uniform(20, height_px - 20, 2), draw.uniform(14, 32, 2), draw.uniform(0, 90)))
+        cv2.polylines(image, [points.astype(np.int32)], not is_line, COLOURS[class_id], 3)
+        annotations.append(Annotation(NAMES[class_id], points, is_line))
     return Scene(image, annotations)
 
 
