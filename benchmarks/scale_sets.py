@@ -1,6 +1,10 @@
-"""Draws the data sets of scale.py, in EPRI's raw layout: a folder for each circuit, and one CSV of labels."""
+"""Draws the data sets of scale.py, in EPRI's raw layout: a folder for each circuit, and one CSV of labels.
 
-from collections.abc import Iterable, Iterator
+`python -m benchmarks.scale_sets N` looks for copies among N random pictures.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import cv2
@@ -10,8 +14,9 @@ from utils.common.cores import usable_cpu_count
 from utils.common.files import write_bytes_atomic
 from utils.common.text import csv_text
 from utils.common.threads import ordered_map
-from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, list_photos, load_dataset_yaml
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.data.images import encode_jpeg, one_opencv_thread, read_image
+from utils.sources.near_duplicates import SIGNATURE_BYTES, likely_pairs
 from utils.sources.parsing.label_csv import LABEL_CSV
 from utils.sources.sample.drone import in_flight
 from utils.sources.sample.scene import Annotation, Scene, draw_scene
@@ -45,14 +50,13 @@ def draw_small(seed: int, index: int) -> Scene:
     return Scene(image, annotations)
 
 
-def draw_large(seed: int, index: int) -> Scene:
-    """Draw a photograph of 20 megapixels, with the noise of a camera."""
-    scene = draw_scene(seed, index, LARGE_PX)
-    noise = np.empty(scene.image.shape, np.int16)
-    cv2.setRNGSeed(index)
-    cv2.randn(noise, (0,) * 3, (NOISE,) * 3)
-    image = np.clip(scene.image + noise, 0, 255).astype(np.uint8)
-    return Scene(image, scene.annotations)
+def draw_large(index: int, files: Sequence[Path]) -> Scene:
+    """Draw a photograph of 20 megapixels with the noise of a camera, or give a file's picture the labels of a drawn one."""
+    scene = draw_scene(0, index, LARGE_PX)
+    if files:
+        return scene._replace(image=cv2.resize(read_image(files[index % len(files)]), scene.image.shape[1::-1]))
+    noise = NOISE * np.random.default_rng(index).standard_normal(scene.image.shape, np.float32)
+    return scene._replace(image=np.clip(scene.image + noise, 0, 255).astype(np.uint8))
 
 
 def write_photographs(folder: Path, scenes: Iterable[Scene]) -> None:
@@ -75,13 +79,6 @@ def write_photographs(folder: Path, scenes: Iterable[Scene]) -> None:
     write_bytes_atomic(folder / LABEL_CSV, csv_text(("Label", "External ID"), rows).encode("utf-8-sig"))
 
 
-def large_scenes(number: int, photographs: str | None) -> Iterator[Scene]:
-    """Yield drawn photographs of 20 megapixels, or those of a folder with labels of drawn ones."""
-    files = list_photos(photographs) if photographs else []
-    for index in range(number):
-        scene = draw_large(0, index)
-        if files:
-            image = read_image(files[index % len(files)])
-            scale = np.array(image.shape[1::-1]) / scene.image.shape[1::-1]
-            scene = Scene(image, [one._replace(points=one.points * scale) for one in scene.annotations])
-        yield scene
+if __name__ == "__main__":
+    pictures = np.random.default_rng(0)
+    likely_pairs([pictures.bytes(SIGNATURE_BYTES) for _ in range(int(sys.argv[1]))])
