@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,6 @@ FEW = 20
 IMG_SIZE_PX = 128  # of the network, so small that its computations cost little beside all else
 HERE = "@"  # in a command's words
 FIRST_STEP = "  Batch ["  # a training prints this, and is stopped
-POLL_S = 0.5
 Row = dict[str, Any]
 Rows = dict[tuple[str, str], Row]  # by command and set
 
@@ -54,7 +52,7 @@ DISKS = {"200 MB/s": 200e6, "3 GB/s": 3e9}  # bytes per second
 # Machines, cores of each, ranks of each.
 CLUSTERS = {"1 core": (1, 1, 1), "16 cores": (1, 16, 1), "4 x 64 cores": (4, 64, 8)}
 
-# How the commands share their work. Python runs on one thread at a time, so threads share only what pixels cost.
+# How the commands share their work; RANKS need a model. Python runs on one thread at a time, so threads share only what pixels cost.
 ALONE, THREADS, MACHINES, RANKS = "alone", "threads", "threads of all machines", "ranks"
 SHARED = {
     "parse": THREADS,
@@ -68,7 +66,6 @@ SHARED = {
     "maps": THREADS,
     "unlabelled": RANKS,
 }
-NEEDS_MODEL = ("evaluate", "inference", "unlabelled")
 WITHOUT_PIXELS = ("start_1", "start_2", "near_duplicates")
 
 
@@ -113,7 +110,7 @@ def main() -> int:
             row: Row = {"command": command, "set": name, "number": int(name) if name in sizes else FEW}
             if command == "evaluate":
                 row["number"] = len([*(folder / name / "data" / "val" / "images").iterdir()])
-            row |= {"date": f"{datetime.now(UTC):%Y-%m-%d}", "revision": git_revision()[:8]}
+            row |= {"date": f"{time.strftime('%Y-%m-%d')}", "revision": git_revision()[:8]}
             row |= measure(row, rows, folder, config)
             with log.open("a") as file:
                 print(json.dumps(row), file=file)
@@ -178,7 +175,7 @@ def measure(row: Row, rows: Rows, folder: Path, config: ScaleConfig) -> Row:
         minutes = predict(rows, command, row["number"])[0] / 60
         if minutes > config.most_minutes:
             return {"left_out": f"about {minutes:.0f} min"}
-    if command in NEEDS_MODEL and not (folder / "model" / "last.pt").exists():
+    if SHARED[command] == RANKS and not (folder / "model" / "last.pt").exists():
         data = f"{HERE}/{min(config.sizes)}/data/dataset.yaml --img-size {IMG_SIZE_PX} --batch-size 16 --epochs 8"
         words = f"train_yolo_ddp.py --data {data} --model {config.model} --device cpu --save-dir {HERE}/model"
         run(words, folder, "model", config.most_gib, until=None)
@@ -197,7 +194,7 @@ def run(words: str, folder: Path, log_name: str, most_gib: float, until: str | N
     with Job(command, log_file, OPENBLAS_NUM_THREADS="1") as job:
         # The kernel keeps the figures of an ended process until they are read: first those of its files, then the rest.
         while not os.waitid(os.P_PID, job.popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            time.sleep(POLL_S)
+            time.sleep(0.5)
             with suppress(psutil.Error):  # one has just ended
                 peak_bytes = max(peak_bytes, sum(process.memory_full_info().pss for process in job.family()))
             is_wanted = peak_bytes < most_gib * 2**30 and (until is None or until not in job.output())
