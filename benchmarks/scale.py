@@ -230,14 +230,15 @@ def sizes_of(rows: Rows, command: str) -> list[Row]:
 def predict(rows: Rows, command: str, number: int) -> tuple[float, float]:
     """Return the processor time in s on `number` small photographs, and p of the law N^p.
 
-    p is the slope of log time over log N of the three largest sizes, without the time of START: 1 if there is one size.
+    p is the slope of log time over log N, without the time of START, of at most three sizes that add a tenth to that time: 1
+    if less than two do.
     """
     start_s = rows[command, START]["cpu_s"]
-    measured = sizes_of(rows, command)[-3:]
-    numbers = np.array([row["number"] for row in measured])
-    times_s = np.array([row["cpu_s"] - start_s for row in measured]).clip(0.01)
-    power = float(np.polyfit(np.log(numbers), np.log(times_s), 1)[0]) if len(measured) > 1 else 1.0
-    return start_s + float(times_s[-1] * (number / numbers[-1]) ** power), power
+    added = [(row["number"], row["cpu_s"] - start_s) for row in sizes_of(rows, command)[-3:]]
+    clear = np.array([pair for pair in added if pair[1] > 0.1 * start_s])
+    power = float(np.polyfit(np.log(clear[:, 0]), np.log(clear[:, 1]), 1)[0]) if len(clear) > 1 else 1.0
+    largest, added_s = added[-1]
+    return start_s + max(added_s, 0.0) * (number / largest) ** power, power
 
 
 def of_pixels(rows: Rows, command: str, name: str, what: str) -> float:

@@ -58,7 +58,7 @@ def test_finished_measurements_are_kept_and_a_size_that_takes_too_long_is_left_o
 ) -> None:
     rows = measure(tmp_path, monkeypatch, "--sizes", "100", "110")
     assert [row["set"] for row in rows] == [START, "100", "110"]
-    assert all(row["cpu_s"] > 0 and row["peak_mib"] > 0 and row["traffic_mb"] > 0 for row in rows)
+    assert all(row["cpu_s"] > 0 and row["peak_mib"] > 0 for row in rows)
     more = measure(tmp_path, monkeypatch, "--sizes", "100", "110", "120", "--most-minutes", "0.0001")
     assert more[:-1] == rows
     assert more[-1]["left_out"] == "about 0 min"
