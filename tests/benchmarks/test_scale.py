@@ -48,7 +48,7 @@ def test_threads_share_pixels_only_ranks_share_all_and_no_disk_is_outrun() -> No
 
 
 def measure(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> list[Any]:
-    options = ["--only", "near_duplicates", "--megapixels", "0", "--output", folder]
+    options = ["--only", "near_duplicates", "--megapixels", "0", "--output", str(folder)]
     assert run_main(scale, monkeypatch, *options, *words) == 0
     return [json.loads(line) for line in (folder / "measured.jsonl").read_text().splitlines()]
 
