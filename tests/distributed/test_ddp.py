@@ -136,3 +136,22 @@ def number_of_buckets() -> int:
         seen.clear()
         wrapped(torch.ones(1, 512)).sum().backward()
     return len(seen)
+
+
+@pytest.mark.parametrize("static_graph", [False, True])
+def test_the_first_steps_of_a_resumed_training_sum_three_ranks_in_the_order_of_later_steps(static_graph: bool) -> None:
+    assert run_ranks(steps_with_other_gradients, 3, static_graph) == [[], [], []]
+
+
+def steps_with_other_gradients(static_graph: bool) -> list[int]:
+    """Repeat a step with the same data; return the steps whose gradients have not the bits of the first one's."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Linear(300 + 7 * layer, 307 + 7 * layer) for layer in range(8)))
+    wrapped = wrap_for_ranks(module, CPU, 0, backend="gloo", static_graph=static_graph)
+    inputs = torch.randn(8, 300, generator=torch.Generator().manual_seed(distributed.rank()))
+    gradients = []
+    for _ in range(4):
+        wrapped.zero_grad(set_to_none=True)
+        wrapped(inputs).square().mean().backward()
+        gradients.append(torch.cat([weight.grad.flatten().clone() for weight in module.parameters()]))  # type: ignore[union-attr]
+    return [step for step, found in enumerate(gradients) if not torch.equal(found, gradients[0])]

@@ -46,7 +46,32 @@ def wrap_for_ranks(
         dist._broadcast_coalesced(wrapped.process_group, buffers, 25 * 2**20, 0)
     if grad_compression != "none":
         wrapped.register_comm_hook(None, _HOOKS[grad_compression])
+    settle_buckets(wrapped, device)
     return wrapped
+
+
+def settle_buckets(wrapped: DistributedDataParallel, device: torch.device) -> None:
+    """Let DDP arrange its buckets now. Every rank must reach this.
+
+    It does so once, after the first step, or with `static_graph` after the second. The order in which three and more ranks are
+    summed depends on a gradient's place in its bucket: a resumed training would differ in its first steps. So two steps with
+    gradients of 0 come first; they change neither weights nor buffers.
+    """
+    module = wrapped.module
+    wrapped.module = _SumOfWeights([weight for weight in module.parameters() if weight.requires_grad])
+    for _ in range(2):
+        wrapped(torch.zeros((), device=device)).backward()
+    wrapped.module = module
+    wrapped.zero_grad(set_to_none=True)
+
+
+class _SumOfWeights(nn.Module):
+    def __init__(self, weights: list[nn.Parameter]) -> None:
+        super().__init__()
+        self.weights = weights
+
+    def forward(self, factor: torch.Tensor) -> torch.Tensor:
+        return torch.stack([weight.sum() * factor for weight in self.weights]).sum()
 
 
 def gradient_bytes(module: nn.Module) -> int:
