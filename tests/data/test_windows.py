@@ -275,7 +275,7 @@ def test_a_view_into_a_window_has_no_rim_of_fill_colour(windowed: WindowedPhotos
     filled = [np.full((WINDOWED_PX, WINDOWED_PX, 4), fill, np.uint8) for fill in (0, 255)]
     for canvas in filled:
         tile.draw(canvas, np.column_stack([scale * np.eye(2), shift]))
-    np.testing.assert_array_equal(*[canvas[..., :3] for canvas in filled])
+    np.testing.assert_array_equal(filled[0][..., :3], filled[1][..., :3])
 
 
 def test_windows_are_off_by_default_and_announced_and_validation_has_its_own(photo_folder: Path) -> None:
