@@ -286,4 +286,4 @@ def test_the_command_runs_on_a_gpu(tmp_path: Path) -> None:
     assert seen["code"] == 0, printed
     assert seen["copies"] > 0
     assert "0 photographs added, 1 left out: shows a labelled photograph, 1 left out: no object is sure" in printed
-    assert "Next: label some more photographs; no new one has a sure object" in printed
+    assert "Next: label some more photographs: the model is sure of no object in the new ones" in printed
