@@ -104,6 +104,15 @@ def test_each_pole_is_found_once_and_the_ellipses_hold_95_percent(setting: Setti
     assert np.median(found["error"]) < 0.6 * np.median(found["single"])
 
 
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_the_error_that_a_flight_has_in_common_has_its_share_of_the_variance(share: float) -> None:
+    setting = replace(DRONE, gps_m=1.5)
+    site = replace(setting.site, errors=replace(setting.site.errors, common_shares=(share, 0.5)))
+    found = survey(flight(4, setting=setting), site)
+    assert found.common_m == pytest.approx(1.5 * np.sqrt(share))
+    assert all(np.linalg.eigvalsh(asset.covariance)[0] > found.common_m**2 for asset in found.assets)
+
+
 def test_a_pitch_offset_and_another_heading_on_the_way_back_leave_no_ellipse_too_small() -> None:
     """RTK, and all errors of the gimbal are common: turns about north, east and down for the flight left 52 % inside."""
     found = simulate(Setting(0.03, 2.0, 7.5, (0.8, 1.0)), 6, seed=1, num_poles=8)

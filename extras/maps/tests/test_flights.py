@@ -136,6 +136,25 @@ def test_known_assets_give_their_ids(flights: Path, tmp_path: Path) -> None:
     assert beside["P2"] == pytest.approx(6.4, abs=0.3)  # within the gate of a list that is right within 2 m
 
 
+def test_where_the_list_is_more_exact_its_places_count_with_the_error_that_the_flight_has_in_common(
+    flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extras.maps.asset_files.ASSET_SIGMA_M", 0.02)
+    known = {"P": [8.5417, 47.3769003]}  # 2 cm beside the first pole
+    geometry = {"type": "Point", "coordinates": known["P"]}
+    features = [{"type": "Feature", "id": "P", "geometry": geometry, "properties": None}]
+    (tmp_path / "known.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    shutil.copytree(flights / "2", tmp_path / "now")
+    assert main(["--predictions", str(tmp_path / "now"), *FLAGS, "--assets", str(tmp_path / "known.geojson")]) == 0
+    (row,) = [
+        row for row in features_of(tmp_path / "now" / "assets.geojson") if row["properties"]["asset_id"] is not None
+    ]
+    assert row["geometry"]["coordinates"][:2] == known["P"]
+    common_m = row["properties"]["common_sigma_m"]
+    assert common_m > 0.03
+    assert row["properties"]["sigma_m"] == pytest.approx(np.hypot(0.02, common_m), abs=0.006)
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")
 @pytest.mark.parametrize("width_px", [1280, 400])
 def test_the_page_shows_map_changes_and_best_views_without_the_network(
