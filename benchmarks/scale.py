@@ -199,13 +199,13 @@ def run(words: str, folder: Path, log_name: str, most_gib: float, until: str | N
     with Job(command, log_file, OPENBLAS_NUM_THREADS="1") as job:
         # The kernel keeps the figures of an ended process until they are read: first those of its files, then the rest.
         while not os.waitid(os.P_PID, job.popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            time.sleep(0.5)
             with suppress(psutil.Error):  # one has just ended
                 peak_bytes = max(peak_bytes, sum(process.memory_full_info().pss for process in job.family()))
             is_wanted = peak_bytes < most_gib * 2**30 and (until is None or until not in job.output())
             if not is_wanted and not is_stopped:
                 job.popen.send_signal(signal.SIGTERM)
                 is_stopped = True
+            time.sleep(0.2)
         traffic = dict(line.split(": ") for line in Path(f"/proc/{job.popen.pid}/io").read_text().splitlines())
         _, status, usage = os.wait4(job.popen.pid, 0)
         job.popen.returncode = os.waitstatus_to_exitcode(status)
