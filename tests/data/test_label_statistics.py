@@ -2,11 +2,21 @@
 
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
-from utils.data.images import write_jpeg
-from utils.data.label_shapes import WINDOWS_ADVICE, count_rectangles, label_lengths, median_sizes, small_labels_hint
+from utils.data import label_shapes
+from utils.data.images import upright_size, write_jpeg
+from utils.data.label_shapes import (
+    WINDOWS_ADVICE,
+    count_rectangles,
+    label_lengths,
+    median_sizes,
+    sizes_on_disk,
+    small_labels_hint,
+)
 from utils.data.labels import Photo
 
 
@@ -53,3 +63,23 @@ def test_small_objects_need_a_larger_input_and_thin_or_tiny_ones_windows(tmp_pat
         assert line.endswith(WINDOWS_ADVICE)
         assert words == ["--windows", "8"]
     assert hint(40, 60) == ("", [])
+
+
+def test_the_size_of_a_large_photograph_is_read_from_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading whole files cost 10 GB for a thousand photographs of 20 megapixels, on every rank at every start."""
+    noise = np.random.default_rng(0).integers(0, 255, (900, 1200, 3), np.uint8)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.fromarray(noise).save(tmp_path / "0.jpg", quality=98, exif=turned)
+    Image.fromarray(noise).save(tmp_path / "1.png")
+    cv2.imwrite(str(tmp_path / "2.tiff"), noise, (cv2.IMWRITE_TIFF_COMPRESSION, 1))
+    files = sorted(tmp_path.iterdir())
+    assert all(file.stat().st_size > 2**20 for file in files)
+    size_of = sizes_on_disk([Photo(file, np.zeros(0, np.int64), []) for file in files])
+    assert [size_of(number) for number in range(3)] == [(900, 1200), (1200, 900), (1200, 900)]
+    used: list[int] = []
+    monkeypatch.setattr(label_shapes, "upright_size", lambda data: used.append(len(data)) or upright_size(data))
+    sizes_on_disk([Photo(file, np.zeros(0, np.int64), []) for file in files[:2]])(0)
+    assert used == [label_shapes.HEADER_BYTES]

@@ -14,10 +14,11 @@ from utils.common.config import nearest
 from utils.common.errors import UsageError
 from utils.common.text import coloured
 from utils.data.drawn_wires import MAX_SAG
-from utils.data.images import upright_size
+from utils.data.images import ImageError, upright_size
 from utils.data.labels import Photo
 from utils.data.polygons import elongated_classes, elongation
 
+HEADER_BYTES = 2**20  # hold the size and the orientation of nearly all photographs
 MEASURED_PHOTOS = 1000  # whose labels' lengths are measured
 THIN_PX, SMALL_PX = 4.0, 12.0  # width, and longer side, of labels in the network's input that are hard to learn
 LINE = 10.0  # times as long as wide: such labels need windows, not a larger input
@@ -67,7 +68,16 @@ def shapes_of(photos: list[Photo]) -> LabelShapes:
 
 def sizes_on_disk(photos: list[Photo]) -> Callable[[int], tuple[int, int]]:
     """Return a function from an index to the width and height of that photograph's file, upright."""
-    return cache(lambda index: upright_size(photos[index].file.read_bytes()))
+
+    def size_of(index: int) -> tuple[int, int]:
+        with photos[index].file.open("rb") as stream:
+            head = stream.read(HEADER_BYTES)
+            try:
+                return upright_size(head)
+            except ImageError:  # a TIFF may have its sizes at its end
+                return upright_size(head + stream.read())
+
+    return cache(size_of)
 
 
 def choose_thin_classes(
