@@ -37,7 +37,7 @@ def main() -> int:
     config = parse_config(TrainConfig, __doc__, resume_arguments(arguments))
     if config.cache == "auto":  # what a training may do without is what is asked for here
         config = replace(config, cache="packed")
-    ranks = distributed.read_rank_environment()
+    ranks = distributed.read_rank_environment(will_meet=False)  # each process packs by itself
     host = f"{socket.gethostname()}: " if ranks.world_size > 1 else ""
 
     def say(text: str) -> None:

@@ -68,12 +68,13 @@ def test_a_training_after_it_packs_nothing_and_reads_no_photograph(flags: str, t
 
 
 def test_two_machines_share_the_packing(tmp_path: Path) -> None:
+    """As `srun` starts them: without an address to meet at."""
     data = write_set(tmp_path / "set")
-    ranks = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    ranks = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_LOCALID": "0"}
     words = [sys.executable, "prepare_data.py", "--data", str(data), "--img-size", "64", "--skip-bad"]
     machines = [
-        subprocess.Popen(words, cwd=PROJECT, env={**os.environ, **ranks, "RANK": str(rank)}, stdout=subprocess.PIPE)
-        for rank in range(2)
+        subprocess.Popen(words, cwd=PROJECT, env={**os.environ, **ranks, **place}, stdout=subprocess.PIPE)
+        for place in ({"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)} for rank in range(2))
     ]
     said = [machine.communicate(timeout=120)[0].decode() for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0]

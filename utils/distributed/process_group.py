@@ -152,11 +152,11 @@ DEFAULT_PORT = 29500  # torchrun's
 FIRST_PORT, NUM_PORTS = 20000, 10000  # below the ports that systems use for outgoing connections
 
 
-def variables_from_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+def variables_from_launcher(environment: Mapping[str, str], *, will_meet: bool = True) -> dict[str, str]:
     """Return RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; {} for a single process.
 
     Reads the variables of the `srun` step: a shell of `salloc` or `sbatch` has SLURM_NTASKS of the whole allocation
-    even for a single process. Raises UserError on several machines when MASTER_ADDR is not set.
+    even for a single process. Raises UserError on several machines when MASTER_ADDR is not set, if the processes will meet.
     """
     if _number(environment, "SLURM_STEP_NUM_TASKS") > 1:
         found = _from_slurm(environment)
@@ -172,7 +172,7 @@ def variables_from_launcher(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     if found["LOCAL_WORLD_SIZE"] == found["WORLD_SIZE"]:
         found["MASTER_ADDR"] = LOOPBACK
-    elif "MASTER_ADDR" not in environment:
+    elif will_meet and "MASTER_ADDR" not in environment:
         raise UserError(
             f"{found['WORLD_SIZE']} tasks on several machines but MASTER_ADDR is not set; before the launch: "
             'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1), or the first machine\'s name'
@@ -241,15 +241,15 @@ def main_printer(rank: int) -> Say:
     return print if rank == 0 else lambda text: None
 
 
-def read_rank_environment() -> RankInfo:
+def read_rank_environment(*, will_meet: bool = True) -> RankInfo:
     """Read RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; without any of them this is the only process.
 
-    Under `srun` or `mpirun` it first sets torchrun's variables in the environment from theirs. Raises UserError when
-    only some are set: a guess could start N independent trainings.
+    Under `srun` or `mpirun` it first sets torchrun's variables in the environment from theirs. `will_meet`: whether the
+    processes need an address to meet at. Raises UserError when only some are set: a guess could start N independent trainings.
     """
     required = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     if not any(name in os.environ for name in required):
-        os.environ.update(variables_from_launcher(os.environ))
+        os.environ.update(variables_from_launcher(os.environ, will_meet=will_meet))
     missing = [name for name in required if name not in os.environ]
     if len(missing) == len(required):
         return RankInfo()
