@@ -21,7 +21,7 @@ from utils.common.errors import EXIT_DONE, EXIT_KEYBOARD, UserError, run_script
 from utils.common.files import claimed_output, output_folder
 from utils.common.storage import Storage
 from utils.common.text import counted, next_command
-from utils.sources.download import DEFAULT_BASE_URL, Report, download, expand_circuits, open_source
+from utils.sources.download import DEFAULT_BASE_URL, download, expand_circuits, open_source
 
 DEFAULT_SAMPLE = 240
 
@@ -97,9 +97,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped by the keyboard; run the same command again to continue", file=sys.stderr, flush=True)
         return EXIT_KEYBOARD
-    _print_report(config, report)
+    if report.is_unchanged:
+        print(f"{config.output}: all {report.num_photographs:,} photographs are there, nothing to do")
+    else:
+        print(f"{config.output}: {counted(report.num_photographs, 'photograph')}; {report.summary}")
     if report.missing:
         raise UserError(f"{source.shown()} has no {', '.join(report.missing)}; check --circuits and --base-url")
+    print(next_command("python", "parse_labels.py"))
     return EXIT_DONE
 
 
@@ -122,15 +126,6 @@ def with_sample_size(arguments: Sequence[str]) -> list[str]:
         if argument == "--sample" and (index + 1 == len(arguments) or arguments[index + 1].startswith("-")):
             completed.append(str(DEFAULT_SAMPLE))
     return completed
-
-
-def _print_report(config: DownloadConfig, report: Report) -> None:
-    if report.is_unchanged:
-        print(f"{config.output}: all {report.num_photographs:,} photographs are there, nothing to do")
-    else:
-        print(f"{config.output}: {counted(report.num_photographs, 'photograph')}; {report.summary}")
-    if not report.missing:
-        print(next_command("python", "parse_labels.py"))
 
 
 def _write_sample(config: DownloadConfig, num_photographs: int) -> int:

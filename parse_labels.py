@@ -12,7 +12,6 @@ from pathlib import Path
 from utils.common.config import Options, ignored, option, parse_config
 from utils.common.errors import EXIT_DONE, UserError, print_warning, run_script
 from utils.common.extras import refuse_orthophoto
-from utils.common.storage import is_address
 from utils.common.text import next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.images import NATIVE_LONG_SIDE_PX
@@ -97,7 +96,7 @@ class ParseConfig(Options):
 def main(argv: Sequence[str] | None = None) -> int:
     """Build the data set; return the exit code."""
     config = parse_config(ParseConfig, __doc__, argv)
-    if is_address(config.input):
+    if "://" in config.input:  # a folder in a storage
         with stored_input(config.input, Path(config.output)) as (folder, read_file):
             return build(replace(config, input=str(folder)), read_file)
     refuse_orthophoto("--input", config.input, "python -m extras.orthophotos.cut")

@@ -13,7 +13,7 @@ REPORT, FACTS = "check.html", "check.json"
 class CheckConfig(Options):
     """Options of `check_data.py`."""
 
-    data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
+    data: str = option(DEFAULT_DATASET_YAML.name, "data-set YAML: folders and class names", metavar="YAML")
     model: str | None = option(None, "trained model whose predictions are compared with the labels")
     output: str = option("outputs/check", f"folder for {REPORT} and {FACTS}", metavar="DIR")
     tolerate: bool = option(False, "exit with code 0 when the data has errors; otherwise 1", wants="not strict")

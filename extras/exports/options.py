@@ -31,7 +31,7 @@ class ExportConfig(Options):
     dynamic: bool = option(False, "accept any batch size and any input size that is a multiple of 32")
     batch_size: int = option(1, "images per forward pass of the export; others are split or filled up", at_least=1)
     img_size: int | None = option(None, "side of the network input in pixels; unset: as in training", **INPUT_SIZE)
-    data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML for proof and calibration", metavar="YAML")
+    data: str = option(DEFAULT_DATASET_YAML.name, "data-set YAML for proof and calibration", metavar="YAML")
     trust_links: bool = option(False, TRUST_LINKS_HELP)
     max_images: int | None = option(
         None, "photographs of the validation split for the proof, evenly spaced; unset: all", at_least=1

@@ -137,8 +137,15 @@ def place_flight(rays: Rays, ground_height_m: float, height_sigma_m: float) -> t
         return labels, Placed(np.zeros((0, 3)), np.zeros((0, 3, 3)))
     known = expected
     for _ in range(PASSES):
-        labels = associate(labels, rays, distance, known)
-        groups = Groups.of(labels, rays, rays.information(distance))
+        # Merge groups, then assign each photograph's detections to groups again, until nothing changes.
+        information = rays.information(distance)
+        for _ in range(ROUNDS):
+            before = labels
+            labels = _assign(_merge(labels, rays, information, known), rays, information, known)
+            if np.array_equal(labels, before):
+                break
+
+        groups = Groups.of(labels, rays, information)
         is_shared = (groups.number[:, 1] > 1)[labels]
         away = np.einsum("ni,ni->n", groups.placed(known).positions[labels] - rays.camera, rays.direction)
         distance = np.where(is_shared, np.clip(away, 1.0, None), rays.distance)
@@ -177,17 +184,6 @@ def _learnt(
     return Expected(expected.height_m, expected.height_sigma_m, total, target), matrices, rights
 
 
-def associate(labels: np.ndarray, rays: Rays, distance: np.ndarray, expected: Expected) -> np.ndarray:
-    """Merge groups, then assign each photograph's detections to groups again; repeat until nothing changes. Return labels (n,)."""
-    information = rays.information(distance)
-    for _ in range(ROUNDS):
-        before = labels
-        labels = _assign(_merge(labels, rays, information, expected), rays, information, expected)
-        if np.array_equal(labels, before):
-            break
-    return labels
-
-
 def _merge(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...], expected: Expected) -> np.ndarray:
     """Join the groups that are each other's best partner; repeat until there are none."""
     while True:
@@ -224,10 +220,11 @@ def _assign(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...],
     class_ids = np.zeros(len(groups.square), int)
     class_ids[labels] = rays.class_id
     num_members = np.bincount(labels)
+    num = len(num_members)
     row, group = near(singles.placed(expected), groups.placed(expected), rays.class_id, class_ids)
-    taken = rays.photo * len(num_members) + labels
+    taken = rays.photo * num + labels
     order = np.argsort(taken)
-    wanted = rays.photo[row] * len(num_members) + group
+    wanted = rays.photo[row] * num + group
     at = np.minimum(np.searchsorted(taken[order], wanted), len(taken) - 1)
     # The group's detection in this photograph, which is taken out.
     own = np.where(taken[order][at] == wanted, order[at], -1)
@@ -242,7 +239,7 @@ def _assign(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...],
             mine[is_in] = changed
         each = [values[one] for values in alone]
         gain[part] = _gains(singles[one], others, each, others.misfit(expected), expected)
-    result, num = len(num_members) + np.arange(len(labels)), len(num_members)
+    result = num + np.arange(len(labels))
     detections, chosen = best_pairs(row, rays.photo[row] * num + group, gain).T  # each group once in each photograph
     result[detections] = chosen % num
     _, first, inverse = np.unique(result, return_index=True, return_inverse=True)

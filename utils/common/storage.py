@@ -34,11 +34,6 @@ CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what the pack
 NETWORK = "check the network and AWS_ENDPOINT_URL"
 
 
-def is_address(text: str) -> bool:
-    """Return whether an option names a folder in a storage and none of this machine."""
-    return "://" in text
-
-
 @dataclass(frozen=True)
 class StoredFile:
     """A storage's description of a file. `etag` is empty if unknown; `time_s`: when it was written, in whole seconds."""

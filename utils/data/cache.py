@@ -50,10 +50,8 @@ Record = tuple[bytes, tuple[int, int]]  # a photograph's bytes in the file, and 
 Make = Callable[[Path], Record | str]
 UNREADABLE_INDEX = (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError, RecursionError)
 MIN_FREE_FRACTION = 1.2
-SAVES, MIN_BETWEEN_SAVES = (
-    50,
-    64,
-)  # how often a packing writes down what it has finished, and after how many photographs
+# How often a packing writes down what it has finished, and after how many photographs.
+SAVES, MIN_BETWEEN_SAVES = 50, 64
 COLUMNS = ("paths", "digests", "places", "sizes")  # of a part's index, with an entry for each record
 
 
@@ -236,8 +234,13 @@ class _Packing:
 
     def index(self, kind: CacheKind) -> CacheIndex:
         """Return where all records lie. Raises DataErrors for photographs that cannot be used, unless they are left out."""
-        if self._unusable and (not self.place.skips_bad or len(self._unusable) == len(self.files)):
-            raise _refusal(list(self._unusable.values()), len(self.files))
+        problems, num_photographs = list(self._unusable.values()), len(self.files)
+        is_none_usable = len(problems) == num_photographs
+        if problems and (not self.place.skips_bad or is_none_usable):
+            advice = "" if is_none_usable else "; the trainer's --skip-bad goes on without them"
+            message = f"{len(problems)} of {num_photographs} photographs cannot be used: {problems[0]}{advice}"
+            raise DataErrors(message, problems)
+
         numbers = {file: number for number, file in enumerate(self._parts)}
         records = [record for record in self._records if record]
         return CacheIndex(
@@ -471,12 +474,6 @@ def _save_part(output: BinaryIO, part_file: Path, part: dict[str, Any]) -> None:
 def index_text(content: dict[str, Any]) -> str:
     """Return an index file's text: the content and its checksum."""
     return json.dumps({**content, "checksum": zlib.crc32(json.dumps(content).encode())})
-
-
-def _refusal(problems: list[str], num_photographs: int) -> DataErrors:
-    advice = "" if len(problems) == num_photographs else "; the trainer's --skip-bad goes on without them"
-    message = f"{len(problems)} of {num_photographs} photographs cannot be used: {problems[0]}{advice}"
-    return DataErrors(message, problems)
 
 
 ALGORITHM = "area-v2"  # change it when the stored pixels change: it invalidates old caches

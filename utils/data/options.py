@@ -13,7 +13,7 @@ class DataOptions(Options):
 
     group: ClassVar[str] = "data"
 
-    data: str = option(str(DEFAULT_DATASET_YAML.name), "folders and class names", metavar="YAML")
+    data: str = option(DEFAULT_DATASET_YAML.name, "folders and class names", metavar="YAML")
     trust_links: bool = option(False, TRUST_LINKS_HELP, may_differ=True)
     img_size: int = option(640, "side of the square input in pixels", **INPUT_SIZE)
     multi_scale: bool = option(False, "each batch at 0.5 to 1.5 times --img-size")

@@ -120,7 +120,13 @@ def evaluate(
     metrics = {**(_mean_loss(sums) if criterion else {"val_loss": None}), **summarise(results, list(names))}
     if photo is not None:
         metrics["by_size"] = summarise_sizes(results, list(names))
-        _add_native(metrics["per_class"], results, photo)
+        # What is judged in pixels of the photographs; None where it was not.
+        thin = summarise_thin(results, len(names), photo.thin.classes)
+        for row, of_class in zip(metrics["per_class"], thin, strict=True):
+            is_judged = photo.compare and row["num_targets"]
+            for name in ("mask_map50", "mask_map50_95"):
+                row[f"native_{name}"] = row[name] if is_judged else None
+            row.update(of_class)
     return Evaluation(metrics, results)
 
 
@@ -132,11 +138,6 @@ def criterion_of(model: nn.Module) -> SegmentationLoss | None:
 def strides_of(criterion: SegmentationLoss | None) -> list[float]:
     """Return the strides of the model's outputs; none for an export, which decodes its boxes itself."""
     return criterion.strides if criterion else []
-
-
-def headline(metrics: dict[str, Any]) -> dict[str, float]:
-    """Return the metrics that are single numbers, for the training log."""
-    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
 def match_batch_async(
@@ -245,16 +246,6 @@ def _result(
         mask_ignored=ignored_shares(compared.masks[num_targets:], sample.ignored_ids, class_ids),
         **sizes,
     )
-
-
-def _add_native(per_class: list[dict[str, Any]], results: list[ImageResult], photo: PhotoPixels) -> None:
-    """Add to each class what is judged in pixels of the photographs; None where it was not."""
-    thin = summarise_thin(results, len(per_class), photo.thin.classes)
-    for row, of_class in zip(per_class, thin, strict=True):
-        is_judged = photo.compare and row["num_targets"]
-        for name in ("mask_map50", "mask_map50_95"):
-            row[f"native_{name}"] = row[name] if is_judged else None
-        row.update(of_class)
 
 
 def _mean_loss(sums: torch.Tensor) -> dict[str, float]:

@@ -15,7 +15,7 @@ class EvaluationConfig(ModelOptions):
     """Options of `evaluate_model.py`."""
 
     compare: str | None = option(None, "a second model, shown next to the first in report.html", metavar="MODEL")
-    data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
+    data: str = option(DEFAULT_DATASET_YAML.name, "data-set YAML: folders and class names", metavar="YAML")
     trust_links: bool = option(False, TRUST_LINKS_HELP)
     split: str = option("val", "split to evaluate on", choices=("train", "val", "test"))
     output: str = option("outputs/evaluation", "folder for the results", metavar="DIR")

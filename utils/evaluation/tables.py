@@ -95,7 +95,7 @@ def coco_comparison_table(metrics: dict[str, Any]) -> str:
     rows = [
         [f"{kind} {label}", _shown(metrics[f"{kind}_{name}"]), _shown(coco[f"{kind}_{name}"])]
         for kind in KINDS
-        for name, label in (("map50", "mAP50"), ("map50_95", "mAP50-95"))
+        for name, label in _APS.items()
     ] + [
         [
             f"{kind} mAP50-95, {size}",

@@ -7,7 +7,7 @@ import torch
 
 from utils import distributed
 from utils.engine import Epoch, TrainingEngine
-from utils.evaluation.evaluate import evaluate, headline
+from utils.evaluation.evaluate import evaluate
 from utils.run.folder import OwnedRun
 from utils.run.log import RunLog
 from utils.run.records import MEAN_MAP
@@ -21,8 +21,6 @@ from utils.yolo.loss26 import EndToEndLoss, loss_for
 from utils.yolo.model import YoloModel, copy_for_prediction, save_deployable
 from utils.yolo.training_step import SegmentationStep
 
-SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
-MOST_VAL_WORKERS = 8  # each costs the memory of a process, on top of those that load for the training
 SCORES = {"precision": "precision", "recall": "recall", "map50": "mAP50", "map50_95": "mAP50-95"}
 COLUMNS = {  # Ultralytics' names, in its order
     **{f"train_{part}": f"train/{part}_loss" for part in PARTS},
@@ -52,16 +50,16 @@ class Segmentation(SegmentationStep):
 
     def __init__(self, plan: TrainPlan, model: YoloModel, run: OwnedRun, data: Data) -> None:
         super().__init__(loss_for(model, class_weights=plan.class_weights, within_reach=data.policy.within_reach))
-        self.config, self.names, self.run = plan.config, data.names, run
+        self.config, self.names, self.run = plan.config, data.spec.names, run
         self.val_criterion = loss_for(model)  # always the same, so that all runs' losses compare
         self.curves = Curves(run.folder)
         self.facts = distributed.run_on_main(data.file_facts) or {}  # rank 0 calls `save`
         if "thin_classes" in self.facts:
-            print(line_rules(self.facts, data.names), flush=True)
+            print(line_rules(self.facts, self.names), flush=True)
         labels = [data.val.labels(index) for index in range(min(len(data.val), CHOSEN_FROM))]
         ranks, are_windows = (distributed.rank(), distributed.world_size()), data.val.windowed is not None
         every = plan.config.val_pictures_every
-        self.pictures = ValidationPictures(labels, data.names, every, *ranks, are_windows=are_windows)
+        self.pictures = ValidationPictures(labels, self.names, every, *ranks, are_windows=are_windows)
         processes = distributed.read_rank_environment().local_world_size
         uses_gpu = plan.config.device != "cpu" and torch.cuda.is_available()
         self.loader_cost = LoaderCost(plan.workers if uses_gpu else 0, plan.config.batch_size, processes)
@@ -71,7 +69,8 @@ class Segmentation(SegmentationStep):
         predictor, criterion = copy_for_prediction(model), self.val_criterion
         on_image = self.pictures.observer(epoch.number, epoch.is_last)
         observed: dict[str, Any] = {"precision": epoch.precision, "on_image": on_image}
-        values = headline(evaluate(predictor, loader, self.names, criterion, epoch.device, **observed).metrics)
+        metrics = evaluate(predictor, loader, self.names, criterion, epoch.device, **observed).metrics
+        values = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
         if self.config.monitor == MEAN_MAP:
             values[MEAN_MAP] = (values["mask_map50_95"] + values["box_map50_95"]) / 2
         return values

@@ -8,6 +8,11 @@ import numpy as np
 from utils.evaluation.metrics.matching import IOU_THRESHOLDS, LEVELS
 
 
+def no_rows() -> np.ndarray:
+    """Return the array of what is not given."""
+    return np.zeros(0)
+
+
 @dataclass(frozen=True, eq=False)
 class ImageResult:
     """The matches of one image: `n` predictions in descending order of confidence, `m` targets.
@@ -27,13 +32,13 @@ class ImageResult:
     mask_hits: np.ndarray  # (n, 10) bool
     target_class_ids: np.ndarray  # (m,) int64
     box_confusion: np.ndarray  # (k, 2) int64
-    box_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (n, 10) uint8
-    mask_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (n, 10) uint8
-    target_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (m,) uint8
-    centrelines: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (classes, 7) int64
-    lengths: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (classes, 2 + levels) int64
-    box_ignored: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (n,) float32, 0-1
-    mask_ignored: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (n,) float32, 0-1
+    box_sizes: np.ndarray = field(default_factory=no_rows)  # (n, 10) uint8
+    mask_sizes: np.ndarray = field(default_factory=no_rows)  # (n, 10) uint8
+    target_sizes: np.ndarray = field(default_factory=no_rows)  # (m,) uint8
+    centrelines: np.ndarray = field(default_factory=no_rows)  # (classes, 7) int64
+    lengths: np.ndarray = field(default_factory=no_rows)  # (classes, 2 + levels) int64
+    box_ignored: np.ndarray = field(default_factory=no_rows)  # (n,) float32, 0-1
+    mask_ignored: np.ndarray = field(default_factory=no_rows)  # (n,) float32, 0-1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_id", int(self.image_id))
