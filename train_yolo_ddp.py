@@ -28,7 +28,6 @@ from utils.common.extras import find_extra, require_extra
 from utils.common.files import output_folder
 from utils.common.signals import die_with_parent
 from utils.common.text import coloured, counted, next_command
-from utils.data.augment import AugmentOptions
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.loader import (
     EpochBatches,
@@ -38,7 +37,6 @@ from utils.data.loader import (
     multi_scale_sizes,
     val_prefetch,
 )
-from utils.data.options import DataOptions
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.engine import EngineOptions, TrainingEngine
 from utils.engine.recovery import Diverged
@@ -48,7 +46,6 @@ from utils.run.folder import OwnedRun, require_same_options, resume_arguments, w
 from utils.run.log import print_banner
 from utils.run.options import LoopOptions
 from utils.training.agreement import require_same_data, require_same_start
-from utils.training.config import MachineOptions
 from utils.training.data import Data, open_data
 from utils.training.pictures import save_first_pictures
 from utils.training.plan import DeviceSetup, plan_training, save_arguments, setup_device
@@ -67,7 +64,7 @@ def start(config: TrainConfig, ranks: distributed.RankInfo) -> tuple[TrainConfig
     """
     say = distributed.main_printer(ranks.rank)
     with distributed.meet(ranks) as meeting:
-        setup = setup_device(section_of(config, MachineOptions), section_of(config, DataOptions), ranks)
+        setup = setup_device(config, ranks)
         device = setup.device
 
         # What can be refused without reading a photograph comes first.
@@ -84,14 +81,13 @@ def start(config: TrainConfig, ranks: distributed.RankInfo) -> tuple[TrainConfig
         share = (sharers.index(meeting.machine), len(sharers))
         with meeting.first_on_machine():
             data = open_data(config, spec, device, say, share, meeting.announce)
-        largest = None
+        largest = 0
         if not config.batch_size:  # --batch-size auto
             side_px = largest_side_px(config.img_size, multi_scale=config.multi_scale)
-            colours = section_of(config, AugmentOptions)
             num_images = len(data.train) // ranks.world_size
-            largest = find_batch_size(device, setup.precision, model, side_px, colours, num_images)
+            largest = find_batch_size(device, setup.precision, model, side_px, config, num_images)
 
-        meeting.exchange("ready")
+        largest = min(meeting.exchange("ready", largest))
         setup_ddp(device, ranks, meeting.store)
 
     require_same_data(meeting, data)
@@ -131,7 +127,7 @@ def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
         val_batches = ShardBatches(len(data.val), 2 * config.batch_size, *share)
         distributed.run_on_main(lambda: save_arguments(plan, run.folder))
         if not run.resumes:
-            distributed.run_on_main(lambda: save_first_pictures(data.train, batches, data.names, run.folder))
+            distributed.run_on_main(lambda: save_first_pictures(data.train, batches, data.spec.names, run.folder))
 
         # What one step does with them.
         optimizer = build_optimizer(model, plan.optimizer)

@@ -8,11 +8,9 @@ import importlib.util
 import json
 import os
 import re
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from utils import distributed
 from utils.common.config import without_secrets
 from utils.common.errors import UsageError, print_warning, printable
 from utils.common.files import read_mapping, read_text, write_text_atomic
@@ -43,15 +41,15 @@ def checked_uri(text: str, name: str) -> str:
     return text.rstrip("/")
 
 
-def mirror(folder: Path, uri: str | None) -> AbstractContextManager[object]:
-    """Return what mirrors a run's folder on rank 0. `uri`: a checked one; None: MLFLOW_TRACKING_URI; empty: no server."""
+def mirror(folder: Path, uri: str | None) -> "Mirror | None":
+    """Return what mirrors a run's folder. Rank 0 only. `uri`: a checked one; None: MLFLOW_TRACKING_URI; empty: no server."""
     text = os.environ.get("MLFLOW_TRACKING_URI") if uri is None else uri
     try:
-        if text and distributed.rank() == 0:
+        if text:
             return Mirror(folder, checked_uri(text, "MLFLOW_TRACKING_URI"))
     except UsageError as error:
         print_warning(f"{error}; this training is not sent to MLflow")
-    return nullcontext()
+    return None
 
 
 class Mirror(FolderSender):

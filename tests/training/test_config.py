@@ -286,7 +286,7 @@ def test_auto_keeps_the_batch_size_of_a_run_that_continues(tmp_path: Path) -> No
     assert batch_size.agree_batch_size(0, 12, tmp_path) == 12
     (tmp_path / "config.yaml").write_text("batch_size: 24\n", encoding="utf-8")
     assert batch_size.agree_batch_size(0, 12, tmp_path) == 24
-    assert batch_size.agree_batch_size(6, None, tmp_path) == 6
+    assert batch_size.agree_batch_size(6, 0, tmp_path) == 6
 
 
 @pytest.mark.parametrize(

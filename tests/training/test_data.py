@@ -127,7 +127,7 @@ def test_two_data_sets_share_a_cache_folder_and_links_do_not_lead_out_of_it(data
     for _ in range(2):
         for file in (data, other):
             one = opened(file, said, cache_dir=fast)
-            assert one.cache_folder.parent == Path(fast)
+            assert one.spec.cache_folder.parent == Path(fast)
             assert len(one.train) == 9
             assert not (file.parent / ".cache").exists()
     assert sum("packing" in line for line in said) == 4

@@ -14,7 +14,6 @@ from utils.distributed.collectives import (
     gather_json,
     is_distributed,
     max_over_ranks,
-    min_over_ranks,
     rank,
     run_on_main,
     run_once_per_machine,

@@ -73,11 +73,6 @@ def max_over_ranks(values: Sequence[float]) -> list[float]:
     return found
 
 
-def min_over_ranks(number: int) -> int:
-    """Return the minimum of `number` over all ranks. Every rank must reach this."""
-    return -int(max_over_ranks([-number])[0])
-
-
 def broadcast_from_main(value: T) -> T:
     """Return rank 0's value, which must be valid JSON, on every rank. Every rank must reach this."""
     return gather_json(value)[0]

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from utils.common.errors import EXIT_STARTUP_TIMEOUT, UserError
+from utils.common.errors import EXIT_STARTUP_TIMEOUT, UserError, print_error
 from utils.distributed.collectives import barrier
 
 COUNTER = "rendezvous/counter"
@@ -138,12 +138,7 @@ def startup_watchdog(timeout_s: float) -> Iterator[None]:
 
 
 def _give_up(timeout_s: float) -> None:
-    rank = os.environ.get("RANK", "0")
-    print(
-        f"[rank {rank}] error: not all ranks joined within {timeout_s:.0f} s; stacks of all threads:",
-        file=sys.stderr,
-        flush=True,
-    )
+    print_error(f"not all ranks joined within {timeout_s:.0f} s; stacks of all threads:")
     faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
     os._exit(EXIT_STARTUP_TIMEOUT)
 

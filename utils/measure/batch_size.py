@@ -75,12 +75,12 @@ def _fits(model: YoloModel, device: torch.device, precision: Precision, batch: B
         torch.cuda.empty_cache()
 
 
-def agree_batch_size(given: int, found: int | None, folder: Path) -> int:
-    """Return the batch size of all ranks: as given, else that of the run in `folder`, else the least found.
+def agree_batch_size(given: int, found: int, folder: Path) -> int:
+    """Return the batch size of all ranks: as given, else that of the run in `folder`, else `found`.
 
     Every rank must reach this.
     """
-    if found is None:
+    if given:
         return given
     earlier = distributed.broadcast_from_main(read_config(folder).get("batch_size"))
-    return earlier if type(earlier) is int and earlier > 0 else distributed.min_over_ranks(found)
+    return earlier if type(earlier) is int and earlier > 0 else found

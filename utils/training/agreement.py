@@ -55,7 +55,7 @@ def require_same_start(meeting: distributed.Meeting, config: TrainConfig) -> Non
 
 def require_same_data(meeting: distributed.Meeting, data: Data) -> None:
     """Print a line for each machine; raise UserError on rank 0 if their data differ. Every rank must reach this."""
-    place = data.cache_folder.absolute()
+    place = data.spec.cache_folder.absolute()
     free_bytes = shutil.disk_usage(next(each for each in (place, *place.parents) if each.exists())).free
     digest = data.fingerprint.digest if meeting.is_first else ""
     parts = [f"{len(data.train):,} + {len(data.val):,} photographs", f"digest {digest[:8]}", data.packed]

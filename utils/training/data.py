@@ -41,16 +41,13 @@ VAL_SEED = 0  # of the windows on which trainings validate: those of all runs sh
 
 @dataclass(frozen=True)
 class Data:
-    """The class names, the photographs that a run trains on and evaluates, and how it trains on them."""
+    """The data set, the photographs of it that a run trains on and evaluates, and how it trains on them."""
 
-    names: tuple[str, ...]
+    spec: DatasetSpec
     train: SegmentationDataset
     val: SegmentationDataset
     policy: AugmentationPolicy
-    root: Path = Path()
-    stretch: tuple[float, float] | None = None
     packed: str = ""  # what this machine packed, and where, or why it did not
-    cache_folder: Path = Path()
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
@@ -64,7 +61,7 @@ class Data:
         digests = {
             f"{split} {path}": digest for split, dataset in splits.items() for path, digest in dataset.digests.items()
         }
-        return take_fingerprint(self.names, photos, self.root, skipped, digests=digests)
+        return take_fingerprint(self.spec.names, photos, self.spec.root, skipped, digests=digests)
 
     @property
     def skipped(self) -> dict[str, str]:
@@ -74,7 +71,7 @@ class Data:
     def file_facts(self) -> dict[str, Any]:
         """Return what a model file says of its photographs' values, and of a training on windows and its labels."""
         photos, policy = self.train.photos, self.policy
-        facts: dict[str, Any] = {"stretch": [*self.stretch]} if self.stretch else {}
+        facts: dict[str, Any] = {"stretch": [*self.spec.stretch]} if self.spec.stretch else {}
         if policy.windows is None or self.train.windowed is None:
             return facts
         facts["windows"] = asdict(policy.windows)
@@ -110,9 +107,9 @@ def open_data(
         raise UserError(
             f"{config.data}: no photograph of train has an object, so there is nothing to learn; check its labels"
         )
-    options, windows = section_of(config, DataOptions), config.window_config
+    windows = config.window_config
     before = read_fingerprint(Path(config.save_dir))
-    of_split = partial(open_split, options, windows, spec, say=announce or say, machine=machine, before=before)
+    of_split = partial(open_split, config, windows, spec, say=announce or say, machine=machine, before=before)
     train = of_split("train", labelled["train"], config.seed)
     if train.windowed:
         say("\n".join(train.windowed.windows.describe(config.epochs)))
@@ -127,7 +124,7 @@ def open_data(
         colours_on_device=varies_colours_on(device, augment.colour),
     )
     val = of_split("val", labelled["val"], VAL_SEED)
-    if not windows and (hint := small_labels_hint(train.photos, spec.names, options.img_size)[0]):
+    if not windows and (hint := small_labels_hint(train.photos, spec.names, config.img_size)[0]):
         say(hint)
     say_oddities(train.photos, val.photos, say)
     stores = [split.windowed.store if split.windowed else split.packed for split in (train, val)]
@@ -135,7 +132,7 @@ def open_data(
     packed = f"{format_bytes(num_bytes)} packed in {spec.cache_folder}"
     if not_packed := train.not_packed or val.not_packed:
         packed = f"not packed: {not_packed}"
-    data = Data(spec.names, train, val, policy, spec.root, spec.stretch, packed, spec.cache_folder)
+    data = Data(spec, train, val, policy, packed)
     if distributed.read_rank_environment().local_rank == 0:
         data.fingerprint  # noqa: B018 # taken once per machine
     return data

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from utils import distributed
-from utils.common.config import PRECISION_CHOICES, section_of, to_dict
+from utils.common.config import PRECISION_CHOICES, to_dict
 from utils.common.cores import choose_threads_and_workers, free_cores, threads_beside_others, usable_cpu_count
 from utils.common.devices import Precision, choose_device, choose_precision, seed_everything, tune_device
 from utils.common.errors import UserError, printable
@@ -19,7 +19,7 @@ from utils.data.loader import batch_bytes, largest_side_px, plan_loader
 from utils.data.options import DataOptions
 from utils.run.folder import NOT_KEPT, OwnedRun
 from utils.run.records import CONFIG_FILE
-from utils.training.config import MachineOptions, TrainConfig
+from utils.training.config import TrainConfig
 from utils.training.data import Data
 from utils.yolo.loss import inverse_frequency_weights
 from utils.yolo.optimizer import OPTIMIZER_NAMES, OptimizerPlan, scaled_lr
@@ -47,18 +47,18 @@ class DeviceSetup:
     workers: int
 
 
-def setup_device(machine: MachineOptions, data: DataOptions, ranks: distributed.RankInfo) -> DeviceSetup:
+def setup_device(config: TrainConfig, ranks: distributed.RankInfo) -> DeviceSetup:
     """Choose this process's device, compute threads and loader workers, and prepare PyTorch for them."""
-    device = choose_device(machine.device, ranks.local_rank)
-    most_threads, workers = choose_threads_and_workers(ranks.local_world_size, data.num_workers, device.type)
-    threads = machine.threads or most_threads
+    device = choose_device(config.device, ranks.local_rank)
+    most_threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
+    threads = config.threads or most_threads
     # Only of one process: several that start together would take each other for other programs.
-    if device.type == "cpu" and not machine.threads and most_threads > 1 and ranks.local_world_size == 1:
+    if device.type == "cpu" and not config.threads and most_threads > 1 and ranks.local_world_size == 1:
         threads = threads_beside_others(most_threads, free_cores())
     torch.set_num_threads(threads)
-    seed_everything(machine.seed)
-    tune_device(device, deterministic=machine.deterministic, fixed_shapes=not data.multi_scale)
-    return DeviceSetup(ranks, device, choose_precision(machine.amp, device), most_threads, threads, workers)
+    seed_everything(config.seed)
+    tune_device(device, deterministic=config.deterministic, fixed_shapes=not config.multi_scale)
+    return DeviceSetup(ranks, device, choose_precision(config.amp, device), most_threads, threads, workers)
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------
@@ -88,8 +88,7 @@ def plan_training(config: TrainConfig, setup: DeviceSetup, run: OwnedRun, data: 
     ranks, device = setup.ranks, setup.device
     threads = config.threads or keep_threads(setup.threads, setup.most_threads, ranks.world_size, run.choices)
     torch.set_num_threads(threads)
-    loading = section_of(config, DataOptions)
-    workers, notes = plan_workers(config.batch_size, loading, setup.workers, ranks.local_world_size)
+    workers, notes = plan_workers(config.batch_size, config, setup.workers, ranks.local_world_size)
     lines = [*run.notes, *notes]
     lines.append(f"Device: {device}, {counted(threads, 'thread')} and {counted(workers, 'loader worker')} per process")
     if threads < setup.most_threads and not config.threads:
@@ -108,11 +107,12 @@ def plan_training(config: TrainConfig, setup: DeviceSetup, run: OwnedRun, data: 
         config = replace(config, batch_size=batch_size, accumulate=accumulate)
     optimizer = plan_optimizer(config, ranks.world_size, len(data.train), is_trained=is_trained)
     weights = None
+    names = data.spec.names
     if config.class_weights != "none":  # every rank reads all labels, so all agree
-        weights = inverse_frequency_weights(count_classes(data.train.photos, len(data.names)))
+        weights = inverse_frequency_weights(count_classes(data.train.photos, len(names)))
     lines += optimizer.arithmetic
     if weights is not None:
-        of_classes = zip(data.names, weights.tolist(), strict=True)
+        of_classes = zip(names, weights.tolist(), strict=True)
         lines.append("Class weights: " + ", ".join(f"{name} {weight:.3g}" for name, weight in of_classes))
     facts = {
         GLOBAL_BATCH_SIZE: optimizer.global_batch_size,

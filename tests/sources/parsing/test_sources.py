@@ -146,7 +146,7 @@ def test_photographs_of_12_bits_are_stretched_once_for_the_data_set_and_alike_in
     assert spec.stretch == pytest.approx((20, 3980), abs=60)
     dataset: Any = SimpleNamespace(photos=[], windowed=None)
     policy: Any = SimpleNamespace(windows=None)
-    model: Any = SimpleNamespace(args=Data((), dataset, dataset, policy, stretch=spec.stretch).file_facts())
+    model: Any = SimpleNamespace(args=Data(spec, dataset, dataset, policy).file_facts())
     means = []
     for item in manifest["photographs"]:
         found = read_image(tmp_path / "processed" / item["split"] / "images" / item["file"]).astype(int)
