@@ -30,8 +30,6 @@ FETCHES_AT_ONCE = 8
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before the second try and the later ones
 MOST_TRANSFERS = 3  # of a file that arrives damaged
 TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")  # each of fsspec's packages has its own name
-CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what the package of this storage reads"
-NETWORK = "check the network and AWS_ENDPOINT_URL"
 
 
 @dataclass(frozen=True)
@@ -147,13 +145,13 @@ class Storage:
                 if isinstance(error, FileNotFoundError):
                     fix = "check the address"
                 elif isinstance(error, PermissionError) or re.search("Credential|Auth|Token", kind):
-                    fix = CREDENTIALS
+                    fix = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what the package of this storage reads"
                 elif pause_s is not None:
                     print_warning(f"{reason}; asking again in {pause_s:g} s")
                     time.sleep(pause_s)
                     continue
                 else:
-                    fix = NETWORK
+                    fix = "check the network and AWS_ENDPOINT_URL"
                 # The chain of the error may show keys.
                 raise UserError(f"{reason}; {fix}") from None
 

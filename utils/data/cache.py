@@ -186,8 +186,7 @@ def open_or_build_kind(kind: CacheKind, files: Sequence[Path], place: CachePlace
     same folder, and packs what one that died has left. Raises DataErrors for photographs that cannot be used.
     """
     packing = _Packing(kind, files, place)
-    problem = packing.complete()
-    return problem or packing.index(kind)
+    return packing.complete() or packing.index(kind)
 
 
 def note_digests(files: Sequence[Path], place: CachePlace) -> dict[str, tuple[str, str]]:

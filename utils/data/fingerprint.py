@@ -87,7 +87,7 @@ def take_fingerprint(
     """
     listed = {f"{split} {os.path.relpath(photo.file, root)}": photo for split, of in splits.items() for photo in of}
     known = {(key, texts[2]): texts[0] for key, texts in (before.photographs if before else {}).items()}
-    contents = {key: content for key, content in (digests or {}).items() if key in listed}
+    contents = dict(digests or {})
     unread = [(key, photo.file) for key, photo in listed.items() if key not in contents]
     read = ordered_map(lambda item: digest_while(known, *item, lambda file: None)[:2], unread, usable_cpu_count())
     contents |= zip((key for key, _ in unread), read, strict=True)

@@ -78,9 +78,10 @@ class CocoCollector:
 
     def write_predictions(self) -> Path:
         """Write predictions.json on rank 0: the detections, sorted by image and confidence."""
-        with written_whole(self.folder / "predictions.json") as output:
+        path = self.folder / "predictions.json"
+        with written_whole(path) as output:
             write_list(output, "[", (line[1:-1] for line in self._detections), "]", "")
-        return self.folder / "predictions.json"
+        return path
 
     def write_ground_truth(self, names: tuple[str, ...]) -> Path:
         """Write ground_truth.json on rank 0: images, classes and labels."""
@@ -90,10 +91,11 @@ class CocoCollector:
         pairs = ((one, class_id) for one in every for class_id in classes[one["category_id"]])
         # COCO's tools treat an annotation with id 0 as missing.
         numbered = ({"id": number, **one, "category_id": of} for number, (one, of) in enumerate(pairs, start=1))
-        with written_whole(self.folder / "ground_truth.json") as output:
+        path = self.folder / "ground_truth.json"
+        with written_whole(path) as output:
             write_list(output, '{"images": [', self._images, f'], "categories": {json.dumps(categories)}', "")
             write_list(output, ', "annotations": [', map(json.dumps, numbered), "]}", "")
-        return self.folder / "ground_truth.json"
+        return path
 
 
 def encode_region(region: Region, photo_size: tuple[int, int]) -> Entry:

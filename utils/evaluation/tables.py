@@ -8,7 +8,7 @@ from utils.data.polygons import SIZES
 
 KINDS = {"mask": "masks", "box": "boxes"}
 _APS = {"map50": "mAP50", "map50_95": "mAP50-95"}
-_SCORES = {"precision": "precision", "recall": "recall", **_APS}
+SCORES = {"precision": "precision", "recall": "recall", **_APS}
 
 _THIN = {
     "native_mask_map50": "AP50",
@@ -54,11 +54,11 @@ def class_table(metrics: dict[str, Any]) -> str:
                 row.get("name", "all"),
                 row["num_images"],
                 row["num_targets"],
-                *(_shown(score_of(row, f"{kind}_{name}")) for name in _SCORES),
+                *(_shown(score_of(row, f"{kind}_{name}")) for name in SCORES),
             ]
             for row in [metrics, *metrics["per_class"]]
         ]
-        tables.append(format_table([words, "images", "objects", *_SCORES.values()], rows, right_from=1, cut=0))
+        tables.append(format_table([words, "images", "objects", *SCORES.values()], rows, right_from=1, cut=0))
     return "\n\n".join(tables)
 
 

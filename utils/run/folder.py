@@ -84,10 +84,11 @@ def open_run_folder(
     Raises UserError if `--resume` is given and the options differ, or if `data` is not what the earlier run trained on.
     """
     lines: list[str] = []
+    accepts = getattr(config, "accept_changed_data", False)
     earlier = read_config(folder)
     changed = differences(config, earlier, folder) if earlier else []
     if earlier and data and (moved := _other_place(changed)):
-        before, accepts = read_fingerprint(folder), getattr(config, "accept_changed_data", False)
+        before = read_fingerprint(folder)
         is_same = before is not None and before.names == data.names and (accepts or not data.changes_since(before))
         if is_same or config.resume:  # else `compare_data` says what changed
             changed = [line for line in changed if line != moved]
@@ -95,7 +96,7 @@ def open_run_folder(
     resumes = may_resume and bool(earlier) and not changed and has_checkpoint(folder)
     require_same_options(config, may_move=data is not None)
     if resumes and data:
-        lines += compare_data(folder, data, getattr(config, "accept_changed_data", False))
+        lines += compare_data(folder, data, accepts)
     if folder.exists() and any(folder.iterdir()) and not resumes:
         names = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(1))
         aside = next(name for name in names if not name.exists())

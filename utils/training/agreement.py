@@ -58,8 +58,8 @@ def require_same_data(meeting: distributed.Meeting, data: Data) -> None:
     place = data.spec.cache_folder.absolute()
     free_bytes = shutil.disk_usage(next(each for each in (place, *place.parents) if each.exists())).free
     digest = data.fingerprint.digest if meeting.is_first else ""
-    parts = [f"{len(data.train):,} + {len(data.val):,} photographs", f"digest {digest[:8]}", data.packed]
-    line = ", ".join([*filter(None, parts), f"{format_bytes(free_bytes)} free"])
+    counts = f"{len(data.train):,} + {len(data.val):,} photographs"
+    line = f"{counts}, digest {digest[:8]}, {data.packed}, {format_bytes(free_bytes)} free"
     told = distributed.gather_json([digest, line])
     differs = meeting.is_first and digest != told[0][0]
     fingerprints = distributed.gather_json(json.loads(data.fingerprint.to_json()) if differs else None)

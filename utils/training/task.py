@@ -8,6 +8,7 @@ import torch
 from utils import distributed
 from utils.engine import Epoch, TrainingEngine
 from utils.evaluation.evaluate import evaluate
+from utils.evaluation.tables import SCORES
 from utils.run.folder import OwnedRun
 from utils.run.log import RunLog
 from utils.run.records import MEAN_MAP
@@ -21,7 +22,6 @@ from utils.yolo.loss26 import EndToEndLoss, loss_for
 from utils.yolo.model import YoloModel, copy_for_prediction, save_deployable
 from utils.yolo.training_step import SegmentationStep
 
-SCORES = {"precision": "precision", "recall": "recall", "map50": "mAP50", "map50_95": "mAP50-95"}
 COLUMNS = {  # Ultralytics' names, in its order
     **{f"train_{part}": f"train/{part}_loss" for part in PARTS},
     **{f"{kind}_{own}": f"metrics/{its}({kind[0].upper()})" for kind in ("box", "mask") for own, its in SCORES.items()},
