@@ -1,6 +1,7 @@
 """What a data set's labels say of the lengths of its objects, and at which input they are large enough."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -79,7 +80,7 @@ def test_the_size_of_a_large_photograph_is_read_from_its_beginning(
     assert all(file.stat().st_size > 2**20 for file in files)
     size_of = sizes_on_disk([Photo(file, np.zeros(0, np.int64), []) for file in files])
     assert [size_of(number) for number in range(3)] == [(900, 1200), (1200, 900), (1200, 900)]
-    used: list[int] = []
-    monkeypatch.setattr(label_shapes, "upright_size", lambda data: used.append(len(data)) or upright_size(data))
+    used = Mock(wraps=upright_size)
+    monkeypatch.setattr(label_shapes, "upright_size", used)
     sizes_on_disk([Photo(file, np.zeros(0, np.int64), []) for file in files[:2]])(0)
-    assert used == [label_shapes.HEADER_BYTES]
+    assert [len(call.args[0]) for call in used.call_args_list] == [label_shapes.HEADER_BYTES]
