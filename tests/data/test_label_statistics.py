@@ -80,6 +80,11 @@ def test_the_size_of_a_large_photograph_is_read_from_its_beginning(
     size_of = sizes_on_disk([Photo(file, np.zeros(0, np.int64), []) for file in files])
     assert [size_of(number) for number in range(3)] == [(900, 1200), (1200, 900), (1200, 900)]
     used: list[int] = []
-    monkeypatch.setattr(label_shapes, "upright_size", lambda data: used.append(len(data)) or upright_size(data))
+
+    def noted(data: bytes) -> tuple[int, int]:
+        used.append(len(data))
+        return upright_size(data)
+
+    monkeypatch.setattr(label_shapes, "upright_size", noted)
     sizes_on_disk([Photo(file, np.zeros(0, np.int64), []) for file in files[:2]])(0)
     assert used == [label_shapes.HEADER_BYTES]
