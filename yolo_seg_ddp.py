@@ -96,6 +96,8 @@ INSTEAD = {
     **dict.fromkeys(("to_df", "to_csv", "to_json", "tojson", "summary"), "prediction.to_pandas() gives a table"),
     **dict.fromkeys(("save_txt", "save_crop"), "python inference.py --save-crops writes labels/ and crops/"),
     **dict.fromkeys(("cpu", "cuda", "to", "half", "fuse"), 'open_model(file, device="cuda:0", amp="auto") decides'),
+    "orig_shape": "prediction.photo.shape[:2] is the height and width",
+    **dict.fromkeys(("xyxyn", "xywhn", "xyn"), "divide xyxy, xywh or xy by width and height"),
     "track": "python inference.py --source film.mp4 predicts on a film, without track numbers",
     "benchmark": "python export.py --format onnx openvino compares formats",
 }

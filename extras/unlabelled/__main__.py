@@ -130,7 +130,7 @@ def finish(
     data.finish(spec, [*labelled])
     print(f"Results in {data.folder}: dataset.yaml, {PAGE} (look at it)")
     if not num_added:
-        print("Next: label some more photographs: the model is sure of no object in the new ones")
+        print("Next: label more photographs, or name others with --photos: none was added")
         return
     run = Path(config.model).parent
     start = read_config(run).get("model")

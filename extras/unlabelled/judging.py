@@ -69,12 +69,14 @@ def sure_from(scores: np.ndarray, is_wrong: np.ndarray, limit: float, certainty:
     at = len(levels) - 1 - int(bounds[::-1].argmin()) if last is None else last
     of_all = counted(int(num[at]), "validation detection")
     words = f"{num_wrong[at]:,} of its {of_all} from confidence {levels[at]:.2f} on are wrong"
+    if not num[at]:
+        words = f"it has no validation detection from confidence {levels[at]:.2f} on"
     if last is not None:
         certain = f"at most {bounds[at]:.1%} with {certainty:.0%} certainty"
         return round(float(levels[at]), 3), f"these become labels, because {words}, {certain}"
     parts = [f"no detection becomes a label, because {words}"]
     if num[at] < (enough := num_needed(limit, certainty, share=num_wrong[at] / max(num[at], 1))) < MOST_NEEDED:
-        parts.append(f"{enough:,} as good ones would be enough")
+        parts.append(f"{enough:,} {'as good' if num[at] else 'right'} ones would be enough")
     for share in range(int(100 * limit) + 1, 51):
         if lowest_level(num, num_wrong, share / 100, certainty) is not None:
             return None, "; ".join([*parts, f"--wrong {share / 100:g} would be kept now"])

@@ -155,7 +155,9 @@ def test_results_answer_to_the_names_that_people_type(monkeypatch: pytest.Monkey
         r.show()
     for attribute, line in (
         (lambda: r.to_df(), r"Prediction has no to_df; prediction.to_pandas\(\)"),
-        (lambda: r.boxes.xyxyn, r"Rows has no xyxyn \(did you mean xyxy\?\)"),
+        (lambda: r.orig_shape, r"Prediction has no orig_shape; prediction.photo.shape"),
+        (lambda: r.boxes.xyxyn, r"Rows has no xyxyn; divide xyxy"),
+        (lambda: r.boxes.xyxz, r"Rows has no xyxz \(did you mean xyxy\?\)"),
         (lambda: model.track("a.mp4"), "Model has no track; python inference.py --source film.mp4"),
         (lambda: model.anything, r"Model has no anything.*docs/python.md"),
     ):

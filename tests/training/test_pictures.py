@@ -104,7 +104,7 @@ def share_of(picture: np.ndarray, class_id: int) -> float:
     ("scores", "told"),
     [
         ((0.9, 0.1), "epoch 1: 1 detection"),
-        ((0.1,), "epoch 1: no detection above 0.25, best guesses"),  # an early epoch showed "no detections" alone
+        ((0.1,), "epoch 1: all guesses below 0.25"),  # longer words were cut off under a portrait
         ((), "epoch 1: no detections"),
     ],
 )

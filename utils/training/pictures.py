@@ -150,7 +150,7 @@ class ValidationPictures:
                 style: dict[str, Any] = {"font_scale": VAL_FONT_SCALE, "nothing": nothing}
                 pair.append(draw_instances(photo, class_ids, in_photo, shapes, scores, self.names, **style))
             self._pairs += pair
-            guesses = f"no detection above {VAL_CONFIDENCE}, best guesses" if len(kept) else NO_DETECTIONS
+            guesses = f"all guesses below {VAL_CONFIDENCE}" if len(kept) else NO_DETECTIONS
             told = counted(len(kept), "detection") if num_sure else guesses
             self._captions += [f"truth, {file.name}", f"epoch {epoch}: {told}"]
 

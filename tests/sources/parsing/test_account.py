@@ -28,7 +28,7 @@ ANNOTATIONS = [
 COCO = json.dumps(coco(ANNOTATIONS, ("a.jpg", "missing.jpg")))
 # Files, and what was left out by reason, of all classes together.
 CASES: dict[str, tuple[dict[str, bytes | str], dict[str, int]]] = {
-    "COCO": ({"a.json": COCO}, {"duplicate id": 1, "row without a photograph": 1, "unusable object": 2}),
+    "COCO": ({"a.json": COCO}, {"duplicate id": 1, "missing photograph": 1, "unusable object": 2}),
     "YOLO": ({"a.txt": f"{TEXT}\n1 .1 .2 .3\n7 .1 .1 .2 .2", "classes.txt": "pole\nwire"}, {"unusable object": 2}),
 }
 
@@ -42,7 +42,7 @@ def test_an_object_of_the_source_is_written_or_left_out_for_a_reason(tmp_path: P
         rows: list[tuple[str, object]] = [(f"{number}.jpg", [INSULATOR]) for number in range(9)]
         rows += [("a.jpg", [{}]), *[("8.jpg", [INSULATOR] * 2)] * 2, ("b.jpg", [INSULATOR]), ("c.jpg", [INSULATOR])]
         write_csv(raw, rows)
-        reasons = {"unusable object": 1, MERGED: 2, "duplicate row": 2, UNREAD: 1, "row without a photograph": 1}
+        reasons = {"unusable object": 1, MERGED: 2, "duplicate row": 2, UNREAD: 1, "missing photograph": 1}
     assert left_out_of(build(raw)) == reasons
 
 

@@ -91,7 +91,7 @@ def test_a_second_build_gives_what_a_fresh_build_gives(
     if change is change_photographs_and_rows:
         assert record(manifest, "1 (1).jpg")["width"] == 600
         assert record(manifest, "2 (3).jpg")["objects"] == {"insulator": 1}
-        assert problems_of(manifest) == [(f"{LABEL_CSV}:3", "row without a photograph")]
+        assert problems_of(manifest) == [(f"{LABEL_CSV}:3", "missing photograph")]
 
 
 def test_unreadable_rows_and_photographs_are_listed_and_the_rest_is_built(raw: Path) -> None:
@@ -114,14 +114,14 @@ def test_unreadable_rows_and_photographs_are_listed_and_the_rest_is_built(raw: P
     manifest = build(raw)
     assert problems_of(manifest) == [
         ("Circuit1/1 (2).JPG", "unreadable photograph"),
-        ("Circuit1/1 (9).JPG", "photograph without a row"),
+        ("Circuit1/1 (9).JPG", "unlisted photograph"),
         ("Circuit3.zip", "unreadable archive"),
         (f"{LABEL_CSV}:2", "unknown class"),
         (f"{LABEL_CSV}:2", "unusable object"),
         (f"{LABEL_CSV}:4", "unreadable row"),
         (f"{LABEL_CSV}:7", "duplicate row"),
         (f"{LABEL_CSV}:9", "duplicate row"),
-        (f"{LABEL_CSV}:10", "row without a photograph"),
+        (f"{LABEL_CSV}:10", "missing photograph"),
     ]
     built = {item["file"]: item["objects"] for item in manifest["photographs"]}
     assert built == {

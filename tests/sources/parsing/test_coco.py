@@ -98,7 +98,7 @@ def test_a_name_that_leads_out_of_the_folder_or_fits_two_photographs_finds_none(
     assert "twice.jpg: 2 photographs have this name" in text
     assert "x/one.jpg: other names fit" in text
     assert "missing.jpg: no photograph called missing.jpg" in text
-    assert manifest["skipped"] == {"photograph without a row": 3, "row without a photograph": 6}
+    assert manifest["skipped"] == {"unlisted photograph": 3, "missing photograph": 6}
 
 
 @pytest.mark.parametrize(

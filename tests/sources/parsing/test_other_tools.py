@@ -306,7 +306,8 @@ def test_files_that_are_not_read_end_the_account_with_a_line_for_each_kind(tmp_p
         "images.zip/f.json: lies in a zip, in which only photographs are read: unzip it there",
         "more/0.txt: YOLO labels: not used, the labels are read from COCO file (5 such files)",
         "sub/d.zip: a zip in a subfolder is not opened: unzip it there",
-        "voc/a.xml: holds Pascal VOC's boxes, which have no outlines: export polygons or masks",
+        "voc/a.xml: holds Pascal VOC's boxes, which are not read: "
+        "export polygons or masks, or the boxes as YOLO, which are learned as rectangles",
     ]
     assert not [line for line in report_lines(manifest) if "not read" in line or "voc" in line]
 
@@ -315,11 +316,13 @@ def test_a_misspelled_class_is_refused_with_the_nearest_one(tmp_path: Path) -> N
     """The other class of 748 of 780 objects became background, and the advice was to leave the misspelled name out."""
     contents: dict[str, bytes | str] = {"a.txt": f"{TEXT}\n{TEXT}", "classes.txt": "pole\nwire", "a.jpg": PHOTO}
     raw = files(tmp_path / "raw", contents)
-    misspelled: list[tuple[str, ...]] = [("pole", "wrie"), ("cap",)]
-    for names in misspelled:
-        with pytest.raises(
-            UserError, match=rf"--classes {names[-1]}: no object .* nearest one of the labels is (wire|pole)\."
-        ):
+    refused: list[tuple[tuple[str, ...], str]] = [
+        (("pole", "wrie"), r"wrie: no .* class \(did you mean wire\?\)\. .* \(wire\) would"),
+        # "the nearest one is pole" was said of any other word
+        (("cap",), r"cap: no object has this class\. .* \((pole, wire|wire, pole)\) would"),
+    ]
+    for names, told in refused:
+        with pytest.raises(UserError, match=told):
             build(raw, class_names=names, use_file_classes=False)
         assert not (tmp_path / "processed" / "dataset.yaml").exists()
     wished: list[tuple[tuple[str, ...], int]] = [

@@ -1,7 +1,6 @@
 """Builds `{train,val}/{images,labels}` from raw photographs and labels: parallel, resumable, reproducible."""
 
 import dataclasses
-import difflib
 import functools
 import json
 import os
@@ -268,11 +267,11 @@ def _refuse_unknown_classes(given: Sequence[str], found: Counter[str], entries: 
     others = sum((Counter(entry.unknown_values) for entry in entries), Counter())
     is_most = others.total() > MAX_LOST_SHARE * (others.total() + found.total())
     for name in (name for name in given if not found[name] and (is_most or nearest(name, [*others]))):
-        (similar,) = difflib.get_close_matches(name, others, n=1, cutoff=0)
         raise UserError(
-            f"--classes {name}: no object has this class; the nearest one of the labels is {printable(similar)}. "
-            f"{counted(others.total(), 'object')} of classes that --classes does not name would become background: correct "
-            "--classes, or pass --keep-unusable"
+            f"--classes {name}: no object has this class{printable(nearest(name, [*others]))}. "
+            f"{counted(others.total(), 'object')} of classes that --classes does not name "
+            f"({printable(', '.join(others), 200)}) would become background: "
+            "correct --classes, or pass --keep-unusable"
         )
 
 

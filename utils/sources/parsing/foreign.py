@@ -167,8 +167,12 @@ def _reason(file: Path) -> str:
         text = file.read_bytes()[:HEAD_BYTES]
         if element == "annotation" and (b"<polygon" in text or b"<segm>" in text):
             return "is LabelMe's XML, whose polygons are not read: export as COCO, or from CVAT as CVAT for images 1.1"
-        what = "Pascal VOC's boxes, which have no outlines" if element == "annotation" else f"<{printable(element)}>"
-        return f"holds {what}: export polygons or masks" if element else "is not XML: export it again"
+        if element == "annotation":
+            return (
+                "holds Pascal VOC's boxes, which are not read: "
+                "export polygons or masks, or the boxes as YOLO, which are learned as rectangles"
+            )
+        return f"holds <{printable(element)}>: export polygons or masks" if element else "is not XML: export it again"
     if suffix == ".csv":
         with file.open("rb") as stream:
             header = stream.readline(400).decode("utf-8", "replace").strip()

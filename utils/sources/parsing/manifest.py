@@ -17,8 +17,8 @@ from utils.sources.parsing.split import FOLDERS, SPLITS, TEST, VAL
 from utils.sources.parsing.state import Entry
 
 MANIFEST_VERSION = 1
-NO_ROW = "photograph without a row"
-NO_PHOTOGRAPH = "row without a photograph"
+NO_ROW = "unlisted photograph"
+NO_PHOTOGRAPH = "missing photograph"
 UNUSABLE_PHOTOGRAPH = "photograph without a usable object"
 UNREADABLE_KINDS = (UNREADABLE_PHOTOGRAPH, UNREADABLE_ARCHIVE, UNREADABLE_ROW, UNUSABLE_PHOTOGRAPH)
 MAX_ALIKE = 3  # lines of one reason; more become one line

@@ -24,7 +24,7 @@ from utils.sources.parsing.sources import Photograph, find_label_csv, find_photo
 from utils.sources.parsing.split import SPLITS, split_of_folder
 
 DUPLICATE_ROW = "duplicate row"
-OTHER_CLASSES = "other classes"
+OTHER_CLASSES = "file that lacks classes"
 DRAWINGS = "visualization"  # end of the names of folders into which LabelMe's converters draw the labels
 RowsByKey = dict[str, tuple[Row, ...]]
 
