@@ -1,7 +1,6 @@
 """The command `export.py`: its options and its steps."""
 
 import errno
-import hashlib
 import json
 import shutil
 import signal
@@ -27,7 +26,7 @@ from utils.common.files import claimed_output, write_text_atomic
 from utils.common.text import counted
 from utils.data.dataset import Photo, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
-from utils.predict.thresholds import Thresholds
+from utils.predict.thresholds import Thresholds, digest_of_model
 from utils.predict.tiles import choose_tiling
 from utils.yolo.model import (
     YoloModel,
@@ -98,7 +97,7 @@ def make_exports(
 ) -> list[dict[str, Any]]:
     """Convert and prove each variant; move those that pass to `output`. Return the report's rows."""
     rows = []
-    digest = hashlib.sha256(Path(config.model).read_bytes()).hexdigest()
+    digest = digest_of_model(config.model)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the folder below is removed
     if shutil.disk_usage(output).free < 4 * Path(config.model).stat().st_size:  # PyTorch aborts on a full disk
         raise OSError(errno.ENOSPC, "no room for an export", str(output))

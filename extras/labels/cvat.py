@@ -20,7 +20,7 @@ from utils.sources.parsing.json_stream import CHUNK_BYTES, MAX_ITEM_BYTES
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.label_file import LabelFile, first_element
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_points, read_size
-from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, Found, digest_of, says_ignore
+from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, Found, Parsed, digest_of, says_ignore
 
 IMAGE, LABEL_NAME = ["annotations", "image"], ["labels", "label", "name"]
 READ, NO_SHAPES = ("polygon", "polyline", "box", "ellipse", "mask"), ("image", "attribute", "tag")
@@ -125,7 +125,7 @@ def bounded_parser(start: Callable[..., None], end: Callable[..., None], text: C
     return parser
 
 
-def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
+def _objects(size: Size, data: bytes) -> Parsed:
     """Return the objects of one image, from `<image` to before its end, and messages about what was left out."""
     objects: list[ShapeObject] = []
     complaints: list[str] = []

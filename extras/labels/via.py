@@ -15,7 +15,7 @@ from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points
-from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, AnnotationRow, Found, is_ignored, says_ignore
+from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, AnnotationRow, Found, Parsed, is_ignored, says_ignore
 from utils.sources.parsing.yolo_text import ONLY_CLASS
 
 IMAGES = "_via_img_metadata"
@@ -142,7 +142,7 @@ def _texts(value: Any) -> list[str]:
     return [text for one in values if isinstance(one, str) and (text := printable(one.strip()))]
 
 
-def _objects(attribute: str, data: bytes) -> tuple[list[ShapeObject], list[str]]:
+def _objects(attribute: str, data: bytes) -> Parsed:
     """Return the objects of one photograph, and messages about what was left out."""
     objects, complaints = [], []
     regions = _regions(json.loads(data))

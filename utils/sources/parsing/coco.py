@@ -29,6 +29,7 @@ from utils.sources.parsing.rows import (
     SPAN,
     AnnotationRow,
     Found,
+    Parsed,
     says_ignore,
 )
 from utils.sources.parsing.yolo_text import ONLY_CLASS, is_background
@@ -338,9 +339,7 @@ def _dictionary(item: Item) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _objects(
-    categories: dict[int | str | None, str], size: Size, has_crowds: bool, data: bytes
-) -> tuple[list[ShapeObject], list[str]]:
+def _objects(categories: dict[int | str | None, str], size: Size, has_crowds: bool, data: bytes) -> Parsed:
     """Return the object of one annotation, or the reason why there is none."""
     annotation = json.loads(data)
     name, category = f"annotation {printable(str(annotation.get('id')))}", annotation.get("category_id")
