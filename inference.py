@@ -100,12 +100,16 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     gathered = {"counts": counts, "traits": np.array(traits), "spent_s": spent_s, "best_score": best_score}
     parts = distributed.gather_arrays(gathered)
     *totals, num_without_mask, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
-    distributed.run_on_main(lambda: merge_parts(output, ranks.world_size))
     traits = [part["traits"] for part in parts]
     is_alike = [promise.line, promise.compare(traits, files)] if promise and num_read else []
     about = {"model": config.model, "classes": names, "notes": is_alike}
-    distributed.run_on_main(lambda: write_text_atomic(output / ABOUT, json.dumps(about, indent=1) + "\n"))
-    distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))
+
+    def finish() -> None:
+        merge_parts(output, ranks.world_size)
+        write_text_atomic(output / ABOUT, json.dumps(about, indent=1) + "\n")
+        merge_tool_files(tools, ranks.world_size)
+
+    distributed.run_on_main(finish)
     if ranks.is_main:
         highest = max(float(part["best_score"].max()) for part in parts)
         nothing = f"nothing (the highest confidence seen is {highest:.3f}, --conf is {config.conf:g})"

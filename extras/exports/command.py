@@ -104,12 +104,19 @@ def make_exports(
     with scratch_folder(output) as scratch:
         for variant in variants_of(config):
             how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)
-            thin, labels = [*trained_thin_classes(model)], trained_wire_labels(model)
-            labels["label_lengths"] = trained_label_lengths(model)
-            labels["stretch"] = [*(trained_stretch(model) or ())]
             is_exact = variant.precision == "fp32" and variant.kind != "engine"  # which computes with the bits of fp16
-            labels["thresholds"] = carried = thresholds if is_exact else ""
-            facts = ExportFacts(class_names(model), *how, trained_windows(model), digest, thin, **labels)
+            carried = thresholds if is_exact else ""
+            facts = ExportFacts(
+                class_names(model),
+                *how,
+                trained_windows(model),
+                digest,
+                [*trained_thin_classes(model)],
+                label_lengths=trained_label_lengths(model),
+                stretch=[*(trained_stretch(model) or ())],
+                thresholds=carried,
+                **trained_wire_labels(model),
+            )
             folder = Path(tempfile.mkdtemp(dir=scratch))
             print(f"{variant.kind} {variant.precision}: converting and comparing", flush=True)
             made = convert(model, variant, facts, folder, Path(config.model).stem, calibration, judge.device)

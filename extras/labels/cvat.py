@@ -15,7 +15,7 @@ import numpy as np
 from extras.labels.shapes import ellipse_corners, turned
 from utils.common.errors import UserError, one_line, printable
 from utils.data.images import MAX_IMAGE_PIXELS
-from utils.sources.parsing.coco import RunLengthError, cut_out
+from utils.sources.parsing.coco import RunLengthError, Size, cut_out
 from utils.sources.parsing.json_stream import CHUNK_BYTES, MAX_ITEM_BYTES
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.label_file import LabelFile, first_element
@@ -25,7 +25,6 @@ from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow,
 IMAGE, LABEL_NAME = ["annotations", "image"], ["labels", "label", "name"]
 READ, NO_SHAPES = ("polygon", "polyline", "box", "ellipse", "mask"), ("image", "attribute", "tag")
 MAX_DEPTH = 32  # CVAT's files have 7 levels
-Size = tuple[int, int] | None
 Attributes = dict[str, str]
 
 
@@ -163,7 +162,7 @@ def _objects(size: Size, data: bytes) -> Parsed:
             objects.append(_object(tag, f"shape {name}", label, size, attributes))
         except (KeyError, ValueError, OverflowError) as error:
             what = f"no attribute {error}" if isinstance(error, KeyError) else error
-            objects.append(ShapeObject(label, name, None, None, error=str(what)))
+            objects.append(ShapeObject(label, name, error=str(what)))
 
     bounded_parser(add, end, add_text).Parse(data + b"</image>", True)
     return objects, complaints

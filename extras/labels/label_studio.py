@@ -234,7 +234,7 @@ def _objects(number: int, data: bytes) -> Parsed:
                 is_region, note = str(result.get("id")) in ignored, several_labels(labels)
                 objects.append(replace(_object(name, labels[0], result), is_region=is_region, note=note))
             except (ValueError, OverflowError) as error:
-                objects.append(ShapeObject(labels[0], name, None, None, error=str(error)))
+                objects.append(ShapeObject(labels[0], name, error=str(error)))
         elif str(result.get("id")) not in labelled:
             complaints.append(f"{name}: has no label")
     return objects, complaints

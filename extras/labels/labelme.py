@@ -104,7 +104,7 @@ def _objects(size: Size, data: bytes) -> Parsed:
             raise ValueError(f"{kind} is not read; draw a polygon or a linestrip")
         points = _outline(kind, read_points(shape.get("points"), "polygon" if kind == AREAS[0] else "line"))
     except (ValueError, OverflowError) as error:
-        return [ShapeObject(label, "shape", None, None, error=str(error))], []
+        return [ShapeObject(label, "shape", error=str(error))], []
     group = shape.get("group_id")
     group = group if isinstance(group, int | str) else None
     is_line = kind in LINES

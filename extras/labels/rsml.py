@@ -70,9 +70,9 @@ def read_roots(data: bytes) -> Parsed:
             kind, points = roots.pop()
             name = f"root {len(objects) + 1}"
             try:
-                objects.append(ShapeObject(kind, name, None, None, (read_points(points, "line"),), is_line=True))
+                objects.append(ShapeObject(kind, name, parts=(read_points(points, "line"),), is_line=True))
             except ValueError as error:
-                objects.append(ShapeObject(kind, name, None, None, error=str(error)))
+                objects.append(ShapeObject(kind, name, error=str(error)))
 
     try:
         bounded_parser(start, end, lambda _: None).Parse(data, True)

@@ -161,11 +161,11 @@ def _objects(attribute: str, data: bytes) -> Parsed:
             points, is_line = _outline(_attributes(region, "shape"))
             note = several_labels(labels)
             is_region = says_ignore(_attributes(region, "region"))
-            shape = ShapeObject(labels[0], name, None, None, (points,), is_line=is_line, is_region=is_region, note=note)
+            shape = ShapeObject(labels[0], name, parts=(points,), is_line=is_line, is_region=is_region, note=note)
             objects.append(shape)
         except (KeyError, ValueError, OverflowError) as error:
             text = f"no {error}" if isinstance(error, KeyError) else str(error)
-            objects.append(ShapeObject(labels[0], name, None, None, error=text))
+            objects.append(ShapeObject(labels[0], name, error=text))
     return objects, complaints
 
 

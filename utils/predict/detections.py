@@ -71,7 +71,7 @@ class PhotoPrediction:
         return self.detections.class_ids.numpy()
 
     @property
-    def drawn(self) -> tuple[Any, ...]:
+    def drawn(self) -> tuple[np.ndarray, np.ndarray, Sequence[Region], np.ndarray]:
         """What `draw_instances` takes: classes, boxes, masks and confidences."""
         return self.class_ids, self.boxes, self.masks, self.detections.scores.numpy()
 

@@ -351,7 +351,7 @@ def _objects(categories: dict[int | str | None, str], size: Size, has_crowds: bo
         is_region = is_region or says_ignore(annotation) or says_ignore(annotation.get("attributes"))
         return [replace(_object(name, value, size, annotation), is_region=is_region)], []
     except (ValueError, OverflowError) as error:
-        return [ShapeObject(value, name, None, None, error=str(error))], []
+        return [ShapeObject(value, name, error=str(error))], []
 
 
 def _object(name: str, value: str, size: Size, annotation: dict[str, Any]) -> ShapeObject:

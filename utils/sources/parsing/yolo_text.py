@@ -227,7 +227,7 @@ def _objects(names: tuple[str, ...], is_region: bool, data: bytes) -> Parsed:
                 objects.append(ShapeObject(label, f"line {number}", SHARES, None, points, is_region=is_region))
             except ValueError as error:
                 if label := _class_of(fields, names):
-                    objects.append(ShapeObject(label, f"line {number}", SHARES, None, error=str(error)))
+                    objects.append(ShapeObject(label, f"line {number}", error=str(error)))
                 else:
                     complaints.append(f"line {number}: {error}")
     return objects, complaints
