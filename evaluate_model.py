@@ -17,7 +17,7 @@ if __name__ == "__main__":
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from utils.common.signals import die_with_parent
 from utils.common.text import next_command, without_mask_line
 from utils.data.dataset import Photo, SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.label_shapes import choose_thin_classes, sizes_on_disk
+from utils.data.label_shapes import SizeOf, choose_thin_classes, sizes_on_disk
 from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
@@ -148,11 +148,7 @@ def choose_resolution(config: EvaluationConfig, models: Sequence[nn.Module]) -> 
 
 
 def thin_classes_for(
-    config: EvaluationConfig,
-    model: nn.Module,
-    photos: list[Photo],
-    size_of: Callable[[int], tuple[int, int]],
-    names: tuple[str, ...],
+    config: EvaluationConfig, model: nn.Module, photos: list[Photo], size_of: SizeOf, names: tuple[str, ...]
 ) -> tuple[int, ...]:
     """Return the classes that are judged by their centrelines: by default those that were thin in the model's training."""
     asked = config.thin_classes if config.mask_resolution == "native" else ("none",)

@@ -70,8 +70,7 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     setup_ddp(predictor.device, ranks)
     sources = [Source(position, *item) for position, item in enumerate(unique_keys(files))]
     mine = sources[ranks.rank :: ranks.world_size]
-    counts = np.zeros(len(names) + 1, np.int64)  # of each class's detections, and of photographs
-    num_without_mask = 0
+    counts = np.zeros(len(names) + 2, np.int64)  # of each class's detections, of those without a mask, of photographs
     model = Path(config.model).absolute()
     version, root = f"{model.parent.name}/{model.stem}", common_folder(config.source, files)
     tools = ToolFiles(output, names, root, version, config.save_coco, config.save_label_studio)
@@ -88,28 +87,29 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
         progress = Progress("photographs", len(mine), ranks.is_main)
         for source, photo, prediction in distributed.apart(progress(predictions)):
             writer.add(source, photo.shape, prediction)
-            found = (prediction.class_ids, prediction.boxes, prediction.masks, prediction.detections.scores.numpy())
-            picture = draw_instances(photo, *found, names, nothing=NO_DETECTIONS, min_px=READABLE_PX)
+            picture = draw_instances(photo, *prediction.drawn, names, nothing=NO_DETECTIONS, min_px=READABLE_PX)
             save_image(output / f"{source.key}.jpg", picture)
             if config.save_crops:
                 writer.save_crops(source.key, photo, prediction)
             tool_writer.add(source, photo.shape, prediction)
-            counts[:-1] += np.bincount(prediction.class_ids, minlength=len(names))
-            counts[-1] += 1
-            num_without_mask += prediction.num_without_mask
+            counts[:-2] += np.bincount(prediction.class_ids, minlength=len(names))
+            counts[-2:] += (prediction.num_without_mask, 1)
             spent_s += prediction.spent_s
             best_score = np.maximum(best_score, prediction.best_score)
             traits += [] if prediction.traits is None else [np.append(source.position, prediction.traits)]
-    gathered = {"counts": counts, "without_mask": np.array([num_without_mask]), "traits": np.array(traits)}
-    parts = distributed.gather_arrays(gathered | {"spent_s": spent_s, "best_score": best_score})
-    *totals, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
-    num_without_mask = int(sum(part["without_mask"].sum() for part in parts))
-    distributed.run_on_main(lambda: merge_parts(output, ranks.world_size))
+    gathered = {"counts": counts, "traits": np.array(traits), "spent_s": spent_s, "best_score": best_score}
+    parts = distributed.gather_arrays(gathered)
+    *totals, num_without_mask, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
     traits = [part["traits"] for part in parts]
     is_alike = [promise.line, promise.compare(traits, files)] if promise and num_read else []
     about = {"model": config.model, "classes": names, "notes": is_alike}
-    distributed.run_on_main(lambda: write_text_atomic(output / ABOUT, json.dumps(about, indent=1) + "\n"))
-    distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))
+
+    def finish() -> None:
+        merge_parts(output, ranks.world_size)
+        write_text_atomic(output / ABOUT, json.dumps(about, indent=1) + "\n")
+        merge_tool_files(tools, ranks.world_size)
+
+    distributed.run_on_main(finish)
     if ranks.is_main:
         highest = max(float(part["best_score"].max()) for part in parts)
         nothing = f"nothing (the highest confidence seen is {highest:.3f}, --conf is {config.conf:g})"
@@ -136,7 +136,12 @@ def read_photos(
 
     def read(source: Source) -> tuple[Source, Any]:
         try:
-            check_names(source.key, config)
+            names, last = [f"{source.key}.jpg"], config.max_detections - 1
+            names += [f"{source.key}_{last}.jpg"] * config.save_crops
+            longest = max(len(os.fsencode(name)) for name in names)
+            if longest > MAX_NAME_BYTES:
+                reason = f"results would have names of {longest} bytes, more than {MAX_NAME_BYTES}; rename it"
+                raise ImageError(reason)
             photo = read_image(source.file, stretch=stretch)
             if max(photo.shape) > NATIVE_LONG_SIDE_PX:
                 raise ImageError(f"a JPEG with its detections has at most {NATIVE_LONG_SIDE_PX} pixels a side")
@@ -149,15 +154,6 @@ def read_photos(
             yield source, photo
         else:
             print(f"skipped {printable(str(source.file), 400)}: {printable(str(photo), 400)}", flush=True)
-
-
-def check_names(key: str, config: InferenceConfig) -> None:
-    """Raise ImageError if a file with a photograph's results would have a name that is too long."""
-    names, last = [f"{key}.jpg"], config.max_detections - 1
-    names += [f"{key}_{last}.jpg"] * config.save_crops
-    longest = max(len(os.fsencode(name)) for name in names)
-    if longest > MAX_NAME_BYTES:
-        raise ImageError(f"results would have names of {longest} bytes, more than {MAX_NAME_BYTES}; rename it")
 
 
 def unique_keys(files: list[Path]) -> Iterator[tuple[Path, str]]:

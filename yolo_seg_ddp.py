@@ -351,8 +351,8 @@ class Prediction(WithAdvice):
 
     def draw(self) -> Picture:
         """Draw the objects on the photograph."""
-        found = (self.class_ids, self.result.boxes, self.result.masks, self.scores)
-        return Picture(draw_instances(self.photo, *found, self.names, nothing=NO_DETECTIONS, min_px=READABLE_PX))
+        pixels = draw_instances(self.photo, *self.result.drawn, self.names, nothing=NO_DETECTIONS, min_px=READABLE_PX)
+        return Picture(pixels)
 
     def plot(self) -> np.ndarray:
         """Return the drawn photograph as an array, RGB uint8 (H, W, 3); Ultralytics' is BGR."""

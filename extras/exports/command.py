@@ -1,7 +1,6 @@
 """The command `export.py`: its options and its steps."""
 
 import errno
-import hashlib
 import json
 import shutil
 import signal
@@ -27,7 +26,7 @@ from utils.common.files import claimed_output, write_text_atomic
 from utils.common.text import counted
 from utils.data.dataset import Photo, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
-from utils.predict.thresholds import Thresholds
+from utils.predict.thresholds import Thresholds, digest_of_model
 from utils.predict.tiles import choose_tiling
 from utils.yolo.model import (
     YoloModel,
@@ -98,19 +97,26 @@ def make_exports(
 ) -> list[dict[str, Any]]:
     """Convert and prove each variant; move those that pass to `output`. Return the report's rows."""
     rows = []
-    digest = hashlib.sha256(Path(config.model).read_bytes()).hexdigest()
+    digest = digest_of_model(config.model)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the folder below is removed
     if shutil.disk_usage(output).free < 4 * Path(config.model).stat().st_size:  # PyTorch aborts on a full disk
         raise OSError(errno.ENOSPC, "no room for an export", str(output))
     with scratch_folder(output) as scratch:
         for variant in variants_of(config):
             how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)
-            thin, labels = [*trained_thin_classes(model)], trained_wire_labels(model)
-            labels["label_lengths"] = trained_label_lengths(model)
-            labels["stretch"] = [*(trained_stretch(model) or ())]
             is_exact = variant.precision == "fp32" and variant.kind != "engine"  # which computes with the bits of fp16
-            labels["thresholds"] = carried = thresholds if is_exact else ""
-            facts = ExportFacts(class_names(model), *how, trained_windows(model), digest, thin, **labels)
+            carried = thresholds if is_exact else ""
+            facts = ExportFacts(
+                class_names(model),
+                *how,
+                trained_windows(model),
+                digest,
+                [*trained_thin_classes(model)],
+                label_lengths=trained_label_lengths(model),
+                stretch=[*(trained_stretch(model) or ())],
+                thresholds=carried,
+                **trained_wire_labels(model),
+            )
             folder = Path(tempfile.mkdtemp(dir=scratch))
             print(f"{variant.kind} {variant.precision}: converting and comparing", flush=True)
             made = convert(model, variant, facts, folder, Path(config.model).stem, calibration, judge.device)

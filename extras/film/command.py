@@ -92,8 +92,7 @@ def main() -> int:
                 place, entry = positions.at(time_s), photo_entry(names, picture.shape, prediction)
                 lines.write(json.dumps({"frame": number, "time_s": round(time_s, 3)} | place | entry) + "\n")
                 lines.flush()  # complete, whatever ends this process
-                shown = (prediction.class_ids, prediction.boxes, prediction.masks, prediction.detections.scores.numpy())
-                canvas = cv2.cvtColor(draw_instances(picture, *shown, names), cv2.COLOR_RGB2BGR)
+                canvas = cv2.cvtColor(draw_instances(picture, *prediction.drawn, names), cv2.COLOR_RGB2BGR)
                 repeats = max(1, math.ceil(time_s * per_second - 1) - num_drawn)  # where a camera left frames out
                 for _ in range(repeats):
                     drawn.write(cv2.resize(canvas, size))  # the size of a stream may change

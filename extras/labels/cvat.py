@@ -15,17 +15,16 @@ import numpy as np
 from extras.labels.shapes import ellipse_corners, turned
 from utils.common.errors import UserError, one_line, printable
 from utils.data.images import MAX_IMAGE_PIXELS
-from utils.sources.parsing.coco import RunLengthError, cut_out
+from utils.sources.parsing.coco import RunLengthError, Size, cut_out
 from utils.sources.parsing.json_stream import CHUNK_BYTES, MAX_ITEM_BYTES
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.label_file import LabelFile, first_element
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_points, read_size
-from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, Found, digest_of, says_ignore
+from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, Found, Parsed, digest_of, says_ignore
 
 IMAGE, LABEL_NAME = ["annotations", "image"], ["labels", "label", "name"]
 READ, NO_SHAPES = ("polygon", "polyline", "box", "ellipse", "mask"), ("image", "attribute", "tag")
 MAX_DEPTH = 32  # CVAT's files have 7 levels
-Size = tuple[int, int] | None
 Attributes = dict[str, str]
 
 
@@ -125,7 +124,7 @@ def bounded_parser(start: Callable[..., None], end: Callable[..., None], text: C
     return parser
 
 
-def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
+def _objects(size: Size, data: bytes) -> Parsed:
     """Return the objects of one image, from `<image` to before its end, and messages about what was left out."""
     objects: list[ShapeObject] = []
     complaints: list[str] = []
@@ -163,7 +162,7 @@ def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
             objects.append(_object(tag, f"shape {name}", label, size, attributes))
         except (KeyError, ValueError, OverflowError) as error:
             what = f"no attribute {error}" if isinstance(error, KeyError) else error
-            objects.append(ShapeObject(label, name, None, None, error=str(what)))
+            objects.append(ShapeObject(label, name, error=str(what)))
 
     bounded_parser(add, end, add_text).Parse(data + b"</image>", True)
     return objects, complaints

@@ -20,7 +20,7 @@ from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size
-from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, POLYGON, AnnotationRow, Found, is_ignored
+from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, POLYGON, AnnotationRow, Found, Parsed, is_ignored
 
 PERCENT = (100.0, 100.0)
 TASK_KEYS = ("data", "completions", "annotation_id", "annotator", "lead_time")  # the last three: JSON-MIN
@@ -211,17 +211,18 @@ def _found(regions: Regions) -> Found:
     return found
 
 
-def _objects(number: int, data: bytes) -> tuple[list[ShapeObject], list[str]]:
+def _objects(number: int, data: bytes) -> Parsed:
     """Return the objects of a picture of a task's best annotation, and messages about what was left out."""
     task = json.loads(data)
     annotation, _ = _best_annotation(task)
     assert annotation is not None  # checked when the file was indexed
     _, results = _by_picture(task, _regions(annotation))[number]
     labelled = {str(result.get("id")) for result in results if _labels(result)}
-    chosen = [
-        one for one in annotation["result"] if isinstance(one, dict) and any(map(is_ignored, _labels(one, "choices")))
-    ]
-    ignored = {str(one.get("id")) for one in chosen}
+    ignored = {
+        str(one.get("id"))
+        for one in annotation["result"]
+        if isinstance(one, dict) and any(map(is_ignored, _labels(one, "choices")))
+    }
     objects, complaints = [], []
     for result in results:
         kind, labels = _kind(result), _labels(result)
@@ -233,7 +234,7 @@ def _objects(number: int, data: bytes) -> tuple[list[ShapeObject], list[str]]:
                 is_region, note = str(result.get("id")) in ignored, several_labels(labels)
                 objects.append(replace(_object(name, labels[0], result), is_region=is_region, note=note))
             except (ValueError, OverflowError) as error:
-                objects.append(ShapeObject(labels[0], name, None, None, error=str(error)))
+                objects.append(ShapeObject(labels[0], name, error=str(error)))
         elif str(result.get("id")) not in labelled:
             complaints.append(f"{name}: has no label")
     return objects, complaints

@@ -18,7 +18,7 @@ from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_points, read_size
-from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, POLYLINE, AnnotationRow, Found, says_ignore
+from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, POLYLINE, AnnotationRow, Found, Parsed, says_ignore
 
 AREAS, LINES, MASK = ("polygon", "rectangle", "circle"), ("linestrip", "line"), "mask"
 Size = tuple[int, int] | None
@@ -89,7 +89,7 @@ def _kind(shape: dict[str, Any]) -> str:
     return printable(str(shape.get("shape_type") or AREAS[0]).lower(), 40)
 
 
-def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
+def _objects(size: Size, data: bytes) -> Parsed:
     """Return the object of one shape, or the reason why there is none."""
     shape = json.loads(data)
     label = shape.get("label") if isinstance(shape, dict) else None
@@ -104,7 +104,7 @@ def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
             raise ValueError(f"{kind} is not read; draw a polygon or a linestrip")
         points = _outline(kind, read_points(shape.get("points"), "polygon" if kind == AREAS[0] else "line"))
     except (ValueError, OverflowError) as error:
-        return [ShapeObject(label, "shape", None, None, error=str(error))], []
+        return [ShapeObject(label, "shape", error=str(error))], []
     group = shape.get("group_id")
     group = group if isinstance(group, int | str) else None
     is_line = kind in LINES

@@ -20,7 +20,7 @@ from utils.data.images import EXIF_ERRORS, is_deep
 from utils.data.labels import LabelError
 from utils.sources.parsing.label_csv import MAX_OBJECTS
 from utils.sources.parsing.outlines import ShapeObject
-from utils.sources.parsing.rows import digest_of
+from utils.sources.parsing.rows import Parsed, digest_of
 from utils.sources.parsing.yolo_text import ONLY_CLASS, is_background, read_names
 
 COLOUR_LIST = "labelmap.txt"
@@ -140,7 +140,7 @@ def _damage(data: bytes) -> str:
     return "damaged: truncated or corrupt" if is_known else "damaged, or not a PNG in spite of its name: save it as PNG"
 
 
-def mask_objects(meaning: Meaning, data: bytes) -> tuple[list[ShapeObject], list[str]]:
+def mask_objects(meaning: Meaning, data: bytes) -> Parsed:
     """Return the objects of a mask, and messages about those left out. Raises ValueError and LabelError."""
     objects, complaints, _ = measured_objects(meaning, data)
     return objects, complaints
@@ -201,9 +201,7 @@ def _is_black_and_white(values: np.ndarray, found: Sequence[int]) -> bool:
     return len(found) == 1 or (len(found) > 2 and float(((values > 0) & (values < VOID)).mean()) <= SOFT_EDGES)
 
 
-def _paired(
-    values: np.ndarray, found: list[int], meaning: Meaning, by_colour: bool
-) -> tuple[list[ShapeObject], list[str]]:
+def _paired(values: np.ndarray, found: list[int], meaning: Meaning, by_colour: bool) -> Parsed:
     """Return the objects of Pascal VOC's two masks: a value of the first is an object; most of its pixels in the second tell the class."""
     assert meaning.classes is not None
     data = meaning.classes.read_bytes()

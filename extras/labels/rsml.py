@@ -11,7 +11,7 @@ from utils.sources.parsing.json_stream import MAX_ITEM_BYTES
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.label_file import LabelFile, first_element
 from utils.sources.parsing.outlines import ShapeObject, read_points
-from utils.sources.parsing.rows import POLYLINE, SPAN, AnnotationRow, digest_of
+from utils.sources.parsing.rows import POLYLINE, SPAN, AnnotationRow, Parsed, digest_of
 
 ORDERS = ("primary", "lateral")  # classes of a root, and of roots that grow from another, if `label` is no kind of root
 KINDS = (*ORDERS, "secondary", "tertiary", "seminal", "nodal", "crown", "basal", "adventitious")
@@ -49,7 +49,7 @@ class RsmlFile(LabelFile):
         return file.suffix.lower() == ".rsml" and first_element(file) == "rsml"
 
 
-def read_roots(data: bytes) -> tuple[list[ShapeObject], list[str]]:
+def read_roots(data: bytes) -> Parsed:
     """Return the roots of a file as lines, and messages about those left out. Raises ExpatError and ValueError."""
     objects: list[ShapeObject] = []
     tags: list[str] = []
@@ -70,9 +70,9 @@ def read_roots(data: bytes) -> tuple[list[ShapeObject], list[str]]:
             kind, points = roots.pop()
             name = f"root {len(objects) + 1}"
             try:
-                objects.append(ShapeObject(kind, name, None, None, (read_points(points, "line"),), is_line=True))
+                objects.append(ShapeObject(kind, name, parts=(read_points(points, "line"),), is_line=True))
             except ValueError as error:
-                objects.append(ShapeObject(kind, name, None, None, error=str(error)))
+                objects.append(ShapeObject(kind, name, error=str(error)))
 
     try:
         bounded_parser(start, end, lambda _: None).Parse(data, True)

@@ -15,7 +15,7 @@ from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points
-from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, AnnotationRow, Found, is_ignored, says_ignore
+from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, AnnotationRow, Found, Parsed, is_ignored, says_ignore
 from utils.sources.parsing.yolo_text import ONLY_CLASS
 
 IMAGES = "_via_img_metadata"
@@ -142,7 +142,7 @@ def _texts(value: Any) -> list[str]:
     return [text for one in values if isinstance(one, str) and (text := printable(one.strip()))]
 
 
-def _objects(attribute: str, data: bytes) -> tuple[list[ShapeObject], list[str]]:
+def _objects(attribute: str, data: bytes) -> Parsed:
     """Return the objects of one photograph, and messages about what was left out."""
     objects, complaints = [], []
     regions = _regions(json.loads(data))
@@ -161,11 +161,11 @@ def _objects(attribute: str, data: bytes) -> tuple[list[ShapeObject], list[str]]
             points, is_line = _outline(_attributes(region, "shape"))
             note = several_labels(labels)
             is_region = says_ignore(_attributes(region, "region"))
-            shape = ShapeObject(labels[0], name, None, None, (points,), is_line=is_line, is_region=is_region, note=note)
+            shape = ShapeObject(labels[0], name, parts=(points,), is_line=is_line, is_region=is_region, note=note)
             objects.append(shape)
         except (KeyError, ValueError, OverflowError) as error:
             text = f"no {error}" if isinstance(error, KeyError) else str(error)
-            objects.append(ShapeObject(labels[0], name, None, None, error=text))
+            objects.append(ShapeObject(labels[0], name, error=text))
     return objects, complaints
 
 

@@ -37,13 +37,11 @@ class Originals:
         shares = [range(rank, len(files), ranks.world_size) for rank in range(ranks.world_size)]
         looks = ordered_map(lambda number: _look(files[number][1]), shares[ranks.rank], cores_of(ranks))
         seen = [*distributed.apart(looks)]
-        digests, thumbs = zip(*seen, strict=True) if seen else ((), ())
+        thumbs = [BLANK if thumb is None else thumb for _, thumb in seen]
         arrays = {
-            "digest": np.array(digests, np.uint8).reshape(-1, DIGEST_BYTES),
-            "has_detail": np.array([thumb is not None for thumb in thumbs], bool),
-            "thumb": np.array([BLANK if thumb is None else thumb for thumb in thumbs], np.uint8).reshape(
-                -1, *BLANK.shape
-            ),
+            "digest": np.array([digest for digest, _ in seen], np.uint8).reshape(-1, DIGEST_BYTES),
+            "has_detail": np.array([thumb is not None for _, thumb in seen], bool),
+            "thumb": np.array(thumbs, np.uint8).reshape(-1, *BLANK.shape),
         }
         parts = distributed.gather_arrays(arrays)
         order = np.argsort(np.concatenate(shares))

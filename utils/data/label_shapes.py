@@ -26,6 +26,7 @@ MAX_INPUT_PX = 1280  # that is advised
 RECTANGULAR = 0.995  # share of the smallest rectangle around an outline of four corners that is one itself
 MOST_RECTANGLES = 0.9  # of all objects, for outlines that are boxes; a few objects are rectangles
 LARGER = 0.8  # scale of a photograph in the input below which a window shows more of it
+SizeOf = Callable[[int], tuple[int, int]]  # from a photograph's position to its width and height
 WINDOWS_ADVICE = "train on windows of the photographs: --windows 8 (docs/windows.md)"
 
 
@@ -66,7 +67,7 @@ def shapes_of(photos: list[Photo]) -> LabelShapes:
     return LabelShapes(thin, bends, common_direction(photos, size_of, curved), are_all_thin)
 
 
-def sizes_on_disk(photos: list[Photo]) -> Callable[[int], tuple[int, int]]:
+def sizes_on_disk(photos: list[Photo]) -> SizeOf:
     """Return a function from an index to the width and height of that photograph's file, upright."""
 
     def size_of(index: int) -> tuple[int, int]:
@@ -81,7 +82,7 @@ def sizes_on_disk(photos: list[Photo]) -> Callable[[int], tuple[int, int]]:
 
 
 def choose_thin_classes(
-    asked: tuple[str, ...], photos: list[Photo], size_of: Callable[[int], tuple[int, int]], names: tuple[str, ...]
+    asked: tuple[str, ...], photos: list[Photo], size_of: SizeOf, names: tuple[str, ...]
 ) -> tuple[int, ...]:
     """Return the classes to judge by their centrelines, alike on all ranks: those of the given names, `auto` or `none`.
 
@@ -181,8 +182,9 @@ def count_rectangles(photos: list[Photo], sizes: list[tuple[int, int]]) -> Count
 
 
 def with_objects(photos: list[Photo]) -> list[int]:
-    """Return the positions of some photographs with objects, spread over the split."""
-    return spread_out([index for index, photo in enumerate(photos) if len(photo.polygons)])
+    """Return the positions of at most DIRECTION_PHOTOS photographs with objects, evenly spread over the split."""
+    positions = [index for index, photo in enumerate(photos) if len(photo.polygons)]
+    return positions[:: max(1, len(positions) // DIRECTION_PHOTOS)][:DIRECTION_PHOTOS]
 
 
 def label_lengths_of(photos: list[Photo], sizes: np.ndarray) -> list[float]:
@@ -270,14 +272,7 @@ def long_axis(outline: np.ndarray) -> tuple[np.ndarray, float]:
     return np.stack([centre - half, centre + half]), min(sides)
 
 
-def spread_out(positions: list[int]) -> list[int]:
-    """Return at most DIRECTION_PHOTOS of some positions, evenly spread."""
-    return positions[:: max(1, len(positions) // DIRECTION_PHOTOS)][:DIRECTION_PHOTOS]
-
-
-def common_direction(
-    photos: list[Photo], size_of: Callable[[int], tuple[int, int]], curved: Sequence[int] = ()
-) -> float | None:
+def common_direction(photos: list[Photo], size_of: SizeOf, curved: Sequence[int]) -> float | None:
     """Return how well the long objects of a class agree in their direction: from 0, no common direction, to 1.
 
     That is the length of the mean of exp(2i direction) over the objects, for the class where it is largest: photographs in
@@ -285,7 +280,7 @@ def common_direction(
     long objects in DIRECTION_PHOTOS of the photographs.
     """
     of_class: dict[int, list[complex]] = {}
-    for index in spread_out([index for index, photo in enumerate(photos) if len(photo.polygons)]):
+    for index in with_objects(photos):
         for class_id, outline in zip(photos[index].class_ids.tolist(), photos[index].polygons, strict=True):
             _, (width, height), angle = cv2.minAreaRect((outline * size_of(index)).astype(np.float32))
             if class_id not in curved and max(width, height) >= LONG * min(width, height):

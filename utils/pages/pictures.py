@@ -196,7 +196,7 @@ def _draw_mask(
             raise ValueError(f"a mask of {mask.shape} does not fit a picture of {canvas.shape[:2]}")
         inside = mask[top:bottom, left:right]
     else:
-        inside = mask.mask[top - mask.top : bottom - mask.top, left - mask.left : right - mask.left]
+        inside = mask.crop(left, top, right, bottom)
     if not inside.size:
         return ()
     covered[top:bottom, left:right][inside] = 255

@@ -70,6 +70,11 @@ class PhotoPrediction:
         """The class of each detection, int64 (n,)."""
         return self.detections.class_ids.numpy()
 
+    @property
+    def drawn(self) -> tuple[np.ndarray, np.ndarray, Sequence[Region], np.ndarray]:
+        """What `draw_instances` takes: classes, boxes, masks and confidences."""
+        return self.class_ids, self.boxes, self.masks, self.detections.scores.numpy()
+
     def chosen(self, numbers: list[int]) -> PhotoPrediction:
         """Return some of the detections, by their numbers."""
         masks = [self.masks[number] for number in numbers]
@@ -129,14 +134,17 @@ def detect(
     The scores of thin boxes of `thin` classes are raised to those of equally good thick boxes (BOX_ERROR_PX).
     """
     boxes, probabilities = decode(outputs, strides, size_px)
+
+    def flags(chosen: tuple[int, ...]) -> torch.Tensor:
+        is_chosen = torch.tensor([float(class_id in chosen) for class_id in range(probabilities.shape[-1])])
+        return copy_to_device(is_chosen, probabilities.device)
+
     if thin:
         thickness = (boxes[..., 2:] - boxes[..., :2]).amin(dim=-1, keepdim=True).clamp(min=THINNEST_PX)
-        is_thin = torch.tensor([float(class_id in thin) for class_id in range(probabilities.shape[-1])])
-        factors = 1 + copy_to_device(is_thin, thickness.device) * (BOX_ERROR_PX / thickness)
+        factors = 1 + flags(thin) * (BOX_ERROR_PX / thickness)
         probabilities = (probabilities * factors).clamp(max=1)
     if classes is not None:
-        is_wanted = torch.tensor([float(class_id in classes) for class_id in range(probabilities.shape[-1])])
-        probabilities = probabilities * copy_to_device(is_wanted, probabilities.device)
+        probabilities = probabilities * flags(classes)
     found = _find_candidates(boxes, probabilities, confidence, multi_label)
     if isinstance(outputs, OneToOne):
         kept = _chosen_of_each(found, lambda _, scores: _best_first(scores)[:max_detections])  # waits once per image

@@ -18,7 +18,6 @@ import torch
 from utils.common.errors import UserError
 from utils.common.files import BAD_CONTENT, open_regular, parse_yaml, read_text, reason_of_content
 from utils.predict.detections import PhotoPrediction
-from utils.predict.photo_masks import Letterbox
 from utils.predict.postprocess import Context
 from utils.predict.shift_features import COUNTED, TRAITS, deviations, image_statistics, mean_traits, photo_traits
 from utils.predict.tiles import Predictor
@@ -181,9 +180,7 @@ class AboveThresholds:
     least: np.ndarray
     source: Thresholds
 
-    def see(self, prototypes: torch.Tensor, canvas: np.ndarray, placement: Letterbox) -> np.ndarray:
-        """Return the `image_statistics`."""
-        return image_statistics(prototypes, canvas, placement)
+    see = staticmethod(image_statistics)
 
     def __call__(self, prediction: PhotoPrediction, context: Context, seen: np.ndarray) -> PhotoPrediction:
         """Return the detections that are kept."""

@@ -64,10 +64,10 @@ def decode_boxes(bins: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
 
     With one bin, as in YOLO26, the four values are the distances themselves.
     """
-    if bins.shape[-1] == 4:
-        return torch.cat([points - bins[..., :2], points + bins[..., 2:]], -1)
-    distribution = bins.unflatten(-1, (4, -1)).softmax(-1)
-    distances = distribution @ torch.arange(distribution.shape[-1], dtype=bins.dtype, device=bins.device)
+    distances = bins
+    if bins.shape[-1] != 4:
+        distribution = bins.unflatten(-1, (4, -1)).softmax(-1)
+        distances = distribution @ torch.arange(distribution.shape[-1], dtype=bins.dtype, device=bins.device)
     return torch.cat([points - distances[..., :2], points + distances[..., 2:]], -1)
 
 

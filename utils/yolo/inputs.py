@@ -1,6 +1,7 @@
 """Turns a batch of the loader into the network's input and the loss's targets, on the device."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -43,19 +44,23 @@ def prepare_images(images: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def prepare_batch(batch: Batch, device: torch.device) -> tuple[torch.Tensor, Targets]:
     """Return the network's input (B, 3, S, S) and the loss's targets, on the device. Colours are jittered there."""
+
+    def moved(tensor: torch.Tensor | None) -> Any:
+        return None if tensor is None else tensor.to(device, non_blocking=True)
+
     images = prepare_images(batch.images, device)
     if batch.colour_gains is not None:
-        images = jitter_colours(images, batch.colour_gains.to(device, non_blocking=True))
+        images = jitter_colours(images, moved(batch.colour_gains))
     targets = Targets(
-        batch_index=batch.batch_index.to(device, non_blocking=True),
-        class_ids=batch.class_ids.to(device, non_blocking=True),
-        boxes=batch.boxes.to(device, non_blocking=True),
-        masks=batch.masks.to(device, non_blocking=True),
+        batch_index=moved(batch.batch_index),
+        class_ids=moved(batch.class_ids),
+        boxes=moved(batch.boxes),
+        masks=moved(batch.masks),
         size_px=images.shape[-1],
         most_objects=max((len(sample.class_ids) for sample in batch.samples), default=0),
-        ignored=None if batch.ignored is None else batch.ignored.to(device, non_blocking=True),
-        ignored_of=None if batch.ignored_of is None else batch.ignored_of.to(device, non_blocking=True),
-        rough=None if batch.rough is None else batch.rough.to(device, non_blocking=True),
+        ignored=moved(batch.ignored),
+        ignored_of=moved(batch.ignored_of),
+        rough=moved(batch.rough),
     )
     return images, targets
 

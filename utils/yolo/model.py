@@ -323,11 +323,12 @@ def trained_wire_labels(model: YoloModel) -> dict[str, Any]:
     width = model.args.get("wire_width")
     is_width = isinstance(width, list) and len(width) == 2 and all(type(number) is float for number in width)
     is_width = is_width and all(abs(number) <= MOST_MARGIN_PX for number in width)
-    end_at = _known_classes(model, model.args.get("wires_end_at"))
-    parallel = _facts_of_classes(model, "wires_parallel", 1, 1.0)
-    bent = _known_classes(model, model.args.get("wires_bent"))
-    facts = {"wires_end_at": [*end_at], "wire_width": width if is_width else [], "wires_parallel": parallel}
-    return {**facts, "wires_bent": [*bent]}
+    return {
+        "wires_end_at": [*_known_classes(model, model.args.get("wires_end_at"))],
+        "wire_width": width if is_width else [],
+        "wires_parallel": _facts_of_classes(model, "wires_parallel", 1, 1.0),
+        "wires_bent": [*_known_classes(model, model.args.get("wires_bent"))],
+    }
 
 
 def trained_stretch(model: YoloModel) -> tuple[float, float] | None:

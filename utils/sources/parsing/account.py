@@ -13,7 +13,7 @@ from typing import Any
 from utils.common.errors import printable
 from utils.common.text import counted, format_table
 from utils.sources.parsing.label_csv import ClassTable
-from utils.sources.parsing.manifest import dataset_yaml_text
+from utils.sources.parsing.manifest import dataset_yaml_text, list_counts
 from utils.sources.parsing.photograph import UNKNOWN_CLASS, UNUSABLE_OBJECT
 from utils.sources.parsing.reading import Labelled
 from utils.sources.parsing.rows import BOX, IGNORED, NO_OBJECT, NO_OBJECTS, POLYLINE, Lost, is_ignored, lost_for
@@ -115,8 +115,8 @@ def account_lines(
         lines.append(f"… and {counted(len(rest), 'more class')}: {sums}; all in manifest.json")
     reasons: Counter[str] = sum((Counter(facts["left_out"]) for facts in account.values()), Counter())
     if reasons:
-        listed = ", ".join(f"{reason} {number:,}" for reason, number in reasons.items())
-        lines.append(f"in the source and not written: {counted(reasons.total(), 'object')}: {listed}")
+        objects = counted(reasons.total(), "object")
+        lines.append(f"in the source and not written: {objects}: {list_counts(reasons)}")
     for mark, (names, remedy) in odd.items():
         most = names[:MAX_NAMES]
         more = f" and {len(names) - len(most)} more" if len(names) > len(most) else ""

@@ -153,7 +153,10 @@ def build_dataset(
         account = make_account(
             entries, labels, shared.class_names, "dataset.yaml" if options.use_file_classes else "--classes"
         )
-        problems += [_complaint(rows[entry.key], item) for entry in entries for item in entry.complaints]
+        for entry in entries:
+            for number, kind, text in entry.complaints:
+                row = rows[entry.key][number]
+                problems.append(Problem(place_of([row]), f"{printable(row.image_name)}: {text}", kind))
         try:
             entries = _with_objects(entries, labels, options, problems)
         except UserError:
@@ -167,7 +170,13 @@ def build_dataset(
             )
         usable = [chosen[entry.key] for entry in entries]
         copies = _copies(output_folder, entries, num_threads)
-        series = _series(entries, options.time_gap_s) if options.split_by == TIME else None
+        series = None
+        if options.split_by == TIME:
+            taken = {entry.key: datetime.fromisoformat(entry.facts.taken) for entry in entries if entry.facts.taken}
+            if not taken:
+                reason = f"none of {len(entries)} photographs has a time in EXIF; use --split-by hash"
+                raise UserError(f"--split-by time: {reason}")
+            series = bursts(taken, options.time_gap_s)
         final_splits = assign_splits(usable, options.split_by, options.val_fraction, copies + (series or []))
         entries = [_move(output_folder, entry, final_splits[entry.key]) for entry in entries]
         remove_unexpected(output_folder, entries)
@@ -231,14 +240,15 @@ def _with_objects(
         number for (*_, why), number in labels.lost.items() if why in (UNREADABLE_ROW, UNUSABLE_OBJECT)
     )
     lost = sum((Counter(entry.lost) for entry in entries), Counter({"": unread_objects}))
+    others = sum((Counter(entry.unknown_values) for entry in entries), Counter())
     if options.use_file_classes:  # else objects of other classes are left out at the user's wish
-        lost += sum((Counter(entry.unknown_values) for entry in entries), Counter())
+        lost += others
     built = {entry.key for entry in entries}
     unread = [row for key in labels.rows.keys() - built for row in labels.rows[key]]
     lost[""] += sum(row.found.total() for row in unread if isinstance(row, AnnotationRow))
     gone = sorted(name for name in lost if name and name not in found)
     if not options.use_file_classes and not options.keep_unusable:
-        _refuse_unknown_classes(options.photograph.class_names, found, entries)
+        _refuse_unknown_classes(options.photograph.class_names, found, others)
     num_lost, total = lost.total(), lost.total() + found.total()
     reasons = [item for item in problems if item.kind in (UNUSABLE_OBJECT, UNKNOWN_CLASS, UNREADABLE_ROW)]
     first = f"; {reasons[0].place}: {reasons[0].text}" if reasons else ""
@@ -262,9 +272,8 @@ def _with_objects(
     return kept
 
 
-def _refuse_unknown_classes(given: Sequence[str], found: Counter[str], entries: Sequence[Entry]) -> None:
+def _refuse_unknown_classes(given: Sequence[str], found: Counter[str], others: Counter[str]) -> None:
     """Raise UserError if a class of --classes has no object, and is a misspelling or half of all objects have other classes."""
-    others = sum((Counter(entry.unknown_values) for entry in entries), Counter())
     is_most = others.total() > MAX_LOST_SHARE * (others.total() + found.total())
     for name in (name for name in given if not found[name] and (is_most or nearest(name, [*others]))):
         raise UserError(
@@ -368,18 +377,6 @@ def _copies(folder: Path, entries: Sequence[Entry], num_threads: int) -> list[li
         raise UserError(f"{error}; remove it and start again") from error
     group_of = {entry.key: group for entry, group in zip(entries, groups.tolist(), strict=True)}
     return [keys for keys in listed_by(group_of) if len(keys) > 1]
-
-
-def _series(entries: Sequence[Entry], gap_s: float) -> list[list[str]]:
-    times = {entry.key: datetime.fromisoformat(entry.facts.taken) for entry in entries if entry.facts.taken}
-    if not times:
-        raise UserError(f"--split-by time: none of {len(entries)} photographs has a time in EXIF; use --split-by hash")
-    return bursts(times, gap_s)
-
-
-def _complaint(rows: tuple[Row, ...], complaint: tuple[int, str, str]) -> Problem:
-    row, kind, text = complaint
-    return Problem(place_of(rows[row : row + 1]), f"{printable(rows[row].image_name)}: {text}", kind)
 
 
 def _has_digest(label_file: Path, ignore_file: Path, digest: str) -> bool:

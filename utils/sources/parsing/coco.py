@@ -29,6 +29,7 @@ from utils.sources.parsing.rows import (
     SPAN,
     AnnotationRow,
     Found,
+    Parsed,
     says_ignore,
 )
 from utils.sources.parsing.yolo_text import ONLY_CLASS, is_background
@@ -338,9 +339,7 @@ def _dictionary(item: Item) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _objects(
-    categories: dict[int | str | None, str], size: Size, has_crowds: bool, data: bytes
-) -> tuple[list[ShapeObject], list[str]]:
+def _objects(categories: dict[int | str | None, str], size: Size, has_crowds: bool, data: bytes) -> Parsed:
     """Return the object of one annotation, or the reason why there is none."""
     annotation = json.loads(data)
     name, category = f"annotation {printable(str(annotation.get('id')))}", annotation.get("category_id")
@@ -352,7 +351,7 @@ def _objects(
         is_region = is_region or says_ignore(annotation) or says_ignore(annotation.get("attributes"))
         return [replace(_object(name, value, size, annotation), is_region=is_region)], []
     except (ValueError, OverflowError) as error:
-        return [ShapeObject(value, name, None, None, error=str(error))], []
+        return [ShapeObject(value, name, error=str(error))], []
 
 
 def _object(name: str, value: str, size: Size, annotation: dict[str, Any]) -> ShapeObject:

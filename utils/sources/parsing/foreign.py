@@ -139,8 +139,13 @@ def describe_foreign(folder: Path) -> str:
     found = ", ".join(f"{number:,} {printable(suffix)}" for suffix, number in suffixes.most_common(MAX_SUFFIXES))
     more = f" and {len(suffixes) - MAX_SUFFIXES} more kinds" if len(suffixes) > MAX_SUFFIXES else ""
     formats = ", ".join(tool.title for tool in FORMATS.values())
+    missing = "photographs and labels are missing"
+    if suffixes.keys() & {*IMAGE_SUFFIXES}:
+        missing = "the file with the labels is missing; export it from your tool and put it beside the photographs"
+    for left in unread_files(folder, (), (), (), "")[:1]:  # the likeliest reason
+        missing = f"{left.place}: {left.text}"
     return (
-        f"holds no labels of a known format, only {found}{more}: {_missing(folder, files)}. "
+        f"holds no labels of a known format, only {found}{more}: {missing}. "
         f"Known formats: {formats}, {EPRI_TITLE} (docs/labels.md)" + ("" if EXTRA_READERS else MISSING_EXTRA)
     )
 
@@ -148,15 +153,6 @@ def describe_foreign(folder: Path) -> str:
 def _cure(folder: Path) -> str:
     advice = "name the folder of your photographs and labels with --input"
     return f"{advice}, or run python download_data.py for EPRI's data" if folder == EPRI_FOLDER else advice
-
-
-def _missing(folder: Path, files: list[Path]) -> str:
-    """Return the likeliest reason why there are no labels."""
-    for left in unread_files(folder, (), (), (), ""):
-        return f"{left.place}: {left.text}"
-    if any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
-        return "the file with the labels is missing; export it from your tool and put it beside the photographs"
-    return "photographs and labels are missing"
 
 
 def _reason(file: Path) -> str:

@@ -167,11 +167,12 @@ def _rows(path: Path, reader: Any, problems: list[Problem]) -> Iterator[LabelRow
         for fields in reader:
             name = fields[name_index] if len(fields) > name_index else ""
             name = re.split(r"[\\/]", name)[-1].strip()
+            text = ""
             if fields and (not name or len(fields) <= label_index):
                 text = f"no `{NAME_COLUMN}` or no `{LABEL_COLUMN}`"
-                problems.append(Problem(f"{path.name}:{line}", text, UNREADABLE_ROW))
             elif "\ufffd" in name:
                 text = f"{printable(name)}: the name is not UTF-8; convert the file: iconv -f LATIN1 -t UTF-8"
+            if text:
                 problems.append(Problem(f"{path.name}:{line}", text, UNREADABLE_ROW))
             elif fields:
                 yield LabelRow(name, path.name, line, zlib.compress(fields[label_index].encode(), level=1))

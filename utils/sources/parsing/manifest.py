@@ -91,7 +91,7 @@ def report_lines(manifest: dict[str, Any], num_problems: int = 20, *, has_circui
     for item in problems:
         alike.setdefault((item.kind, *_WORDS.findall(item.text)), []).append(item)
     if problems:
-        lines.append(f"left out or mended: {_listed(Counter(item.kind for item in problems))}")
+        lines.append(f"left out or mended: {list_counts(Counter(item.kind for item in problems))}")
     groups = [[group] if len(group) > MAX_ALIKE else [[one] for one in group] for group in alike.values()]
     told = list(itertools.chain(*groups))[:num_problems]
     for first, *others in told:
@@ -101,12 +101,12 @@ def report_lines(manifest: dict[str, Any], num_problems: int = 20, *, has_circui
         lines.append(f"  … and {num_left:,} more, all in manifest.json")
     if counts["turned_photographs"]:
         lines.append(
-            f"EXIF-turned photographs, by the frame of their outlines: {_listed(counts['turned_photographs'])}"
+            f"EXIF-turned photographs, by the frame of their outlines: {list_counts(counts['turned_photographs'])}"
         )
     if has_circuits:
-        lines += [f"{split} circuits: {_listed(circuits)}" for split, circuits in counts["circuits"].items()]
+        lines += [f"{split} circuits: {list_counts(circuits)}" for split, circuits in counts["circuits"].items()]
     if ignored := counts.get("ignored"):
-        lines.append(f"regions to ignore: {_listed(ignored)}")
+        lines.append(f"regions to ignore: {list_counts(ignored)}")
     lines += _group_lines(manifest)
     few = [item for item in counts["objects"].items() if item[1][VAL] < MIN_VAL_OBJECTS and any(item[1].values())]
     if few:
@@ -114,7 +114,7 @@ def report_lines(manifest: dict[str, Any], num_problems: int = 20, *, has_circui
         cure = "their scores say little: label more photographs with them, or raise --val-fraction"
         lines.append(f"classes with fewer than {MIN_VAL_OBJECTS} objects in val: {shown}; {cure}")
     empty = sum(counts["without_objects"].values())
-    return [*lines, f"photographs: {_listed(counts['photographs'])}; without objects {empty:,}"]
+    return [*lines, f"photographs: {list_counts(counts['photographs'])}; without objects {empty:,}"]
 
 
 def _group_lines(manifest: dict[str, Any]) -> list[str]:
@@ -189,5 +189,5 @@ def _problem_order(problem: Problem) -> tuple[str, int, str, str]:
     return (file if is_line else problem.place, int(line) if is_line else 0, problem.kind, problem.text)
 
 
-def _listed(counts: Mapping[str, int]) -> str:
+def list_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"

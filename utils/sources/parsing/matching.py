@@ -51,8 +51,7 @@ def match_names(wanted: Iterable[Sequence[str]], photographs: Iterable[str]) -> 
 def _match(alternatives: Sequence[str], by_name: Mapping[str, list[str]], by_upload: Mapping[str, list[str]]) -> Match:
     """Return the best match for the alternative names of one photograph. A name that is a whole path is tried first."""
     reason = "no name of a photograph"
-    split = [[part for part in re.split(r"[\\/]+", name.lower()) if part not in ("", ".")] for name in alternatives]
-    split = [parts for parts in split if parts]
+    split = list(filter(None, map(_parts_of, alternatives)))
     if whole := next(("/".join(parts) for parts in split if "/".join(parts) in by_name.get(parts[-1], ())), None):
         return Match(whole)
     for parts in split:
@@ -67,12 +66,15 @@ def _match(alternatives: Sequence[str], by_name: Mapping[str, list[str]], by_upl
     return Match(None, reason)
 
 
+def _parts_of(name: str) -> list[str]:
+    return [part for part in re.findall(r"[^\\/]+", name.lower()) if part != "."]
+
+
 def _with_other_extension(match: Match, names: Sequence[str], by_stem: Mapping[str, list[str]]) -> Match:
     """Return the photograph that differs from one of the names only in its extension, if there is just one; else `match`."""
-    split = [[part for part in re.split(r"[\\/]+", name.lower()) if part not in ("", ".")] for name in names]
     found = {
         (parts[-1], key)
-        for parts in split
+        for parts in map(_parts_of, names)
         if parts and ".." not in parts
         for key in by_stem.get(PurePosixPath(parts[-1]).stem, ())
     }
@@ -83,24 +85,20 @@ def _with_other_extension(match: Match, names: Sequence[str], by_stem: Mapping[s
 
 
 def _best(parts: Sequence[str], keys: list[str]) -> Match:
-    depth = {key: len(PurePosixPath(key).parts) for key in keys}
-    common = {key: _num_common(parts, PurePosixPath(key).parts) for key in keys}
+    # How many parts are equal at the end. The file name always counts: uploads may spell it differently.
+    folders = {key: PurePosixPath(key).parts[-2::-1] for key in keys}
+    common = {}
+    for key in keys:
+        are_equal = [one == other for one, other in zip(parts[-2::-1], folders[key], strict=False)]
+        common[key] = 1 + [*are_equal, False].index(False)
     most = max(common.values())
     best = [key for key in keys if common[key] == most]
     if most == len(parts):  # images/a.jpg rather than images/old/a.jpg
-        shortest = min(depth[key] for key in best)
-        best = [key for key in best if depth[key] == shortest]
+        shortest = min(len(folders[key]) for key in best)
+        best = [key for key in best if len(folders[key]) == shortest]
     if len(best) > 1:
         return Match(None, f"{len(best)} photographs have this name, such as {printable(best[0])}; name the folder")
     return Match(best[0], is_exact=most == len(parts))
-
-
-def _num_common(first: Sequence[str], second: Sequence[str]) -> int:
-    """Return how many parts are equal at the end. The file name always counts: uploads may spell it differently."""
-    number = 1
-    while number < min(len(first), len(second)) and first[-1 - number] == second[-1 - number]:
-        number += 1
-    return number
 
 
 def _as_uploaded(name: str) -> str:

@@ -53,8 +53,8 @@ class ShapeObject:
 
     value: str
     name: str
-    unit: tuple[float, float] | None
-    size: tuple[int, int] | None
+    unit: tuple[float, float] | None = None
+    size: tuple[int, int] | None = None
     parts: tuple[np.ndarray, ...] = ()
     draw: Callable[[], tuple[np.ndarray, int, int]] | None = None
     is_line: bool = False  # `parts` holds one line instead of polygons

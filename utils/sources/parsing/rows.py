@@ -29,8 +29,8 @@ CROWD, IGNORED = "crowd", "region to ignore"
 CLOSED = "closed polyline as an outline"
 Found = Counter[tuple[str, str]]  # objects by class, empty without one, and kind of shape, before any rule acts
 Lost = Counter[tuple[str, str, str]]  # the same with the reason why no photograph has them
-# Turns the bytes of a span into objects, and messages about those that were left out.
-ReadObjects = Callable[[bytes], tuple[list[ShapeObject], list[str]]]
+Parsed = tuple[list[ShapeObject], list[str]]  # objects, and messages about those that were left out
+ReadObjects = Callable[[bytes], Parsed]  # turns the bytes of a span into objects
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class AnnotationRow:
         parts = [self.context.encode("utf-8", "surrogatepass"), *digests]
         return hashlib.blake2b(b"\0json-1\0".join(parts), digest_size=DIGEST_BYTES).hexdigest()
 
-    def parse(self) -> tuple[list[ShapeObject], list[str]]:
+    def parse(self) -> Parsed:
         """Return the objects and messages about objects that were left out. Raises LabelError."""
         objects: list[ShapeObject] = []
         complaints: list[str] = []

@@ -19,7 +19,7 @@ from utils.data.labels import ANY_CLASS, IGNORE_FOLDER, MAX_LABEL_FILE_BYTES, La
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.outlines import ShapeObject
-from utils.sources.parsing.rows import BOX, IGNORED, NO_OBJECTS, POLYGON, SPAN, AnnotationRow, digest_of
+from utils.sources.parsing.rows import BOX, IGNORED, NO_OBJECTS, POLYGON, SPAN, AnnotationRow, Parsed, digest_of
 
 BACKGROUNDS = (*NO_OBJECTS, "background", "bg", "void", "unlabeled", "unlabelled")  # of class lists
 ONLY_CLASS = "object"  # of labels that name no class
@@ -216,7 +216,7 @@ def _has_photograph(folder: Path, names: tuple[str, ...]) -> bool:
     return any((folder / spelling).is_file() for spelling in spellings)
 
 
-def _objects(names: tuple[str, ...], is_region: bool, data: bytes) -> tuple[list[ShapeObject], list[str]]:
+def _objects(names: tuple[str, ...], is_region: bool, data: bytes) -> Parsed:
     """Return the objects, or regions to ignore, of one label text, and messages about what was left out."""
     objects, complaints = [], []
     for number, line in enumerate(data.decode("utf-8-sig").splitlines(), start=1):
@@ -227,7 +227,7 @@ def _objects(names: tuple[str, ...], is_region: bool, data: bytes) -> tuple[list
                 objects.append(ShapeObject(label, f"line {number}", SHARES, None, points, is_region=is_region))
             except ValueError as error:
                 if label := _class_of(fields, names):
-                    objects.append(ShapeObject(label, f"line {number}", SHARES, None, error=str(error)))
+                    objects.append(ShapeObject(label, f"line {number}", error=str(error)))
                 else:
                     complaints.append(f"line {number}: {error}")
     return objects, complaints
