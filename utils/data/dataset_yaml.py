@@ -92,7 +92,7 @@ class DatasetSpec:
             announce(f"{split}: {others}")
         if announce and len(files) < len(found):
             hidden = next(file for file in found if not is_photograph(file.name))
-            announce(f"{split}: {len(found) - len(files)} hidden files skipped, such as {printable(str(hidden), 400)}")
+            announce(f"{split}: {len(found) - len(files)} hidden files skipped, such as {_shown(hidden)}")
         if not files:
             sources = ", ".join(map(str, self.splits[split]))
             advice = OWN_ADVICE if _is_default(self) else f"images are {', '.join(IMAGE_SUFFIXES)}"
@@ -110,11 +110,13 @@ def load_dataset_yaml(path: str | Path, *, trust_links: bool = False, cache_dir:
         content = read_back(file, mapping, "expected keys `path`, `train`, `val` and `names`", is_yaml=True)
     except OSError as error:
         inside = sorted(file.glob("*.yaml")) if file.is_dir() else []
-        such_as = f", such as {printable(str(inside[0]), 400)}" if inside else ""
+        such_as = f", such as {_shown(inside[0])}" if inside else ""
         raise UserError(f"{file}: {error.strerror}; name a data-set YAML with --data{such_as}") from error
+    entries = {}
     for key in ("path", "train", "val", "test"):
-        entries = content.get(key) if isinstance(content.get(key), list) else [content.get(key)]
-        for entry in entries or ():
+        value = content.get(key)
+        entries[key] = value if isinstance(value, list) else [value]
+        for entry in entries[key]:
             if entry is not None and not (isinstance(entry, str) and entry.isprintable()):
                 shown = ascii(entry)[:60] if isinstance(entry, str) else f"a {type(entry).__name__}"
                 raise UserError(f"{file}: {key}: {shown} is not a path")
@@ -123,11 +125,11 @@ def load_dataset_yaml(path: str | Path, *, trust_links: bool = False, cache_dir:
         root = (file.parent / Path(place).expanduser()).resolve()
     except (RuntimeError, OSError) as error:  # no such user; links in a circle
         raise UserError(f"{file}: path: {printable(place, 400)}: {one_line(error)}") from error
-    splits = {}
-    for split in ("train", "val", "test"):
-        if content.get(split):
-            entries = content[split] if isinstance(content[split], list) else [content[split]]
-            splits[split] = tuple(_source(root, str(entry)) for entry in entries)
+    splits = {
+        split: tuple(_source(root, str(entry)) for entry in entries[split])
+        for split in ("train", "val", "test")
+        if content.get(split)
+    }
     stretch = content.get("stretch")
     if stretch is not None and not is_stretch(stretch):
         raise UserError(f"{file}: `stretch` is not a list of two numbers, the values that become black and white")
@@ -171,7 +173,11 @@ def not_read(files: Iterable[Path]) -> str:
         return ""
     kinds = Counter(file.suffix or "without suffix" for file in left).most_common(MAX_SHOWN_SUFFIXES)
     shown = ", ".join(f"{printable(suffix)} ({number:,})" for suffix, number in kinds)
-    return f"{counted(len(left), 'file')} not read: {shown}; such as {printable(str(left[0]), 400)}; convert photographs to JPEG"
+    return f"{counted(len(left), 'file')} not read: {shown}; such as {_shown(left[0])}; convert photographs to JPEG"
+
+
+def _shown(path: Path) -> str:
+    return printable(str(path), 400)
 
 
 def label_file_for(image_file: Path, folder: str = "labels") -> Path:
@@ -255,14 +261,14 @@ def _where_else(spec: DatasetSpec, source: Path) -> str:
     from_here = Path.cwd() / os.path.relpath(spec.root, home)
     for root, path in ((home, "."), (from_here, str(from_here))):
         if (root / entry).exists():
-            return f"`path` counts from the YAML's folder: write `path: {printable(path, 400)}` for {printable(str(root / entry), 400)}"
+            return (
+                f"`path` counts from the YAML's folder: write `path: {printable(path, 400)}` for {_shown(root / entry)}"
+            )
     if not spec.root.is_dir():
-        return (
-            f"its `path`, {printable(str(spec.root), 400)}, does not exist; without `path` the YAML's own folder counts"
-        )
+        return f"its `path`, {_shown(spec.root)}, does not exist; without `path` the YAML's own folder counts"
     parent = next(folder for folder in source.parents if folder.is_dir())
     folders = sorted(each.name for each in parent.iterdir() if each.is_dir() and not each.name.startswith("."))
-    return f"{printable(str(parent), 400)} holds {printable(', '.join(folders[:9]), 400) or 'no folders'}"
+    return f"{_shown(parent)} holds {printable(', '.join(folders[:9]), 400) or 'no folders'}"
 
 
 def _files_below(spec: DatasetSpec, folder: Path) -> Iterator[Path]:
@@ -272,7 +278,7 @@ def _files_below(spec: DatasetSpec, folder: Path) -> Iterator[Path]:
     def enters(path: Path) -> bool:
         if not spec.trust_links:
             if path.is_symlink() and not spec.holds(path):
-                raise UserError(f"{printable(str(path), 400)}: {spec.problem_with(path)}")
+                raise UserError(f"{_shown(path)}: {spec.problem_with(path)}")
             return not path.is_symlink()
         known = len(visited)
         visited.add(os.path.realpath(path))
@@ -285,7 +291,7 @@ def _files_below(spec: DatasetSpec, folder: Path) -> Iterator[Path]:
                 is_plain = entry.is_file(follow_symlinks=False) or not is_photograph(path.name)
                 problem = "" if is_plain else spec.problem_with(path)
                 if problem:
-                    raise UserError(f"{printable(str(path), 400)}: {problem}")
+                    raise UserError(f"{_shown(path)}: {problem}")
             yield path
 
 
@@ -320,7 +326,7 @@ def _listed_images(spec: DatasetSpec, list_file: Path) -> Iterator[Path]:
         shorter = (Path(*parts[number:]) for number in range(1, len(parts)))
         found = next((each for each in shorter if (list_file.parent / each).exists()), None)
         advice = "a path counts from the list's folder"
-        advice += f": write {printable(str(found), 400)} for it" if found else ""
+        advice += f": write {_shown(found)} for it" if found else ""
         raise UserError(f"{list_file}: none of its photographs exists, such as {printable(missing, 400)}; {advice}")
 
 
@@ -333,7 +339,7 @@ def list_photos(source: str) -> list[Path]:
         tree = walk(
             path,
             lambda folder: not folder.is_symlink(),
-            lambda folder, reason: print(f"skipped {printable(str(folder), 400)}: {reason}"),
+            lambda folder, reason: print(f"skipped {_shown(folder)}: {reason}"),
         )
         found: Iterator[Path] = (folder / entry.name for folder, entries in tree for entry in entries)
     else:

@@ -65,15 +65,15 @@ def format_yolo_label(instances: Iterable[tuple[int, np.ndarray]]) -> str:
     return "".join(lines)
 
 
-def read_yolo_label(path: Path, num_classes: int, lowest: int = 0) -> tuple[np.ndarray, list[np.ndarray]]:
+def read_yolo_label(path: Path | None, num_classes: int, lowest: int = 0) -> tuple[np.ndarray, list[np.ndarray]]:
     """Read a YOLO-seg label file: class ids int64 (N,) and N polygons float32 (V, 2), x and y in 0..1.
 
-    A box row `class cx cy w h` becomes a polygon of four corners. An empty file means an image without objects. Classes
-    begin at `lowest`. Raises LabelError with file and line.
+    A box row `class cx cy w h` becomes a polygon of four corners. An empty file, or none, means an image without objects.
+    Classes begin at `lowest`. Raises LabelError with file and line.
     """
     class_ids: list[int] = []
     polygons: list[np.ndarray] = []
-    for line_number, fields in label_rows(path):
+    for line_number, fields in label_rows(path) if path else ():
         try:
             class_id, polygon = parse_yolo_row(fields, num_classes, lowest)
         except ValueError as error:
@@ -134,8 +134,7 @@ def read_photos(spec: DatasetSpec, split: str, announce: Callable[[str], None] |
     for file in files:
         try:
             label_file = find_label_file(spec, file, holds_folder)
-            labels = read_yolo_label(label_file, len(spec.names)) if label_file else (np.zeros(0, np.int64), [])
-            photo = Photo(file, *labels)
+            photo = Photo(file, *read_yolo_label(label_file, len(spec.names)))
             if has_regions(file.parent):
                 photo = with_regions_of(photo, *read_regions(spec, file, holds_folder))
             photos.append(photo)
@@ -161,8 +160,7 @@ def read_regions(
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return a photograph's regions to ignore as `read_yolo_label` returns objects. Raises LabelError."""
     ignore_file = find_label_file(spec, file, holds_folder, IGNORE_FOLDER)
-    none: tuple[np.ndarray, list[np.ndarray]] = (np.zeros(0, np.int64), [])
-    return read_yolo_label(ignore_file, len(spec.names), ANY_CLASS) if ignore_file else none
+    return read_yolo_label(ignore_file, len(spec.names), ANY_CLASS)
 
 
 def with_regions_of(photo: Photo, ignored_ids: np.ndarray, ignored: list[np.ndarray]) -> Photo:

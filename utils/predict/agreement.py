@@ -129,8 +129,14 @@ def _draw(runs: np.ndarray, bits: np.ndarray, size: tuple[int, int]) -> None:
         left, right = max(left - WIDEN_PX, 0), min(right + WIDEN_PX, size[1])
         for line in range(max(row - WIDEN_PX, 0), min(row + WIDEN_PX + 1, size[0])):
             for word in range(left >> 6, ((right - 1) >> 6) + 1):
-                low, high = max(left - 64 * word, 0), min(right - 64 * word, 64)
-                bits[line, word] |= (_ONES >> np.uint64(64 - high + low)) << np.uint64(low)
+                bits[line, word] |= _ones(word, left, right)
+
+
+@compiled
+def _ones(word: int, left: int, right: int) -> np.uint64:
+    """Return the bits of a word that stand for the pixels of a run."""
+    low, high = max(left - 64 * word, 0), min(right - 64 * word, 64)
+    return (_ONES >> np.uint64(64 - high + low)) << np.uint64(low)
 
 
 @compiled
@@ -216,9 +222,8 @@ def _agreements(edges: np.ndarray, starts: np.ndarray, pairs: np.ndarray, rectan
 def _touches(run: np.ndarray, bits: np.ndarray) -> bool:
     """Return whether a run (row, left, right) has a pixel in bits (rows, words)."""
     row, left, right = run
-    for word in range(left >> 6, ((right - 1) >> 6) + 1):
-        low, high = max(left - 64 * word, 0), min(right - 64 * word, 64)
-        if bits[row, word] & ((_ONES >> np.uint64(64 - high + low)) << np.uint64(low)):
+    for word in range(left >> 6, ((right - 1) >> 6) + 1):  # noqa: SIM110 - it is compiled
+        if bits[row, word] & _ones(word, left, right):
             return True
     return False
 

@@ -318,7 +318,7 @@ def _groups_around(groups: list[list[int]], wide: list[Runs], pairs: _Pairs) -> 
 
 def is_cut(instance: MergedInstance, tiles: list[Corners]) -> bool:
     """Return whether the object ends at a tile's border, and no piece of a tile that reaches further continues it there."""
-    photo = (0, 0, max(tile[2] for tile in tiles), max(tile[3] for tile in tiles))
+    photo = hull(tiles)
     masks = np.array([piece.mask.corners for piece in instance.pieces])
     seen = np.array([tiles[piece.tile] for piece in instance.pieces])
     for piece in instance.pieces:

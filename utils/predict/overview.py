@@ -267,7 +267,7 @@ def without_mask(
     A box is left out if its IoU with a more confident box, or with the box of one of `objects`, of its class is above `iou`. A
     box that its tile's border cuts off is also left out if MOSTLY of it lies in another box.
     """
-    photo = (0, 0, max(tile[2] for tile in tiles), max(tile[3] for tile in tiles))
+    photo = hull(tiles)
     cut = {piece: _is_cut_off(piece, tiles, photo) for piece in pieces if piece.mask.is_empty}
     found: list[MergedInstance] = []
     boxes = np.zeros((len(objects) + len(cut), 4), np.float32)  # of objects, then of what is found

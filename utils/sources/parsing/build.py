@@ -100,7 +100,6 @@ class Job:
 
     photograph: Photograph
     rows: tuple[Row, ...]
-    place: str
     stem: str
     split: str
     previous: Entry | None
@@ -197,7 +196,7 @@ def _jobs(chosen: Mapping[str, Photograph], rows: RowsByKey, splits: Mapping[str
     for key, photograph in chosen.items():
         previous = state.entries.get(key)
         split = previous.split if previous and previous.split in folders else splits[key]
-        jobs.append(Job(photograph, rows[key], place_of(rows[key]), stems[key], split, previous))
+        jobs.append(Job(photograph, rows[key], stems[key], split, previous))
     return jobs
 
 
@@ -304,7 +303,7 @@ def _build_one(
     except ImageError as error:
         return Problem(printable(job.photograph.source), f"{error}; skipped", UNREADABLE_PHOTOGRAPH)
     except LabelError as error:
-        return Problem(job.place, f"{error}; {printable(job.photograph.name)} is skipped", UNREADABLE_ROW)
+        return Problem(place_of(job.rows), f"{error}; {printable(job.photograph.name)} is skipped", UNREADABLE_ROW)
     if jpeg:
         write_bytes_atomic(image_file, jpeg)
     text, ignored_text = label.text.encode(), label.ignored_text.encode()
