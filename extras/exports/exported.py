@@ -12,8 +12,8 @@ import importlib
 import json
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,13 @@ class ExportFacts:
     precision: str  # fp32, fp16 or int8
     windows: dict[str, float] | None
     source_sha256: str
-    thin_classes: Sequence[int] = ()
-    wires_end_at: Sequence[int] = ()
-    wire_width: Sequence[float] = ()
-    wires_parallel: Sequence[float] = ()
-    wires_bent: Sequence[int] = ()
-    label_lengths: Sequence[float] = ()
-    stretch: Sequence[float] = ()
+    thin_classes: list[int] = field(default_factory=list)
+    wires_end_at: list[int] = field(default_factory=list)
+    wire_width: list[float] = field(default_factory=list)
+    wires_parallel: list[float] = field(default_factory=list)
+    wires_bent: list[int] = field(default_factory=list)
+    label_lengths: list[float] = field(default_factory=list)
+    stretch: list[float] = field(default_factory=list)
     thresholds: str = ""
 
     def to_json(self) -> str:
