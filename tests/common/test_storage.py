@@ -13,7 +13,7 @@ import download_data
 import parse_labels
 from tests.sources.parsing.raw_folder import tree, write_raw_folder
 from tests.support.plugin import run_main
-from tests.support.s3_server import ALWAYS, KEY_ID, SECRET, S3Server, s3_server, use_server
+from tests.support.s3_server import ALWAYS, KEY_ID, SECRET, S3Server, s3_server, use_empty_server
 from utils.common import storage
 from utils.common.errors import UsageError, UserError
 from utils.common.storage import Storage, StoredFile
@@ -31,13 +31,7 @@ def moto() -> Iterator[S3Server]:
 @pytest.fixture
 def server(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     """An empty bucket, with short pauses before the second try and the third one."""
-    use_server(moto, monkeypatch)
-    for name in moto.names():
-        moto.client.delete_object(Bucket=BUCKET, Key=name)
-    import s3fs
-
-    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    use_empty_server(moto, BUCKET, monkeypatch)
     return moto
 
 

@@ -105,3 +105,14 @@ def use_server(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     server.faults, server.times_left = {}, ALWAYS
     server.requests.clear()
+
+
+def use_empty_server(server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty the bucket, and let no package repeat a request by itself."""
+    import s3fs
+
+    use_server(server, monkeypatch)
+    for name in server.names():
+        server.client.delete_object(Bucket=bucket, Key=name)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)

@@ -15,7 +15,7 @@ import torch
 
 from extras import mirror
 from tests.support.processes import wait_until
-from tests.support.s3_server import S3Server, s3_server, use_server
+from tests.support.s3_server import S3Server, s3_server, use_empty_server
 from utils.common.errors import UserError
 from utils.run import sending
 from utils.run.checkpoint import latest_facts, save_checkpoint, verify
@@ -34,15 +34,9 @@ def moto() -> Iterator[S3Server]:
 @pytest.fixture
 def server(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     """An empty bucket, and short waits."""
-    use_server(moto, monkeypatch)
-    for name in moto.names():
-        moto.client.delete_object(Bucket=BUCKET, Key=name)
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    use_empty_server(moto, BUCKET, monkeypatch)
     for name, seconds in (("POLL_S", 0.02), ("MOST_BACKOFF_S", 0.05), ("STOP_WAIT_S", 10.0)):
         monkeypatch.setattr(sending, name, seconds)
-    import s3fs
-
-    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     return moto
 
 
