@@ -52,7 +52,14 @@ from utils.predict.line_step import steps_for
 from utils.predict.models import open_model
 from utils.predict.opening import cores_of
 from utils.predict.tiles import Predictor, choose_tiling
-from utils.yolo.model import class_names, require_classes, trained_size_px, trained_thin_classes, trained_windows
+from utils.yolo.model import (
+    choose_mask_score,
+    class_names,
+    require_classes,
+    trained_size_px,
+    trained_thin_classes,
+    trained_windows,
+)
 
 PREFETCH = 4  # batches that each loader process prepares ahead
 METRICS_FILES = ("metrics.json", "compared_metrics.json")
@@ -111,15 +118,16 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
         photo = PhotoPixels(size_of, is_native, on_masks, thin, candidate.find)
         progress = Progress("batches", len(loader), ranks.is_main and candidate.find is None)
         judged = candidate.model, distributed.apart(progress(loader)), spec.names, candidate.criterion, device
-        evaluations.append(evaluate(*judged, precision=candidate.precision, on_image=on_image, photo=photo))
+        how = {"precision": candidate.precision, "limits": candidate.limits}
+        evaluations.append(evaluate(*judged, **how, on_image=on_image, photo=photo))
         if candidate.find:
             number = int(distributed.all_reduce_sum(torch.tensor([float(candidate.find.num_without_mask)])).item())
             if number:
                 say(without_mask_line(number))
     if guarantor:
         first = candidates[0]
-        how = first.model, first.dataset.size_px, device, config.batch_size, None, AP_LIMITS
-        whole = Predictor(*how, autocast_dtype=first.precision.dtype)
+        applied = first.model, first.dataset.size_px, device, config.batch_size, None, first.limits
+        whole = Predictor(*applied, autocast_dtype=first.precision.dtype)
         predictor = first.find.predictor if first.find else whole
         evaluations[0].metrics["guarantee"] = guarantor.finish(evaluations[0].results, predictor)
     collector.gather()
@@ -163,7 +171,9 @@ def get_candidate(
     """Return a model with the split at its input size, and with the search on tiles if there are to be tiles."""
     size_px, precision = config.img_size or trained_size_px(model), choose_precision(config.amp, device)
     dataset, is_native = SegmentationDataset(photos, size_px), config.mask_resolution == "native"
-    candidate = Candidate(path, model, criterion_of(model), dataset, class_names(model), device, precision, is_native)
+    limits = {**AP_LIMITS, "mask_score": choose_mask_score(config.mask_score, model)}
+    applied = criterion_of(model), dataset, class_names(model), device, precision, is_native, limits
+    candidate = Candidate(path, model, *applied)
     tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
     if tiling is None:
         return candidate
@@ -171,7 +181,7 @@ def get_candidate(
         print(f"{path} was trained on windows: evaluated on whole photographs; tiles need --mask-resolution native")
         return candidate
     thin = rule.classes
-    how = model, size_px, device, config.batch_size, tiling, AP_LIMITS
+    how = model, size_px, device, config.batch_size, tiling, limits
     predictor = Predictor(*how, autocast_dtype=precision.dtype, thin=thin, steps=steps_for(model, thin))
     ranks = distributed.read_rank_environment()
     progress = Progress("photographs", len(photos[ranks.rank :: ranks.world_size]), ranks.is_main)
@@ -223,6 +233,7 @@ def metrics_of(config: EvaluationConfig, candidate: Candidate, evaluation: Evalu
         "split": config.split,
         "img_size": candidate.dataset.size_px,
         "mask_resolution": config.mask_resolution,
+        "mask_score": candidate.limits["mask_score"],
         **settings,
         **evaluation.metrics,
         "operating_points": summary.operating_points(evaluation.results, candidate.names),

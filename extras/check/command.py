@@ -26,7 +26,7 @@ from utils.data.label_shapes import small_labels_hint
 from utils.data.labels import read_photos
 from utils.predict.options import OVERLAP
 from utils.predict.tiles import Predictor, choose_tiling
-from utils.yolo.model import YoloModel, load_for_prediction, require_classes, trained_size_px
+from utils.yolo.model import YoloModel, choose_mask_score, load_for_prediction, require_classes, trained_size_px
 
 DEFAULT_SIZE_PX = 640  # the trainer's
 
@@ -108,7 +108,8 @@ def load_predictor(config: CheckConfig, spec: DatasetSpec) -> Predictor:
     size_px = config.img_size or trained_size_px(model)
     tiling = choose_tiling(config.tiles, OVERLAP, model, size_px)
     dtype = choose_precision(config.amp, device).dtype
-    return Predictor(model, size_px, device, config.batch_size, tiling, LIMITS, autocast_dtype=dtype)
+    limits = {**LIMITS, "mask_score": choose_mask_score(None, model)}
+    return Predictor(model, size_px, device, config.batch_size, tiling, limits, autocast_dtype=dtype)
 
 
 def print_results(

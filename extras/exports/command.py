@@ -30,6 +30,7 @@ from utils.predict.thresholds import Thresholds, digest_of_model
 from utils.predict.tiles import choose_tiling
 from utils.yolo.model import (
     YoloModel,
+    choose_mask_score,
     class_names,
     load_for_prediction,
     load_weights,
@@ -115,6 +116,7 @@ def make_exports(
                 label_lengths=trained_label_lengths(model),
                 stretch=[*(trained_stretch(model) or ())],
                 thresholds=carried,
+                mask_score=choose_mask_score(None, model),
                 **trained_wire_labels(model),
             )
             folder = Path(tempfile.mkdtemp(dir=scratch))

@@ -30,7 +30,7 @@ from utils.yolo.weights_file import ForeignFile, checked_names
 
 FACTS_KEY = "yolo_seg_ddp"  # under which Ultralytics' metadata hold this project's facts
 FACTS_VERSION = 1
-LABEL_FACTS = ("wires_end_at", "wire_width", "wires_parallel", "wires_bent", "label_lengths", "stretch")
+LABEL_FACTS = ("wires_end_at", "wire_width", "wires_parallel", "wires_bent", "label_lengths", "stretch", "mask_score")
 REQUIREMENTS = "requirements-export.txt"
 MAX_NAMES_CHARACTERS = 300_000
 METADATA_BYTES = 4  # in front of an engine: the length of its metadata, little-endian
@@ -63,6 +63,7 @@ class ExportFacts:
     label_lengths: list[float] = field(default_factory=list)
     stretch: list[float] = field(default_factory=list)
     thresholds: str = ""
+    mask_score: bool = True
 
     def to_json(self) -> str:
         """Return the text that is stored in the export."""
@@ -207,6 +208,7 @@ def _is_sound(facts: ExportFacts) -> bool:
         and facts.size_px % 32 == 0
         and 1 <= facts.batch_size <= most_images(facts.size_px)
         and isinstance(facts.is_dynamic, bool)
+        and isinstance(facts.mask_score, bool)
         and facts.precision in ("fp32", "fp16", "int8")
         and (facts.windows is None or are_possible_windows(facts.windows))
     )

@@ -27,7 +27,7 @@ from extras.report.photographs import (
 from utils.data.cache import load_photo
 from utils.data.dataset import Photo, Sample
 from utils.data.images import NATIVE_LONG_SIDE_PX, encode_jpeg, read_image, upright_size
-from utils.evaluation.evaluate import AP_IOU, strides_of
+from utils.evaluation.evaluate import strides_of
 from utils.evaluation.metrics.matching import (
     CONFUSION_MIN_IOU,
     CONFUSION_MIN_SCORE,
@@ -224,7 +224,7 @@ def _predict(
         return found[:number], small, list(masks[:number]) if full else None
     images = prepare_images(torch.from_numpy(sample.image[None]), candidate.device)
     outputs = raw_outputs(candidate.model, images, candidate.precision.dtype)
-    limits: dict[str, Any] = {"confidence": CONFUSION_MIN_SCORE, "iou": AP_IOU, "multi_label": True}
+    limits = {**candidate.limits, "confidence": CONFUSION_MIN_SCORE}
     (found,) = detect(outputs, strides_of(candidate.criterion), images.shape[-1], **limits)
     large = list(photo_masks(outputs["proto"][0], found, full)) if full else None
     return found, list(photo_masks(outputs["proto"][0], found, shown)), large

@@ -11,6 +11,7 @@ from torchvision.ops import nms
 from tests.sources.parsing.tool_folder import whole
 from utils.data.images import letterbox
 from utils.predict import detections as predict
+from utils.predict import mask_scores
 from utils.predict.detections import (
     CLASS_OFFSET_PX,
     Detections,
@@ -60,7 +61,7 @@ def test_thin_boxes_of_thin_classes_are_as_sure_as_thick_ones() -> None:
     put(outputs, (1, 1), (1, 1, 1, 1), 0, 0.5)
     put(outputs, (3, 3), (2, 1, 2, 1), 1, 0.4)  # 16 pixels thick
     put(outputs, (3, 6), (2, 0, 2, 0), 1, 0.1)  # without thickness: three times
-    (found,) = detect(outputs, STRIDES, SIZE_PX, confidence=0.25, iou=0.5, thin=(1,))
+    (found,) = detect(outputs, STRIDES, SIZE_PX, confidence=0.25, iou=0.5, thin=(1,), mask_score=False)
     assert found.scores.tolist() == pytest.approx([0.4 * (1 + 12 / 16), 0.5, 0.3], abs=1e-4)
     assert found.class_ids.tolist() == [1, 0, 1]
 
@@ -107,11 +108,23 @@ def noisy_outputs() -> dict[str, torch.Tensor]:
         "boxes": torch.randn(3, 4 * 16, 84, generator=rng),
         "scores": scores,
         "mask_coefficient": torch.randn(3, 32, 84, generator=rng),
+        "proto": torch.randn(3, 32, SIZE_PX // 4, SIZE_PX // 4, generator=rng),
     }
+
+
+def plain_certainty(prototypes: torch.Tensor, coefficients: torch.Tensor, box: torch.Tensor) -> float:
+    """Return the mean probability of a mask's pixels; 0.5 without any."""
+    left, top, right, bottom = (box / 4).tolist()
+    rows, columns = (side.to(torch.float32) for side in torch.meshgrid(*[torch.arange(16)] * 2, indexing="ij"))
+    is_inside = (columns >= left) & (columns < right) & (rows >= top) & (rows < bottom)
+    probabilities = torch.einsum("c,chw->hw", coefficients, prototypes)[is_inside].sigmoid()
+    chosen = probabilities[probabilities > 0.5].tolist()
+    return sum(chosen) / len(chosen) if chosen else 0.5
 
 
 def plainly(
     outputs: dict[str, torch.Tensor],
+    mask_score: bool,
     multi_label: bool,
     classes: tuple[int, ...] | None,
     confidence: float,
@@ -128,12 +141,16 @@ def plainly(
             named = of_classes * is_asked
             for class_id in range(NUM_CLASSES) if multi_label else [int(named.argmax())]:
                 if named[class_id] > confidence:
-                    first = outputs["mask_coefficient"][image, 0, anchor]
-                    rows.append(torch.tensor([*boxes[image, anchor], named[class_id], class_id, first]))
-        table = torch.stack(rows) if rows else torch.zeros(0, 7)
+                    weights = outputs["mask_coefficient"][image, :, anchor]
+                    rows.append(torch.tensor([*boxes[image, anchor], named[class_id], class_id, *weights]))
+        table = torch.stack(rows) if rows else torch.zeros(0, 38)
         table = table[table[:, 4].sort(descending=True, stable=True).indices[: predict.MAX_CANDIDATES]]
         apart = table[:, :4] + table[:, 5:6] * CLASS_OFFSET_PX
-        found.append(table[nms(apart, table[:, 4], iou)[:max_detections]])
+        table = table[nms(apart, table[:, 4], iou)[:max_detections]]
+        for row in table if mask_score else ():
+            row[4] *= plain_certainty(outputs["proto"][image], row[6:], row[:4])
+        table = table[table[:, 4].sort(descending=True, stable=True).indices]
+        found.append(table[table[:, 4] > confidence])
     return found
 
 
@@ -150,6 +167,7 @@ def plainly(
     ],
 )
 @pytest.mark.parametrize("rounds", [12, 1])
+@pytest.mark.parametrize("mask_score", [True, False])
 def test_detections_of_a_batch_are_those_of_a_plain_search(
     at_once: bool,
     most_candidates: int,
@@ -157,6 +175,7 @@ def test_detections_of_a_batch_are_those_of_a_plain_search(
     classes: tuple[int, ...] | None,
     limits: tuple[float, float, int],
     rounds: int,
+    mask_score: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With one round chains of overlaps are too long, which must be noticed."""
@@ -166,11 +185,39 @@ def test_detections_of_a_batch_are_those_of_a_plain_search(
         monkeypatch.setattr(predict, "_suppress", predict._suppress_at_once)
     outputs = noisy_outputs()
     named: dict[str, Any] = dict(zip(("confidence", "iou", "max_detections"), limits, strict=True))
-    found = detect(outputs, STRIDES, SIZE_PX, **named, multi_label=multi_label, classes=classes)
-    for detections, table in zip(found, plainly(outputs, multi_label, classes, *limits), strict=True):
+    chosen: dict[str, Any] = {"multi_label": multi_label, "classes": classes, "mask_score": mask_score}
+    found = detect(outputs, STRIDES, SIZE_PX, **named, **chosen)
+    rounding = 1e-6 * mask_score
+    for detections, table in zip(found, plainly(outputs, mask_score, multi_label, classes, *limits), strict=True):
         sure, kinds = detections.scores[:, None], detections.class_ids[:, None]
-        rows = torch.cat([detections.boxes, sure, kinds, detections.coefficients[:, :1]], 1)
-        torch.testing.assert_close(rows, table, rtol=0, atol=0)
+        rows = torch.cat([detections.boxes, sure, kinds, detections.coefficients], 1)
+        torch.testing.assert_close(rows, table, rtol=rounding, atol=rounding)
+
+
+@pytest.mark.parametrize("way", ["_certainty_on_host", "_certainty_on_device"])
+def test_a_score_is_multiplied_once_by_the_mean_probability_of_the_masks_pixels_in_the_box(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mask_scores, "_certainty_on_host", getattr(mask_scores, way))
+    outputs = empty_outputs()
+    put(outputs, (3, 3), (1, 1, 1, 1), 0, 0.5)  # 20 to 36 pixels: 4 x 4 of the mask's
+    put(outputs, (6, 2), (1, 1, 1, 1), 1, 0.3)  # without a pixel above 0.5
+    put(outputs, (6, 6), (1, 1, 1, 1), 2, 0.6)  # its mask is everywhere
+    logits = torch.full((16, 16), -5.0)
+    logits[2, 5], logits[5, 4] = 9.0, 9.0  # beside the first box
+    logits[6, 6:8], logits[8, 5], logits[7, 7] = np.log(3), np.log(9), -np.log(3)  # 0.75, 0.75, 0.9, 0.25
+    outputs["proto"] = torch.cat([logits[None], torch.full((31, 16, 16), 1.0)])[None]
+    outputs["mask_coefficient"][:, 0] = 1
+    outputs["mask_coefficient"][:, :, 6 * 8 + 6] = torch.eye(32)[1] * np.log(4)  # 0.8 everywhere
+    (found,) = detect(outputs, STRIDES, SIZE_PX, confidence=0.15, iou=0.5)
+    assert found.class_ids.tolist() == [2, 0]
+    assert found.scores.tolist() == pytest.approx([0.6 * 0.8, 0.5 * (0.75 + 0.75 + 0.9) / 3], abs=1e-6)
+    (found,) = detect(outputs, STRIDES, SIZE_PX, confidence=0.1, iou=0.5)
+    assert found.scores.tolist()[2:] == pytest.approx([0.3 * 0.5])
+    (found,) = detect(outputs, STRIDES, SIZE_PX, confidence=0.49, iou=0.5)
+    assert (len(found), found.best_score) == (0, pytest.approx(0.48, abs=1e-6))
+    nowhere = torch.tensor([[float("nan")] * 4, [-9e9, 3, float("inf"), float("nan")]])
+    assert mask_scores.mask_certainty(outputs["proto"][0], torch.ones(2, 32), nowhere).tolist() == [0.5, 0.5]
 
 
 # --- the way back to the photograph --------------------------------------------------------------------------------

@@ -1,10 +1,13 @@
 import itertools
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import Mock
 
+import cv2
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 
 from tests.predict.tile_scenes import iou_of, stroke, wires_and_pole
 from tests.yolo.colour_network import ColourNetwork, install, paint
@@ -43,6 +46,52 @@ def test_a_photograph_no_larger_than_a_tile_has_none_and_small_tiles_overlap_by_
     assert len(cut_tiles(641, 480, 640)) == 2
     assert (overlap_px(96, 0.2), overlap_px(96, 0.9)) == (48, 86)
     assert len(cut_tiles(300, 96, 96)) == 6
+
+
+class OneDisc(nn.Module):
+    """Finds what is red, with one confidence and one probability of its mask's pixels."""
+
+    stride = (8, 16, 32)
+    names: ClassVar = {0: "pole"}
+    args: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, score: float) -> None:
+        super().__init__()
+        self.score = score
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return decoded outputs as an export does, with one anchor."""
+        red = images[:, 0] - images[:, 1]
+        prototypes = torch.where(functional.avg_pool2d(red[:, None], 4) > 0.5, np.log(3), -5.0).expand(-1, 32, -1, -1)
+        is_seen = (red > 0.5).any(2).any(1)
+        pixels = [torch.nonzero((image > 0.5) | ~seen).flip(1) for image, seen in zip(red, is_seen, strict=True)]
+        corners = torch.stack([torch.cat([at.amin(0), at.amax(0) + 1]) for at in pixels]).float()
+        centres, sizes = (corners[:, :2] + corners[:, 2:]) / 2, corners[:, 2:] - corners[:, :2]
+        return {
+            "xywh": torch.cat([centres, sizes], 1)[..., None],
+            "probabilities": self.score * is_seen.float()[:, None, None],
+            "mask_coefficient": torch.eye(32)[:1, :, None].expand(len(images), -1, -1),
+            "proto": prototypes,
+        }
+
+
+@pytest.mark.parametrize("radius", [30, 60])
+def test_joined_tiles_and_the_whole_photograph_multiply_a_score_by_its_mask_once(radius: int) -> None:
+    photo = np.full((300, 400, 3), 114, np.uint8)
+    cv2.circle(photo, (190, 140), radius, (255, 0, 0), -1)
+
+    def predict(score: float, tiling: Tiling | None, **limits: Any) -> PhotoPrediction:
+        how = OneDisc(score), 128, torch.device("cpu"), 4, tiling, {"confidence": 0.1, "iou": 0.7, **limits}
+        ((_, _, prediction),) = Predictor(*how).predict([(0, photo)])
+        return prediction
+
+    for tiling in (None, Tiling(128, larger=False)):
+        found, plain = predict(0.8, tiling), predict(0.8 * 0.75, tiling, mask_score=False)
+        assert len(found.boxes) == 1
+        assert found.detections.scores.tolist() == pytest.approx([0.6], abs=1e-6)
+        assert found.detections.scores.tolist() == pytest.approx(plain.detections.scores.tolist(), abs=1e-6)
+        assert found.boxes.tolist() == plain.boxes.tolist()
+        assert found.masks[0].mask.tolist() == plain.masks[0].mask.tolist()
 
 
 # --- prediction ----------------------------------------------------------------------------------------------------

@@ -16,6 +16,6 @@ from numba import njit
 _Loops = TypeVar("_Loops", bound=Callable[..., Any])
 
 
-def compiled(function: _Loops) -> _Loops:
+def compiled(function: _Loops, **options: Any) -> _Loops:
     """Compile a function of arrays and numbers. This happens at its first call and takes some seconds."""
-    return njit(cache=True)(function)  # type: ignore[return-value]
+    return njit(cache=True, **options)(function)  # type: ignore[return-value]

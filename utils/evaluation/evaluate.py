@@ -83,13 +83,14 @@ def evaluate(
     device: torch.device,
     *,
     precision: Precision = FULL_PRECISION,
+    limits: dict[str, Any] = AP_LIMITS,
     on_image: OnImage | None = None,
     photo: PhotoPixels | None = None,
 ) -> Evaluation:
     """Measure loss and box and mask AP over all ranks' shares. Every rank must reach this.
 
     The validation loss is the sum of all images' loss terms over the sum of their normalisers, so it depends neither on
-    the batch size nor on the number of ranks. `on_image(sample, detections, prototypes (32, h, w))` is called for each
+    the batch size nor on the number of ranks. `limits`: the further arguments of `detect`. `on_image(sample, detections, prototypes (32, h, w))` is called for each
     image. With `photo` the metrics also contain `by_size` (see `summarise_sizes`) and, for each class, `native_mask_map50`,
     `native_mask_map50_95` and what `summarise_thin` returns. Without a criterion, as for exports, `val_loss` is None.
     """
@@ -109,7 +110,7 @@ def evaluate(
             found, results = find_results(batch.samples, photo.find, len(names), photo)
             local += results
         else:
-            found = detect(outputs, strides_of(criterion), images.shape[-1], **AP_LIMITS)
+            found = detect(outputs, strides_of(criterion), images.shape[-1], **limits)
             end_last = match_batch_async(batch.samples, found, outputs["proto"], len(names), photo)
         if on_image is not None:
             for arguments in zip(batch.samples, found, outputs["proto"], strict=True):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,6 +81,7 @@ class Candidate:
     device: torch.device
     precision: Precision
     in_photo: bool  # whether boxes are compared in the photographs' pixels
+    limits: dict[str, Any]  # the further arguments of `detect`
     find: TileSearch | None = None  # what finds the detections instead of the model on whole photographs
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from utils.common.devices import copy_to_device
 from utils.predict.lines.line import Line
+from utils.predict.mask_scores import mask_certainty, mask_logits
 from utils.predict.photo_masks import Letterbox, enlarge
 from utils.predict.regions import Region, Runs
 from utils.yolo.boxes import OneToOne, anchor_points, decode_boxes
@@ -37,7 +38,9 @@ class Detections:
     scores: torch.Tensor  # float32 (n,)
     class_ids: torch.Tensor  # int64 (n,)
     coefficients: torch.Tensor
-    best_score: float = 0.0  # the highest confidence seen, if no confidence in the batch was high enough
+    best_score: float = (
+        0.0  # the highest confidence seen; 0 where none was high enough, but one was elsewhere in the batch
+    )
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -125,13 +128,16 @@ def detect(
     multi_label: bool = False,
     classes: tuple[int, ...] | None = None,
     thin: tuple[int, ...] = (),
+    mask_score: bool = True,
 ) -> list[Detections]:
     """Suppress overlapping boxes of the same class and return each image's detections. Waits twice for a GPU.
 
     Of one-to-one outputs the most confident are returned, whatever `iou` is.
 
     With `multi_label` an anchor may become a detection of each class, as for AP. Unlike in Ultralytics, there is no time limit.
-    The scores of thin boxes of `thin` classes are raised to those of equally good thick boxes (BOX_ERROR_PX).
+    The scores of thin boxes of `thin` classes are raised to those of equally good thick boxes (BOX_ERROR_PX). These scores decide
+    what is suppressed, and on `max_detections`. Then `mask_score` multiplies them by `mask_certainty`: `confidence` and the order
+    are those of the products.
     """
     boxes, probabilities = decode(outputs, strides, size_px)
 
@@ -145,17 +151,27 @@ def detect(
         probabilities = (probabilities * factors).clamp(max=1)
     if classes is not None:
         probabilities = probabilities * flags(classes)
+    coefficients = outputs["mask_coefficient"].float().transpose(1, 2)
+
+    def judge(image: int, anchor: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor | float:
+        if not mask_score:
+            return 1.0
+        maps = outputs["proto"][image]
+        return mask_certainty(maps, coefficients[image, anchor], boxes * (maps.shape[-1] / size_px))
+
     found = _find_candidates(boxes, probabilities, confidence, multi_label)
     if isinstance(outputs, OneToOne):
-        kept = _chosen_of_each(found, lambda _, scores: _best_first(scores)[:max_detections])  # waits once per image
+        most_confident = lambda _, scores: _best_first(scores)[:max_detections]  # noqa: E731
+        kept = _chosen_of_each(found, most_confident, judge)  # waits once per image
     else:
-        kept = _suppress(found, iou, max_detections)
-    coefficients = outputs["mask_coefficient"].float().transpose(1, 2)
+        kept = _suppress(found, iou, max_detections, judge)
     best_scores = [0.0] * len(kept) if any(found.counts) else probabilities.amax((1, 2)).tolist()
-    return [
-        Detections(boxes, scores, class_ids, image[anchor], best_score)
-        for (boxes, scores, class_ids, anchor), image, best_score in zip(kept, coefficients, best_scores, strict=True)
-    ]
+    detections = []
+    for (boxes, scores, class_ids, anchor), image, best_score in zip(kept, coefficients, best_scores, strict=True):
+        first = slice(int((scores > confidence).sum()))
+        best_score = max([best_score, *scores[:1].tolist()])
+        detections.append(Detections(boxes[first], scores[first], class_ids[first], image[anchor[first]], best_score))
+    return detections
 
 
 @dataclass(frozen=True)
@@ -193,14 +209,16 @@ def _find_candidates(
 
 # An image's boxes, scores and class ids in the host's memory, and the anchors of its detections on the device.
 _Kept = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
+# Returns what multiplies the scores of an image's detections: of its number, and their anchors (n,) and boxes (n, 4) on the device.
+_Judge = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor | float]
 
 
-def _suppress(found: _Candidates, iou: float, most: int) -> _Kept:
+def _suppress(found: _Candidates, iou: float, most: int, judge: _Judge) -> _Kept:
     on_cpu = found.boxes.device.type == "cpu"  # where one by one is the faster way
-    return (_suppress_one_by_one if on_cpu else _suppress_at_once)(found, iou, most)
+    return (_suppress_one_by_one if on_cpu else _suppress_at_once)(found, iou, most, judge)
 
 
-def _suppress_one_by_one(found: _Candidates, iou: float, most: int) -> _Kept:
+def _suppress_one_by_one(found: _Candidates, iou: float, most: int, judge: _Judge) -> _Kept:
     """Suppress the candidates of each image in turn. Waits several times per image for a GPU."""
     from torchvision.ops import nms  # takes 1.3 s: a wrong option is reported before
 
@@ -210,17 +228,22 @@ def _suppress_one_by_one(found: _Candidates, iou: float, most: int) -> _Kept:
         best = _best_first(scores)[:MAX_CANDIDATES]
         return best[nms(apart[best], scores[best], iou)[:most]]
 
-    return _chosen_of_each(found, choose)
+    return _chosen_of_each(found, choose, judge)
 
 
-def _chosen_of_each(found: _Candidates, choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> _Kept:
-    """Return what `choose(apart, scores)` chooses of each image's candidates: their positions, best first."""
+def _chosen_of_each(
+    found: _Candidates, choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], judge: _Judge
+) -> _Kept:
+    """Return what `choose(apart, scores)` chooses of each image's candidates, their positions, best first as `judge` says."""
     kept: _Kept = []
     columns = (found.apart, found.boxes, found.scores, found.class_ids, found.anchor)
-    for image in zip(*(column.split(found.counts) for column in columns), strict=True):
+    for number, image in enumerate(zip(*(column.split(found.counts) for column in columns), strict=True)):
         apart, boxes, scores, class_ids, anchor = image
         chosen = choose(apart, scores)
-        kept.append((boxes[chosen].cpu(), scores[chosen].cpu(), class_ids[chosen].cpu(), anchor[chosen]))
+        scores = scores[chosen] * judge(number, anchor[chosen], boxes[chosen])
+        order = _best_first(scores)
+        chosen = chosen[order]
+        kept.append((boxes[chosen].cpu(), scores[order].cpu(), class_ids[chosen].cpu(), anchor[chosen]))
     return kept
 
 
@@ -228,7 +251,7 @@ def _best_first(scores: torch.Tensor) -> torch.Tensor:
     return scores.sort(descending=True, stable=True).indices
 
 
-def _suppress_at_once(found: _Candidates, iou: float, most: int) -> _Kept:
+def _suppress_at_once(found: _Candidates, iou: float, most: int, judge: _Judge) -> _Kept:
     """Suppress the candidates of all images together. Waits once for a GPU."""
     device, num_images = found.boxes.device, len(found.counts)
     starts = copy_to_device(torch.tensor([0, *accumulate(found.counts[:-1])]), device)
@@ -240,10 +263,14 @@ def _suppress_at_once(found: _Candidates, iou: float, most: int) -> _Kept:
     is_candidate = ordered.values[:, :MAX_CANDIDATES] >= 0
     position, number, is_settled = suppress(found.apart[row], is_candidate, iou, min(most, row.shape[1]))
     row = row.gather(1, position)
-    table = torch.cat([found.boxes[row], found.scores[row][..., None], found.class_ids[row][..., None]], 2)
+    judged = [found.scores[own] * judge(image, found.anchor[own], found.boxes[own]) for image, own in enumerate(row)]
+    is_kept = torch.arange(row.shape[1], device=device) < number[:, None]
+    scores, order = torch.where(is_kept, torch.stack(judged), -1).sort(dim=1, descending=True, stable=True)
+    row = row.gather(1, order)
+    table = torch.cat([found.boxes[row], scores[..., None], found.class_ids[row][..., None]], 2)
     packed = torch.cat([table.flatten(), number.float(), is_settled.float()[None]]).cpu()  # the second wait
     if not packed[-1]:
-        return _suppress_one_by_one(found, iou, most)
+        return _suppress_one_by_one(found, iou, most, judge)
     table, numbers = packed[: table.numel()].view(table.shape), packed[table.numel() : -1].int().tolist()
     return [
         (image[:n, :4], image[:n, 4], image[:n, 5].long(), anchor[:n])
@@ -302,12 +329,8 @@ def _overlap(first: torch.Tensor, second: torch.Tensor, iou: float) -> torch.Ten
 
 def prototype_masks(prototypes: torch.Tensor, detections: Detections, size_px: int) -> torch.Tensor:
     """Return masks at prototype resolution, cut to their boxes: bool (n, h, w) from prototypes (32, h, w)."""
-    _, height, width = prototypes.shape
-    masks = (detections.coefficients @ prototypes.float().flatten(1)).view(-1, height, width) > 0
-    boxes = copy_to_device(detections.boxes * (width / size_px), prototypes.device)
-    x1, y1, x2, y2 = boxes.T[..., None]
-    columns, rows = torch.arange(width, device=boxes.device), torch.arange(height, device=boxes.device)
-    return masks & ((columns >= x1) & (columns < x2))[:, None, :] & ((rows >= y1) & (rows < y2))[:, :, None]
+    boxes = copy_to_device(detections.boxes * (prototypes.shape[-1] / size_px), prototypes.device)
+    return mask_logits(prototypes, detections.coefficients, boxes) > 0
 
 
 def photo_runs(prototypes: torch.Tensor, detections: Detections, placement: Letterbox) -> Iterator[Runs]:

@@ -12,7 +12,7 @@ from utils.predict.models import open_model
 from utils.predict.options import PredictOptions
 from utils.predict.thresholds import Thresholds
 from utils.predict.tiles import Predictor, choose_tiling
-from utils.yolo.model import YoloModel, class_names, trained_size_px, trained_thin_classes
+from utils.yolo.model import YoloModel, choose_mask_score, class_names, trained_size_px, trained_thin_classes
 
 
 def open_predictor(
@@ -32,7 +32,12 @@ def predictor_for(config: PredictOptions, model: YoloModel, device: torch.device
     names = class_names(model)
     size_px = config.img_size or trained_size_px(model)
     tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
-    limits = {"confidence": config.conf, "iou": config.iou, "classes": wanted_classes(config.classes, names)}
+    limits = {
+        "confidence": config.conf,
+        "iou": config.iou,
+        "classes": wanted_classes(config.classes, names),
+        "mask_score": choose_mask_score(config.mask_score, model),
+    }
     asked = config.thin_classes
     thin = trained_thin_classes(model) if asked == ("auto",) else named_classes(asked, names)
     how = (limits, config.max_detections, choose_precision(config.amp, device).dtype, thin, steps_for(model, thin))

@@ -37,6 +37,9 @@ class ModelOptions(Options):
     nms: bool = option(
         True, "suppress overlapping detections; --no-nms: use YOLO26's one-to-one outputs, which need none"
     )
+    mask_score: bool | None = option(
+        None, "multiply confidences by the mean probability of the mask's pixels; unset: as in training, where it is on"
+    )
     tiles: str = option(
         "auto",
         "side in pixels of the tiles that larger photographs are cut into; auto: as the model was trained, which is no "

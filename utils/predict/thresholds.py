@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from utils.common.config import words_of
 from utils.common.errors import UserError
 from utils.common.files import BAD_CONTENT, open_regular, parse_yaml, read_text, reason_of_content
 from utils.predict.detections import PhotoPrediction
@@ -118,12 +119,14 @@ class Thresholds:
 
         Raises UserError if it predicts otherwise than the model was judged.
         """
-        rows, judged = self.content["classes"], self.content.get("settings") or {}
+        rows, settings = self.content["classes"], self.content.get("settings") or {}
+        judged = {"mask_score": False, **settings}  # earlier versions judged without
         for name, value in settings_of(predictor, names).items():
             if judged.get(name) != value:
-                flag = f"--{name.replace('_', '-')}"
+                was, here = (" ".join(words_of({name: one})) for one in (judged.get(name, "unknown"), value))
                 raise UserError(
-                    f"--thresholds {self.path}: judged with {flag} {judged.get(name)}, here it is {value} (--thresholds off: without)"
+                    f"--thresholds {self.path}: judged with {was}, here it is {here}; give the same option, or judge again: "
+                    "evaluate_model.py --guarantee (--thresholds off: without)"
                 )
         levels = {row.get("class"): row["threshold"] for row in rows}
         rest = predictor.limits["confidence"]
@@ -169,6 +172,7 @@ def settings_of(predictor: Predictor, names: Sequence[str]) -> dict[str, Any]:
         "overlap": tiling.overlap if tiling else 0.0,
         "iou": predictor.limits["iou"],
         "max_detections": predictor.max_detections,
+        "mask_score": predictor.limits.get("mask_score", True),
         "thin_classes": [names[class_id] for class_id in predictor.thin] or ["none"],
     }
 

@@ -25,6 +25,9 @@ class RunOptions(Options):
         15.0, "minutes between checkpoints in an epoch; 0: none", at_least=0, may_differ=True
     )
     best_metric: str = option("val_loss", "what chooses best.pt", choices=tuple(BEST_METRICS))
+    mask_score: bool = option(
+        True, "judge confidences times the mean probability of the mask's pixels", group="advanced"
+    )
     val_pictures_every: int = option(5, "epochs between validation pictures; 0: none", at_least=0, may_differ=True)
     mlflow: str | None = option(
         None,

@@ -7,7 +7,7 @@ import torch
 
 from utils import distributed
 from utils.engine import Epoch, TrainingEngine
-from utils.evaluation.evaluate import evaluate
+from utils.evaluation.evaluate import AP_LIMITS, evaluate
 from utils.evaluation.tables import SCORES
 from utils.run.folder import OwnedRun
 from utils.run.log import RunLog
@@ -68,7 +68,8 @@ class Segmentation(SegmentationStep):
         """Return the validation loss and the mean average precisions over all ranks."""
         predictor, criterion = copy_for_prediction(model), self.val_criterion
         on_image = self.pictures.observer(epoch.number, epoch.is_last)
-        observed: dict[str, Any] = {"precision": epoch.precision, "on_image": on_image}
+        limits = {**AP_LIMITS, "mask_score": self.config.mask_score}
+        observed: dict[str, Any] = {"precision": epoch.precision, "on_image": on_image, "limits": limits}
         metrics = evaluate(predictor, loader, self.names, criterion, epoch.device, **observed).metrics
         values = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
         if self.config.monitor == MEAN_MAP:
@@ -77,7 +78,8 @@ class Segmentation(SegmentationStep):
 
     def save(self, path: Path, model: torch.nn.Module, info: dict[str, Any]) -> None:
         """Write a file that Ultralytics opens."""
-        save_deployable(path, model, info, img_size=self.config.img_size, data=self.config.data, **self.facts)
+        facts = {"img_size": self.config.img_size, "data": self.config.data, "mask_score": self.config.mask_score}
+        save_deployable(path, model, info, **facts, **self.facts)
 
     def after_log(self, record: dict[str, Any], log: RunLog) -> None:
         """Say once what the loader needs, when GPUs wait for more cores."""

@@ -313,6 +313,11 @@ def trained_windows(model: YoloModel) -> dict[str, float] | None:
     return {name: facts[name] for name in WINDOW_FACTS} if are_possible_windows(facts) else None
 
 
+def choose_mask_score(asked: bool | None, model: YoloModel) -> bool:
+    """Return whether masks decide on scores: as `asked`, or as a loaded model was judged in its training. They do if its file does not say."""
+    return model.args.get("mask_score") is not False if asked is None else asked
+
+
 def trained_thin_classes(model: YoloModel) -> tuple[int, ...]:
     """Return the classes that were long and thin in a loaded model's training on windows; none if its file does not say."""
     return _known_classes(model, model.args.get("thin_classes"))
