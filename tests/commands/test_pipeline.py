@@ -18,6 +18,7 @@ from utils.common import errors
 from utils.common.devices import choose_precision
 from utils.run.checkpoint import latest_facts
 from utils.run.records import read_epochs
+from utils.yolo.model import load_weights
 
 NO_PICTURES = ("--val-pictures-every", "0", "--no-tensorboard")
 
@@ -153,7 +154,7 @@ def test_another_run_in_the_same_folder_loses_nothing_and_opens_no_socket_to_the
     shutil.copytree(trained.folder, folder)
     before = (folder / "best.pt").read_bytes()
     arguments = ("--data", trained.data, "--save-dir", folder, *TRAIN_FLAGS, "--epochs", "1", "--seed", "7")
-    done = run_guarded("train_yolo_ddp.py", *arguments, "--best-metric", "mean_map")
+    done = run_guarded("train_yolo_ddp.py", *arguments, "--best-metric", "mean_map", "--no-mask-score")
     assert (done.returncode, done.stderr) == (0, "")
     assert "Set the earlier run aside" in done.stdout
     (epoch,) = read_epochs(folder)
@@ -161,6 +162,8 @@ def test_another_run_in_the_same_folder_loses_nothing_and_opens_no_socket_to_the
     assert f"best is epoch 1, by mean_map50_95 {epoch['mean_map50_95']:.4f}:" in done.stdout
     assert (tmp_path / "run-1" / "best.pt").read_bytes() == before
     assert (folder / "best.pt").read_bytes() != before
+    judged = [load_weights(str(run / "best.pt")).args["mask_score"] for run in (trained.folder, folder)]
+    assert judged == [True, False]
 
 
 def test_the_guard_of_these_tests_stops_a_command_that_looks_up_another_machine(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from utils.data.polygons import SIZES
 from utils.data.target_masks import draw_truth
 from utils.evaluation import input_masks
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
-from utils.evaluation.evaluate import Evaluation, PhotoPixels, match_batch_async
+from utils.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels, match_batch_async
 from utils.evaluation.input_masks import begin_mask_overlaps
 from utils.evaluation.metrics.matching import IOU_THRESHOLDS
 from utils.evaluation.metrics.results import ImageResult, pool_predictions
@@ -131,6 +131,15 @@ def test_every_number_is_the_same_on_one_rank_and_on_several(folder: Path, alone
         for count in (1, 2, 7, NUM_PHOTOS):
             assert answer[str(count)]["image_ids"] == list(range(count))
             assert answer[str(count)]["num_images"] == count
+
+
+def test_without_masks_in_scores_all_are_higher_and_other_detections_come_first(folder: Path) -> None:
+    limits = {**AP_LIMITS, "mask_score": False}
+    plain, judged = (evaluate_photos(folder, 9, **options).results for options in ({"limits": limits}, {}))
+    scores = [np.concatenate([np.sort(result.scores) for result in results]) for results in (plain, judged)]
+    assert (scores[0] > scores[1]).all()
+    assert (scores[1] > 0.5 * scores[0]).all()
+    assert [result.class_ids.tolist() for result in plain] != [result.class_ids.tolist() for result in judged]
 
 
 def test_results_do_not_depend_on_the_batch_size(folder: Path) -> None:

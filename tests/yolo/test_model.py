@@ -14,6 +14,7 @@ from utils.distributed.sync_bn import SyncBatchNorm2d, convert_sync_batchnorm
 from utils.predict.detections import raw_outputs
 from utils.yolo.model import (
     build_model,
+    choose_mask_score,
     class_names,
     copy_for_prediction,
     is_trained,
@@ -126,6 +127,18 @@ def test_a_file_without_proper_facts_has_none(names: tuple[str, ...], values: li
         }
         assert trained_label_lengths(model) == []
         assert trained_stretch(model) is None
+
+
+def test_masks_decide_on_scores_unless_the_user_or_the_file_says_otherwise() -> None:
+    for asked, args, expected in (
+        (None, {}, True),  # the file of an earlier version, or of Ultralytics
+        (None, {"mask_score": True}, True),
+        (None, {"mask_score": False}, False),
+        (True, {"mask_score": False}, True),
+        (False, {"mask_score": True}, False),
+        (None, {"mask_score": "no"}, True),
+    ):
+        assert choose_mask_score(asked, SimpleNamespace(args=args)) is expected
 
 
 def test_synchronised_batchnorm_never_reaches_a_file(tmp_path: Path) -> None:

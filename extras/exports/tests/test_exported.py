@@ -23,6 +23,7 @@ from tests.predict.tiny_network import NAMES, SIZE_PX, WINDOWS, smooth_images, t
 from tests.support.plugin import PROJECT
 from utils.common.errors import UserError
 from utils.predict.models import open_model
+from utils.predict.tiles import Predictor
 from utils.yolo.model import class_names, load_for_prediction, load_weights, trained_size_px, trained_windows
 
 CPU = torch.device("cpu")
@@ -39,6 +40,14 @@ def export(weights: Path, kind: str, folder: Path, wanted: ExportFacts) -> Path:
     """Return the export in a new folder."""
     folder.mkdir()
     return convert(load_weights(str(weights)), Variant(kind, wanted.precision), wanted, folder, weights.stem)
+
+
+def scores_of(model: Any, images: torch.Tensor, mask_score: bool = True) -> list[float]:
+    """Return the scores of all detections, as every command finds them."""
+    photos = (images.permute(0, 2, 3, 1) * 255).byte().numpy()
+    limits = {"confidence": 0.3, "iou": 0.7, "mask_score": mask_score}
+    predicted = Predictor(model, images.shape[-1], CPU, len(images), None, limits).predict(enumerate(photos))
+    return [score for _, _, prediction in predicted for score in prediction.detections.scores.tolist()]
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +84,9 @@ def test_every_runtime_computes_what_torch_computes_in_batches_of_any_size_and_k
             largest, failures = compare_outputs(expected, decoded_outputs(model, images), BOUNDS["fp32"])
             assert failures == []
             assert len(largest) == 4
+            plain, *scores = (scores_of(*one) for one in ((ours, images, False), (ours, images), (model, images)))
+            assert scores[1] == pytest.approx(scores[0], abs=1e-4), "masks decide on scores alike"
+            assert sum(plain) > 1.01 * sum(scores[0]) > 1
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc (run it on Linux)")

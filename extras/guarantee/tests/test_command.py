@@ -78,8 +78,15 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
     step = open_model(weights, thresholds="out/thresholds.yaml").predictor.steps[-1]
     assert isinstance(step, AboveThresholds)
     assert step.least == pytest.approx([*levels.values()])
-    with pytest.raises(UserError, match=r"judged with --iou 0\.7, here it is 0\.5"):
+    with pytest.raises(UserError, match=r"judged with --iou=0\.7, here it is --iou=0\.5; give the same"):
         run_main(inference, monkeypatch, *options, "dark.png", "--iou", "0.5")
+    with pytest.raises(UserError, match="judged with --mask-score, here it is --no-mask-score; give the same option"):
+        run_main(inference, monkeypatch, *options, "dark.png", "--no-mask-score")
+    assert written["settings"].pop("mask_score") is True
+    Path("out/thresholds.yaml").write_text(yaml.safe_dump(written))  # as earlier versions wrote it
+    with pytest.raises(UserError, match="judged with --no-mask-score, here it is --mask-score; give the same option"):
+        run_main(inference, monkeypatch, *options, "dark.png")
+    run_main(inference, monkeypatch, *options, "dark.png", "--no-mask-score")
     other = tiny_weights(tmp_path / "other.pt", prototype_scale=2)
     with pytest.raises(UserError, match=r"made for another model file than .*other\.pt; evaluate this one"):
         run_main(inference, monkeypatch, *options, "dark.png", "--model", other)
