@@ -118,8 +118,8 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
         photo = PhotoPixels(size_of, is_native, on_masks, thin, candidate.find)
         progress = Progress("batches", len(loader), ranks.is_main and candidate.find is None)
         judged = candidate.model, distributed.apart(progress(loader)), spec.names, candidate.criterion, device
-        how = {"precision": candidate.precision, "limits": candidate.limits}
-        evaluations.append(evaluate(*judged, **how, on_image=on_image, photo=photo))
+        options: dict[str, Any] = {"precision": candidate.precision, "limits": candidate.limits}
+        evaluations.append(evaluate(*judged, **options, on_image=on_image, photo=photo))
         if candidate.find:
             number = int(distributed.all_reduce_sum(torch.tensor([float(candidate.find.num_without_mask)])).item())
             if number:

@@ -38,9 +38,8 @@ class Detections:
     scores: torch.Tensor  # float32 (n,)
     class_ids: torch.Tensor  # int64 (n,)
     coefficients: torch.Tensor
-    best_score: float = (
-        0.0  # the highest confidence seen; 0 where none was high enough, but one was elsewhere in the batch
-    )
+    # The highest confidence seen; 0 if only other images of the batch had one that was high enough.
+    best_score: float = 0.0
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -135,9 +134,9 @@ def detect(
     Of one-to-one outputs the most confident are returned, whatever `iou` is.
 
     With `multi_label` an anchor may become a detection of each class, as for AP. Unlike in Ultralytics, there is no time limit.
-    The scores of thin boxes of `thin` classes are raised to those of equally good thick boxes (BOX_ERROR_PX). These scores decide
-    what is suppressed, and on `max_detections`. Then `mask_score` multiplies them by `mask_certainty`: `confidence` and the order
-    are those of the products.
+    The scores of thin boxes of `thin` classes are raised to those of equally good thick boxes (BOX_ERROR_PX).
+    These scores decide what is suppressed, and which `max_detections` remain. Then `mask_score`
+    multiplies them by `mask_certainty`. The products have to exceed `confidence`, and are sorted.
     """
     boxes, probabilities = decode(outputs, strides, size_px)
 
@@ -209,7 +208,8 @@ def _find_candidates(
 
 # An image's boxes, scores and class ids in the host's memory, and the anchors of its detections on the device.
 _Kept = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
-# Returns what multiplies the scores of an image's detections: of its number, and their anchors (n,) and boxes (n, 4) on the device.
+# Returns what multiplies the scores of an image's detections: of its number, and their anchors (n,)
+# and boxes (n, 4) on the device.
 _Judge = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor | float]
 
 
@@ -234,7 +234,10 @@ def _suppress_one_by_one(found: _Candidates, iou: float, most: int, judge: _Judg
 def _chosen_of_each(
     found: _Candidates, choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], judge: _Judge
 ) -> _Kept:
-    """Return what `choose(apart, scores)` chooses of each image's candidates, their positions, best first as `judge` says."""
+    """Return what `choose(apart, scores)` chooses of each image's candidates, by their positions.
+
+    They are sorted by their scores times what `judge` says.
+    """
     kept: _Kept = []
     columns = (found.apart, found.boxes, found.scores, found.class_ids, found.anchor)
     for number, image in enumerate(zip(*(column.split(found.counts) for column in columns), strict=True)):

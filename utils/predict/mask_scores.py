@@ -1,7 +1,8 @@
 """How sure masks are: the mean probability of their pixels, which multiplies the confidence of a detection.
 
-The classes' layers learn how well a box fits. A mask that is sure of its pixels is more often right, so the product ranks detections
-better: SOLOv2 (arXiv 2003.10152, section 3.3), CondInst (arXiv 2003.05664) and Mask2Former (arXiv 2112.01527) compute it, too.
+The classes' layers learn how well a box fits. A mask that is sure of its pixels is more often right,
+so the product ranks detections better. SOLOv2 (arXiv 2003.10152), CondInst (arXiv 2003.05664) and
+Mask2Former (arXiv 2112.01527) compute such a product, too.
 """
 
 from functools import partial
@@ -11,14 +12,16 @@ import torch
 
 from utils.common.compiled import compiled
 
-WITHOUT_MASK = (
-    0.5  # what a mask without pixels has: no mask is less sure, because its pixels are more likely in than out
-)
+# Of a mask without pixels. All others are above it, because each of their pixels is. So its box is not
+# lost, as with 0, and does not come before those that have a mask.
+WITHOUT_MASK = 0.5
 
 
 def mask_logits(prototypes: torch.Tensor, coefficients: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
-    """Return logits of masks, float32 (n, h, w), negative outside their boxes, from prototypes (32, h, w), coefficients (n, 32) and
-    boxes (n, 4) xyxy in pixels of the prototypes."""
+    """Return the logits of masks, float32 (n, h, w), negative outside their boxes.
+
+    prototypes (32, h, w); coefficients float32 (n, 32); boxes float32 (n, 4) xyxy in pixels of the prototypes.
+    """
     _, height, width = prototypes.shape
     logits = (coefficients @ prototypes.float().flatten(1)).view(-1, height, width)
     x1, y1, x2, y2 = boxes.T[..., None]
@@ -28,7 +31,10 @@ def mask_logits(prototypes: torch.Tensor, coefficients: torch.Tensor, boxes: tor
 
 
 def mask_certainty(prototypes: torch.Tensor, coefficients: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
-    """Return the mean probability of each mask's pixels, those above 0.5 in its box: float32 (n,) from what `mask_logits` takes."""
+    """Return the mean probability of each mask's pixels, those above 0.5 in its box: float32 (n,).
+
+    It takes what `mask_logits` takes.
+    """
     on_cpu = prototypes.device.type == "cpu"  # where only the pixels in boxes are computed
     return (_certainty_on_host if on_cpu else _certainty_on_device)(prototypes, coefficients, boxes)
 
@@ -44,7 +50,7 @@ def _certainty_on_device(prototypes: torch.Tensor, coefficients: torch.Tensor, b
     logits = mask_logits(prototypes, coefficients, boxes)
     is_mask = logits > 0
     number = is_mask.sum((1, 2))
-    mean = logits.sigmoid_().mul_(is_mask).sum((1, 2)) / number.clamp(min=1)
+    mean = logits.sigmoid_().masked_fill_(~is_mask, 0).sum((1, 2)) / number.clamp(min=1)
     return torch.where(number > 0, mean, WITHOUT_MASK)
 
 

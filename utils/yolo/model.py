@@ -314,7 +314,10 @@ def trained_windows(model: YoloModel) -> dict[str, float] | None:
 
 
 def choose_mask_score(asked: bool | None, model: YoloModel) -> bool:
-    """Return whether masks decide on scores: as `asked`, or as a loaded model was judged in its training. They do if its file does not say."""
+    """Return whether scores know the mask: as `asked`, else as the model's file says of its training.
+
+    If the file says nothing they do.
+    """
     return model.args.get("mask_score") is not False if asked is None else asked
 
 
