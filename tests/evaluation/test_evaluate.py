@@ -135,7 +135,7 @@ def test_every_number_is_the_same_on_one_rank_and_on_several(folder: Path, alone
 
 def test_without_masks_in_scores_all_are_higher_and_other_detections_come_first(folder: Path) -> None:
     limits = {**AP_LIMITS, "mask_score": False}
-    plain, judged = (evaluate_photos(folder, 9, **options).results for options in ({"limits": limits}, {}))
+    plain, judged = (evaluate_photos(folder, 9, limits=one).results for one in (limits, AP_LIMITS))
     scores = [np.concatenate([np.sort(result.scores) for result in results]) for results in (plain, judged)]
     assert (scores[0] > scores[1]).all()
     assert (scores[1] > 0.5 * scores[0]).all()

@@ -202,20 +202,21 @@ def test_a_score_is_multiplied_once_by_the_mean_probability_of_the_masks_pixels_
     outputs = empty_outputs()
     put(outputs, (3, 3), (1, 1, 1, 1), 0, 0.5)  # 20 to 36 pixels: 4 x 4 of the mask's
     put(outputs, (6, 2), (1, 1, 1, 1), 1, 0.3)  # without a pixel above 0.5
-    put(outputs, (6, 6), (1, 1, 1, 1), 2, 0.6)  # its mask is everywhere
+    put(outputs, (6, 6), (1, 1, 1, 1), 2, 0.48)  # its mask is everywhere
     logits = torch.full((16, 16), -5.0)
     logits[2, 5], logits[5, 4] = 9.0, 9.0  # beside the first box
     logits[6, 6:8], logits[8, 5], logits[7, 7] = np.log(3), np.log(9), -np.log(3)  # 0.75, 0.75, 0.9, 0.25
     outputs["proto"] = torch.cat([logits[None], torch.full((31, 16, 16), 1.0)])[None]
     outputs["mask_coefficient"][:, 0] = 1
-    outputs["mask_coefficient"][:, :, 6 * 8 + 6] = torch.eye(32)[1] * np.log(4)  # 0.8 everywhere
+    outputs["mask_coefficient"][:, :, 6 * 8 + 6] = torch.eye(32)[1] * np.log(9)  # 0.9 everywhere
     (found,) = detect(outputs, STRIDES, SIZE_PX, confidence=0.15, iou=0.5)
     assert found.class_ids.tolist() == [2, 0]
-    assert found.scores.tolist() == pytest.approx([0.6 * 0.8, 0.5 * (0.75 + 0.75 + 0.9) / 3], abs=1e-6)
+    assert found.scores.tolist() == pytest.approx([0.48 * 0.9, 0.5 * (0.75 + 0.75 + 0.9) / 3], abs=1e-6)
     (found,) = detect(outputs, STRIDES, SIZE_PX, confidence=0.1, iou=0.5)
     assert found.scores.tolist()[2:] == pytest.approx([0.3 * 0.5])
     (found,) = detect(outputs, STRIDES, SIZE_PX, confidence=0.49, iou=0.5)
-    assert (len(found), found.best_score) == (0, pytest.approx(0.48, abs=1e-6))
+    assert not len(found)
+    assert found.best_score == pytest.approx(0.4, abs=1e-6)
     nowhere = torch.tensor([[float("nan")] * 4, [-9e9, 3, float("inf"), float("nan")]])
     assert mask_scores.mask_certainty(outputs["proto"][0], torch.ones(2, 32), nowhere).tolist() == [0.5, 0.5]
 

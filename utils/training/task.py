@@ -78,8 +78,8 @@ class Segmentation(SegmentationStep):
 
     def save(self, path: Path, model: torch.nn.Module, info: dict[str, Any]) -> None:
         """Write a file that Ultralytics opens."""
-        facts = {"img_size": self.config.img_size, "data": self.config.data, "mask_score": self.config.mask_score}
-        save_deployable(path, model, info, **facts, **self.facts)
+        facts = {"mask_score": self.config.mask_score, **self.facts}
+        save_deployable(path, model, info, img_size=self.config.img_size, data=self.config.data, **facts)
 
     def after_log(self, record: dict[str, Any], log: RunLog) -> None:
         """Say once what the loader needs, when GPUs wait for more cores."""

@@ -13,7 +13,7 @@ from extras.report.photographs import RESULTS
 from tests.support.oracle import NAMES, SIZE_PX, Oracle, WithRegions, draw_photos, evaluate_oracle
 from utils.data.images import decode_image
 from utils.data.label_shapes import sizes_on_disk
-from utils.evaluation.evaluate import FULL_PRECISION, PhotoPixels
+from utils.evaluation.evaluate import AP_LIMITS, FULL_PRECISION, PhotoPixels
 from utils.evaluation.metrics.results import ImageResult
 from utils.evaluation.metrics.summary import KINDS_OF_ERROR, choose_worst, count_errors
 from utils.evaluation.tile_search import Candidate
@@ -27,7 +27,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Judged:
     """Photographs, a stand-in for a model, and what the evaluation makes of them."""
     photos = draw_photos(tmp_path_factory.mktemp("photos"), 9)
     model = Oracle(photos)
-    how = (torch.device("cpu"), FULL_PRECISION, False)
+    how = (torch.device("cpu"), FULL_PRECISION, False, AP_LIMITS)
     candidate = Candidate("best.pt", model, SegmentationLoss(model), WithRegions(photos, SIZE_PX), NAMES, *how)
     return candidate, evaluate_oracle(photos, regions=True, photo=PhotoPixels(sizes_on_disk(photos))).results
 
