@@ -72,13 +72,15 @@ class Launch(elastic_launch):
 
     def _is_explained(self) -> bool:
         """Return whether a rank of the newest start has printed a user's error."""
-        starts = Path(self._config.logs_specs.root_log_dir).glob(f"{self._config.run_id}_*/attempt_*")
+        logs = self._config.logs_specs
+        assert logs is not None  # torchrun always sets it
+        starts = Path(logs.root_log_dir).glob(f"{self._config.run_id}_*/attempt_*")
         return any(max(starts, key=os.path.getmtime, default=Path()).glob(f"{SAID}*"))
 
 
 def main() -> None:
     rendezvous_handler_registry.register(BACKEND, create_loopback_rendezvous)
-    run.elastic_launch = Launch
+    run.elastic_launch = Launch  # type: ignore[misc]
     run.main()
 
 

@@ -61,7 +61,7 @@ def launch(folder: Path) -> "subprocess.CompletedProcess[str]":
 def test_without_histories_the_launch_ends_with_one_line_and_no_report_of_torchrun(tmp_path: Path) -> None:
     done = launch(tmp_path)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith("no such file; make it with python collect.py")
+    assert "no such file; make it with python collect.py" in done.stderr.splitlines()[-1]
     assert "torch/distributed" not in done.stderr
 
 
@@ -127,6 +127,14 @@ def test_python_alone_continues_the_checkpoint_of_two_processes(
     (checkpoint,) = small_settings(folder).run_folder.glob("ckpt-*.pt")
     saved = torch.load(checkpoint, weights_only=True)
     assert (saved["step"], saved["config"]["train_batch_size"]) == (NUM_STEPS + 4, 2)
+
+
+def test_the_guides_line_reads_a_precision_that_a_cpu_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (FOLDER / "train.py").read_text(encoding="utf-8")
+    assert 'mixed_precision=config["mixed_precision"]' in text
+    accelerator = train.start(small_settings(tmp_path, mixed_precision="fp16"))
+    assert accelerator.mixed_precision == "no"
+    assert "fp16 needs a GPU: training in fp32 on the CPU" in capsys.readouterr().out
 
 
 def collect_here(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
