@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import traceback
 from collections.abc import Sequence
 from dataclasses import fields
 from datetime import datetime
@@ -20,6 +21,7 @@ from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, U
 from utils.common.files import in_the_way, read_back, warn_on_write_error, write_text_atomic
 from utils.data.fingerprint import Fingerprint
 from utils.run.checkpoint import has_checkpoint, latest_facts
+from utils.run.console import ConsoleLog
 from utils.run.records import CONFIG_FILE, read_config
 from utils.run.status import FAILED, FINISHED, RUNNING, STATUS_FILE, STOPPED, RunLock, write_status
 
@@ -207,18 +209,23 @@ class OwnedRun:
         self.choices: dict[str, Any] = {}
         self.notes: list[str] = []
         self._lock: RunLock | None = None
+        self._console: ConsoleLog | None = None
 
     def __enter__(self) -> OwnedRun:
         distributed.run_on_main(self._open)
+        if self._lock is not None:
+            self._console = ConsoleLog(self.folder)
         self.resumes = distributed.any_rank(self.resumes)
         self.choices = distributed.broadcast_from_main(self.choices)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._lock is None:
+        if self._lock is None or self._console is None:
             return
         if error is not None:
             self.set_status(FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            self._console.write("".join(traceback.format_exception(error)))
+        self._console.close()
         self._lock.release()
 
     def set_status(self, state: str, reason: str = "", **facts: Any) -> None:
