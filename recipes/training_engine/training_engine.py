@@ -102,15 +102,12 @@ class TrainingEngine(engine.TrainingEngine):
         if use_amp is None and self.precision.dtype:
             self.log.print(f"Mixed precision: {self.precision.name}; use_amp=False trains in fp32")
 
-        given = {"local_rank": local_rank, "world_size": world_size, "backend": backend}
-        group = {
-            "local_rank": (rank(), int(os.environ.get("LOCAL_RANK", rank()))),
-            "world_size": (self.world_size,),
-            "backend": (dist.get_backend() if dist.is_initialized() else backend,),
-        }
-        for name, value in _given(**given).items():
-            if value not in group[name]:
-                raise UserError(f"{name}={value}: the process group says {group[name][-1]}; leave {name} out")
+        ranks = (rank(), int(os.environ.get("LOCAL_RANK", rank())))
+        group = dist.get_backend() if dist.is_initialized() else backend
+        places = ("world_size", world_size, (self.world_size,)), ("backend", backend, (group,))
+        for name, value, actual in (("local_rank", local_rank, ranks), *places):
+            if value not in (None, *actual):
+                raise UserError(f"{name}={value}: the process group says {actual[-1]}; leave {name} out")
 
     def train(
         self,

@@ -209,22 +209,20 @@ class OwnedRun:
         self.choices: dict[str, Any] = {}
         self.notes: list[str] = []
         self._lock: RunLock | None = None
-        self._console: ConsoleLog | None = None
+        self._console: Any = None
 
     def __enter__(self) -> OwnedRun:
         distributed.run_on_main(self._open)
-        if self._lock is not None:
-            self._console = ConsoleLog(self.folder)
         self.resumes = distributed.any_rank(self.resumes)
         self.choices = distributed.broadcast_from_main(self.choices)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._lock is None or self._console is None:
+        if self._lock is None:
             return
         if error is not None:
             self.set_status(FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-            self._console.write("".join(traceback.format_exception(error)))
+            self._console.say("".join(traceback.format_exception(error)))
         self._console.close()
         self._lock.release()
 
@@ -250,3 +248,4 @@ class OwnedRun:
             self._lock = None
             raise
         self.set_status(RUNNING)
+        self._console = ConsoleLog(self.folder)

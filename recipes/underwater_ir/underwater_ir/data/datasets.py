@@ -184,18 +184,12 @@ def _turned(array: torch.Tensor, turns: int, mirrored: bool) -> torch.Tensor:
 class SamplerBatches(EpochBatches):
     """The batches of a share that PyTorch's DistributedSampler chooses; its epoch is theirs."""
 
+    epoch: Any = property(
+        lambda self: self.batches.sampler.epoch, lambda self, epoch: self.batches.sampler.set_epoch(epoch)
+    )
+
     def __init__(self, sampler: DistributedSampler[Any], batch_size: int) -> None:
-        self.sampler, self.start_batch = sampler, 0
-        self.batches = BatchSampler(sampler, batch_size, drop_last=False)
-
-    @property
-    def epoch(self) -> int:  # type: ignore[override]
-        """The sampler's epoch."""
-        return self.sampler.epoch
-
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        self.sampler.set_epoch(epoch)
+        self.batches, self.start_batch = BatchSampler(sampler, batch_size, drop_last=False), 0
 
     def __len__(self) -> int:
         return len(self.batches)
