@@ -42,7 +42,7 @@ def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
     assert expected <= {path.name for path in trained.folder.iterdir()}
     said = (trained.folder / "train.log").read_text(encoding="utf-8")
     assert trained.output.endswith(said)
-    assert said.startswith(f"{'=' * 66}\nDistributed YOLOv8 Training")
+    assert said.startswith("=" * 66)
     status = json.loads((trained.folder / "status.json").read_text())
     assert (status["state"], status["epoch"]) == ("finished", 2)
     assert list(trained.folder.rglob("events.out.tfevents*"))
