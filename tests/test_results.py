@@ -12,8 +12,7 @@ from tests.support.plugin import PROJECT
 
 RECORDS = "docs/results/records.jsonl"
 FILES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md")), *sorted(PROJECT.glob("extras/*/*.md"))]
-RECIPES = sorted(PROJECT.glob("recipes/*/README.md"))
-PAGES = [file.relative_to(PROJECT).as_posix() for file in [*FILES, *RECIPES]]
+PAGES = [file.relative_to(PROJECT).as_posix() for file in [*FILES, *PROJECT.glob("recipes/*/README.md")]]
 LINK = re.compile(r"records\.jsonl(?:#([\w-]+))?|results/README\.md")
 IMAGE = re.compile(r'(?:!\[[^\]]+\]\(|<img src=")([^)"]+\.(?:svg|png|jpg))(?:\)|" alt="[^"])')  # each has an alt text
 # Code, the target of a link, a date, a version, and a word that holds digits are no numbers.

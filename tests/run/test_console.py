@@ -24,7 +24,7 @@ def test_a_run_its_resume_and_its_error_are_copied_without_bars_and_colours(
             run.conclude("")
     with pytest.raises(UserError), OwnedRun(TrainConfig(save_dir=str(tmp_path))):
         raise UserError("no such file")
-    said = (tmp_path / "train.log").read_text(encoding="utf-8")
+    said = (tmp_path / "train.log").read_text()
     assert said.startswith("start 1\nWARNING: ä\nstart 2\nWARNING: ä\nTraceback")
     assert said.endswith("UserError: no such file\n")
     assert streams == (sys.stdout, sys.stderr)
