@@ -7,6 +7,15 @@ Two photographs a core are read ahead, so memory does not grow with their number
 pixels, upright. A photograph that cannot be read, or whose results cannot be written, is named and skipped. Started with
 torchrun, the ranks share the photographs. A model that was trained on windows predicts on tiles of large photographs
 (docs/windows.md). The model may be an export (extras/exports/README.md). `python -m extras.maps` puts the detections on a map.
+
+Deployment: a program of your own opens the model once, or an export that finds the same (docs/python.md):
+
+    from yolo_seg_ddp import open_model
+
+    file = open_model("models/epri_distribution_ddp/best.pt").export(format="onnx")  # format="engine": TensorRT
+    model = open_model(file, conf=0.25)
+    for prediction in model("photos", stream=True):
+        print(prediction.file, prediction)  # 3 detections of 2 classes in 640 x 480: 2 pole, 1 wire
 """
 
 from utils.common.config import parse_config, show_help

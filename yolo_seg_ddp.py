@@ -29,6 +29,7 @@ from utils.common.text import COMMAND, SCRIPTS, counted
 from utils.data.dataset_yaml import list_photos
 from utils.data.images import ImageError, Stretch, encode_jpeg, fit_long_side, read_image
 from utils.pages import NO_DETECTIONS, READABLE_PX, draw_instances, save_image
+from utils.run.records import read_config
 from utils.sources.mask_rings import outline_of
 
 if TYPE_CHECKING:
@@ -161,8 +162,12 @@ class Model(WithAdvice):
         return evaluate(self.options["model"], **options)
 
     def export(self, **options: Any) -> str:
-        """Export with the options of export.py; return the first file. Raises UserError if a proof failed."""
-        words = words_of({"model": self.options["model"], **options})
+        """Export with the options of export.py; return the first file. Raises UserError if a proof failed.
+
+        The proof takes the photographs on which the model was trained and judged, if its run's folder says so.
+        """
+        model = self.options["model"]
+        words = words_of({"model": model, "data": read_config(Path(model).parent).get("data"), **options})
         files, failed = require_extra("exports").main("", words)
         if failed:
             raise UserError(f"export {' '.join(words)}: a proof failed, as the lines above say")

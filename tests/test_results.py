@@ -12,7 +12,7 @@ from tests.support.plugin import PROJECT
 
 RECORDS = "docs/results/records.jsonl"
 FILES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md")), *sorted(PROJECT.glob("extras/*/*.md"))]
-PAGES = [file.relative_to(PROJECT).as_posix() for file in FILES]
+PAGES = [file.relative_to(PROJECT).as_posix() for file in [*FILES, *PROJECT.glob("recipes/*/README.md")]]
 LINK = re.compile(r"records\.jsonl(?:#([\w-]+))?|results/README\.md")
 IMAGE = re.compile(r'(?:!\[[^\]]+\]\(|<img src=")([^)"]+\.(?:svg|png|jpg))(?:\)|" alt="[^"])')  # each has an alt text
 # Code, the target of a link, a date, a version, and a word that holds digits are no numbers.
@@ -66,5 +66,5 @@ def test_the_chart_is_drawn_from_the_records_and_all_pictures_are_small() -> Non
     assert CHART.read_text(encoding="utf-8") == expected, "run: python benchmarks/pictures.py"
     pictures = {path.name: path.stat().st_size for path in CHART.parent.iterdir() if path.suffix != ".md"}
     assert sum(pictures.values()) <= 3e6, pictures
-    shown = {Path(name).name for page in PAGES for name in IMAGE.findall((PROJECT / page).read_text(encoding="utf-8"))}
+    shown = {Path(name).name for file in FILES for name in IMAGE.findall(file.read_text(encoding="utf-8"))}
     assert shown == pictures.keys()

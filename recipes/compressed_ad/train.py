@@ -78,11 +78,14 @@ def start(config: Settings) -> Accelerator:
         if ranks.is_main:
             print("fp16 needs a GPU: training in fp32 on the CPU", flush=True)
         wanted = "no"
+    config = replace(config, mixed_precision=wanted)  # which the guide's line reads
     # Without a GPU Accelerator would leave each process on its own, unless it is told that the CPU is meant; with the
     # process group that exists already it takes that one.
     setup_ddp(device, ranks)
     accelerator = Accelerator(
-        cpu=not gpus, mixed_precision=wanted, gradient_accumulation_steps=config.gradient_accumulation_steps
+        cpu=not gpus,
+        mixed_precision=config["mixed_precision"],
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
     )
     if accelerator.is_main_process:
         print(

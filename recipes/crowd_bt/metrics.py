@@ -105,8 +105,10 @@ def annotator_table(comparisons: Comparisons, eta: Mapping[str, float]) -> dict[
 
 def evaluation_lines(found: dict[str, Any]) -> list[str]:
     """Return the lines of an evaluation for the console."""
-    lines = [f"  Gold-gold accuracy: {_percent(found['gold_gold_accuracy'])}"]
-    lines.append(f"  Overall accuracy: {_percent(found['overall_accuracy'])} ({found['correct']} of {found['total']})")
+    lines = [f"  Gold-gold accuracy without draws: {_percent(found['gold_gold_accuracy'])}"]
+    lines.append(
+        f"  Overall accuracy without draws: {_percent(found['overall_accuracy'])} ({found['correct']} of {found['total']})"
+    )
     for kind, row in found["by_pair_type"].items():
         margin = "" if row["mean_margin"] is None else f", mean margin {row['mean_margin']:.3f}"
         lines.append(f"    {kind}: {_percent(row['accuracy'])} ({row['correct']} of {row['total']}){margin}")

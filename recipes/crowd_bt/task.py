@@ -98,8 +98,8 @@ class PairComparison(Task):
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
         """Print the guide's lines and add the epoch to training_log.json."""
         epoch.log.print(
-            f"  Train Loss: {record['train_loss']:.4f}, Train Acc: {record['train_accuracy']:.4f}",
-            f"  Val Loss: {record['val_loss']:.4f}, Val Acc: {record['val_accuracy']:.4f}, eta: {record['eta']:.3f}",
+            f"  Train Loss: {record['train_loss']:.4f}, Train Acc with draws: {record['train_accuracy']:.4f}",
+            f"  Val Loss: {record['val_loss']:.4f}, Val Acc with draws: {record['val_accuracy']:.4f}, eta: {record['eta']:.3f}",
         )
         names = [name for name in record if name.startswith(("train_", "val_")) or name == "eta"]
         number, values = record["epoch"], {name: record[name] for name in names}

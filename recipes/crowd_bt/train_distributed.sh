@@ -26,11 +26,9 @@ else
 fi
 command -v "$python" >/dev/null || fail "no interpreter \`$python\`; set PYTHON=/path/to/python" 1
 
-# The launcher: torchrun, or in older versions of PyTorch its predecessor.
-module=$("$python" -c 'import importlib.util as u
-names = ("torch.distributed.run", "torch.distributed.launch")
-print(next((n for n in names if u.find_spec("torch") and u.find_spec(n)), ""))') || fail "$python does not run" 1
-[[ -n $module ]] || fail "$python has neither torchrun nor torch.distributed.launch; pip install -r requirements.txt" 1
+"$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' ||
+    fail "$python lacks torch; pip install -r requirements.txt" 1
+export PYTHONPATH=$project${PYTHONPATH:+:$PYTHONPATH} # where utils is
 
 # Refuses a busy port and more processes than GPUs, and shares the cores among the processes.
 device=() previous=""
@@ -39,10 +37,11 @@ for argument in "$@"; do
     [[ $argument != --device=* ]] || device=("$argument")
     previous=$argument
 done
-plan=$(PYTHONPATH=$project${PYTHONPATH:+:$PYTHONPATH} "$python" -m utils.training.launch --no-own-trainer --processes "$processes" --port "$port" \
+plan=$("$python" -m utils.training.launch --no-own-trainer --processes "$processes" --port "$port" \
     -- ${device[@]+"${device[@]}"}) || exit $?
 read -r _ threads _ <<<"$plan"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads}
 
-exec "$python" -m "$module" --nproc_per_node="$processes" --master_port="$port" \
+# torchrun, without its report after a user's error
+exec "$python" -m utils.distributed.loopback --nproc_per_node="$processes" --master_port="$port" \
     "$folder/train.py" --distributed --world-size "$processes" "$@"

@@ -14,6 +14,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(PROJECT)] if str(PROJECT) not in sys.path else []
 
 import torch
+import torch.distributed as dist
 from launching import launch_distributed_training
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -24,7 +25,7 @@ from utils.common.devices import seed_everything
 from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, UserError, one_line
 from utils.common.tensor_files import atomic_torch_save, read_tensors
 from utils.common.text import counted
-from utils.distributed import all_reduce_sum, cleanup_ddp, join_process_group
+from utils.distributed import all_reduce_sum, cleanup_ddp, join_process_group, rank
 from utils.engine import EngineOptions, Task
 from utils.engine.state import TrainState
 from utils.pages import plot_training_curves
@@ -88,7 +89,8 @@ class TrainingEngine(engine.TrainingEngine):
     ) -> None:
         """See reference.md for the keywords; `options` are fields of EngineOptions. Files go to `save_dir`/`experiment_name`.
 
-        The process group knows `local_rank`, `world_size` and `backend` already. Raises TypeError for an unknown keyword.
+        Raises TypeError for an unknown keyword, UserError where `local_rank`, `world_size` or `backend` contradict the process
+        group. `local_rank` may be the rank, as in the guide.
         """
         ema = ema_decay is not None if use_ema is None else use_ema
         precision = None if use_amp is None else "auto" if use_amp else "off"
@@ -97,6 +99,15 @@ class TrainingEngine(engine.TrainingEngine):
         chosen = replace(DEFAULTS, **guide, **options)
         super().__init__(model, torch.device(device), chosen, task=task, run=run, distributed=distributed)
         task.state = self.state
+        if use_amp is None and self.precision.dtype:
+            self.log.print(f"Mixed precision: {self.precision.name}; use_amp=False trains in fp32")
+
+        ranks = (rank(), int(os.environ.get("LOCAL_RANK", rank())))
+        group = dist.get_backend() if dist.is_initialized() else backend
+        places = ("world_size", world_size, (self.world_size,)), ("backend", backend, (group,))
+        for name, value, actual in (("local_rank", local_rank, ranks), *places):
+            if value not in (None, *actual):
+                raise UserError(f"{name}={value}: the process group says {actual[-1]}; leave {name} out")
 
     def train(
         self,

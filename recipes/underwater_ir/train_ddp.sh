@@ -10,8 +10,8 @@ usage: bash train_ddp.sh [GPUS=4] [BATCH=4] [EPOCHS=20] [IMG=256] [-- trainer op
   bash train_ddp.sh 2 16
   bash train_ddp.sh 2 4 20 64 -- --width 8    # options of underwater_ir.student.train_student after --
 
-Environment: MASTER_PORT (default: a free port), PYTHON, TRAIN_ROOT, VAL_REF_ROOT, VAL_NONREF_ROOT, PSEUDO_ROOT,
-  NUM_WORKERS, SAVE_PATH. Paths are relative to the folder of this script.
+Environment: MASTER_PORT (default: 12355, a free one where that is in use), PYTHON, TRAIN_ROOT, VAL_REF_ROOT,
+  VAL_NONREF_ROOT, PSEUDO_ROOT, NUM_WORKERS, SAVE_PATH. Paths are relative to the folder of this script.
 TEXT
     exit 0
 fi
@@ -36,8 +36,13 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 train_root=${TRAIN_ROOT:-Dataset/train}
 pseudo_root=${PSEUDO_ROOT:-pseudo-labels/daclip}
 save_path=${SAVE_PATH:-experiments/daclip_student_ddp.pt}
-port=${MASTER_PORT:-}
-[[ -z $port || $port =~ ^[1-9][0-9]{0,4}$ ]] || fail "MASTER_PORT=$port is not a port" 2
+port=${MASTER_PORT:-12355}
+[[ $port =~ ^[1-9][0-9]{0,4}$ ]] || fail "MASTER_PORT=$port is not a port" 2
+meeting=(--master_addr=127.0.0.1 --master_port="$port") # torchrun itself does not read MASTER_PORT
+if (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
+    [[ -z ${MASTER_PORT:-} ]] || fail "MASTER_PORT=$port is in use; unset it or choose another"
+    meeting=(--standalone) # at a free port
+fi
 
 # --- the machine and the data ---
 
@@ -79,9 +84,8 @@ TEXT
 # --- the launch ---
 
 mkdir -p "$(dirname -- "$save_path")"
-meeting=(--standalone)
-[[ -z $port ]] || meeting=(--master_addr=127.0.0.1 --master_port="$port") # torchrun itself does not read MASTER_PORT
-"$python" -m torch.distributed.run "${meeting[@]}" --nnodes=1 --nproc_per_node="$gpus" \
+# torchrun, without its report after a user's error
+PYTHONPATH=../..${PYTHONPATH:+:$PYTHONPATH} "$python" -m utils.distributed.loopback "${meeting[@]}" --nnodes=1 --nproc_per_node="$gpus" \
     -m underwater_ir.student.train_student \
     --train-root "$train_root" \
     --val-ref-root "${VAL_REF_ROOT:-Dataset/testset(ref)}" \

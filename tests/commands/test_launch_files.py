@@ -193,7 +193,7 @@ def test_skypilot_prepares_without_a_gpu_and_trains_on_all_machines(
     starting, command = run_step(train, DRY_RUN="1", **job, **pretended).splitlines()
     assert starting.startswith("Starting 8 process(es) on cuda")
     words = shlex.split(command)
-    arguments = parse_args(words[words.index("torch.distributed.run") + 1 :])
+    arguments = parse_args(words[words.index("utils.distributed.loopback") + 1 :])
     config = config_from_args(arguments)[0]
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (2, 2, 8)
     assert (config.rdzv_backend, config.rdzv_endpoint) == ("c10d", "10.0.0.1:29500")

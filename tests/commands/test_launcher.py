@@ -56,6 +56,24 @@ os._exit(0)  # as ranks leave, see utils/common/errors.py
 """
 
 
+# The ranks end as `--end` says; after a restart as `--then`.
+ENDING_TRAINER = """
+import os, signal, sys
+from utils.common.errors import UserError, run_script
+
+def main():
+    word = "--end" if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else "--then"
+    how = sys.argv[sys.argv.index(word) + 1]
+    if how == "no file":
+        raise UserError("nothing.pt: no such file")
+    if how == "a bug":
+        raise RuntimeError("a bug")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+run_script(main)
+"""
+
+
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     trainer = tmp_path / "stand_in.py"
@@ -221,6 +239,28 @@ def test_a_port_in_use_is_refused_before_the_launch(environment: dict[str, str])
         assert f"MASTER_PORT={port} cannot be used" in done.stderr
         assert done.stderr.count("\n") == 1
     launch.require_free_port(port)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--", "--end", "no file"), ()),
+        (("--", "--end", "a bug"), ("RuntimeError: a bug", "Traceback", "exitcode  : 1 ")),
+        (
+            ("--max-restarts=1", "--", "--end", "no file", "--then", "signal"),
+            ("failed (exitcode: -9)", "exitcode  : -9"),
+        ),
+    ],
+)
+def test_a_users_error_is_one_line_without_torchruns_report_and_a_crash_keeps_it(
+    words: tuple[str, ...], expected: tuple[str, ...], environment: dict[str, str]
+) -> None:
+    Path(environment["TRAIN_SCRIPT"]).write_text(ENDING_TRAINER)
+    done = run_script(environment, "2", *words, PYTHONPATH=str(SCRIPT.parent))
+    assert done.returncode == 1
+    assert done.stderr.count("error: nothing.pt: no such file") == words.count("no file")
+    assert all(part in done.stderr for part in expected)
+    assert expected or done.stderr.count("\n") == 1
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc (run them on Linux)")

@@ -41,6 +41,9 @@ def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
     expected = {"best.pt", "last.pt", "checkpoint", "metrics.jsonl", "results.csv", "config.yaml", "status.json"}
     expected |= {"args.yaml", "results.png", "train_batch0.jpg", "labels.jpg", "val_batch0_pred.jpg"}
     assert expected <= {path.name for path in trained.folder.iterdir()}
+    said = (trained.folder / "train.log").read_text()
+    assert trained.output.endswith(said)
+    assert said.startswith("===")
     status = json.loads((trained.folder / "status.json").read_text())
     assert (status["state"], status["epoch"]) == ("finished", 2)
     assert list(trained.folder.rglob("events.out.tfevents*"))

@@ -9,7 +9,9 @@ import os
 import re
 import sys
 import traceback
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from utils.common.text import as_called, coloured
@@ -24,6 +26,7 @@ EXIT_STOPPED_BY_SIGNAL = 75  # EX_TEMPFAIL: a checkpoint is saved; launchers may
 EXIT_STARTUP_TIMEOUT = 76  # not all ranks joined in time; launchers may try again
 EXIT_KEYBOARD = 130  # the shell's convention: 128 + SIGINT
 
+SAID = "said-"  # how the files of `print_error` begin, in torchrun's folder of a start of the ranks
 MAX_DETAILS = 1000  # lines of a DataErrors that are printed
 _ACCESS, _OTHER_PLACE = "give the user who runs this access to it and to its folder", "name another place"
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -109,7 +112,18 @@ def print_warning(line: str) -> None:
 
 
 def print_error(line: str) -> None:
-    """Print an error on stderr, with the number of the rank if it is not rank 0."""
+    """Print an error on stderr, with the number of the rank if it is not rank 0.
+
+    Of a machine's ranks under torchrun only the first prints a line. `utils.distributed.loopback` reads the files, too.
+    """
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        try:
+            said = f"{SAID}{zlib.crc32(repr(line).encode())}"
+            Path(file).parents[1].joinpath(said).touch(exist_ok=False)
+        except OSError as error:
+            if isinstance(error, FileExistsError):
+                return
+
     rank = os.environ.get("RANK", "0")
     head = ("" if rank == "0" else f"[rank {rank}] ") + coloured("error:", "red", sys.stderr)
     print(f"{head} {as_called(line)}", file=sys.stderr, flush=True)

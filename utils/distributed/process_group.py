@@ -138,7 +138,7 @@ def startup_watchdog(timeout_s: float) -> Iterator[None]:
 
 
 def _give_up(timeout_s: float) -> None:
-    print_error(f"not all ranks joined within {timeout_s:.0f} s; stacks of all threads:")
+    print_error(f"not all ranks joined within {timeout_s:.0f} s; threads of process {os.getpid()}:")
     faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
     os._exit(EXIT_STARTUP_TIMEOUT)
 

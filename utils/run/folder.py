@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import traceback
 from collections.abc import Sequence
 from dataclasses import fields
 from datetime import datetime
@@ -20,6 +21,7 @@ from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, U
 from utils.common.files import in_the_way, read_back, warn_on_write_error, write_text_atomic
 from utils.data.fingerprint import Fingerprint
 from utils.run.checkpoint import has_checkpoint, latest_facts
+from utils.run.console import ConsoleLog
 from utils.run.records import CONFIG_FILE, read_config
 from utils.run.status import FAILED, FINISHED, RUNNING, STATUS_FILE, STOPPED, RunLock, write_status
 
@@ -207,6 +209,7 @@ class OwnedRun:
         self.choices: dict[str, Any] = {}
         self.notes: list[str] = []
         self._lock: RunLock | None = None
+        self._console: Any = None
 
     def __enter__(self) -> OwnedRun:
         distributed.run_on_main(self._open)
@@ -219,6 +222,8 @@ class OwnedRun:
             return
         if error is not None:
             self.set_status(FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            self._console.say("".join(traceback.format_exception(error)))
+        self._console.close()
         self._lock.release()
 
     def set_status(self, state: str, reason: str = "", **facts: Any) -> None:
@@ -243,3 +248,4 @@ class OwnedRun:
             self._lock = None
             raise
         self.set_status(RUNNING)
+        self._console = ConsoleLog(self.folder)

@@ -178,11 +178,10 @@ def trainer_settings(trainer_arguments: Sequence[str]) -> dict[str, Any]:
 def torchrun_command(asked: argparse.Namespace, processes: int, trainer: str) -> list[str]:
     """Return the command that starts the processes of this machine; `asked` comes from `read_launch`."""
     settings, port = asked.rdzv_conf, asked.master_port or "29500"
-    module, words = "torch.distributed.run", ["--nproc-per-node", str(processes), "--nnodes", asked.nodes]
+    words = ["--nproc-per-node", str(processes), "--nnodes", asked.nodes]
     if asked.nodes == "1":
         # torchrun with its store on the loopback interface. With port 0 the store chooses a free port itself, so no other
         # program can take the port in between.
-        module = "utils.distributed.loopback"
         words += ["--rdzv-backend", "loopback", "--rdzv-endpoint", f"127.0.0.1:{asked.master_port or 0}"]
         words += ["--rdzv-id", f"train-{os.getpid()}-{secrets.token_hex(4)}", "--local-addr", "127.0.0.1"]
     elif ":" in asked.nodes or not asked.node_rank:
@@ -197,7 +196,7 @@ def torchrun_command(asked: argparse.Namespace, processes: int, trainer: str) ->
     for name in HANDED_ON:
         value = getattr(asked, name.replace("-", "_"))
         words += [f"--{name}", value] if value is not None else []
-    return [sys.executable, "-m", module, *words, trainer, *asked.trainer_arguments]
+    return [sys.executable, "-m", "utils.distributed.loopback", *words, trainer, *asked.trainer_arguments]
 
 
 def main() -> None:

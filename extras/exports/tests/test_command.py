@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,7 +88,9 @@ def test_each_precision_is_written_proven_and_measured(written: dict[str, Any], 
 def test_a_model_exports_itself_from_python_as_the_command_does(
     written: dict[str, Any], weights: Path, data: Path, tmp_path: Path
 ) -> None:
-    model, options = open_model(weights, conf=0.3), {"data": data, "output": tmp_path, "speed": False}
+    trained = shutil.copy(weights, tmp_path / "best.pt")
+    (tmp_path / "config.yaml").write_text(f"data: {data}\n")
+    model, options = open_model(trained, conf=0.3), {"output": tmp_path, "speed": False}
     exported = model.export(format="onnx", ap_tolerance=1.0, batch=2, **options)
     assert Path(exported) == tmp_path / "best.onnx"
     assert open_model(exported).names == model.names

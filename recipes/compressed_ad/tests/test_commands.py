@@ -40,18 +40,29 @@ def write_config(folder: Path, **changes: Any) -> Path:
 def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Train with the README's command for all GPUs, and the guide's file; return the folder and what it printed."""
     folder = tmp_path_factory.mktemp("launched")
-    config = write_config(folder)
     write_small_histories(small_settings(folder))
-    (line,) = re.findall(r"^bin/accelerate launch .*=auto .*$", (FOLDER / "README.md").read_text(), re.MULTILINE)
-    program, launch, *flags, script = line.split()
-    assert [launch, script] == ["launch", "train.py"]
-    command = [program, launch, "--config_file", "accelerate_config.yaml", *flags]
-    command += [f"--main_process_port={free_port()}", script, str(config)]
-    search = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(folder), "PATH": search}
-    done = subprocess.run(command, cwd=FOLDER, env=variables, capture_output=True, text=True, timeout=240, check=False)
+    done = launch(folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout
+
+
+def launch(folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Start the README's command for all GPUs with a configuration that is written into a folder."""
+    (line,) = re.findall(r"^bin/accelerate launch .*=auto .*$", (FOLDER / "README.md").read_text(), re.MULTILINE)
+    program, word, *flags, script = line.split()
+    assert [word, script] == ["launch", "train.py"]
+    command = [program, word, "--config_file", "accelerate_config.yaml", *flags]
+    command += [f"--main_process_port={free_port()}", script, str(write_config(folder))]
+    search = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(folder), "PATH": search}
+    return subprocess.run(command, cwd=FOLDER, env=variables, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_without_histories_the_launch_ends_with_one_line_and_no_report_of_torchrun(tmp_path: Path) -> None:
+    done = launch(tmp_path)
+    assert done.returncode == 1
+    assert "no such file; make it with python collect.py" in done.stderr.splitlines()[-1]
+    assert "torch/distributed" not in done.stderr
 
 
 def test_the_launch_prints_the_guides_lines_once(launched: tuple[Path, str]) -> None:
@@ -116,6 +127,14 @@ def test_python_alone_continues_the_checkpoint_of_two_processes(
     (checkpoint,) = small_settings(folder).run_folder.glob("ckpt-*.pt")
     saved = torch.load(checkpoint, weights_only=True)
     assert (saved["step"], saved["config"]["train_batch_size"]) == (NUM_STEPS + 4, 2)
+
+
+def test_the_guides_line_reads_a_precision_that_a_cpu_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (FOLDER / "train.py").read_text(encoding="utf-8")
+    assert 'mixed_precision=config["mixed_precision"]' in text
+    accelerator = train.start(small_settings(tmp_path, mixed_precision="fp16"))
+    assert accelerator.mixed_precision == "no"
+    assert "fp16 needs a GPU: training in fp32 on the CPU" in capsys.readouterr().out
 
 
 def collect_here(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:

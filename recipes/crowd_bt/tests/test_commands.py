@@ -58,6 +58,13 @@ def test_the_script_asks_for_the_number_of_processes() -> None:
         assert done.stderr.count("\n") == 1
 
 
+def test_without_data_the_script_ends_with_one_line_and_no_report_of_torchrun(tmp_path: Path) -> None:
+    done = run_script(SCRIPT, "2", "--data-dir", tmp_path, MASTER_PORT=str(free_port()))
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "has a comparison; python make_data.py makes an example" in line
+
+
 def test_evaluate_reads_the_model(trained: tuple[Path, str], data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, output = trained[0], data / "evaluation.json"
     arguments = ("--checkpoint", run / "best_model.pt", "--data-dir", data, "--image-dir", data / "images")

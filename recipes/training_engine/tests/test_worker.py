@@ -173,6 +173,20 @@ def test_weights_alone_load_from_any_naming(tmp_path: Path) -> None:
 # --- the keywords --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("keywords", [{"local_rank": 1}, {"world_size": 2}, {"backend": "nccl"}])
+def test_a_keyword_that_contradicts_the_process_group_is_refused(
+    tmp_path: Path, keywords: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    training_engine.TrainingEngine.setup_distributed(0, 1)
+    try:
+        engine_with_loaders(tmp_path, local_rank=0, world_size=1, backend="gloo")
+        with assert_refused("the process group says"):
+            engine_with_loaders(tmp_path, **keywords)
+    finally:
+        training_engine.TrainingEngine.cleanup_distributed()
+
+
 class BareTask(training_engine.Classification):
     """Writes no best.pt and last.pt."""
 

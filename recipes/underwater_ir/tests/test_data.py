@@ -3,10 +3,12 @@
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DistributedSampler
 from underwater_ir.commands.export_pseudo_labels import import_scores
 from underwater_ir.commands.make_data import find_photographs, write_png
 from underwater_ir.data import water
@@ -249,6 +251,21 @@ def test_every_picture_is_used_once_an_epoch_by_all_ranks_together(pairs: Path) 
     alone = [index for batch in create_paired_train_loader(dataset, 2) for index in batch["index"].tolist()]
     in_order = [index for batch in create_evaluation_loader(dataset, 2) for index in batch["index"].tolist()]
     assert sorted(alone) == in_order == [0, 1, 2, 3, 4]
+
+
+def test_pytorchs_distributed_sampler_chooses_the_pictures_of_each_epoch(pairs: Path) -> None:
+    dataset = RestorationDataset(train_entries(pairs / "train", pairs / "labels"), SIZE_PX, SHAPE, augment=True)
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, 2, 1)  # type: ignore[arg-type]
+    loader = create_paired_train_loader(dataset, 2, sampler=sampler)
+    for epoch in (0, 1):
+        sampler.set_epoch(epoch)
+        chosen, batches = list(sampler), list(loader)
+        assert [batch["index"].tolist() for batch in batches] == [chosen[:2], chosen[2:]]
+        assert torch.equal(batches[1]["picture"][0], dataset[(epoch, chosen[2])]["picture"])
+    loader.set_epoch(0, start_batch=1)  # as a resumed training does
+    (rest,) = [batch["index"].tolist() for batch in loader]
+    assert (sampler.epoch, rest) == (0, list(sampler)[2:])
+    assert rest != chosen[2:]
 
 
 def test_a_picture_or_label_that_does_not_fit_is_named(pairs: Path) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -192,6 +193,14 @@ def test_the_script_refuses_in_one_line(arguments: str, environment: dict[str, A
     assert done.returncode in (1, 2)
     assert reason in done.stderr
     assert done.stdout.count("\n") == 0
+
+
+def test_a_port_that_was_chosen_and_is_in_use_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        done = run_script("bash", SCRIPT, MASTER_PORT=str(port))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"train_ddp.sh: MASTER_PORT={port} is in use; unset it or choose another\n"
 
 
 def test_defaults_are_the_guides_and_both_spellings_work() -> None:

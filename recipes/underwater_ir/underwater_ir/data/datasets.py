@@ -4,15 +4,16 @@ Train: `<root>/input/**` and `<root>/target/**`, paired by equal relative paths.
 without targets also `<root>/<set>/*`. A benchmark set is named by its folder.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import default_collate
+from torch.utils.data import BatchSampler, DistributedSampler, default_collate
 
 from underwater_ir.data.pseudo_labels import find_label, read_label
 from utils.common.errors import UserError
@@ -180,19 +181,39 @@ def _turned(array: torch.Tensor, turns: int, mirrored: bool) -> torch.Tensor:
     return (array.flip(2) if mirrored else array).contiguous()
 
 
+class SamplerBatches(EpochBatches):
+    """The batches of a share that PyTorch's DistributedSampler chooses; its epoch is theirs."""
+
+    epoch: Any = property(
+        lambda self: self.batches.sampler.epoch, lambda self, epoch: self.batches.sampler.set_epoch(epoch)
+    )
+
+    def __init__(self, sampler: DistributedSampler[Any], batch_size: int) -> None:
+        self.batches, self.start_batch = BatchSampler(sampler, batch_size, drop_last=False), 0
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        for batch in islice(self.batches, self.start_batch, None):
+            yield [(self.epoch, index) for index in batch]
+
+
 def create_paired_train_loader(
     dataset: RestorationDataset,
     batch_size: int,
     num_workers: int = 0,
-    sampler: EpochBatches | None = None,
+    sampler: EpochBatches | DistributedSampler[Any] | None = None,
     pin_memory: bool = False,
 ) -> EpochLoader:
     """Return the training loader of one rank.
 
-    `sampler` gives this rank's batches of each epoch; without it one rank trains on all. Every picture is used once an
-    epoch, and every rank has the same number of batches.
+    `sampler` gives this rank's batches of each epoch; without it one rank trains on all. With EpochBatches every picture is
+    used once an epoch, and every rank has the same number of batches; PyTorch's DistributedSampler repeats some for that.
     """
     sampler = sampler or EpochBatches(len(dataset), batch_size, 0, 1, dataset.seed)
+    if isinstance(sampler, DistributedSampler):
+        sampler = SamplerBatches(sampler, batch_size)
     return get_dataloader(dataset, sampler, num_workers, pin_memory)
 
 
