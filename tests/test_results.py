@@ -12,7 +12,8 @@ from tests.support.plugin import PROJECT
 
 RECORDS = "docs/results/records.jsonl"
 FILES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md")), *sorted(PROJECT.glob("extras/*/*.md"))]
-PAGES = [file.relative_to(PROJECT).as_posix() for file in [*FILES, *PROJECT.glob("recipes/*/README.md")]]
+RECIPES = sorted(PROJECT.glob("recipes/*/README.md"))
+PAGES = [file.relative_to(PROJECT).as_posix() for file in [*FILES, *RECIPES]]
 LINK = re.compile(r"records\.jsonl(?:#([\w-]+))?|results/README\.md")
 IMAGE = re.compile(r'(?:!\[[^\]]+\]\(|<img src=")([^)"]+\.(?:svg|png|jpg))(?:\)|" alt="[^"])')  # each has an alt text
 # Code, the target of a link, a date, a version, and a word that holds digits are no numbers.
@@ -44,6 +45,7 @@ def test_each_quoted_figure_has_a_record_and_each_record_is_quoted() -> None:
     assert all(facts[name] for facts in measurements.values() for name in ("command", "revision", "date", "machine"))
     unseen = [record for record in read if "id" not in record]
     assert {one for record in unseen for one in record["of"]} == measurements.keys()
+    assert {file.relative_to(PROJECT).as_posix() for file in RECIPES} <= {record["in"] for record in unseen}
     for page in PAGES:
         own = [record for record in unseen if record["in"] == page]
         for line in lines_with_figures(page):

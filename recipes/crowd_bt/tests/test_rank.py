@@ -1,11 +1,12 @@
-"""rank.py against choix, crowd-kit, formulas and simulated annotators."""
+"""rank.py against choix, crowd-kit, formulas and simulated annotators; the reader of the votes of real people."""
 
 import json
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
-from crowd_bt import rank
+from crowd_bt import crowdpareto, rank
 from crowd_bt.comparisons import Comparison
 
 from tests.support.recipes import assert_refused, run_command
@@ -75,3 +76,25 @@ def test_a_csv_file_of_votes_is_ranked_and_a_wrong_line_is_named(
     file.write_text("left,right\na,b")
     with assert_refused(f"{file}:2: choice None is not left"):
         run_command(rank, "--votes", file)
+
+
+def test_votes_of_real_people_are_read_and_equal_photographs_stay_together(tmp_path: Path) -> None:
+    file = tmp_path / "votes.txt"
+    file.write_text("0;1;2;-1,0-1,1,1\n2;1;3;1,1,1,1,1\n")  # the second line's `0-1` is in the data: a comma is missing
+    first, *others = crowdpareto.read_votes(file)
+    assert (first.img1, first.img2, first.pair_type) == ("(1).jpg", "(2).jpg", "color")
+    assert {row.label: row.weight for row in [first, *others[:2]]} == {-1: 2, 0: 1, 1: 2}
+    assert (others[2].pair_type, others[2].label, others[2].weight) == ("landscape", 1, 5)
+    # Two of three people prefer the first: one pair right. The pair without a majority counts for no side.
+    rows = [Comparison("a", "b", 1, "x", 2.0), Comparison("a", "b", -1, "x", 1.0), Comparison("a", "c", 0, "x", 3.0)]
+    assert crowdpareto.agreement(rows, {"a": 2.0, "b": 1.0, "c": 1.5}) == (1.0, pytest.approx(1.0))
+    files = {f"{number}.png": bytes([number // 2]) for number in range(100)}
+    unseen = crowdpareto.choose_unseen(files, 0)
+    assert len(unseen) == crowdpareto.NUM_UNSEEN
+    assert all(f"{int(name[:-4]) ^ 1}.png" in unseen for name in unseen)
+    sharp = np.random.default_rng(0).integers(0, 255, (64, 64, 3)).astype(np.uint8)
+    values = [crowdpareto.image_statistics(cv2.GaussianBlur(sharp, (0, 0), sigma)) for sigma in (3.0, 0.5)]
+    rows = [Comparison("sharp", "blurred", 1, "x", 4.0), Comparison("sharp", "blurred", -1, "x", 1.0)]
+    weights = crowdpareto.linear_model(rows, {"blurred": values[0], "sharp": values[1]})
+    assert values[0][-1] < values[1][-1]
+    assert values[0] @ weights < values[1] @ weights
