@@ -34,7 +34,7 @@ def look_at_steps(setting: Setting) -> Finding:
     for name, model in (("n", setting.sizes.small_model), ("m", setting.sizes.large_model)):
         engine = new_training(model, device, choose_precision("auto", device))
         batch = new_batch(setting, device)
-        run_training_steps(engine, Repeated(batch, 3), engine.mark)
+        run_training_steps(engine, Repeated(batch, 3))
         engine.model.train()
 
         def step(engine: TrainingEngine = engine, batch: Any = batch) -> None:

@@ -5,6 +5,7 @@ import json
 import math
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ FIELDS = ("own_ms", "data_wait_share", "cpu_cores", "rss_bytes", *READINGS)  # o
 class RankMeter:
     """Measures this rank. `gpu` reads the GPU's utilisation, power and temperature in its context; None on a CPU.
 
-    Call `begin` before each wait for a batch and `meet` before the step's first collective. Neither waits for the device.
+    Call `begin` before each wait for a batch. Nothing here waits for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,6 +38,19 @@ class RankMeter:
     def begin(self) -> None:
         """Mark the beginning of a batch; work launched before is not counted."""
         self._begun = self._now()
+
+    def around(self, network: Callable[[Any], Any], waits: bool) -> Callable[[Any], Any]:
+        """Return a network whose calls end this rank's own time: before them if it `waits` for the other ranks, else after."""
+
+        def measured(inputs: Any) -> Any:
+            # The first BatchNorm that is synchronised is the first to wait for the other ranks, else the loss.
+            if waits:
+                self.meet()
+            outputs = network(inputs)
+            self.meet()
+            return outputs
+
+        return measured
 
     def meet(self) -> None:
         """Mark the point where this rank first waits for the others."""

@@ -1,4 +1,4 @@
-"""Time the phases of real training steps: the engine's own loop runs, and its mark shows where each phase begins.
+"""Time the phases of real training steps: the engine's own loop runs, and what it calls tells where each phase begins.
 
 On a GPU the times are CUDA events on the compute stream, so timing does not synchronise; on a CPU they are
 `perf_counter`.
@@ -6,19 +6,20 @@ On a GPU the times are CUDA events on the compute stream, so timing does not syn
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from utils.engine.loop import Mark, TrainingEngine
+from utils.engine.loop import TrainingEngine
 from utils.engine.state import Progress
 
 # input: upload and conversion to float, on a GPU only the part for which the arithmetic waits; optimizer: gradient clip,
 # update, moving average of the weights.
 PHASES = ("input", "forward", "loss", "backward", "optimizer")
+Mark = Callable[[str], object]  # is called where a phase begins
 
 
 class StepTimer:
@@ -68,18 +69,41 @@ def time_training_steps(engine: TrainingEngine, batch: Any, warmup_steps: int, s
     return timer.phases_ms()[-steps:]
 
 
-def run_training_steps(engine: TrainingEngine, loader: Any, mark: Mark) -> None:
+def run_training_steps(engine: TrainingEngine, loader: Any, mark: Mark = lambda phase: None) -> None:
     """Train one epoch of `loader` with the engine's own loop, which calls `mark` where each phase begins.
 
     Every rank must reach this when the engine is distributed.
     """
     engine.state.progress = Progress()
     engine.options = replace(engine.options, epochs=1, log_interval=len(loader))
-    before, engine.mark = engine.mark, mark
+    # What the loop calls in each step, and the phases that begin before and after the call.
+    called: list[tuple[object, str, list[str]]] = [
+        (engine, "upload", ["input"]),
+        (engine, "network", ["forward"]),
+        (engine.task, "loss", ["loss", "backward"]),
+        (engine, "update", ["optimizer"]),
+    ]
+    before = [getattr(owner, name) for owner, name, _ in called]
     try:
+        for (owner, name, phases), call in zip(called, before, strict=True):
+            setattr(owner, name, _marked(call, mark, *phases))
         engine.train_one_epoch(loader)
     finally:
-        engine.mark = before
+        for (owner, name, _), call in zip(called, before, strict=True):
+            setattr(owner, name, call)
+
+
+def _marked(call: Callable[..., Any], mark: Mark, first: str, then: str = "") -> Callable[..., Any]:
+    """Return a function that marks one phase, calls `call`, and then marks another, if there is one."""
+
+    def marked(*arguments: Any) -> Any:
+        mark(first)
+        result = call(*arguments)
+        if then:
+            mark(then)
+        return result
+
+    return marked
 
 
 def middle_half(phases_ms: np.ndarray) -> np.ndarray:

@@ -33,9 +33,6 @@ class Epoch:
 class Task:
     """Override what differs from a classifier. Every rank calls `prepare`, `loss`, `evaluate` and `checkpoints`; rank 0 the others."""
 
-    # One that normalises over all batches of an optimizer step, such as `utils.yolo.loss.SegmentationLoss`, has a method
-    # `begin_group()`, which is called before the first of them, and `gradient_rescale`, a tensor (): after each call the
-    # gradients so far are multiplied by it, and the new ones added without dividing by the number of batches.
     criterion: Callable[[Any, Any], Any] | None = None
     # Whether the network runs the same operators in every step, reads no value on the host, and the loss uses the same outputs.
     repeats_kernels = False
@@ -61,6 +58,37 @@ class Task:
             raise TypeError("no loss: give train() a criterion, or override Task.loss")
         result: torch.Tensor | tuple[torch.Tensor, NamedValues] = self.criterion(outputs, targets)
         return result
+
+    def begin_group(self) -> None:
+        """Begin an optimizer step that takes several batches. Here: nothing."""
+
+    def join_group(self, loss: torch.Tensor, num_batches: int, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """Return what a batch's loss adds to an optimizer step that takes `num_batches`. Here: its share of their mean.
+
+        `gradients` are those of the batches before, which may be changed in place.
+        """
+        return loss / num_batches
+
+    def schedule_step(self, scheduler: Any, step: int) -> None:
+        """Set the learning rate of an optimizer step, counted from 0.
+
+        Here: by `scheduler.step_update(step)`, where it has that method.
+        """
+        if hasattr(scheduler, "step_update"):
+            scheduler.step_update(step)
+
+    def schedule_epoch(self, scheduler: Any) -> None:
+        """Set the learning rate after an epoch. Here: by `scheduler.step()`, where no step sets it."""
+        if scheduler is not None and not hasattr(scheduler, "step_update"):
+            scheduler.step()
+
+    def load_ahead(self, loader: Any, epoch: int) -> None:
+        """Let the training loader's workers load an epoch, counted from 0, during the validation before it.
+
+        Here: by `loader.begin(epoch)`, where it has that method.
+        """
+        if hasattr(loader, "begin"):
+            loader.begin(epoch)
 
     def evaluate(self, model: nn.Module, loader: Any, epoch: Epoch) -> dict[str, Any]:
         """Evaluate a module, not wrapped, on this rank's share; return named values, equal on every rank.

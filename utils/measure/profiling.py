@@ -201,7 +201,7 @@ def profile_operators(engine: TrainingEngine, batch: Batch, steps: int, trace: P
         ranges.close()
         ranges.enter_context(record_function(_RANGE + phase))
 
-    run_training_steps(engine, Repeated(batch, 2), engine.mark)  # warm-up: the first step does extra work
+    run_training_steps(engine, Repeated(batch, 2))  # warm-up: the first step does extra work
     with torch.profiler.profile(activities=activities) as profiler:
         run_training_steps(engine, Repeated(batch, steps), begin)
         ranges.close()

@@ -5,6 +5,7 @@ import torch
 from utils.common.devices import Precision
 from utils.engine import EngineOptions, Task, TrainingEngine
 from utils.yolo.inputs import prepare_batch
+from utils.yolo.loss import SegmentationLoss
 from utils.yolo.loss26 import loss_for
 from utils.yolo.model import YoloModel
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, OptimizerPlan, build_optimizer
@@ -16,10 +17,21 @@ MOMENTUM = 0.9
 
 
 class SegmentationStep(Task):
-    """What one step of a YOLO training needs."""
+    """What one step of a YOLO training needs. The loss normalises over all batches of an optimizer step."""
 
+    criterion: SegmentationLoss
     prepare = staticmethod(prepare_batch)
     repeats_kernels = True
+
+    def begin_group(self) -> None:
+        """Begin the sums of the loss anew."""
+        self.criterion.begin_group()
+
+    def join_group(self, loss: torch.Tensor, num_batches: int, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """Divide the gradients so far by the sums that they have with this batch; the loss is divided by them already."""
+        if gradients:
+            torch._foreach_mul_(gradients, self.criterion.gradient_rescale)
+        return loss
 
 
 def build_training(
