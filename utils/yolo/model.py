@@ -6,7 +6,7 @@ import logging
 import math
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -326,7 +326,7 @@ def trained_wire_labels(model: YoloModel) -> dict[str, Any]:
     return {
         "wires_end_at": [*_known_classes(model, model.args.get("wires_end_at"))],
         "wire_width": width if is_width else [],
-        "wires_parallel": _facts_of_classes(model, "wires_parallel", 1, 1.0),
+        "wires_parallel": _numbers_of_classes(model, "wires_parallel", 1, 1.0),
         "wires_bent": [*_known_classes(model, model.args.get("wires_bent"))],
     }
 
@@ -339,16 +339,22 @@ def trained_stretch(model: YoloModel) -> tuple[float, float] | None:
 
 def trained_label_lengths(model: YoloModel) -> list[float]:
     """Return how long labels were in that training, as `label_lengths` does; nothing if the model's file does not say it."""
-    return _facts_of_classes(model, "label_lengths", 2, MOST_LENGTH_PX)
+    return _numbers_of_classes(model, "label_lengths", 2, MOST_LENGTH_PX)
 
 
-def _facts_of_classes(model: YoloModel, name: str, count: int, most: float) -> list[float]:
+def numbers_by_class(values: Sequence[float], count: int) -> dict[Any, Sequence[float]]:
+    """Return the numbers of each class, from a model file's list of classes, each followed by `count` numbers."""
+    starts = range(0, len(values), count + 1)
+    return {values[start]: values[start + 1 : start + 1 + count] for start in starts}
+
+
+def _numbers_of_classes(model: YoloModel, name: str, count: int, most: float) -> list[float]:
     """Return a list of classes, each followed by `count` numbers above 0 and at most `most`; nothing if it is anything else."""
-    facts, width = model.args.get(name), count + 1
-    if not isinstance(facts, list) or len(facts) % width:
+    values, width = model.args.get(name), count + 1
+    if not isinstance(values, list) or len(values) % width:
         return []
-    are_possible = all(type(fact) is float and 0 < fact <= most for n, fact in enumerate(facts) if n % width)
-    return facts if are_possible and _known_classes(model, facts[::width]) else []
+    are_possible = all(type(value) is float and 0 < value <= most for n, value in enumerate(values) if n % width)
+    return values if are_possible and _known_classes(model, values[::width]) else []
 
 
 def _known_classes(model: YoloModel, classes: Any) -> tuple[int, ...]:
