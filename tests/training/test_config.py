@@ -333,5 +333,5 @@ def test_a_training_without_a_model_does_not_end_with_code_0() -> None:
     progress, options = SimpleNamespace(best_value=None), SimpleNamespace(monitor="val_loss")
     engine: Any = SimpleNamespace(progress=progress, options=options, log=SimpleNamespace(print=print), stopped_by="")
     with pytest.raises(Diverged, match=r"run: no best\.pt, because val_loss was never a number") as caught:
-        conclude(engine, SimpleNamespace(folder="run"), TrainConfig())  # type: ignore[arg-type]
+        conclude(engine, SimpleNamespace(folder="run"), SimpleNamespace())  # type: ignore[arg-type]
     assert caught.value.exit_code == EXIT_DIVERGED

@@ -56,12 +56,12 @@ class TrainingEngine:
         task: Task | None = None,
         run: str | Path = "./checkpoints",
         distributed: bool | None = None,
-        facts: dict[str, Any] | None = None,
+        manifest: dict[str, Any] | None = None,
     ) -> None:
         """Move the model to the device and, for several ranks, wrap it for DistributedDataParallel.
 
         `run` is the folder for checkpoints, metrics and models. `distributed`: whether to train with the other ranks of
-        the process group; unset: if there are any. `facts` are written into each checkpoint's manifest.
+        the process group; unset: if there are any. Each checkpoint's manifest holds `manifest`, too.
         """
         self.options, folder = options or EngineOptions(), Path(run)
         self.task = task or Task()
@@ -88,7 +88,7 @@ class TrainingEngine:
         network = GraphedNetwork(raw, device, self.precision) if self._may_use_graphs() else self.model
         self.network = self.batch_log.rank_meter.around(network, waits=self.syncs_batchnorm)
         checkpoints = self.task.checkpoints(folder)
-        self.recovery = Recovery(self.state, self.guard, self.log, self.options, checkpoints, facts or {})
+        self.recovery = Recovery(self.state, self.guard, self.log, self.options, checkpoints, manifest or {})
         self.stop_flag = StopFlag()
         self.stop_agreement = StopAgreement()
         self.stopped_by = ""  # the signal that ended the training on all ranks

@@ -96,7 +96,7 @@ class CannotSave(UserError):
 class Recovery:
     """Saves, restores and rolls back a TrainState. Every rank must reach every method.
 
-    `facts` are written into the checkpoints.
+    Each checkpoint holds `manifest`, too.
     """
 
     state: TrainState
@@ -104,7 +104,7 @@ class Recovery:
     log: RunLog
     options: EngineOptions
     checkpoints: CheckpointStore
-    facts: dict[str, Any]
+    manifest: dict[str, Any]
     num_rollbacks: int = 0
     _num_failed_saves: int = 0
     _saved_at_s: float = field(default_factory=time.monotonic)
@@ -212,9 +212,10 @@ class Recovery:
     def _save(self, most_failures: int) -> None:
         step = self.state.progress.global_step
         state = {**self.state.state_dict(), "options": asdict(self.options)}
-        facts = {**self.facts, "epoch": self.state.progress.epoch}  # epochs that a resumed run will not repeat
+        # The epochs that a resumed run will not repeat.
+        manifest = {**self.manifest, "epoch": self.state.progress.epoch}
         try:
-            _with_room_made(self.checkpoints, lambda: self.checkpoints.save(step, state, facts))
+            _with_room_made(self.checkpoints, lambda: self.checkpoints.save(step, state, manifest))
         except OSError as error:
             self._num_failed_saves += 1
             problem = f"{self.checkpoints.folder}: no checkpoint at step {step}: {error.strerror or error}"

@@ -19,7 +19,7 @@ from utils.common.environment import environment_report
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, UserError, printable
 from utils.common.files import in_the_way, read_back, warn_on_write_error, write_text_atomic
 from utils.data.fingerprint import Fingerprint
-from utils.run.checkpoint import has_checkpoint, latest_facts
+from utils.run.checkpoint import has_checkpoint, latest_manifest
 from utils.run.records import CONFIG_FILE, read_config
 from utils.run.status import FAILED, FINISHED, RUNNING, STATUS_FILE, STOPPED, RunLock, write_status
 
@@ -137,7 +137,7 @@ def compare_data(folder: Path, data: Fingerprint, accepts_changes: bool) -> list
         raise UserError(problem)
     line = f"The data changed, which --accept-changed-data accepts: {text}"
     with (folder / CHANGES_FILE).open("a", encoding="utf-8") as file:
-        step = latest_facts(folder / "checkpoint").get("step")
+        step = latest_manifest(folder / "checkpoint").get("step")
         file.write(f"{datetime.now().isoformat(timespec='seconds')} after step {step}: {text}\n")
     return [line]
 
@@ -178,7 +178,7 @@ def differences(config: Any, earlier: dict[str, Any], folder: Path | None = None
     process takes, if a step takes as many over all processes as that run's steps.
     """
     compared = [field for field in fields(config) if not field.metadata["may_differ"]]
-    images = latest_facts(folder / "checkpoint").get("global_batch_size") if folder else None
+    images = latest_manifest(folder / "checkpoint").get("global_batch_size") if folder else None
     per_step = getattr(config, "accumulate", 1) * distributed.read_rank_environment().world_size
     if images and images == config.batch_size * per_step:
         compared = [field for field in compared if field.name not in ("batch_size", "accumulate")]
@@ -237,7 +237,7 @@ class OwnedRun:
         try:
             self.resumes, self.notes = open_run_folder(self.folder, self.config, self.may_resume, self.data)
             if self.resumes:
-                self.choices = latest_facts(self.folder / "checkpoint")
+                self.choices = latest_manifest(self.folder / "checkpoint")
         except BaseException:
             self._lock.release()
             self._lock = None

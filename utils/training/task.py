@@ -50,7 +50,7 @@ class Segmentation(SegmentationStep):
 
     def __init__(self, plan: TrainPlan, model: YoloModel, run: OwnedRun, data: Data) -> None:
         super().__init__(loss_for(model, class_weights=plan.class_weights, within_reach=data.policy.within_reach))
-        self.config, self.names, self.run = plan.config, data.spec.names, run
+        self.options, self.names, self.run = plan.options, data.spec.names, run
         self.val_criterion = loss_for(model)  # always the same, so that all runs' losses compare
         self.curves = Curves(run.folder)
         self.metadata = distributed.run_on_main(data.metadata) or {}  # rank 0 calls `save`
@@ -58,11 +58,12 @@ class Segmentation(SegmentationStep):
             print(line_rules(self.metadata, self.names), flush=True)
         labels = [data.val.labels(index) for index in range(min(len(data.val), CHOSEN_FROM))]
         ranks, are_windows = (distributed.rank(), distributed.world_size()), data.val.windowed is not None
-        every = plan.config.val_pictures_every
+        every = plan.options.val_pictures_every
         self.pictures = ValidationPictures(labels, self.names, every, *ranks, are_windows=are_windows)
-        processes = distributed.read_rank_environment().local_world_size
-        uses_gpu = plan.config.device != "cpu" and torch.cuda.is_available()
-        self.loader_cost = LoaderCost(plan.workers if uses_gpu else 0, plan.config.batch_size, processes)
+        uses_gpu = plan.setup.device.type == "cuda"
+        self.loader_cost = LoaderCost(
+            plan.workers if uses_gpu else 0, plan.options.batch_size, plan.setup.ranks.local_world_size
+        )
 
     def evaluate(self, model: torch.nn.Module, loader: Any, epoch: Epoch) -> dict[str, float]:
         """Return the validation loss and the mean average precisions over all ranks."""
@@ -71,13 +72,13 @@ class Segmentation(SegmentationStep):
         observed: dict[str, Any] = {"precision": epoch.precision, "on_image": on_image}
         metrics = evaluate(predictor, loader, self.names, criterion, epoch.device, **observed).metrics
         values = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-        if self.config.monitor == MEAN_MAP:
+        if self.options.monitor == MEAN_MAP:
             values[MEAN_MAP] = (values["mask_map50_95"] + values["box_map50_95"]) / 2
         return values
 
     def save(self, path: Path, model: torch.nn.Module, info: dict[str, Any]) -> None:
         """Write a file that Ultralytics opens."""
-        save_deployable(path, model, info, img_size=self.config.img_size, data=self.config.data, **self.metadata)
+        save_deployable(path, model, info, img_size=self.options.img_size, data=self.options.data, **self.metadata)
 
     def after_log(self, record: dict[str, Any], log: RunLog) -> None:
         """Say once what the loader needs, when GPUs wait for more cores."""
