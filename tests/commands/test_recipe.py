@@ -14,9 +14,9 @@ from utils.data.augment import Augmentation, AugmentOptions
 from utils.data.augmentation_policy import resolve_augmentation
 from utils.data.dataset import Batch, count_classes
 from utils.data.label_shapes import LabelStatistics
-from utils.data.synthetic import synthetic_batch
 from utils.distributed.sync_bn import convert_sync_batchnorm
 from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
+from utils.measure.synthetic import synthetic_batch
 from utils.run.folder import differences
 from utils.training.config import TrainConfig
 from utils.yolo.inputs import prepare_batch

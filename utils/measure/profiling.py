@@ -17,9 +17,9 @@ from utils.common.errors import is_out_of_memory, print_warning
 from utils.common.nvml import GpuWatch
 from utils.common.text import format_bytes, format_table
 from utils.data.dataset import Batch
-from utils.data.synthetic import synthetic_batch, training_colours
 from utils.engine import TrainingEngine
-from utils.engine.step_timer import PHASES, Repeated, middle_half, run_training_steps, time_training_steps
+from utils.measure.step_timer import PHASES, Repeated, middle_half, run_training_steps, time_training_steps
+from utils.measure.synthetic import synthetic_batch, training_colours
 from utils.yolo.loss import SegmentationLoss
 
 BEST_WITHIN = 0.03  # a smaller batch this close to the fastest one is the better choice

@@ -13,13 +13,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from utils.engine.loop import TrainingEngine
+from utils.common.devices import Precision
+from utils.engine import EngineOptions, TrainingEngine
 from utils.engine.state import Progress
+from utils.yolo.loss26 import loss_for
+from utils.yolo.model import YoloModel
+from utils.yolo.optimizer import GRADIENT_CLIP_NORM, OptimizerPlan, build_optimizer
+from utils.yolo.options import NOMINAL_BATCH_SIZE
+from utils.yolo.training_step import SegmentationStep
 
 # input: upload and conversion to float, on a GPU only the part for which the arithmetic waits; optimizer: gradient clip,
 # update, moving average of the weights.
 PHASES = ("input", "forward", "loss", "backward", "optimizer")
 Mark = Callable[[str], object]  # is called where a phase begins
+LEARNING_RATE = 1e-5  # small, so that training on noise does not diverge
+WEIGHT_DECAY = 5e-4
+MOMENTUM = 0.9
 
 
 class StepTimer:
@@ -56,6 +65,21 @@ class StepTimer:
 
     def _between_ms(self, first: Any, second: Any) -> float:
         return first.elapsed_time(second) if self.device.type == "cuda" else (second - first) * 1000
+
+
+def build_training(
+    model: YoloModel, device: torch.device, precision: Precision, optimizer: str = "musgd"
+) -> TrainingEngine:
+    """Set up the trainer's engine with the defaults of `train_yolo_ddp.py`: channels last, clip, EMA, DDP.
+
+    One difference: each rank keeps its own BatchNorm statistics. `optimizer` is one of OPTIMIZER_NAMES.
+    """
+    model = model.to(device, memory_format=torch.channels_last)
+    options = EngineOptions(precision=precision.name, clip_norm=GRADIENT_CLIP_NORM, static_graph=True, quiet=True)
+    engine = TrainingEngine(model, device, options, task=SegmentationStep())
+    plan = OptimizerPlan(optimizer, LEARNING_RATE, WEIGHT_DECAY, MOMENTUM, NOMINAL_BATCH_SIZE, ())
+    engine.begin(build_optimizer(model, plan), loss_for(model))
+    return engine
 
 
 def time_training_steps(engine: TrainingEngine, batch: Any, warmup_steps: int, steps: int) -> np.ndarray:
