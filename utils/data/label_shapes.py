@@ -116,23 +116,23 @@ def sizes_on_disk(photos: list[Photo]) -> SizeOf:
 
 
 def choose_thin_classes(
-    asked: tuple[str, ...], photos: list[Photo], size_of: SizeOf, names: tuple[str, ...]
+    wanted: tuple[str, ...], photos: list[Photo], size_of: SizeOf, names: tuple[str, ...]
 ) -> tuple[int, ...]:
     """Return the classes to judge by their centrelines, alike on all ranks: those of the given names, `auto` or `none`.
 
     `auto` takes the `thin_classes` of some photographs, spread over the split. Raises UsageError for a name that is no class.
     """
-    return thin_classes(sample_labels(photos, size_of)) if asked == ("auto",) else named_classes(asked, names)
+    return thin_classes(sample_labels(photos, size_of)) if wanted == ("auto",) else named_classes(wanted, names)
 
 
-def named_classes(asked: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
+def named_classes(wanted: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
     """Return the classes that `--thin-classes` names; none for `none`. Raises UsageError for a name that is no class."""
-    if asked == ("none",):
+    if wanted == ("none",):
         return ()
-    for name in asked:
+    for name in wanted:
         if name not in names:
             raise UsageError(f"--thin-classes {name}: not one of {', '.join(names)}{nearest(name, names)}")
-    return tuple(sorted({names.index(name) for name in asked}))
+    return tuple(sorted({names.index(name) for name in wanted}))
 
 
 def small_labels_hint(labels: Sequence[LabelledPhoto], names: tuple[str, ...], size_px: int) -> tuple[str, list[str]]:

@@ -191,10 +191,10 @@ class Recovery:
 
     def load(self) -> bool:
         """Continue from the newest checkpoint that passes its checksum; return whether there is one."""
-        found = self.checkpoints.load()
-        if found is None:
+        newest = self.checkpoints.load()
+        if newest is None:
             return False
-        path, saved = found
+        path, saved = newest
         try:
             self.state.load_state_dict(saved)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:

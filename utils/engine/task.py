@@ -110,7 +110,7 @@ class Task:
         return "loss" not in words and any("acc" in word or word.startswith("map") for word in words)
 
     def save(self, path: Path, model: nn.Module, info: dict[str, Any]) -> None:
-        """Write best.pt or last.pt: the module to deploy, with facts about the run. Here: its state dict."""
+        """Write best.pt or last.pt: the module to deploy, with what is known of the run. Here: its state dict."""
         atomic_torch_save({"model_state_dict": model.state_dict(), **info}, path)
 
     def checkpoints(self, run_folder: Path) -> CheckpointStore:

@@ -104,7 +104,7 @@ class CheckpointFiles:
     def files(self) -> list[Path]:
         """Return the checkpoints, the newest first."""
         numbered = [
-            (int(found[1]), path) for path in self.folder.glob("ckpt-*.pt") if (found := _FILE.match(path.name))
+            (int(match[1]), path) for path in self.folder.glob("ckpt-*.pt") if (match := _FILE.match(path.name))
         ]
         return [path for _, path in sorted(numbered, reverse=True)]
 

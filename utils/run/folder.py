@@ -106,10 +106,10 @@ def open_run_folder(
     folder.mkdir(parents=True, exist_ok=True)
     if data:
         write_text_atomic(folder / DATA_FILE, data.to_json() + "\n")
-    facts = "".join(f"# {name}: {value}\n" for name, value in environment_report().items())
+    environment = "".join(f"# {name}: {value}\n" for name, value in environment_report().items())
     options = {name: value for name, value in to_dict(config).items() if name not in NOT_KEPT}
     head = "# The resolved options of this run; usable with --config.\n"
-    write_text_atomic(folder / CONFIG_FILE, head + facts + yaml.safe_dump(options, sort_keys=False))
+    write_text_atomic(folder / CONFIG_FILE, head + environment + yaml.safe_dump(options, sort_keys=False))
     return resumes, lines
 
 
@@ -190,7 +190,7 @@ def differences(config: Any, earlier: dict[str, Any], folder: Path | None = None
 class OwnedRun:
     """Locks and opens a run's folder, and keeps its status.json. Every rank must reach each method.
 
-    On every rank `resumes` tells whether an earlier run is resumed, and `choices` holds the facts of its newest
+    On every rank `resumes` tells whether an earlier run is resumed, and `choices` holds the manifest of its newest
     checkpoint (empty for a new run). On rank 0 `notes` are lines to print.
     """
 
@@ -221,15 +221,15 @@ class OwnedRun:
             self.set_status(FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         self._lock.release()
 
-    def set_status(self, state: str, reason: str = "", **facts: Any) -> None:
+    def set_status(self, state: str, reason: str = "", **progress: Any) -> None:
         """Write status.json, on rank 0 only."""
         if self._lock is not None:
             with warn_on_write_error(str(self.folder / STATUS_FILE)):
-                write_status(self.folder, state, reason, **facts)
+                write_status(self.folder, state, reason, **progress)
 
-    def conclude(self, stopped_by: str, reason: str = "", **facts: Any) -> int:
+    def conclude(self, stopped_by: str, reason: str = "", **progress: Any) -> int:
         """Write the final status and return the exit code; `stopped_by` names the signal that ended the run, if one did."""
-        self.set_status(STOPPED if stopped_by else FINISHED, stopped_by or reason, **facts)
+        self.set_status(STOPPED if stopped_by else FINISHED, stopped_by or reason, **progress)
         return EXIT_STOPPED_BY_SIGNAL if stopped_by else EXIT_DONE
 
     def _open(self) -> None:
