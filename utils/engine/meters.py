@@ -1,7 +1,6 @@
 """What the loop measures: one epoch's means and speed, and each rank's own time and machine."""
 
 import contextlib
-import json
 import math
 import statistics
 import time
@@ -9,13 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 
 from utils.common.errors import print_warning
 from utils.common.nvml import READINGS, GpuWatch
-from utils.distributed import all_reduce_sum, communication_device, gather_arrays
+from utils.distributed import all_reduce_sum, communication_device, gather_json
 
 FIELDS = ("own_ms", "data_wait_share", "cpu_cores", "rss_bytes", *READINGS)  # of each rank, since the last log
 
@@ -136,16 +134,13 @@ class EpochMeter:
         """Return the means over all ranks. Every rank must reach this."""
         names = [name for group in self.sums for name in group]
         sums = torch.cat(list(self.sums.values())).tolist() if names else []
-        local: dict[str, np.ndarray] = {
-            "names": np.frombuffer(json.dumps(names).encode(), np.uint8),
-            "sums": np.array([*sums, self.num_samples], np.float64),
-        }
+        own: Any = [list(zip(names, sums, strict=True)), self.num_samples]
         total: dict[str, float] = {}
-        num_samples = 0.0
-        for part in gather_arrays(local):  # a rank with an empty share has no names
-            *values, count = part["sums"].tolist()
+        num_samples = 0
+        # A rank with an empty share has no names.
+        for of_rank, count in gather_json(own):
             num_samples += count
-            for name, value in zip(json.loads(part["names"].tobytes()), values, strict=True):
+            for name, value in of_rank:
                 total[name] = total.get(name, 0.0) + value
         return {name: value / num_samples for name, value in total.items()}
 
