@@ -54,8 +54,10 @@ from utils.training.task import Segmentation, follow_epochs
 from utils.yolo.model import YoloModel, build_model, freeze_layers, is_trained
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
 
-SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
-MOST_VAL_WORKERS = 8  # each costs the memory of a process, on top of those that load for the training
+# With fewer images per GPU batch statistics are shared by default.
+SMALL_BATCH_SIZE = 16
+# Each worker costs the memory of a process, on top of those that load for the training.
+MOST_VAL_WORKERS = 8
 
 
 @contextmanager
@@ -74,7 +76,8 @@ def started(config: TrainConfig) -> Iterator[tuple[TrainPlan, YoloModel, Data, O
         output_folder(config.save_dir, "--save-dir")
         if config.mirror and ranks.is_main:
             require_extra("mirror").fetch_lost_run(Path(config.save_dir), config.mirror, say)
-        require_same_options(config, may_move=True)  # whether it is the same data set is seen when it is read
+        # Whether it is the same data set is seen when it is read.
+        require_same_options(config, may_move=True)
         spec = load_dataset_yaml(config.data, trust_links=config.trust_links, cache_dir=config.cache_dir)
         model = build_model(config.model, spec.names, say).to(memory_format=torch.channels_last)
         freeze_layers(model, config.freeze)
@@ -85,7 +88,8 @@ def started(config: TrainConfig) -> Iterator[tuple[TrainPlan, YoloModel, Data, O
         with meeting.first_on_machine():
             data = open_data(config, spec, device, say, share, meeting.announce)
         largest = 0
-        if not config.batch_size:  # --batch-size auto
+        # 0 stands for --batch-size auto.
+        if not config.batch_size:
             side_px = largest_side_px(config.img_size, multi_scale=config.multi_scale)
             num_images = len(data.train) // ranks.world_size
             largest = find_batch_size(device, setup.precision, model, side_px, config, num_images)
@@ -156,12 +160,16 @@ def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
         val_loader = get_dataloader(data.val, val_batches, val_workers, pins, val_prefetch(options.prefetch))
 
         with engine.running(train_loader, resume=run.resumes):
-            while engine.begin_epoch():  # no more after the last, after --patience, or when the ranks were told to stop
-                with engine.rolling_back():  # to the last checkpoint, after several gradients that are not finite
+            # No epoch begins after the last, after --patience, or when the ranks were told to stop.
+            while engine.begin_epoch():
+                # After several gradients that are not finite the run returns to its last checkpoint.
+                with engine.rolling_back():
                     record = engine.progress.record_awaiting_validation or engine.train_one_epoch(train_loader)
-                    engine.finish_epoch(record, train_loader, val_loader)  # validates, reports, saves
+                    # This validates, reports and saves.
+                    engine.finish_epoch(record, train_loader, val_loader)
         code = conclude(engine, run, plan)
-    cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
+    # Not after an error: NCCL would wait for ranks that have not failed.
+    cleanup_ddp()
     return engine.progress.history, code
 
 

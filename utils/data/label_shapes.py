@@ -20,15 +20,40 @@ from utils.data.images import ImageError, read_image, upright_size
 from utils.data.labels import Photo
 from utils.data.polygons import elongated_classes, elongation
 
-HEADER_BYTES = 2**20  # hold the size and the orientation of nearly all photographs
-MEASURED_PHOTOS = 1000  # whose labels' lengths are measured
-THIN_PX, SMALL_PX = 4.0, 12.0  # width, and longer side, of labels in the network's input that are hard to learn
-LINE = 10.0  # times as long as wide: such labels need windows, not a larger input
-MAX_INPUT_PX = 1280  # that is advised
-RECTANGULAR = 0.995  # share of the smallest rectangle around an outline of four corners that is one itself
-MOST_RECTANGLES = 0.9  # of all objects, for outlines that are boxes; a few objects are rectangles
-LARGER = 0.8  # scale of a photograph in the input below which a window shows more of it
-SizeOf = Callable[[int], tuple[int, int]]  # from a photograph's position to its width and height
+# The first bytes hold the size and the orientation of nearly all photographs.
+HEADER_BYTES = 2**20
+# The lengths of labels are measured in so many photographs.
+MEASURED_PHOTOS = 1000
+# Width, and longer side, of labels in the network's input that are hard to learn.
+THIN_PX, SMALL_PX = 4.0, 12.0
+# Labels that are so many times as long as wide need windows, not a larger input.
+LINE = 10.0
+# The largest input that is advised.
+MAX_INPUT_PX = 1280
+# Share of the smallest rectangle around an outline of four corners that is one itself.
+RECTANGULAR = 0.995
+# The share of all objects from which on outlines are boxes; a few objects are rectangles.
+MOST_RECTANGLES = 0.9
+# Scale of a photograph in the input below which a window shows more of it.
+LARGER = 0.8
+# A class needs so many labels, for their lengths to say anything.
+MIN_LABELS = 10
+# Limits of the spread of the logarithms of lengths. Where labels differ more, short objects are not worse.
+LEAST_SPREAD, MOST_SPREAD = 0.5, 1.0
+# What labels deviate from a parabola, in their length, for STRAIGHT_SHARE of a class: real wires 0.003, drawn ones 0.005 to 0.009;
+# roots of plants 0.017, cracks in roads 0.05, vessels of the retina 0.25. How far they sag is limited to what drawn wires sag
+# (MAX_SAG): real wires 0.004, drawn ones 0.03 to 0.08; roots 0.13, cracks 0.23, vessels 0.9.
+MAX_BEND, STRAIGHT_SHARE = 0.012, 0.75
+# So many points stand for an outline in `bend_of`.
+BEND_POINTS = 256
+# An object has a direction if its smallest rectangle is this many times as long as wide.
+LONG = 3.0
+# A class needs so many such objects, for their directions to say anything.
+MIN_LONG_OBJECTS = 20
+# The labels of so many photographs are measured, spread over the split.
+SAMPLED_PHOTOS = 64
+# From a photograph's position to its width and height.
+SizeOf = Callable[[int], tuple[int, int]]
 WINDOWS_ADVICE = "train on windows of the photographs: --windows 8 (docs/windows.md)"
 
 
@@ -109,7 +134,8 @@ def sizes_on_disk(photos: list[Photo]) -> SizeOf:
             head = stream.read(HEADER_BYTES)
             try:
                 return upright_size(head)
-            except ImageError:  # a TIFF may have its sizes at its end
+            # A TIFF may have its sizes at its end.
+            except ImageError:
                 return upright_size(head + stream.read())
 
     return cache(size_of)
@@ -216,21 +242,6 @@ def label_lengths_of(photos: list[Photo], sizes: np.ndarray) -> list[float]:
     lengths = [(np.ptp(outline, axis=0) * size).max() for photo, size in labels for outline in photo.polygons]
     class_ids = [class_id for photo, _ in labels for class_id in photo.class_ids]
     return label_lengths(np.array(class_ids, int), np.array(lengths, float))
-
-
-MIN_LABELS = 10  # of a class, for their lengths to be a fact
-LEAST_SPREAD, MOST_SPREAD = (
-    0.5,
-    1.0,
-)  # of the logarithms of lengths; where labels differ more, short objects are not worse
-# What labels deviate from a parabola, in their length, for STRAIGHT_SHARE of a class: real wires 0.003, drawn ones 0.005 to 0.009;
-# roots of plants 0.017, cracks in roads 0.05, vessels of the retina 0.25. How far they sag is limited to what drawn wires sag
-# (MAX_SAG): real wires 0.004, drawn ones 0.03 to 0.08; roots 0.13, cracks 0.23, vessels 0.9.
-MAX_BEND, STRAIGHT_SHARE = 0.012, 0.75
-BEND_POINTS = 256  # that stand for an outline in `bend_of`
-LONG = 3.0  # an object has a direction if its smallest rectangle is this many times as long as wide
-MIN_LONG_OBJECTS = 20  # of a class, for their directions to say anything
-SAMPLED_PHOTOS = 64  # whose labels are measured, spread over the split
 
 
 def label_lengths(class_ids: np.ndarray, lengths_px: np.ndarray) -> list[float]:

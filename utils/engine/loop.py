@@ -41,7 +41,8 @@ from utils.run.log import RunLog
 # PyTorch's 65536 overflows at a fresh start: YOLO's first gradients fit fp16 up to a scale of 256 (measured).
 FIRST_SCALE = 2.0**6
 BAR = "{percentage:3.0f}% |{bar:20}|{postfix}"
-STALL_SHARE = 0.8  # of a collective's time limit: after this long without progress the stacks are written
+# After this share of a collective's time limit without progress the stacks are written.
+STALL_SHARE = 0.8
 
 
 class TrainingEngine:
@@ -75,7 +76,8 @@ class TrainingEngine:
         raw, self.model = _prepare_model(model, device, self.options, distributed)
         ema = ModelEMA(raw, self.options.ema_decay, self.options.ema_ramp) if self.options.ema else None
         if self.options.compile:
-            raw.compile()  # after the copy for the average, which is only evaluated
+            # This comes after the copy for the average, which is only evaluated.
+            raw.compile()
         scaler = torch.amp.GradScaler(device.type, FIRST_SCALE, enabled=self.precision.use_scaler)
         self.state = TrainState(raw, ema, scaler, self.options.accumulate)
         writes, columns = self.is_main and not self.options.quiet, self.task.columns
@@ -199,7 +201,8 @@ class TrainingEngine:
         self.model.train()
         progress, meter, accumulate = self.progress, EpochMeter(), self.state.accumulate
         num_batches = len(loader)
-        progress.batch = start = progress.batch if progress.batch < num_batches else 0  # 0: the data has shrunk since
+        # The data may have shrunk since; then the epoch begins anew.
+        progress.batch = start = progress.batch if progress.batch < num_batches else 0
         self.state.optimizer.zero_grad(set_to_none=True)
         for position, batch in self._batches(loader, meter):
             if [progress.epoch, position] in progress.left_out:
@@ -208,7 +211,8 @@ class TrainingEngine:
             is_last_batch = position + 1 == num_batches
             is_last_of_group = (position + 1) % accumulate == 0 or is_last_batch
             group_start = position - position % accumulate
-            group_size = min(accumulate, num_batches - group_start)  # an epoch's last group may be smaller
+            # An epoch's last group may be smaller.
+            group_size = min(accumulate, num_batches - group_start)
             values, num_samples = self.forward_backward(
                 batch, group_size, is_first=position == group_start, is_last=is_last_of_group
             )
@@ -266,7 +270,8 @@ class TrainingEngine:
         norm = nn.utils.clip_grad_norm_(state.model.parameters(), most, foreach=True)
         if self.guard.should_step(optimizer, norm):
             optimizer.step()
-        state.scaler.update()  # lowers its scale after a non-finite gradient; without fp16 it does nothing
+        # This lowers its scale after a non-finite gradient; without fp16 it does nothing.
+        state.scaler.update()
         optimizer.zero_grad(set_to_none=True)
         if self.wrapped and not self.syncs_batchnorm:
             # Statistics of frozen layers are equal on all ranks and stay bitwise as they are.

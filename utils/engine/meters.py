@@ -62,7 +62,8 @@ class RankMeter:
 
     def lap(self, data_wait_share: float) -> list[float]:
         """Return FIELDS since the last lap; NaN where a value is unknown."""
-        while self._pairs and self._pairs[0][1].query():  # events not yet reached belong to the next lap
+        # Events not yet reached belong to the next lap.
+        while self._pairs and self._pairs[0][1].query():
             first, second = self._pairs.pop(0)
             self._own_ms.append(first.elapsed_time(second))
         own_ms = statistics.fmean(self._own_ms) if self._own_ms else math.nan
@@ -73,7 +74,8 @@ class RankMeter:
         gpu = self.gpu.means() if self.gpu is not None else {}
         known = {"own_ms": own_ms, "data_wait_share": data_wait_share, "cpu_cores": cpu_cores}
         with contextlib.suppress(psutil.Error):
-            known["rss_bytes"] = float(psutil.Process().memory_info().rss)  # without child processes
+            # Child processes are not counted.
+            known["rss_bytes"] = float(psutil.Process().memory_info().rss)
         return [{**known, **gpu}.get(name, math.nan) for name in FIELDS]
 
     def _now(self) -> Any:
@@ -122,7 +124,8 @@ class EpochMeter:
 
     def add(self, values: dict[str, torch.Tensor], num_samples: int) -> None:
         """Add one batch's mean values, weighted by its number of samples."""
-        if values:  # in one tensor, as each operator on one value would be a kernel on a GPU
+        if values:
+            # All values are in one tensor, as each operator on one value would be a kernel on a GPU.
             names = tuple(sorted(values))
             with torch.no_grad():
                 weighted = torch.stack([values[name] for name in names]).double() * num_samples

@@ -15,7 +15,8 @@ from utils.engine.state import TrainState
 from utils.run.checkpoint import CheckpointStore
 from utils.run.log import RunLog
 
-MOST_IN_A_ROW = 5  # bad steps after which the weights themselves are suspected
+# After so many bad steps the weights themselves are suspected.
+MOST_IN_A_ROW = 5
 MOST_ROLLBACKS = 3
 
 
@@ -42,7 +43,8 @@ class NonFiniteGuard:
 
         A fused optimizer is always allowed: it skips the step on the device, by `found_inf`.
         """
-        is_bad = (gradient_norm * 0 != 0).float().to(self._skipped.device)  # infinity times 0 is NaN
+        # Infinity times 0 is NaN.
+        is_bad = (gradient_norm * 0 != 0).float().to(self._skipped.device)
         self._skipped += is_bad
         self.in_a_row = torch.addcmul(is_bad, is_bad, self.in_a_row)
         # With dampening, momentum that starts at zero would give another result.
@@ -81,8 +83,10 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     return bool(torch.isfinite(torch.stack([value.float() for value in largest])).all())
 
 
-LONG_VALIDATION_S = 10.0  # launchers and schedulers grant 30 seconds between a stop and a kill
-MOST_FAILED_SAVES = 3  # in a row; then training stops, because its progress could not be kept
+# Launchers and schedulers grant 30 seconds between a stop and a kill.
+LONG_VALIDATION_S = 10.0
+# After so many in a row training stops, because its progress could not be kept.
+MOST_FAILED_SAVES = 3
 CURE = "lower --lr, try --amp off, or look at the photographs of these batches"
 
 
@@ -134,7 +138,8 @@ class Recovery:
         self.log.metrics({"kind": "skip", "global_step": progress.global_step, "skipped": num_skipped})
         if in_a_row >= MOST_IN_A_ROW or not all_finite(self.state.model.buffers()):
             first = max(progress.batch - max(in_a_row, 1) * accumulate, 0)
-            first -= first % accumulate  # an epoch's last group may be smaller
+            # An epoch's last group may be smaller.
+            first -= first % accumulate
             self._suspects = [[progress.epoch, number] for number in range(first, progress.batch)]
             raise RollBack
 

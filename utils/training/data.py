@@ -100,7 +100,8 @@ def open_data(
     there are; those that share a cache folder share the work, and the others do all of it. Call it on the first rank of each
     machine before the other ranks, which then find everything done. Waits for the machines that share the folder.
     """
-    labelled = {split: read_photos(spec, split, say) for split in ("train", "val")}  # wrong labels are said first
+    # Wrong labels are said first.
+    labelled = {split: read_photos(spec, split, say) for split in ("train", "val")}
     if not any(len(photo.class_ids) for photo in labelled["train"]):
         raise UserError(
             f"{config.data}: no photograph of train has an object, so there is nothing to learn; check its labels"

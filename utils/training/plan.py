@@ -114,7 +114,8 @@ def plan_training(
     optimizer = plan_optimizer(options, ranks.world_size, len(data.train), is_trained=is_trained)
     weights = None
     names = data.spec.names
-    if options.class_weights != "none":  # every rank reads all labels, so all agree
+    # Every rank reads all labels, so all agree.
+    if options.class_weights != "none":
         weights = inverse_frequency_weights(count_classes(data.train.photos, len(names)))
     lines += optimizer.arithmetic
     if weights is not None:

@@ -51,9 +51,11 @@ class Segmentation(SegmentationStep):
     def __init__(self, plan: TrainPlan, model: YoloModel, run: OwnedRun, data: Data) -> None:
         super().__init__(loss_for(model, class_weights=plan.class_weights, within_reach=data.policy.within_reach))
         self.options, self.names, self.run = plan.options, data.spec.names, run
-        self.val_criterion = loss_for(model)  # always the same, so that all runs' losses compare
+        # It is the same in all runs, so that their losses compare.
+        self.val_criterion = loss_for(model)
         self.curves = Curves(run.folder)
-        self.metadata = distributed.run_on_main(data.metadata) or {}  # rank 0 calls `save`
+        # Rank 0 calls `save`.
+        self.metadata = distributed.run_on_main(data.metadata) or {}
         if "thin_classes" in self.metadata:
             print(line_rules(self.metadata, self.names), flush=True)
         labels = [data.val.labels(index) for index in range(min(len(data.val), CHOSEN_FROM))]

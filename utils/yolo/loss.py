@@ -269,7 +269,8 @@ def pad_targets(targets: Targets, batch_size: int) -> tuple[torch.Tensor, torch.
     slot = torch.arange(len(index), device=index.device) - torch.searchsorted(index, index)
     most = targets.most_objects
     if most is None:
-        most = int(slot.max()) + 1 if len(slot) else 0  # a host synchronisation, unless the loader has counted
+        # A host synchronisation, unless the loader has counted.
+        most = int(slot.max()) + 1 if len(slot) else 0
     most = max(most, 1)
     class_ids = torch.zeros(batch_size, most, dtype=torch.int64, device=index.device)
     boxes = torch.full((batch_size, most, 4), -FAR_PX, device=index.device)
