@@ -15,7 +15,7 @@ from utils.common.extras import refuse_orthophoto
 from utils.common.text import next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.images import NATIVE_LONG_SIDE_PX
-from utils.data.label_shapes import class_sizes, small_labels_hint
+from utils.data.label_shapes import class_sizes, sample_labels, small_labels_hint
 from utils.data.labels import read_photos
 from utils.pages.label_picture import save_label_picture
 from utils.sources.parsing.account import SIZE_PX, account_lines
@@ -144,7 +144,7 @@ def build(config: ParseConfig, read_file: ReadFile = Path.read_bytes) -> int:
     print("\n".join(account_lines(manifest, sizes, config.line_width, rectangles)))
     save_label_picture(picture, every, spec.names)
     print(f"{config.output}: ready after {time.monotonic() - start_s:.1f} s")
-    hint, words = small_labels_hint(photos.get(TRAIN, []), spec.names, SIZE_PX)
+    hint, words = small_labels_hint(sample_labels(photos.get(TRAIN, [])), spec.names, SIZE_PX)
     size = words if "--img-size" in words else []
     if hint:
         native = "" if size or config.long_side == NATIVE_LONG_SIDE_PX else ", parsed with --long-side native"

@@ -40,8 +40,8 @@ from utils.measure.profiling import (
     profile_until_full,
     verdict_lines,
 )
+from utils.measure.step_timer import build_training
 from utils.yolo.model import build_model, weights_or_description
-from utils.yolo.training_step import build_training
 
 
 def main() -> int:

@@ -16,7 +16,8 @@ if __name__ == "__main__":
 # --- the command, which needs PyTorch
 
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,20 +49,24 @@ from utils.run.options import LoopOptions
 from utils.training.agreement import require_same_data, require_same_start
 from utils.training.data import Data, open_data
 from utils.training.pictures import save_first_pictures
-from utils.training.plan import DeviceSetup, plan_training, save_arguments, setup_device
+from utils.training.plan import TrainPlan, plan_training, save_arguments, setup_device
 from utils.training.task import Segmentation, follow_epochs
 from utils.yolo.model import YoloModel, build_model, freeze_layers, is_trained
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
 
-SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
-MOST_VAL_WORKERS = 8  # each costs the memory of a process, on top of those that load for the training
+# With fewer images per GPU batch statistics are shared by default.
+SMALL_BATCH_SIZE = 16
+# Each worker costs the memory of a process, on top of those that load for the training.
+MOST_VAL_WORKERS = 8
 
 
-def start(config: TrainConfig, ranks: distributed.RankInfo) -> tuple[TrainConfig, DeviceSetup, YoloModel, Data]:
-    """Do all that is slow or likely to fail, then make the process group, so that no rank waits in a collective for it.
+@contextmanager
+def started(config: TrainConfig) -> Iterator[tuple[TrainPlan, YoloModel, Data, OwnedRun]]:
+    """Do all that is slow or likely to fail, make the process group, open the run's folder, and plan the training.
 
-    Return the options with the batch size that all ranks agreed on. Every rank must reach this.
+    The group is made late, so that no rank waits in a collective for what is slow. Every rank must reach this.
     """
+    ranks = distributed.read_rank_environment()
     say = distributed.main_printer(ranks.rank)
     with distributed.meet(ranks) as meeting:
         setup = setup_device(config, ranks)
@@ -71,7 +76,8 @@ def start(config: TrainConfig, ranks: distributed.RankInfo) -> tuple[TrainConfig
         output_folder(config.save_dir, "--save-dir")
         if config.mirror and ranks.is_main:
             require_extra("mirror").fetch_lost_run(Path(config.save_dir), config.mirror, say)
-        require_same_options(config, may_move=True)  # whether it is the same data set is seen when it is read
+        # Whether it is the same data set is seen when it is read.
+        require_same_options(config, may_move=True)
         spec = load_dataset_yaml(config.data, trust_links=config.trust_links, cache_dir=config.cache_dir)
         model = build_model(config.model, spec.names, say).to(memory_format=torch.channels_last)
         freeze_layers(model, config.freeze)
@@ -82,7 +88,8 @@ def start(config: TrainConfig, ranks: distributed.RankInfo) -> tuple[TrainConfig
         with meeting.first_on_machine():
             data = open_data(config, spec, device, say, share, meeting.announce)
         largest = 0
-        if not config.batch_size:  # --batch-size auto
+        # 0 stands for --batch-size auto.
+        if not config.batch_size:
             side_px = largest_side_px(config.img_size, multi_scale=config.multi_scale)
             num_images = len(data.train) // ranks.world_size
             largest = find_batch_size(device, setup.precision, model, side_px, config, num_images)
@@ -92,23 +99,15 @@ def start(config: TrainConfig, ranks: distributed.RankInfo) -> tuple[TrainConfig
 
     require_same_data(meeting, data)
     batch_size = agree_batch_size(config.batch_size, largest, Path(config.save_dir))
-    return replace(config, batch_size=batch_size), setup, model, data
-
-
-def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
-    """Train; return the history, one list per reported value, and the exit code. Every rank must reach this."""
-    ranks = distributed.read_rank_environment()
-    say = distributed.main_printer(ranks.rank)
-    config, setup, model, data = start(config, ranks)
-    device = setup.device
+    options = replace(config, batch_size=batch_size)
     too_large = (
-        f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "
+        f"GPU {device.index}: --batch-size {batch_size} at {config.img_size} pixels does not fit its memory; "
         f"halve it and double --accumulate (the same training), or let --batch-size auto choose"
     )
     mlflow = find_extra("mlflow")
     with (
         explain_out_of_memory(too_large),
-        OwnedRun(config, data=data.fingerprint if ranks.is_main else None) as run,
+        OwnedRun(options, data=data.fingerprint if ranks.is_main else None) as run,
         distributed.run_on_main(lambda: mlflow and mlflow.mirror(run.folder, config.mlflow)) or nullcontext(),
         distributed.run_on_main(
             lambda: config.mirror and require_extra("mirror").Mirror(run.folder, config.mirror, run.resumes)
@@ -116,55 +115,65 @@ def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
         or nullcontext(),
     ):
         print_banner(ranks.world_size, ranks.rank)
-        plan = plan_training(config, setup, run, data, is_trained=is_trained(model))
-        config = plan.config  # without `auto`, and with what a resumed run keeps
+        plan = plan_training(options, setup, run, data, is_trained=is_trained(model))
         say("\n".join(plan.lines))
+        yield plan, model, data, run
+
+
+def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
+    """Train; return the history, one list per reported value, and the exit code. Every rank must reach this."""
+    with started(config) as (plan, model, data, run):
+        options, ranks, device = plan.options, plan.setup.ranks, plan.setup.device
 
         # The batches of each rank, and the loaders that make them.
-        sizes = multi_scale_sizes(config.img_size) if config.multi_scale else ()
+        sizes = multi_scale_sizes(options.img_size) if options.multi_scale else ()
         share = (ranks.rank, ranks.world_size)
-        batches = EpochBatches(len(data.train), config.batch_size, *share, config.seed, sizes, config.accumulate)
-        val_batches = ShardBatches(len(data.val), 2 * config.batch_size, *share)
+        batches = EpochBatches(len(data.train), options.batch_size, *share, options.seed, sizes, options.accumulate)
+        val_batches = ShardBatches(len(data.val), 2 * options.batch_size, *share)
         distributed.run_on_main(lambda: save_arguments(plan, run.folder))
         if not run.resumes:
             distributed.run_on_main(lambda: save_first_pictures(data.train, batches, data.spec.names, run.folder))
 
         # What one step does with them.
         optimizer = build_optimizer(model, plan.optimizer)
-        shares_statistics = device.type == "cuda" and config.batch_size < SMALL_BATCH_SIZE
-        options = EngineOptions(
-            **vars(section_of(config, LoopOptions)),
-            precision=config.amp,
+        shares_statistics = device.type == "cuda" and options.batch_size < SMALL_BATCH_SIZE
+        engine_options = EngineOptions(
+            **vars(section_of(options, LoopOptions)),
+            precision=options.amp,
             clip_norm=GRADIENT_CLIP_NORM,
-            sync_batchnorm=config.sync_bn == "on" or (config.sync_bn == "auto" and shares_statistics),
-            static_graph=config.accumulate == 1,
-            monitor=config.monitor,
-            save_every_s=config.save_every_minutes * 60 or None,
+            sync_batchnorm=options.sync_bn == "on" or (options.sync_bn == "auto" and shares_statistics),
+            static_graph=options.accumulate == 1,
+            monitor=options.monitor,
+            save_every_s=options.save_every_minutes * 60 or None,
         )
         task = Segmentation(plan, model, run, data)
-        engine = TrainingEngine(model, device, options, task=task, run=run.folder, facts=plan.facts)
+        engine = TrainingEngine(model, device, engine_options, task=task, run=run.folder, manifest=plan.choices)
         follow_epochs(task.criterion, engine)
-        steps = -(-len(batches) // config.accumulate)
-        warmup = warmup_steps(config.warmup_epochs, steps, config.epochs)
-        schedule = ScheduleSpec(plan.optimizer.lr, steps * config.epochs, warmup, momentum=plan.optimizer.momentum)
+        steps = -(-len(batches) // options.accumulate)
+        warmup = warmup_steps(options.warmup_epochs, steps, options.epochs)
+        schedule = ScheduleSpec(plan.optimizer.lr, steps * options.epochs, warmup, momentum=plan.optimizer.momentum)
         engine.begin(optimizer, scheduler=StepSchedule(optimizer, schedule))
 
         pins = device.type == "cuda"
-        train_loader = get_dataloader(data.train, batches, plan.workers, pins, config.prefetch)
+        train_loader = get_dataloader(data.train, batches, plan.workers, pins, options.prefetch)
         val_workers = min(plan.workers, len(val_batches), MOST_VAL_WORKERS)
-        val_loader = get_dataloader(data.val, val_batches, val_workers, pins, val_prefetch(config.prefetch))
+        val_loader = get_dataloader(data.val, val_batches, val_workers, pins, val_prefetch(options.prefetch))
 
         with engine.running(train_loader, resume=run.resumes):
-            while engine.begin_epoch():  # no more after the last, after --patience, or when the ranks were told to stop
-                with engine.rolling_back():  # to the last checkpoint, after several gradients that are not finite
+            # No epoch begins after the last, after --patience, or when the ranks were told to stop.
+            while engine.begin_epoch():
+                # After several gradients that are not finite the run returns to its last checkpoint.
+                with engine.rolling_back():
                     record = engine.progress.record_awaiting_validation or engine.train_one_epoch(train_loader)
-                    engine.finish_epoch(record, train_loader, val_loader)  # validates, reports, saves
-        code = conclude(engine, run, config)
-    cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
+                    # This validates, reports and saves.
+                    engine.finish_epoch(record, train_loader, val_loader)
+        code = conclude(engine, run, plan)
+    # Not after an error: NCCL would wait for ranks that have not failed.
+    cleanup_ddp()
     return engine.progress.history, code
 
 
-def conclude(engine: TrainingEngine, run: OwnedRun, config: TrainConfig) -> int:
+def conclude(engine: TrainingEngine, run: OwnedRun, plan: TrainPlan) -> int:
     """Report how the training ended, on the console and in the run's status; return the exit code. Raises Diverged without a model."""
     progress, monitor, say = engine.progress, engine.options.monitor, engine.log.print
     if progress.best_value is None and not engine.stopped_by:
@@ -176,12 +185,12 @@ def conclude(engine: TrainingEngine, run: OwnedRun, config: TrainConfig) -> int:
     words, best = f"\nTraining complete after {counted(progress.epoch, 'epoch')}", progress.best_epoch
     say(f"{words}; the best is epoch {best + 1}, by {monitor} {progress.best_value:.4f}:")
     scores = [f"{kind} mAP50-95 {progress.history[f'{kind}_map50_95'][best]:.4f}" for kind in ("mask", "box")]
-    where = "windows" if config.windows else "whole photographs"
-    say(f"  {coloured(', '.join(scores), 'green')} on {where} at {config.img_size} px")
-    if config.windows:
+    where = "windows" if plan.options.windows else "whole photographs"
+    say(f"  {coloured(', '.join(scores), 'green')} on {where} at {plan.options.img_size} px")
+    if plan.options.windows:
         say("  evaluate_model.py measures whole photographs at their own size: other scores")
     say(f"Files in {run.folder}: best.pt, last.pt, results.csv, results.png")
-    say(next_command("python", "evaluate_model.py", "--model", run.folder / "best.pt", "--data", config.data))
+    say(next_command("python", "evaluate_model.py", "--model", run.folder / "best.pt", "--data", plan.options.data))
     return code
 
 

@@ -31,9 +31,9 @@ from utils.common.devices import choose_device, choose_precision, keep_freed_mem
 from utils.common.errors import run_script
 from utils.common.text import format_table
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
-from utils.data.synthetic import synthetic_batch, training_colours
-from utils.engine.step_timer import PHASES
 from utils.measure.step_ranges import training_loader
+from utils.measure.step_timer import PHASES
+from utils.measure.synthetic import synthetic_batch, training_colours
 from utils.yolo.model import build_model, weights_or_description
 
 OURS, THEIRS = "project", "ultralytics"

@@ -14,10 +14,16 @@ import torch
 from utils.common.devices import Precision, tune_device
 from utils.common.environment import prepare_environment
 from utils.data.dataset import Batch
-from utils.engine.step_timer import StepTimer, time_training_steps
+from utils.measure.step_timer import (
+    LEARNING_RATE,
+    MOMENTUM,
+    WEIGHT_DECAY,
+    StepTimer,
+    build_training,
+    time_training_steps,
+)
 from utils.yolo.model import YoloModel
 from utils.yolo.optimizer import OPTIMIZER_NAMES
-from utils.yolo.training_step import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, build_training
 
 
 class OurSide:

@@ -20,9 +20,9 @@ from tests.support.pretended.tensors import OPERATORS, WAITS, Watch, is_on_gpu, 
 from tests.support.ranks import run_ranks
 from utils.common.devices import choose_precision
 from utils.data.dataset import Batch
-from utils.data.synthetic import synthetic_batch
 from utils.engine import EngineOptions, TrainingEngine
 from utils.evaluation.evaluate import PhotoPixels, evaluate
+from utils.measure.synthetic import synthetic_batch
 from utils.predict.tiles import Predictor
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss

@@ -20,7 +20,7 @@ from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
 from utils.data.labels import read_photos
 from utils.data.options import DataOptions
-from utils.run.checkpoint import latest_facts
+from utils.run.checkpoint import latest_manifest
 from utils.training.config import TrainConfig
 from utils.training.data import open_split
 from utils.training.plan import SKIPPED_FILE
@@ -183,7 +183,7 @@ def test_a_run_lists_what_it_left_out_and_resumes_only_with_the_same_photographs
     listed = tmp_path / "run" / SKIPPED_FILE
     assert f"3 photographs cannot be read and are left out (--skip-bad): {listed} lists them" in capsys.readouterr().out
     assert [Path(line.split(": ")[0]).name for line in listed.read_text().splitlines()] == list(BAD)
-    facts = latest_facts(tmp_path / "run" / "checkpoint")
+    facts = latest_manifest(tmp_path / "run" / "checkpoint")
     assert facts["skipped_photographs"] == [f"train/images/{name}" for name in BAD]
     mend(tmp_path / "set", "4.jpg")
     with pytest.raises(UserError, match=r"train/images/4\.jpg was left out and now can be read, or is gone, and"):

@@ -24,8 +24,8 @@ from utils.common.config import PRECISION_CHOICES
 from utils.common.devices import choose_device, choose_precision, tune_device
 from utils.data.augment import Augmentation
 from utils.data.dataset import Batch
-from utils.data.synthetic import synthetic_batch
 from utils.engine.loop import FIRST_SCALE
+from utils.measure.synthetic import synthetic_batch
 from utils.predict.detections import Detections, detect, prototype_masks
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from benchmarks.gpu.all_collectives import wrong_collectives
 from utils.common.devices import choose_precision, tune_device
 from utils.common.environment import prepare_environment
-from utils.data.synthetic import synthetic_batch
 from utils.distributed import collectives, rank, read_rank_environment, world_size
 from utils.distributed.rank_processes import join_ranks, read_job, write_answer
 from utils.engine import EngineOptions, TrainingEngine
+from utils.measure.synthetic import synthetic_batch
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import build_model
 from utils.yolo.optimizer import parameter_groups

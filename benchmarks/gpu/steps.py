@@ -16,12 +16,11 @@ from torch.profiler import ProfilerActivity
 from benchmarks.gpu.plan import Finding, Json, NeedsGpu, Setting
 from benchmarks.gpu.trainings import precisions_of
 from utils.common.devices import Precision, choose_device, choose_precision, tune_device
-from utils.data.synthetic import synthetic_batch, training_colours
 from utils.engine import TrainingEngine
-from utils.engine.step_timer import Repeated, run_training_steps, time_training_steps
 from utils.measure.profiling import profile_operators
+from utils.measure.step_timer import Repeated, build_training, run_training_steps, time_training_steps
+from utils.measure.synthetic import synthetic_batch, training_colours
 from utils.yolo.model import build_model
-from utils.yolo.training_step import build_training
 
 CLASSES = tuple("abcdefgh")
 
@@ -34,7 +33,7 @@ def look_at_steps(setting: Setting) -> Finding:
     for name, model in (("n", setting.sizes.small_model), ("m", setting.sizes.large_model)):
         engine = new_training(model, device, choose_precision("auto", device))
         batch = new_batch(setting, device)
-        run_training_steps(engine, Repeated(batch, 3), engine.mark)
+        run_training_steps(engine, Repeated(batch, 3))
         engine.model.train()
 
         def step(engine: TrainingEngine = engine, batch: Any = batch) -> None:

@@ -22,7 +22,7 @@ from utils.common.files import claimed_output, write_text_atomic
 from utils.common.text import counted, format_table, next_command
 from utils.data.dataset_yaml import DatasetSpec, load_dataset_yaml
 from utils.data.images import ImageError
-from utils.data.label_shapes import small_labels_hint
+from utils.data.label_shapes import sample_labels, small_labels_hint
 from utils.data.labels import read_photos
 from utils.predict.options import OVERLAP
 from utils.predict.tiles import Predictor, choose_tiling
@@ -50,7 +50,8 @@ def check(config: CheckConfig) -> int:
     predictor = load_predictor(config, spec) if config.model else None
     size_px = predictor.size_px if predictor else config.img_size or DEFAULT_SIZE_PX
     try:
-        hint, words = small_labels_hint(read_photos(spec, next(iter(spec.splits))), spec.names, size_px)
+        labels = sample_labels(read_photos(spec, next(iter(spec.splits))))
+        hint, words = small_labels_hint(labels, spec.names, size_px)
     except (UserError, ImageError, OSError, StopIteration):  # reported below
         hint, words = "", list[str]()
     if not config.img_size and not predictor and words[:1] == ["--img-size"]:

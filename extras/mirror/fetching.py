@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 from extras.mirror.copying import CHECKPOINTS, run_storage
 from utils.common.storage import PAUSES_S
 from utils.distributed import Say
-from utils.run.checkpoint import MANIFEST_FILE, STATE_FILE, latest_facts
+from utils.run.checkpoint import MANIFEST_FILE, STATE_FILE, latest_manifest
 
 
 def fetch_lost_run(folder: Path, address: str, say: Say) -> None:
@@ -14,7 +14,7 @@ def fetch_lost_run(folder: Path, address: str, say: Say) -> None:
 
     Raises UserError if the storage does not answer: a new run would take the place of the one that may be there.
     """
-    if latest_facts(folder / CHECKPOINTS):
+    if latest_manifest(folder / CHECKPOINTS):
         return
     storage = run_storage(folder, address, PAUSES_S)
     files = storage.files()

@@ -14,7 +14,7 @@ from typing import Any
 from utils.common.config import without_secrets
 from utils.common.errors import UsageError, print_warning, printable
 from utils.common.files import read_mapping, read_text, write_text_atomic
-from utils.run.checkpoint import latest_facts
+from utils.run.checkpoint import latest_manifest
 from utils.run.records import RecordTail, read_config
 from utils.run.sending import FolderSender
 from utils.run.status import FAILED, FINISHED
@@ -74,7 +74,7 @@ class Mirror(FolderSender):
     def _send(self, state: str) -> None:
         status = state and (state.upper() if state in (FINISHED, FAILED) else "KILLED")
         self._read_epochs()
-        saved = latest_facts(self._folder / "checkpoint").get("epoch", 0)
+        saved = latest_manifest(self._folder / "checkpoint").get("epoch", 0)
         ready = {number for number in self._epochs if number <= saved or state == FINISHED}
         if ready != self._sent or status:
             self._send_run(ready, status)

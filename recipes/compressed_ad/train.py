@@ -129,7 +129,7 @@ def train(config: Settings, accelerator: Accelerator, resume: bool) -> TrainingE
     )
     task = Distillation(config, world_size)
     engine = TrainingEngine(
-        model, accelerator.device, options, task=task, run=config.run_folder, facts={"config": to_dict(config)}
+        model, accelerator.device, options, task=task, run=config.run_folder, manifest={"config": to_dict(config)}
     )
     task.state = engine.state
     engine.log.print(

@@ -164,7 +164,7 @@ def train(
     batches = EpochBatches(len(pairs), config.batch_size, rank, world_size, config.seed)
     task = PairComparison(comparisons, {"backbone_name": config.backbone, "input_size": config.input_size})
     optimizer = build_optimizer(model, config)
-    engine = TrainingEngine(model, device, engine_options(config), task=task, run=run.folder, facts=facts)
+    engine = TrainingEngine(model, device, engine_options(config), task=task, run=run.folder, manifest=facts)
     task.state = engine.state
     if distributed.is_distributed():
         engine.log.print("Model wrapped with DistributedDataParallel")

@@ -14,7 +14,7 @@ from benchmarks.gpu.against_cpu import CPU, StepResult, beyond, errors, limits_o
 from benchmarks.gpu.plan import Json
 from utils.data.augment import Augmentation
 from utils.data.dataset import Batch
-from utils.data.synthetic import synthetic_batch
+from utils.measure.synthetic import synthetic_batch
 from utils.yolo.model import YoloModel, build_model
 
 

@@ -18,9 +18,9 @@ from benchmarks.train_step_sides import TheirSide, _their_batch
 from tests.support.oracle import draw_data
 from tests.support.plugin import run_main
 from utils.common.devices import keep_freed_memory
-from utils.data.synthetic import synthetic_batch
-from utils.engine import step_timer
 from utils.engine.state import ModelEMA
+from utils.measure import step_timer
+from utils.measure.synthetic import synthetic_batch
 
 CPU = torch.device("cpu")
 NAMES = ("pole", "wire", "insulator")

@@ -16,7 +16,7 @@ from tests.support.plugin import TRAIN_FLAGS, TrainedRun, free_port, must_run
 from tests.support.processes import run_guarded
 from utils.common import errors
 from utils.common.devices import choose_precision
-from utils.run.checkpoint import latest_facts
+from utils.run.checkpoint import latest_manifest
 from utils.run.records import read_epochs
 from utils.yolo.model import load_weights
 
@@ -75,7 +75,7 @@ def test_more_epochs_under_accelerate_launch_and_then_on_one_process_go_on(train
     assert "Epoch 3" in again
     assert "Epoch 2\n" not in again
     # One process carries on what two began, from the folder alone.
-    chosen = latest_facts(folder / "checkpoint")
+    chosen = latest_manifest(folder / "checkpoint")
     assert (chosen["optimizer"], chosen["amp"]) == ("adamw", choose_precision("auto", torch.device("cpu")).name)
     resumed = must_run("python", "train_yolo_ddp.py", "--resume", folder / "last.pt", "--epochs", "4")
     assert "Epoch 4" in resumed

@@ -13,10 +13,10 @@ from utils.common.errors import UsageError
 from utils.data.augment import Augmentation, AugmentOptions
 from utils.data.augmentation_policy import resolve_augmentation
 from utils.data.dataset import Batch, count_classes
-from utils.data.label_shapes import LabelShapes
-from utils.data.synthetic import synthetic_batch
+from utils.data.label_shapes import LabelStatistics
 from utils.distributed.sync_bn import convert_sync_batchnorm
 from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
+from utils.measure.synthetic import synthetic_batch
 from utils.run.folder import differences
 from utils.training.config import TrainConfig
 from utils.yolo.inputs import prepare_batch
@@ -124,10 +124,10 @@ def test_weights_multiply_each_classs_share_and_none_is_the_plain_loss(model: An
 
 
 def test_the_options_reach_the_augmentation() -> None:
-    facts = LabelShapes((), {}, None, are_all_thin=False)
+    labels = LabelStatistics((), {}, None, are_all_thin=False)
 
     def augment(config: TrainConfig) -> Augmentation:
-        return resolve_augmentation(None, "auto", section_of(config, AugmentOptions), facts, NAMES).augment
+        return resolve_augmentation(None, "auto", section_of(config, AugmentOptions), labels, NAMES).augment
 
     config = parse_config(TrainConfig, "", ["--shear=3", "--mixup=0.2", "--copy-paste=0.4", "--multi-scale"])
     assert (augment(config).shear, augment(config).mixup, augment(config).copy_paste) == (3, 0.2, 0.4)

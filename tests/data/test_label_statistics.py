@@ -12,9 +12,11 @@ from utils.data import label_shapes
 from utils.data.images import upright_size, write_jpeg
 from utils.data.label_shapes import (
     WINDOWS_ADVICE,
+    LabelledPhoto,
     count_rectangles,
     label_lengths,
     median_sizes,
+    sample_labels,
     sizes_on_disk,
     small_labels_hint,
 )
@@ -39,13 +41,12 @@ def test_compact_objects_have_their_whole_width_and_rectangles_are_counted() -> 
     turned = 90 + corners @ np.array([[0.8, 0.6], [-0.6, 0.8]]) * (1, 1)
     quadrangle = corners * (1, 0.9) + [[0, 0], [0, 0], [9, 9], [0, 0]]
     outlines = [corners, circle, turned, corners * (1, 0.3), strip, quadrangle]
-    photos = [Photo(Path("a.jpg"), np.array([number]), [one / (400, 200)]) for number, one in enumerate(outlines)]
-    sizes = [(400, 200)] * len(photos)
-    widths = {number: width for number, (width, _) in median_sizes(photos, sizes, 640).items()}
+    photos = [LabelledPhoto(np.array([n]), [one], (400, 200), lambda: corners) for n, one in enumerate(outlines)]
+    widths = {number: width for number, (width, _) in median_sizes(photos, 640).items()}
     assert widths == pytest.approx({0: 100, 1: 100, 2: 100, 3: 30, 4: 8, 5: 99}, abs=2)
-    assert count_rectangles([photos[0], photos[2]] * 6, sizes * 2) == {0: 6, 2: 6}
-    assert not count_rectangles([photos[0]] * 4, sizes[:4])  # too few to say anything
-    assert not count_rectangles([photos[0], photos[5]] * 6, sizes * 2)
+    assert count_rectangles([photos[0], photos[2]] * 6) == {0: 6, 2: 6}
+    assert not count_rectangles([photos[0]] * 4)  # too few to say anything
+    assert not count_rectangles([photos[0], photos[5]] * 6)
 
 
 def test_small_objects_need_a_larger_input_and_thin_or_tiny_ones_windows(tmp_path: Path) -> None:
@@ -54,7 +55,7 @@ def test_small_objects_need_a_larger_input_and_thin_or_tiny_ones_windows(tmp_pat
     def hint(width: int, length: int) -> tuple[str, list[str]]:
         corners = 100 + np.array([[0, 0], [length, 0], [length, width], [0, width]])
         photo = Photo(tmp_path / "a.jpg", np.zeros(1, int), [corners / (1600, 1200)])
-        return small_labels_hint([photo], ("cell",), 640)
+        return small_labels_hint(sample_labels([photo]), ("cell",), 640)
 
     line, words = hint(20, 20)
     assert line.endswith("labels of cell are at most 8 px long at an input of 640 px; train with --img-size 960")

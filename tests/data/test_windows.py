@@ -17,10 +17,10 @@ from utils.data.augment import Augmentation
 from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import letterbox, write_jpeg
-from utils.data.labels import Photo
+from utils.data.labels import Photo, format_yolo_label
 from utils.data.windows import CELL, EMPTY, OBJECT, ROLES, WHOLE, Window, WindowConfig, WindowedPhotos, Windows
 from utils.training.config import TrainConfig
-from utils.training.data import open_data, say_oddities
+from utils.training.data import open_data
 
 SIDE_PX = 640
 STILL = Augmentation(mosaic=0, translate=0, scale=0, fliplr=0, hsv_h=0, hsv_s=0, hsv_v=0)
@@ -28,15 +28,22 @@ STILL = Augmentation(mosaic=0, translate=0, scale=0, fliplr=0, hsv_h=0, hsv_s=0,
 
 def test_boxes_and_photographs_of_both_splits_are_said(tmp_path: Path) -> None:
     """A training on boxes, whose val was its train, said neither."""
-    for name in ("a.jpg", "b.jpg"):
-        write_jpeg(tmp_path / name, np.zeros((60, 80, 3), np.uint8))
-    boxes = Photo(tmp_path / "a.jpg", np.zeros(10, int), [box(0.1 * number, 0.2, 0.05, 0.3) for number in range(10)])
-    outlines = dataclasses.replace(boxes, file=tmp_path / "b.jpg", polygons=[one[:3] for one in boxes.polygons])
-    said: list[str] = []
-    say_oddities([boxes], [boxes, outlines], said.append)
-    assert [line[:30] for line in said] == ["The labels are boxes without o", "1 photograph of val is in trai"]
-    say_oddities([outlines], [boxes], said.append)
-    assert len(said) == 2
+    boxes = [box(0.1 * number, 0.2, 0.05, 0.3) for number in range(10)]
+    for name, outlines in {"a": boxes, "b": [outline[:3] for outline in boxes]}.items():
+        write_jpeg(tmp_path / f"{name}.jpg", np.zeros((60, 80, 3), np.uint8))
+        (tmp_path / f"{name}.txt").write_text(format_yolo_label((0, outline) for outline in outlines))
+        (tmp_path / f"{name}-list.txt").write_text(f"{name}.jpg\n")
+
+    def said_of(train: str, val: str) -> list[str]:
+        said: list[str] = []
+        (tmp_path / "data.yaml").write_text(f"train: {train}-list.txt\nval: {val}-list.txt\nnames: [box]\n")
+        spec = load_dataset_yaml(tmp_path / "data.yaml")
+        config = TrainConfig(img_size=64, cache="none", save_dir=str(tmp_path / "none"))
+        open_data(config, spec, torch.device("cpu"), said.append)
+        return [line[:30] for line in said if line.startswith(("The labels", "1 photograph"))]
+
+    assert said_of("a", "a") == ["The labels are boxes without o", "1 photograph of val is in trai"]
+    assert said_of("b", "a") == []
 
 
 def photo_with(count: int, seed: int, largest: float = 0.3) -> Photo:

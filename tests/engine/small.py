@@ -39,10 +39,10 @@ def loader_of(data: TensorDataset, batch_size: int, shuffle: bool = True) -> Dat
 
 
 def engine_of(
-    model: nn.Module, folder: Path, *, task: Task | None = None, facts: Record | None = None, **options: Any
+    model: nn.Module, folder: Path, *, task: Task | None = None, manifest: Record | None = None, **options: Any
 ) -> TrainingEngine:
     options = {"precision": "off", "tensorboard": False, "ema": "ema_decay" in options, "patience": 0, **options}
-    return TrainingEngine(model, CPU, EngineOptions(**options), task=task, run=folder, facts=facts)
+    return TrainingEngine(model, CPU, EngineOptions(**options), task=task, run=folder, manifest=manifest)
 
 
 def fit(

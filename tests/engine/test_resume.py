@@ -147,7 +147,7 @@ def test_a_task_keeps_its_checkpoints_where_and_when_it_is_told(tmp_path: Path) 
 
     logged: list[tuple[int, bool]] = []
     options: Record = {"epochs": 2, "save_every_steps": 3, "log_interval": 4, "save_last": False, "save_best": False}
-    options |= {"task": Own(), "facts": {"name": "own"}}
+    options |= {"task": Own(), "manifest": {"name": "own"}}
     fit(classifier(), tmp_path, loader_of(points(28), 4), loader_of(points(8), 4), **options)  # 7 steps an epoch
     assert steps == [3, 6, 7, 9, 12, 14]
     assert logged == [(1, True), (5, True), (7, True), (8, True), (12, True), (14, True)]

@@ -89,19 +89,25 @@ def named(lap: list[float]) -> dict[str, float]:
     return dict(zip(FIELDS, lap, strict=True))
 
 
-def test_own_time_ends_where_the_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("waits", "own_ms"), [(False, 30), (True, 10)], ids=["loss waits", "network waits"])
+def test_own_time_ends_where_the_ranks_meet(waits: bool, own_ms: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now_s=100.0)
     made_up = SimpleNamespace(perf_counter=lambda: clock.now_s, process_time=lambda: 0.1 * clock.now_s)
     monkeypatch.setattr(meters, "time", made_up)
     meter = RankMeter(torch.device("cpu"))
+
+    def compute(inputs: str) -> str:
+        clock.now_s += 0.02
+        return inputs
+
+    network = meter.around(compute, waits=waits)
     for _ in range(2):
         meter.begin()
         clock.now_s += 0.01
-        meter.meet()
-        clock.now_s += 0.05  # waiting for the others
-        meter.meet()  # a second meeting of the same batch changes nothing
+        assert network("outputs") == "outputs"
+        clock.now_s += 0.05  # in the loss and the gradients
     found = named(meter.lap(0.25))
-    assert found["own_ms"] == pytest.approx(10)
+    assert found["own_ms"] == pytest.approx(own_ms)
     assert found["data_wait_share"] == 0.25
     assert found["cpu_cores"] == pytest.approx(0.1)
     assert found["rss_bytes"] > 2**20

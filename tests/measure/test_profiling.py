@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from utils.common import nvml
-from utils.engine.step_timer import PHASES
 from utils.measure import profiling
 from utils.measure.profiling import BatchProfile, best_profile, profile_table, profile_until_full, verdict_lines
+from utils.measure.step_timer import PHASES
 
 
 def profile(batch_size: int, images_per_s: float, reserved_bytes: int | None = None) -> BatchProfile:

@@ -9,13 +9,12 @@ import torch
 
 from tests.measure.made_up import JOB
 from utils.common.devices import choose_precision
-from utils.data.synthetic import synthetic_batch, training_colours
-from utils.engine import step_timer
-from utils.engine.step_timer import PHASES, StepTimer, middle_half, time_training_steps
+from utils.measure import step_timer
 from utils.measure.step_ranges import RangeTimer
+from utils.measure.step_timer import PHASES, StepTimer, build_training, middle_half, time_training_steps
+from utils.measure.synthetic import synthetic_batch, training_colours
 from utils.yolo.model import build_model
 from utils.yolo.optimizer import MuSGD
-from utils.yolo.training_step import build_training
 
 # --- Synthetic batches -----------------------------------------------------------------------------------------------
 

@@ -156,7 +156,7 @@ def test_two_processes_with_four_images_go_on_as_one_with_eight_and_back_and_not
     for resume in ("", str(run)):
         started_on(2, monkeypatch)
         open_run_folder(run, TrainConfig(save_dir=str(run), batch_size=4), data=taken(data))
-        save_checkpoint(run / "checkpoint", 7, {"weight": torch.zeros(1)}, facts={"global_batch_size": 8})
+        save_checkpoint(run / "checkpoint", 7, {"weight": torch.zeros(1)}, manifest={"global_batch_size": 8})
         started_on(1, monkeypatch)
         for batch_size, accumulate in ((8, 1), (2, 4)):
             same = TrainConfig(save_dir=str(run), batch_size=batch_size, accumulate=accumulate, resume=resume)

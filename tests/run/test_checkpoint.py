@@ -20,7 +20,7 @@ from utils.run import checkpoint
 from utils.run.checkpoint import (
     CheckpointFiles,
     has_checkpoint,
-    latest_facts,
+    latest_manifest,
     load_latest,
     load_state,
     save_checkpoint,
@@ -107,7 +107,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: Callable[[P
     assert reason in str(verify(third))
     assert latest_step(tmp_path) == 2
     (third / "manifest.json").write_text("[]")
-    assert latest_facts(tmp_path)["step"] == 2
+    assert latest_manifest(tmp_path)["step"] == 2
     flip_a_byte(second / "state.pt")
     assert latest_step(tmp_path) == 1
     flip_a_byte(first / "state.pt")

@@ -21,7 +21,7 @@ from utils.data.augmentation_policy import AugmentationPolicy, resolve_augmentat
 from utils.data.dataset import Batch
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.drawn_wires import band
-from utils.data.label_shapes import LabelShapes, shapes_of
+from utils.data.label_shapes import LabelStatistics, measure_labels
 from utils.data.labels import Photo
 from utils.data.options import DataOptions
 from utils.data.windows import WindowConfig
@@ -40,8 +40,8 @@ def config_of(*arguments: str) -> TrainConfig:
     return parse_config(TrainConfig, "", list(arguments))
 
 
-def policy(config: TrainConfig, facts: LabelShapes) -> AugmentationPolicy:
-    return resolve_augmentation(config.window_config, config.reach, section_of(config, AugmentOptions), facts, NAMES)
+def policy(config: TrainConfig, labels: LabelStatistics) -> AugmentationPolicy:
+    return resolve_augmentation(config.window_config, config.reach, section_of(config, AugmentOptions), labels, NAMES)
 
 
 def test_words_and_numbers_that_yaml_misreads_are_understood(tmp_path: Path) -> None:
@@ -77,11 +77,11 @@ def test_windows_need_a_low_and_a_high_scale() -> None:
 
 
 def test_objects_are_assigned_within_reach_when_training_on_windows() -> None:
-    facts = LabelShapes((), {}, None, are_all_thin=False)
-    assert not policy(TrainConfig(), facts).within_reach
-    assert policy(TrainConfig(reach="on"), facts).within_reach
-    assert policy(TrainConfig(windows=8), facts).within_reach
-    assert not policy(TrainConfig(windows=8, reach="off"), facts).within_reach
+    labels = LabelStatistics((), {}, None, are_all_thin=False)
+    assert not policy(TrainConfig(), labels).within_reach
+    assert policy(TrainConfig(reach="on"), labels).within_reach
+    assert policy(TrainConfig(windows=8), labels).within_reach
+    assert not policy(TrainConfig(windows=8, reach="off"), labels).within_reach
 
 
 def test_another_folder_beside_a_resume_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def arcs(file: Path, sag: float, number: int = 24) -> Photo:
 
 
 def choose(photos: list[Photo], **options: float) -> tuple[tuple[float | None, ...], list[str], Augmentation]:
-    chosen = policy(TrainConfig(**options), shapes_of(photos))  # type: ignore[arg-type]
+    chosen = policy(TrainConfig(**options), measure_labels(photos))  # type: ignore[arg-type]
     augment = chosen.augment
     return (augment.degrees, augment.flipud, augment.draw_wires), list(chosen.lines), augment
 
@@ -333,5 +333,5 @@ def test_a_training_without_a_model_does_not_end_with_code_0() -> None:
     progress, options = SimpleNamespace(best_value=None), SimpleNamespace(monitor="val_loss")
     engine: Any = SimpleNamespace(progress=progress, options=options, log=SimpleNamespace(print=print), stopped_by="")
     with pytest.raises(Diverged, match=r"run: no best\.pt, because val_loss was never a number") as caught:
-        conclude(engine, SimpleNamespace(folder="run"), TrainConfig())  # type: ignore[arg-type]
+        conclude(engine, SimpleNamespace(folder="run"), SimpleNamespace())  # type: ignore[arg-type]
     assert caught.value.exit_code == EXIT_DIVERGED

@@ -1,4 +1,4 @@
-"""What the tests share: networks, the loss without terms that somebody adds, random targets and network outputs."""
+"""What the tests share: networks, random targets and network outputs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from utils.yolo import mask_loss
 from utils.yolo.inputs import Targets
 from utils.yolo.model import build_model, save_deployable
 
@@ -23,12 +22,6 @@ WIRE_LABELS: dict[str, Any] = {
     "wires_bent": [0],
 }
 FAMILIES = ("yolov8n", "yolo11n", "yolo12n", "yolo26n")
-
-
-@pytest.fixture(autouse=True)
-def terms_of_yolov8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests compare with Ultralytics, or count memory: both without EXTRA_TERMS."""
-    monkeypatch.setattr(mask_loss, "EXTRA_TERMS", ())
 
 
 @pytest.fixture(scope="session")

@@ -28,13 +28,14 @@ from tests.yolo.conftest import (
 )
 from utils import distributed
 from utils.data.labels import ANY_CLASS
-from utils.engine import EngineOptions, TrainingEngine
+from utils.engine import EngineOptions, Task, TrainingEngine
 from utils.yolo.assigner import PredictedMasks, inside_boxes
 from utils.yolo.boxes import AnchorGrid, anchor_grid, complete_iou
 from utils.yolo.inputs import Targets
 from utils.yolo.loss import PARTS, SegmentationLoss, _ClassError
 from utils.yolo.loss26 import loss_for
 from utils.yolo.model import build_model
+from utils.yolo.training_step import SegmentationStep
 
 BATCH_SIZE_PER_RANK = 2
 
@@ -284,8 +285,9 @@ def step_of(counts: list[int], accumulation_steps: int, folder: Path, criterion_
     targets = targets_of(counts, SIZE_PX)
     shares = [slice(start, start + 4 // accumulation_steps) for start in range(0, 4, 4 // accumulation_steps)]
     options = EngineOptions(accumulate=accumulation_steps, precision="off", quiet=True)
-    engine = TrainingEngine(model, torch.device("cpu"), options, run=folder)
-    engine.task.prepare = lambda batch, device: batch  # type: ignore[method-assign]
+    task = SegmentationStep() if criterion_type is SegmentationLoss else Task()
+    task.prepare = lambda batch, device: batch  # type: ignore[method-assign]
+    engine = TrainingEngine(model, torch.device("cpu"), options, task=task, run=folder)
     batches = [(images[share], share_of(targets, share)) for share in shares]
     engine.model.train = lambda mode=True: engine.model  # type: ignore[method-assign] # BatchNorm stays frozen
     engine.begin(torch.optim.SGD(model.parameters(), lr=1.0), criterion_type(model, loss_scale=1.0))

@@ -1,15 +1,15 @@
 """The mask loss in blocks: plain PyTorch's loss and gradients, half precision, bounded memory."""
 
-import math
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.yolo.conftest import Operators, random_outputs, targets_of
 from utils.yolo import mask_loss as module
 from utils.yolo.loss import SegmentationLoss
-from utils.yolo.mask_loss import find_positives, mask_loss, mask_loss_by_autograd
+from utils.yolo.mask_loss import Positives, find_positives, mask_loss
 
 SIDE = 32  # of the prototypes, in pixels
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -26,7 +26,7 @@ def boxes_of(name: str) -> torch.Tensor:
     return torch.stack([boxes, overlapping.flip(0)])
 
 
-def case_of(name: str, num_anchors: int) -> tuple[Case, module.Positives]:
+def case_of(name: str, num_anchors: int) -> tuple[Case, Positives]:
     """Return the tensors of a batch of two images, and its positive anchors; the later target hides the earlier."""
     generator = torch.Generator().manual_seed(0)
     boxes = boxes_of(name)
@@ -42,6 +42,25 @@ def case_of(name: str, num_anchors: int) -> tuple[Case, module.Positives]:
     coefficients = torch.randn(num_anchors, 32, generator=generator).requires_grad_()
     found = find_positives(foreground, target_index, boxes, SIDE)
     return (prototypes, coefficients, masks, boxes), found
+
+
+def mask_loss_by_autograd(
+    prototypes: torch.Tensor,
+    coefficients: torch.Tensor,
+    masks: torch.Tensor,
+    mask_boxes: torch.Tensor,
+    positives: Positives,
+) -> torch.Tensor:
+    """Return what `mask_loss` returns, in plain PyTorch: tensors of float32 (P, S, S), also outside the boxes."""
+    image, target = positives.image, positives.target
+    x1, y1, x2, y2 = mask_boxes[image, target][..., None, None].unbind(1)  # (P, 1, 1) each
+    pixel = torch.arange(prototypes.shape[-1])
+    row, column = pixel[:, None], pixel[None]
+    inside = (column >= x1) & (column < x2) & (row >= y1) & (row < y2)  # (P, S, S)
+    weight = (inside & (masks[image] >= 0)) / ((x2 - x1) * (y2 - y1)).clamp(min=1e-9)
+    truth = (masks[image] == target[:, None, None] + 1).to(weight.dtype)
+    logits = torch.einsum("pc,pchw->phw", coefficients, prototypes[image])
+    return (F.binary_cross_entropy_with_logits(logits, truth, reduction="none") * weight).sum()
 
 
 @pytest.mark.parametrize("units_at_once", [1, 7, 256])
@@ -65,31 +84,6 @@ def test_a_batch_without_positives_has_a_loss_and_gradients_of_zero() -> None:
     for loss in (mask_loss(*case, found), mask_loss_by_autograd(*case, found)):
         assert loss.item() == 0
         assert [float(part.abs().sum()) for part in torch.autograd.grad(loss, case[:2])] == [0, 0]
-
-
-def dice(logits: torch.Tensor, truth: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    probability = logits.sigmoid()
-    shared = (probability * truth * weight).sum((1, 2))
-    return 1 - 2 * shared / ((probability + truth) * weight).sum((1, 2)).clamp(min=1e-9)  # a box may hold no pixel
-
-
-def test_an_extra_term_is_added_with_its_gain(monkeypatch: pytest.MonkeyPatch) -> None:
-    masks = torch.zeros(1, SIDE, SIDE, dtype=torch.int32)
-    masks[0, 4:8, 4:8] = 1
-    boxes = torch.tensor([[[2.0, 4, 8, 8]]])
-    found = find_positives(torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 2, dtype=torch.int64), boxes, SIDE)
-    prototypes = torch.zeros(1, 32, SIDE, SIDE)
-    prototypes[0, 0] = torch.where(masks[0] == 1, 50.0, -50.0)
-    coefficients = torch.zeros(2, 32)
-    coefficients[:, 0] = torch.tensor([1.0, 0])  # a perfect prediction, and one half everywhere
-    coefficients.requires_grad_()
-    monkeypatch.setattr(module, "EXTRA_TERMS", ((0.5, dice),))
-    loss = mask_loss(prototypes, coefficients, masks, boxes, found)
-    dice_of_a_half = 2 * 8 / (12 + 16)  # of 24 pixels, 16 are the target's
-    assert loss.item() == pytest.approx(math.log(2) + 0.5 * (1 - dice_of_a_half), abs=1e-6)
-    (gradient,) = torch.autograd.grad(loss, coefficients)
-    bce_slope = -50 / 2  # the derivative of log(1 + exp(-50 c)) at c = 0, on the mean over the box
-    assert gradient[1, 0] < bce_slope  # both terms push towards the truth
 
 
 def test_no_tensor_of_the_loss_holds_a_mask_for_each_anchor(model: Any) -> None:

@@ -9,15 +9,15 @@ import torch
 
 from tests.yolo.conftest import Operators
 from utils.common.devices import choose_precision
-from utils.data.synthetic import synthetic_batch
 from utils.engine.recovery import NonFiniteGuard
+from utils.measure.step_timer import build_training
+from utils.measure.synthetic import synthetic_batch
 from utils.run.checkpoint import load_latest, save_checkpoint
 from utils.training.config import TrainConfig
 from utils.training.plan import plan_optimizer
 from utils.yolo.model import build_model
 from utils.yolo.optimizer import MUON_GAIN, MuSGD, OptimizerPlan, build_optimizer, parameter_groups, scaled_lr
 from utils.yolo.orthogonal import Orthogonaliser
-from utils.yolo.training_step import build_training
 
 NAMES = ("conductor", "other_wire", "pole")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from utils.common.errors import UsageError
 from utils.data.augment import Augmentation, AugmentOptions
-from utils.data.label_shapes import LabelShapes
+from utils.data.label_shapes import LabelStatistics
 from utils.data.polygons import MIN_ELONGATION
 from utils.data.windows import WindowConfig
 
@@ -31,7 +31,7 @@ class AugmentationPolicy:
 
 
 def resolve_augmentation(
-    windows: WindowConfig | None, reach: str, options: AugmentOptions, facts: LabelShapes, names: tuple[str, ...]
+    windows: WindowConfig | None, reach: str, options: AugmentOptions, labels: LabelStatistics, names: tuple[str, ...]
 ) -> AugmentationPolicy:
     """Decide how a run trains, alike on all ranks. `reach` is auto, on or off.
 
@@ -42,27 +42,27 @@ def resolve_augmentation(
         lines.append(
             "Objects are assigned to anchors that can predict their whole box, because of --windows (--reach off: to all)"
         )
-    from_above, reasons = turns_and_wires(windows, options, facts)
+    from_above, reasons = turns_and_wires(windows, options, labels)
     given: dict[str, Any] = {name: 0.0 if value is None else value for name, value in vars(options).items()}
-    augment = Augmentation(**given | from_above, wire_classes=facts.thin, drawn_classes=facts.straight)
-    if augment.paste and facts.are_all_thin:
+    augment = Augmentation(**given | from_above, wire_classes=labels.thin, drawn_classes=labels.straight)
+    if augment.paste and labels.are_all_thin:
         raise UsageError(
             "--paste: the training labels hold no object to paste; thin classes, such as wires, are not pasted"
         )
-    if augment.draw_wires and not facts.thin:
+    if augment.draw_wires and not labels.thin:
         raise UsageError("--draw-wires: no class of the training labels is as thin as wires are")
     lines += reasons
     if augment.draw_wires:
-        drawn = ", ".join(names[class_id] for class_id in facts.straight or facts.thin)
+        drawn = ", ".join(names[class_id] for class_id in labels.straight or labels.thin)
         lines.append(f"Wires are drawn as {drawn}; --draw-wires 0: none")
-    if windows and facts.curved:
-        bent = ", ".join(f"{names[class_id]} {facts.bends[class_id]:.1f} times" for class_id in facts.curved)
+    if windows and labels.curved:
+        bent = ", ".join(f"{names[class_id]} {labels.bends[class_id]:.1f} times" for class_id in labels.curved)
         lines.append(
             f"Curved labels: {bent} as curved as wires may be. They count as no wires: none are "
             "drawn (--draw-wires 0.5 draws some), and they have no direction (--degrees 90 turns photographs)"
         )
-    if windows and facts.thin:
-        thin = ", ".join(names[class_id] for class_id in facts.thin)
+    if windows and labels.thin:
+        thin = ", ".join(names[class_id] for class_id in labels.thin)
         lines.append(
             f"Thin classes: {thin}, at least {MIN_ELONGATION:g} times as long as wide. They are found as lines "
             "(evaluate_model.py --thin-classes none: as masks)"
@@ -73,18 +73,20 @@ def resolve_augmentation(
 
 
 def turns_and_wires(
-    windows: WindowConfig | None, options: AugmentOptions, facts: LabelShapes
+    windows: WindowConfig | None, options: AugmentOptions, labels: LabelStatistics
 ) -> tuple[dict[str, float], list[str]]:
     """Return the strengths of FROM_ABOVE that a training on windows takes over where they are unset, and the reason.
 
     Wires are drawn where a thin class is straight.
     """
-    unset = [name for name in FROM_ABOVE if getattr(options, name) is None and (facts.straight or name != "draw_wires")]
+    unset = [
+        name for name in FROM_ABOVE if getattr(options, name) is None and (labels.straight or name != "draw_wires")
+    ]
     # Other trainings get no advice: cars on a road lie in many directions, too, but have an up.
-    if not (windows and unset) or facts.agreement is None:
+    if not (windows and unset) or labels.agreement is None:
         return {}, []
-    agreement = f"{facts.agreement:.2f}, limit {MAX_AGREEMENT}"
-    if facts.agreement < MAX_AGREEMENT:
+    agreement = f"{labels.agreement:.2f}, limit {MAX_AGREEMENT}"
+    if labels.agreement < MAX_AGREEMENT:
         chosen = {name: FROM_ABOVE[name] for name in unset}
         typed = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in chosen.items())
         return chosen, [f"Labelled objects lie in many directions (agreement {agreement}): training with {typed}"]

@@ -1,10 +1,12 @@
 """What the labels of a split say about its objects: which are thin, curved, small or turned."""
 
+from __future__ import annotations
+
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import cv2
@@ -14,34 +16,77 @@ from utils.common.config import nearest
 from utils.common.errors import UsageError
 from utils.common.text import coloured
 from utils.data.drawn_wires import MAX_SAG
-from utils.data.images import ImageError, upright_size
+from utils.data.images import ImageError, read_image, upright_size
 from utils.data.labels import Photo
 from utils.data.polygons import elongated_classes, elongation
 
-HEADER_BYTES = 2**20  # hold the size and the orientation of nearly all photographs
-MEASURED_PHOTOS = 1000  # whose labels' lengths are measured
-THIN_PX, SMALL_PX = 4.0, 12.0  # width, and longer side, of labels in the network's input that are hard to learn
-LINE = 10.0  # times as long as wide: such labels need windows, not a larger input
-MAX_INPUT_PX = 1280  # that is advised
-RECTANGULAR = 0.995  # share of the smallest rectangle around an outline of four corners that is one itself
-MOST_RECTANGLES = 0.9  # of all objects, for outlines that are boxes; a few objects are rectangles
-LARGER = 0.8  # scale of a photograph in the input below which a window shows more of it
-SizeOf = Callable[[int], tuple[int, int]]  # from a photograph's position to its width and height
+# The first bytes hold the size and the orientation of nearly all photographs.
+HEADER_BYTES = 2**20
+# The lengths of labels are measured in so many photographs.
+MEASURED_PHOTOS = 1000
+# Width, and longer side, of labels in the network's input that are hard to learn.
+THIN_PX, SMALL_PX = 4.0, 12.0
+# Labels that are so many times as long as wide need windows, not a larger input.
+LINE = 10.0
+# The largest input that is advised.
+MAX_INPUT_PX = 1280
+# Share of the smallest rectangle around an outline of four corners that is one itself.
+RECTANGULAR = 0.995
+# The share of all objects from which on outlines are boxes; a few objects are rectangles.
+MOST_RECTANGLES = 0.9
+# Scale of a photograph in the input below which a window shows more of it.
+LARGER = 0.8
+# A class needs so many labels, for their lengths to say anything.
+MIN_LABELS = 10
+# Limits of the spread of the logarithms of lengths. Where labels differ more, short objects are not worse.
+LEAST_SPREAD, MOST_SPREAD = 0.5, 1.0
+# What labels deviate from a parabola, in their length, for STRAIGHT_SHARE of a class: real wires 0.003, drawn ones 0.005 to 0.009;
+# roots of plants 0.017, cracks in roads 0.05, vessels of the retina 0.25. How far they sag is limited to what drawn wires sag
+# (MAX_SAG): real wires 0.004, drawn ones 0.03 to 0.08; roots 0.13, cracks 0.23, vessels 0.9.
+MAX_BEND, STRAIGHT_SHARE = 0.012, 0.75
+# So many points stand for an outline in `bend_of`.
+BEND_POINTS = 256
+# An object has a direction if its smallest rectangle is this many times as long as wide.
+LONG = 3.0
+# A class needs so many such objects, for their directions to say anything.
+MIN_LONG_OBJECTS = 20
+# The labels of so many photographs are measured, spread over the split.
+SAMPLED_PHOTOS = 64
+# From a photograph's position to its width and height.
+SizeOf = Callable[[int], tuple[int, int]]
 WINDOWS_ADVICE = "train on windows of the photographs: --windows 8 (docs/windows.md)"
 
 
 @dataclass(frozen=True)
-class LabelShapes:
-    """What decides how a data set is augmented.
+class LabelledPhoto:
+    """A photograph's labels: class ids int64 (N,), outlines (V, 2) xy in its pixels, its width and height; `read` it, RGB."""
+
+    class_ids: np.ndarray
+    outlines: list[np.ndarray]
+    size: tuple[int, int]
+    read: Callable[[], np.ndarray]
+
+    @classmethod
+    def of(cls, photo: Photo, size: tuple[int, int]) -> LabelledPhoto:
+        """Return the labels of a photograph of this width and height."""
+        outlines = [outline * size for outline in photo.polygons]
+        return cls(photo.class_ids, outlines, size, partial(read_image, photo.file))
+
+
+@dataclass(frozen=True)
+class LabelStatistics:
+    """What the training labels say: how photographs are augmented, and what a model's file says of the labels.
 
     thin: classes of long and thin objects. bends: of each of these, how curved its labels are; 1 is the most that wires are.
     agreement: of the directions of long objects, from 0 to 1; None if there are too few. are_all_thin: no class is another.
+    sample: the labels of which all this was measured.
     """
 
     thin: tuple[int, ...]
     bends: dict[int, float]
     agreement: float | None
     are_all_thin: bool
+    sample: Sequence[LabelledPhoto] = ()
 
     @property
     def straight(self) -> tuple[int, ...]:
@@ -54,17 +99,31 @@ class LabelShapes:
         return tuple(class_id for class_id in self.thin if self.bends[class_id] > 1)
 
 
-def shapes_of(photos: list[Photo]) -> LabelShapes:
+def measure_labels(photos: list[Photo]) -> LabelStatistics:
     """Measure the labels of some photographs, spread over the split, alike on all ranks."""
-    size_of = sizes_on_disk(photos)
-    thin = choose_thin_classes(("auto",), photos, size_of, ())
-    in_pixels = (
-        (photos[n].class_ids, [outline * size_of(n) for outline in photos[n].polygons]) for n in with_objects(photos)
-    )
-    bends = class_bends(in_pixels, thin) if thin else {}
+    sample = sample_labels(photos)
+    thin = thin_classes(sample)
+    bends = class_bends(sample, thin) if thin else {}
     curved = [class_id for class_id in thin if bends[class_id] > 1]
     are_all_thin = all(np.isin(photo.class_ids, thin).all() for photo in photos)
-    return LabelShapes(thin, bends, common_direction(photos, size_of, curved), are_all_thin)
+    return LabelStatistics(thin, bends, common_direction(sample, curved), are_all_thin, sample)
+
+
+def sample_labels(photos: list[Photo], size_of: SizeOf | None = None) -> list[LabelledPhoto]:
+    """Return the labels of at most SAMPLED_PHOTOS photographs with objects, evenly spread over the split.
+
+    `size_of`: as `sizes_on_disk` returns it, which is used if it is unset.
+    """
+    size_of = size_of or sizes_on_disk(photos)
+    positions = [index for index, photo in enumerate(photos) if len(photo.polygons)]
+    chosen = positions[:: max(1, len(positions) // SAMPLED_PHOTOS)][:SAMPLED_PHOTOS]
+    return [LabelledPhoto.of(photos[index], size_of(index)) for index in chosen]
+
+
+def thin_classes(labels: Iterable[LabelledPhoto]) -> tuple[int, ...]:
+    """Return the classes whose objects have a median elongation of MIN_ELONGATION or more."""
+    class_ids = [class_id for photo in labels for class_id in photo.class_ids]
+    return elongated_classes(class_ids, [elongation(outline) for photo in labels for outline in photo.outlines])
 
 
 def sizes_on_disk(photos: list[Photo]) -> SizeOf:
@@ -75,46 +134,41 @@ def sizes_on_disk(photos: list[Photo]) -> SizeOf:
             head = stream.read(HEADER_BYTES)
             try:
                 return upright_size(head)
-            except ImageError:  # a TIFF may have its sizes at its end
+            # A TIFF may have its sizes at its end.
+            except ImageError:
                 return upright_size(head + stream.read())
 
     return cache(size_of)
 
 
 def choose_thin_classes(
-    asked: tuple[str, ...], photos: list[Photo], size_of: SizeOf, names: tuple[str, ...]
+    wanted: tuple[str, ...], photos: list[Photo], size_of: SizeOf, names: tuple[str, ...]
 ) -> tuple[int, ...]:
     """Return the classes to judge by their centrelines, alike on all ranks: those of the given names, `auto` or `none`.
 
-    `auto` takes the classes whose objects have a median elongation of MIN_ELONGATION or more in some
-    photographs, spread over the split. Raises UsageError for a name that is no class.
+    `auto` takes the `thin_classes` of some photographs, spread over the split. Raises UsageError for a name that is no class.
     """
-    if asked == ("auto",):
-        chosen = with_objects(photos)
-        values = [elongation(outline * size_of(index)) for index in chosen for outline in photos[index].polygons]
-        return elongated_classes((class_id for index in chosen for class_id in photos[index].class_ids), values)
-    return named_classes(asked, names)
+    return thin_classes(sample_labels(photos, size_of)) if wanted == ("auto",) else named_classes(wanted, names)
 
 
-def named_classes(asked: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
+def named_classes(wanted: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
     """Return the classes that `--thin-classes` names; none for `none`. Raises UsageError for a name that is no class."""
-    if asked == ("none",):
+    if wanted == ("none",):
         return ()
-    for name in asked:
+    for name in wanted:
         if name not in names:
             raise UsageError(f"--thin-classes {name}: not one of {', '.join(names)}{nearest(name, names)}")
-    return tuple(sorted({names.index(name) for name in asked}))
+    return tuple(sorted({names.index(name) for name in wanted}))
 
 
-def small_labels_hint(photos: list[Photo], names: tuple[str, ...], size_px: int) -> tuple[str, list[str]]:
+def small_labels_hint(labels: Sequence[LabelledPhoto], names: tuple[str, ...], size_px: int) -> tuple[str, list[str]]:
     """Return a line about the class whose labels are the smallest at a network input of size_px, and what to train with.
 
     Both are empty if the labels are large enough. It is about photographs that are larger than the input, of which a larger input, or
-    windows, show more. Some photographs are looked at, spread over the split.
+    windows, show more.
     """
-    size_of = sizes_on_disk(photos)
-    large = [index for index in with_objects(photos) if size_px / max(size_of(index)) < LARGER]
-    medians = median_sizes([photos[index] for index in large], [size_of(index) for index in large], size_px)
+    large = [photo for photo in labels if size_px / max(photo.size) < LARGER]
+    medians = median_sizes(large, size_px)
     small = [
         (width / THIN_PX, f"half of the labels of {names[class_id]} are at most {width:.1f} px wide")
         for class_id, (width, _) in medians.items()
@@ -127,7 +181,7 @@ def small_labels_hint(photos: list[Photo], names: tuple[str, ...], size_px: int)
     if not small:
         return "", []
     needed_px = math.ceil(size_px / min(small)[0] / 32) * 32
-    long_side_px = np.median([max(size_of(index)) for index in large])
+    long_side_px = np.median([max(photo.size) for photo in large])
     has_lines = any(width < THIN_PX and long >= LINE * width for width, long in medians.values())
     fits = needed_px <= min(MAX_INPUT_PX, long_side_px) and not has_lines
     hint, words = coloured("Hint:", "yellow"), ["--img-size", str(needed_px)] if fits else ["--windows", "8"]
@@ -135,24 +189,24 @@ def small_labels_hint(photos: list[Photo], names: tuple[str, ...], size_px: int)
     return f"{hint} {min(small)[1]} at an input of {size_px} px; {advice}", words
 
 
-def median_sizes(photos: list[Photo], sizes: list[tuple[int, int]], size_px: int) -> dict[int, tuple[float, float]]:
+def median_sizes(labels: Iterable[LabelledPhoto], size_px: int) -> dict[int, tuple[float, float]]:
     """Return the median width and length of each class's labels in pixels of a network input of size_px.
 
-    sizes: widths and heights of the photographs. A compact label is as wide as the smallest rectangle around it, another one,
-    which may bend, as the rectangle of its area and perimeter.
+    A compact label is as wide as the smallest rectangle around it, another one, which may bend, as the rectangle of its area
+    and perimeter.
     """
-    found: dict[int, list[tuple[float, float]]] = {}
-    for photo, size in zip(photos, sizes, strict=True):
-        scale = min(1.0, size_px / max(size))
-        for class_id, polygon in zip(photo.class_ids.tolist(), photo.polygons, strict=True):
-            outline = (polygon * size * scale).astype(np.float32)
+    sizes: dict[int, list[tuple[float, float]]] = {}
+    for photo in labels:
+        scale = min(1.0, size_px / max(photo.size))
+        for class_id, in_pixels in zip(photo.class_ids.tolist(), photo.outlines, strict=True):
+            outline = (in_pixels * scale).astype(np.float32)
             area, half = cv2.contourArea(outline), cv2.arcLength(outline, True) / 2
             ends, width = long_axis(outline)
             length = float(np.hypot(*(ends[1] - ends[0])))
             if length > LONG * width or area < length * width / 2:
                 width = (half - math.sqrt(max(half**2 - 4 * area, 0))) / 2
-            found.setdefault(class_id, []).append((width, float(np.ptp(outline, axis=0).max())))
-    return {class_id: tuple(np.median(np.array(values), axis=0).tolist()) for class_id, values in found.items()}
+            sizes.setdefault(class_id, []).append((width, float(np.ptp(outline, axis=0).max())))
+    return {class_id: tuple(np.median(np.array(values), axis=0).tolist()) for class_id, values in sizes.items()}
 
 
 def class_sizes(
@@ -163,28 +217,22 @@ def class_sizes(
     records: the photographs of manifest.json, which has their sizes.
     """
     size_of = {record["file"]: (record["output_width"], record["output_height"]) for record in records}
-    sizes = [size_of[photo.file.name] for photo in photos]
-    medians = median_sizes(photos, sizes, size_px)
+    labels = [LabelledPhoto.of(photo, size_of[photo.file.name]) for photo in photos]
+    medians = median_sizes(labels, size_px)
     texts = {names[class_id]: f"{long:.0f} x {width:.1f}" for class_id, (width, long) in medians.items()}
-    return texts, {names[class_id]: number for class_id, number in count_rectangles(photos, sizes).items()}
+    return texts, {names[class_id]: number for class_id, number in count_rectangles(labels).items()}
 
 
-def count_rectangles(photos: list[Photo], sizes: list[tuple[int, int]]) -> Counter[int]:
+def count_rectangles(labels: Iterable[LabelledPhoto]) -> Counter[int]:
     """Return how many objects of each class are rectangles, also turned ones, if nearly all objects are; else none."""
-    found, num_objects = Counter[int](), 0
-    for photo, size in zip(photos, sizes, strict=True):
-        num_objects += len(photo.polygons)
-        for class_id, outline in zip(photo.class_ids.tolist(), photo.polygons, strict=True):
+    rectangles, num_objects = Counter[int](), 0
+    for photo in labels:
+        num_objects += len(photo.outlines)
+        for class_id, outline in zip(photo.class_ids.tolist(), photo.outlines, strict=True):
             if len(outline) == 4:
-                pixels = (outline * size).astype(np.float32)
-                found[class_id] += cv2.contourArea(pixels) >= RECTANGULAR * math.prod(cv2.minAreaRect(pixels)[1])
-    return +found if found.total() >= max(MOST_RECTANGLES * num_objects, MIN_LABELS) else Counter()
-
-
-def with_objects(photos: list[Photo]) -> list[int]:
-    """Return the positions of at most DIRECTION_PHOTOS photographs with objects, evenly spread over the split."""
-    positions = [index for index, photo in enumerate(photos) if len(photo.polygons)]
-    return positions[:: max(1, len(positions) // DIRECTION_PHOTOS)][:DIRECTION_PHOTOS]
+                pixels = outline.astype(np.float32)
+                rectangles[class_id] += cv2.contourArea(pixels) >= RECTANGULAR * math.prod(cv2.minAreaRect(pixels)[1])
+    return +rectangles if rectangles.total() >= max(MOST_RECTANGLES * num_objects, MIN_LABELS) else Counter()
 
 
 def label_lengths_of(photos: list[Photo], sizes: np.ndarray) -> list[float]:
@@ -196,47 +244,29 @@ def label_lengths_of(photos: list[Photo], sizes: np.ndarray) -> list[float]:
     return label_lengths(np.array(class_ids, int), np.array(lengths, float))
 
 
-MIN_LABELS = 10  # of a class, for their lengths to be a fact
-LEAST_SPREAD, MOST_SPREAD = (
-    0.5,
-    1.0,
-)  # of the logarithms of lengths; where labels differ more, short objects are not worse
-# What labels deviate from a parabola, in their length, for STRAIGHT_SHARE of a class: real wires 0.003, drawn ones 0.005 to 0.009;
-# roots of plants 0.017, cracks in roads 0.05, vessels of the retina 0.25. How far they sag is limited to what drawn wires sag
-# (MAX_SAG): real wires 0.004, drawn ones 0.03 to 0.08; roots 0.13, cracks 0.23, vessels 0.9.
-MAX_BEND, STRAIGHT_SHARE = 0.012, 0.75
-BEND_POINTS = 256  # that stand for an outline in `bend_of`
-LONG = 3.0  # an object has a direction if its smallest rectangle is this many times as long as wide
-MIN_LONG_OBJECTS = 20  # of a class, for their directions to say anything
-DIRECTION_PHOTOS = 64  # whose objects' directions are measured, spread over the split
-
-
 def label_lengths(class_ids: np.ndarray, lengths_px: np.ndarray) -> list[float]:
     """Return how long labels are: class id, median in pixels and spread of each class with MIN_LABELS, one after the other.
 
     class_ids: int (N,); lengths_px: float (N,), the longer sides of their boxes. The spread is the standard deviation of the
     natural logarithm, LEAST_SPREAD at least. Classes with a spread above MOST_SPREAD are left out.
     """
-    facts: list[float] = []
+    statistics: list[float] = []
     for class_id in np.unique(class_ids).tolist():
         lengths = np.log(np.maximum(lengths_px[class_ids == class_id], 1))
         spread = max(LEAST_SPREAD, float(lengths.std(ddof=1))) if len(lengths) >= MIN_LABELS else np.inf
         if spread <= MOST_SPREAD:
-            facts += [class_id, round(float(np.exp(np.median(lengths))), 1), round(spread, 3)]
-    return facts
+            statistics += [class_id, round(float(np.exp(np.median(lengths))), 1), round(spread, 3)]
+    return statistics
 
 
-def class_bends(photos: Iterable[tuple[np.ndarray, Sequence[np.ndarray]]], thin: tuple[int, ...]) -> dict[int, float]:
-    """Return for each thin class how curved its labels are: STRAIGHT_SHARE of them are at most that curved, and wires at most 1.
-
-    photos: class ids int (N,) and outlines (V, 2) xy in pixels, of each photograph.
-    """
-    found: dict[int, list[float]] = {}
-    for class_ids, outlines in photos:
-        for class_id, outline in zip(class_ids.tolist(), outlines, strict=True):
+def class_bends(labels: Iterable[LabelledPhoto], thin: tuple[int, ...]) -> dict[int, float]:
+    """Return for each thin class how curved its labels are: STRAIGHT_SHARE of them are at most that curved, and wires at most 1."""
+    bends: dict[int, list[float]] = {}
+    for photo in labels:
+        for class_id, outline in zip(photo.class_ids.tolist(), photo.outlines, strict=True):
             if class_id in thin:
-                found.setdefault(class_id, []).append(bend_of(outline))
-    return {class_id: float(np.quantile(values, STRAIGHT_SHARE)) for class_id, values in found.items()}
+                bends.setdefault(class_id, []).append(bend_of(outline))
+    return {class_id: float(np.quantile(values, STRAIGHT_SHARE)) for class_id, values in bends.items()}
 
 
 def bend_of(outline: np.ndarray) -> float:
@@ -272,17 +302,17 @@ def long_axis(outline: np.ndarray) -> tuple[np.ndarray, float]:
     return np.stack([centre - half, centre + half]), min(sides)
 
 
-def common_direction(photos: list[Photo], size_of: SizeOf, curved: Sequence[int]) -> float | None:
+def common_direction(labels: Iterable[LabelledPhoto], curved: Sequence[int]) -> float | None:
     """Return how well the long objects of a class agree in their direction: from 0, no common direction, to 1.
 
     That is the length of the mean of exp(2i direction) over the objects, for the class where it is largest: photographs in
     which only poles agree have an up, too. Objects of `curved` classes have no direction. None if no class has MIN_LONG_OBJECTS
-    long objects in DIRECTION_PHOTOS of the photographs.
+    long objects.
     """
     of_class: dict[int, list[complex]] = {}
-    for index in with_objects(photos):
-        for class_id, outline in zip(photos[index].class_ids.tolist(), photos[index].polygons, strict=True):
-            _, (width, height), angle = cv2.minAreaRect((outline * size_of(index)).astype(np.float32))
+    for photo in labels:
+        for class_id, outline in zip(photo.class_ids.tolist(), photo.outlines, strict=True):
+            _, (width, height), angle = cv2.minAreaRect(outline.astype(np.float32))
             if class_id not in curved and max(width, height) >= LONG * min(width, height):
                 direction = np.radians(angle if width >= height else angle + 90)
                 of_class.setdefault(class_id, []).append(np.exp(2j * direction))

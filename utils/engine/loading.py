@@ -25,7 +25,8 @@ def batches_from(loader: Any, epoch: int, start: int, seed: int | None) -> Itera
     number of loader workers is the same and workers do not outlive an epoch (`persistent_workers=False`).
     """
     skip = _set_epoch(loader, epoch, start)
-    _seed_for(seed, epoch)  # loader workers take their seeds from PyTorch's generator
+    # Loader workers take their seeds from PyTorch's generator.
+    _seed_for(seed, epoch)
     iterator = iter(loader)
     for position in range(start - skip, len(loader)):
         _seed_for(seed, epoch, position, 0)
@@ -102,7 +103,8 @@ class Upload:
             prepared = prepare(batch, self.device)
         computing.wait_stream(self._stream)
         for tensor in tensors_in(prepared):
-            tensor.record_stream(computing)  # else its memory could be reused by the next batch before the step ends
+            # Otherwise its memory could be reused by the next batch before the step ends.
+            tensor.record_stream(computing)
         return prepared
 
 

@@ -9,7 +9,7 @@ Every rank calls every method. `utils.engine.task.Task` says how batches, loss, 
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,12 @@ from utils.run.log import RunLog
 # PyTorch's 65536 overflows at a fresh start: YOLO's first gradients fit fp16 up to a scale of 256 (measured).
 FIRST_SCALE = 2.0**6
 BAR = "{percentage:3.0f}% |{bar:20}|{postfix}"
-STALL_SHARE = 0.8  # of a collective's time limit: after this long without progress the stacks are written
-Mark = Callable[[str], object]  # is called where a phase of a step begins: input, forward, loss, backward, optimizer
+# After this share of a collective's time limit without progress the stacks are written.
+STALL_SHARE = 0.8
 
 
 class TrainingEngine:
-    """Trains a module. `state` is what checkpoints hold, `recovery` saves and resumes, `mark` hears a step's phases begin."""
+    """Trains a module. `state` is what checkpoints hold, `recovery` saves and resumes."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class TrainingEngine:
         task: Task | None = None,
         run: str | Path = "./checkpoints",
         distributed: bool | None = None,
-        facts: dict[str, Any] | None = None,
+        manifest: dict[str, Any] | None = None,
     ) -> None:
         """Move the model to the device and, for several ranks, wrap it for DistributedDataParallel.
 
         `run` is the folder for checkpoints, metrics and models. `distributed`: whether to train with the other ranks of
-        the process group; unset: if there are any. `facts` are written into each checkpoint's manifest.
+        the process group; unset: if there are any. Each checkpoint's manifest holds `manifest`, too.
         """
         self.options, folder = options or EngineOptions(), Path(run)
         self.task = task or Task()
@@ -76,7 +76,8 @@ class TrainingEngine:
         raw, self.model = _prepare_model(model, device, self.options, distributed)
         ema = ModelEMA(raw, self.options.ema_decay, self.options.ema_ramp) if self.options.ema else None
         if self.options.compile:
-            raw.compile()  # after the copy for the average, which is only evaluated
+            # This comes after the copy for the average, which is only evaluated.
+            raw.compile()
         scaler = torch.amp.GradScaler(device.type, FIRST_SCALE, enabled=self.precision.use_scaler)
         self.state = TrainState(raw, ema, scaler, self.options.accumulate)
         writes, columns = self.is_main and not self.options.quiet, self.task.columns
@@ -84,14 +85,12 @@ class TrainingEngine:
         self.batch_log = BatchLog(device, self.world_size, self.task)
         self.epoch_end = EpochEnd(self.state, self.task, self.options, self.log)
         self.upload, self.guard = Upload(device), NonFiniteGuard(device)
-        self.mark: Mark = lambda phase: None
         self.wrapped = isinstance(self.model, DistributedDataParallel)
-        self.network: Callable[[Any], Any] = self.model
-        if self._may_use_graphs():
-            self.network = GraphedNetwork(raw, device, self.precision)
         self.syncs_batchnorm = self.wrapped and self.options.sync_batchnorm
+        network = GraphedNetwork(raw, device, self.precision) if self._may_use_graphs() else self.model
+        self.network = self.batch_log.rank_meter.around(network, waits=self.syncs_batchnorm)
         checkpoints = self.task.checkpoints(folder)
-        self.recovery = Recovery(self.state, self.guard, self.log, self.options, checkpoints, facts or {})
+        self.recovery = Recovery(self.state, self.guard, self.log, self.options, checkpoints, manifest or {})
         self.stop_flag = StopFlag()
         self.stop_agreement = StopAgreement()
         self.stopped_by = ""  # the signal that ended the training on all ranks
@@ -122,8 +121,8 @@ class TrainingEngine:
     ) -> dict[str, list[float]]:
         """Train until `options.epochs` are complete and return the history: one list per reported value.
 
-        `criterion(outputs, targets)` is the loss of a task without its own. `scheduler.step_update(step)` is called before
-        each optimizer step where it exists, else `scheduler.step()` after each epoch. `resume` continues from the newest
+        `criterion(outputs, targets)` is the loss of a task without its own. The task calls the scheduler:
+        `Task.schedule_step` and `Task.schedule_epoch` say when. `resume` continues from the newest
         checkpoint in the run folder. On SIGTERM or Ctrl-C (`StopFlag`) all ranks save a checkpoint at the same step and
         return.
         """
@@ -180,12 +179,11 @@ class TrainingEngine:
         if record is None:
             self.recovery.save(is_last_chance=True)
             return
-        if hasattr(train_loader, "begin") and self.progress.epoch + 1 < self.options.epochs:
-            train_loader.begin(self.progress.epoch + 1)  # its workers load during the validation
+        if self.progress.epoch + 1 < self.options.epochs:
+            self.task.load_ahead(train_loader, self.progress.epoch + 1)
         with self.recovery.validating(record):
             record.update(self.validate(val_loader))
-        if self.state.scheduler is not None and not hasattr(self.state.scheduler, "step_update"):
-            self.state.scheduler.step()
+        self.task.schedule_epoch(self.state.scheduler)
         is_best = self.epoch_end.count(record, self.evaluation_model)
         now_s = time.perf_counter()
         record["total_epoch_time_s"] = now_s - self._epoch_start_s
@@ -203,7 +201,8 @@ class TrainingEngine:
         self.model.train()
         progress, meter, accumulate = self.progress, EpochMeter(), self.state.accumulate
         num_batches = len(loader)
-        progress.batch = start = progress.batch if progress.batch < num_batches else 0  # 0: the data has shrunk since
+        # The data may have shrunk since; then the epoch begins anew.
+        progress.batch = start = progress.batch if progress.batch < num_batches else 0
         self.state.optimizer.zero_grad(set_to_none=True)
         for position, batch in self._batches(loader, meter):
             if [progress.epoch, position] in progress.left_out:
@@ -212,7 +211,8 @@ class TrainingEngine:
             is_last_batch = position + 1 == num_batches
             is_last_of_group = (position + 1) % accumulate == 0 or is_last_batch
             group_start = position - position % accumulate
-            group_size = min(accumulate, num_batches - group_start)  # an epoch's last group may be smaller
+            # An epoch's last group may be smaller.
+            group_size = min(accumulate, num_batches - group_start)
             values, num_samples = self.forward_backward(
                 batch, group_size, is_first=position == group_start, is_last=is_last_of_group
             )
@@ -245,43 +245,33 @@ class TrainingEngine:
 
         The batch is one of `group_size` of an optimizer step. At the last one DDP sums the gradients over all ranks.
         """
-        criterion, rank_meter = self.task.criterion, self.batch_log.rank_meter
-        grouped: Any = criterion if self.state.accumulate > 1 and hasattr(criterion, "begin_group") else None
-        if grouped is not None and is_first:
-            grouped.begin_group()
-        self.mark("input")
+        is_in_group = self.state.accumulate > 1
+        if is_in_group and is_first:
+            self.task.begin_group()
         inputs, targets = self.upload(self.task.prepare, batch)
         hold = not is_last and self.wrapped
         with self.model.no_sync() if hold else nullcontext():  # type: ignore[operator]
-            if self.syncs_batchnorm:
-                rank_meter.meet()  # the first BatchNorm waits for the other ranks
             with self.precision.autocast(self.device):
-                self.mark("forward")
                 outputs = self.network(inputs)
-                rank_meter.meet()  # the loss may wait for the other ranks
-                self.mark("loss")
                 loss, values = named_values(self.task.loss(outputs, targets))
-            self.mark("backward")
-            if grouped is None:
-                loss = loss / group_size if group_size > 1 else loss
-            elif gradients := [weight.grad for weight in self.state.model.parameters() if weight.grad is not None]:
-                torch._foreach_mul_(gradients, grouped.gradient_rescale)
-            loss = self.state.scaler.scale(loss)
-            loss.backward()
+            if is_in_group:
+                weights = self.state.model.parameters()
+                gradients = [weight.grad for weight in weights if weight.grad is not None]
+                loss = self.task.join_group(loss, group_size, gradients)
+            self.state.scaler.scale(loss).backward()
         return values, batch_length(inputs)
 
     def update(self) -> None:
         """Take the optimizer's step with the gradients so far, then update statistics and moving average."""
         state, optimizer = self.state, self.state.optimizer
-        self.mark("optimizer")
-        if hasattr(state.scheduler, "step_update"):
-            state.scheduler.step_update(state.progress.global_step)
+        self.task.schedule_step(state.scheduler, state.progress.global_step)
         state.scaler.unscale_(optimizer)
         most = math.inf if self.options.clip_norm is None else self.options.clip_norm
         norm = nn.utils.clip_grad_norm_(state.model.parameters(), most, foreach=True)
         if self.guard.should_step(optimizer, norm):
             optimizer.step()
-        state.scaler.update()  # lowers its scale after a non-finite gradient; without fp16 it does nothing
+        # This lowers its scale after a non-finite gradient; without fp16 it does nothing.
+        state.scaler.update()
         optimizer.zero_grad(set_to_none=True)
         if self.wrapped and not self.syncs_batchnorm:
             # Statistics of frozen layers are equal on all ranks and stay bitwise as they are.

@@ -1,20 +1,19 @@
 """What the loop measures: one epoch's means and speed, and each rank's own time and machine."""
 
 import contextlib
-import json
 import math
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 
 from utils.common.errors import print_warning
 from utils.common.nvml import READINGS, GpuWatch
-from utils.distributed import all_reduce_sum, communication_device, gather_arrays
+from utils.distributed import all_reduce_sum, communication_device, gather_json
 
 FIELDS = ("own_ms", "data_wait_share", "cpu_cores", "rss_bytes", *READINGS)  # of each rank, since the last log
 
@@ -22,7 +21,7 @@ FIELDS = ("own_ms", "data_wait_share", "cpu_cores", "rss_bytes", *READINGS)  # o
 class RankMeter:
     """Measures this rank. `gpu` reads the GPU's utilisation, power and temperature in its context; None on a CPU.
 
-    Call `begin` before each wait for a batch and `meet` before the step's first collective. Neither waits for the device.
+    Call `begin` before each wait for a batch. Nothing here waits for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -38,6 +37,19 @@ class RankMeter:
         """Mark the beginning of a batch; work launched before is not counted."""
         self._begun = self._now()
 
+    def around(self, network: Callable[[Any], Any], waits: bool) -> Callable[[Any], Any]:
+        """Return a network whose calls end this rank's own time: before them if it `waits` for the other ranks, else after."""
+
+        def measured(inputs: Any) -> Any:
+            # The first BatchNorm that is synchronised is the first to wait for the other ranks, else the loss.
+            if waits:
+                self.meet()
+            outputs = network(inputs)
+            self.meet()
+            return outputs
+
+        return measured
+
     def meet(self) -> None:
         """Mark the point where this rank first waits for the others."""
         if self._begun is None:
@@ -50,7 +62,8 @@ class RankMeter:
 
     def lap(self, data_wait_share: float) -> list[float]:
         """Return FIELDS since the last lap; NaN where a value is unknown."""
-        while self._pairs and self._pairs[0][1].query():  # events not yet reached belong to the next lap
+        # Events not yet reached belong to the next lap.
+        while self._pairs and self._pairs[0][1].query():
             first, second = self._pairs.pop(0)
             self._own_ms.append(first.elapsed_time(second))
         own_ms = statistics.fmean(self._own_ms) if self._own_ms else math.nan
@@ -61,7 +74,8 @@ class RankMeter:
         gpu = self.gpu.means() if self.gpu is not None else {}
         known = {"own_ms": own_ms, "data_wait_share": data_wait_share, "cpu_cores": cpu_cores}
         with contextlib.suppress(psutil.Error):
-            known["rss_bytes"] = float(psutil.Process().memory_info().rss)  # without child processes
+            # Child processes are not counted.
+            known["rss_bytes"] = float(psutil.Process().memory_info().rss)
         return [{**known, **gpu}.get(name, math.nan) for name in FIELDS]
 
     def _now(self) -> Any:
@@ -110,7 +124,8 @@ class EpochMeter:
 
     def add(self, values: dict[str, torch.Tensor], num_samples: int) -> None:
         """Add one batch's mean values, weighted by its number of samples."""
-        if values:  # in one tensor, as each operator on one value would be a kernel on a GPU
+        if values:
+            # All values are in one tensor, as each operator on one value would be a kernel on a GPU.
             names = tuple(sorted(values))
             with torch.no_grad():
                 weighted = torch.stack([values[name] for name in names]).double() * num_samples
@@ -122,16 +137,13 @@ class EpochMeter:
         """Return the means over all ranks. Every rank must reach this."""
         names = [name for group in self.sums for name in group]
         sums = torch.cat(list(self.sums.values())).tolist() if names else []
-        local: dict[str, np.ndarray] = {
-            "names": np.frombuffer(json.dumps(names).encode(), np.uint8),
-            "sums": np.array([*sums, self.num_samples], np.float64),
-        }
+        own: Any = [list(zip(names, sums, strict=True)), self.num_samples]
         total: dict[str, float] = {}
-        num_samples = 0.0
-        for part in gather_arrays(local):  # a rank with an empty share has no names
-            *values, count = part["sums"].tolist()
+        num_samples = 0
+        # A rank with an empty share has no names.
+        for of_rank, count in gather_json(own):
             num_samples += count
-            for name, value in zip(json.loads(part["names"].tobytes()), values, strict=True):
+            for name, value in of_rank:
                 total[name] = total.get(name, 0.0) + value
         return {name: value / num_samples for name, value in total.items()}
 

@@ -15,7 +15,8 @@ from utils.engine.state import TrainState
 from utils.run.checkpoint import CheckpointStore
 from utils.run.log import RunLog
 
-MOST_IN_A_ROW = 5  # bad steps after which the weights themselves are suspected
+# After so many bad steps the weights themselves are suspected.
+MOST_IN_A_ROW = 5
 MOST_ROLLBACKS = 3
 
 
@@ -42,7 +43,8 @@ class NonFiniteGuard:
 
         A fused optimizer is always allowed: it skips the step on the device, by `found_inf`.
         """
-        is_bad = (gradient_norm * 0 != 0).float().to(self._skipped.device)  # infinity times 0 is NaN
+        # Infinity times 0 is NaN.
+        is_bad = (gradient_norm * 0 != 0).float().to(self._skipped.device)
         self._skipped += is_bad
         self.in_a_row = torch.addcmul(is_bad, is_bad, self.in_a_row)
         # With dampening, momentum that starts at zero would give another result.
@@ -81,8 +83,10 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     return bool(torch.isfinite(torch.stack([value.float() for value in largest])).all())
 
 
-LONG_VALIDATION_S = 10.0  # launchers and schedulers grant 30 seconds between a stop and a kill
-MOST_FAILED_SAVES = 3  # in a row; then training stops, because its progress could not be kept
+# Launchers and schedulers grant 30 seconds between a stop and a kill.
+LONG_VALIDATION_S = 10.0
+# After so many in a row training stops, because its progress could not be kept.
+MOST_FAILED_SAVES = 3
 CURE = "lower --lr, try --amp off, or look at the photographs of these batches"
 
 
@@ -96,7 +100,7 @@ class CannotSave(UserError):
 class Recovery:
     """Saves, restores and rolls back a TrainState. Every rank must reach every method.
 
-    `facts` are written into the checkpoints.
+    Each checkpoint holds `manifest`, too.
     """
 
     state: TrainState
@@ -104,7 +108,7 @@ class Recovery:
     log: RunLog
     options: EngineOptions
     checkpoints: CheckpointStore
-    facts: dict[str, Any]
+    manifest: dict[str, Any]
     num_rollbacks: int = 0
     _num_failed_saves: int = 0
     _saved_at_s: float = field(default_factory=time.monotonic)
@@ -134,7 +138,8 @@ class Recovery:
         self.log.metrics({"kind": "skip", "global_step": progress.global_step, "skipped": num_skipped})
         if in_a_row >= MOST_IN_A_ROW or not all_finite(self.state.model.buffers()):
             first = max(progress.batch - max(in_a_row, 1) * accumulate, 0)
-            first -= first % accumulate  # an epoch's last group may be smaller
+            # An epoch's last group may be smaller.
+            first -= first % accumulate
             self._suspects = [[progress.epoch, number] for number in range(first, progress.batch)]
             raise RollBack
 
@@ -191,10 +196,10 @@ class Recovery:
 
     def load(self) -> bool:
         """Continue from the newest checkpoint that passes its checksum; return whether there is one."""
-        found = self.checkpoints.load()
-        if found is None:
+        newest = self.checkpoints.load()
+        if newest is None:
             return False
-        path, saved = found
+        path, saved = newest
         try:
             self.state.load_state_dict(saved)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -212,9 +217,10 @@ class Recovery:
     def _save(self, most_failures: int) -> None:
         step = self.state.progress.global_step
         state = {**self.state.state_dict(), "options": asdict(self.options)}
-        facts = {**self.facts, "epoch": self.state.progress.epoch}  # epochs that a resumed run will not repeat
+        # The epochs that a resumed run will not repeat.
+        manifest = {**self.manifest, "epoch": self.state.progress.epoch}
         try:
-            _with_room_made(self.checkpoints, lambda: self.checkpoints.save(step, state, facts))
+            _with_room_made(self.checkpoints, lambda: self.checkpoints.save(step, state, manifest))
         except OSError as error:
             self._num_failed_saves += 1
             problem = f"{self.checkpoints.folder}: no checkpoint at step {step}: {error.strerror or error}"

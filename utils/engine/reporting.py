@@ -1,4 +1,4 @@
-"""What the loop prints and records: a line every ten batches, with facts of every rank, and the end of each epoch."""
+"""What the loop prints and records: a line every ten batches, with readings of every rank, and the end of each epoch."""
 
 import math
 import statistics
@@ -83,7 +83,7 @@ class BatchLog:
             "data_wait_share": statistics.fmean(ranks["data_wait_share"]),
         }
         place = {"epoch": progress.epoch + 1, "batch": position, "global_step": progress.global_step}
-        measured = {name: found for name, found in ranks.items() if not all(map(math.isnan, found))}
+        measured = {name: readings for name, readings in ranks.items() if not all(map(math.isnan, readings))}
         record = {
             "kind": "batch",
             **place,
@@ -99,8 +99,8 @@ class BatchLog:
         log.scalars("batch", {**reported, **speeds}, progress.global_step)
         own_ms = measured.get("own_ms", [])[:MOST_RANKS_CHARTED]
         charted = {f"own_ms/{number}": value for number, value in enumerate(own_ms)}
-        for name, found in measured.items():
-            known = [value for value in found if not math.isnan(value)]
+        for name, readings in measured.items():
+            known = [value for value in readings if not math.isnan(value)]
             charted |= {f"{name}_max": max(known), f"{name}_mean": statistics.fmean(known)}
         log.scalars("ranks", charted, progress.global_step)
         self.task.after_log(record, log)

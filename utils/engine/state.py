@@ -117,7 +117,8 @@ class TrainState:
         """Take over what `state_dict` returned, also by an earlier version or with another `accumulate`."""
         groups = (one["param_groups"][0] for one in (state["optimizer"], vars(self.optimizer)))
         saved, own = ("AdamW" if "betas" in group else "MuSGD" if "use_muon" in group else "SGD" for group in groups)
-        if saved != own:  # PyTorch would accept it and fail at the first step
+        # PyTorch would accept it and fail at the first step.
+        if saved != own:
             raise ValueError(f"it holds the state of {saved}")
         self.model.load_state_dict(state["model"])
         if self.ema is not None and state["ema"] is not None:
@@ -126,10 +127,12 @@ class TrainState:
         self.optimizer.load_state_dict(state["optimizer"])
         if state["scheduler"] is not None and hasattr(self.scheduler, "load_state_dict"):
             self.scheduler.load_state_dict(state["scheduler"])
-        if state["scaler"]:  # empty from a run without a scaler; this device may need one
+        # It is empty from a run without a scaler; this device may need one.
+        if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         progress = dict(state["progress"])
-        if "trained" in progress:  # the field's name in checkpoints of versions before 0.2
+        # This was the field's name in checkpoints of versions before 0.2.
+        if "trained" in progress:
             progress["record_awaiting_validation"] = progress.pop("trained")
         self.progress = Progress(**progress)
         self.progress.regroup(state.get("accumulation_steps", self.accumulate), self.accumulate)

@@ -33,9 +33,6 @@ class Epoch:
 class Task:
     """Override what differs from a classifier. Every rank calls `prepare`, `loss`, `evaluate` and `checkpoints`; rank 0 the others."""
 
-    # One that normalises over all batches of an optimizer step, such as `utils.yolo.loss.SegmentationLoss`, has a method
-    # `begin_group()`, which is called before the first of them, and `gradient_rescale`, a tensor (): after each call the
-    # gradients so far are multiplied by it, and the new ones added without dividing by the number of batches.
     criterion: Callable[[Any, Any], Any] | None = None
     # Whether the network runs the same operators in every step, reads no value on the host, and the loss uses the same outputs.
     repeats_kernels = False
@@ -62,6 +59,37 @@ class Task:
         result: torch.Tensor | tuple[torch.Tensor, NamedValues] = self.criterion(outputs, targets)
         return result
 
+    def begin_group(self) -> None:
+        """Begin an optimizer step that takes several batches. Here: nothing."""
+
+    def join_group(self, loss: torch.Tensor, num_batches: int, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """Return what a batch's loss adds to an optimizer step that takes `num_batches`. Here: its share of their mean.
+
+        `gradients` are those of the batches before, which may be changed in place.
+        """
+        return loss / num_batches
+
+    def schedule_step(self, scheduler: Any, step: int) -> None:
+        """Set the learning rate of an optimizer step, counted from 0.
+
+        Here: by `scheduler.step_update(step)`, where it has that method.
+        """
+        if hasattr(scheduler, "step_update"):
+            scheduler.step_update(step)
+
+    def schedule_epoch(self, scheduler: Any) -> None:
+        """Set the learning rate after an epoch. Here: by `scheduler.step()`, where no step sets it."""
+        if scheduler is not None and not hasattr(scheduler, "step_update"):
+            scheduler.step()
+
+    def load_ahead(self, loader: Any, epoch: int) -> None:
+        """Let the training loader's workers load an epoch, counted from 0, during the validation before it.
+
+        Here: by `loader.begin(epoch)`, where it has that method.
+        """
+        if hasattr(loader, "begin"):
+            loader.begin(epoch)
+
     def evaluate(self, model: nn.Module, loader: Any, epoch: Epoch) -> dict[str, Any]:
         """Evaluate a module, not wrapped, on this rank's share; return named values, equal on every rank.
 
@@ -82,7 +110,7 @@ class Task:
         return "loss" not in words and any("acc" in word or word.startswith("map") for word in words)
 
     def save(self, path: Path, model: nn.Module, info: dict[str, Any]) -> None:
-        """Write best.pt or last.pt: the module to deploy, with facts about the run. Here: its state dict."""
+        """Write best.pt or last.pt: the module to deploy, with what is known of the run. Here: its state dict."""
         atomic_torch_save({"model_state_dict": model.state_dict(), **info}, path)
 
     def checkpoints(self, run_folder: Path) -> CheckpointStore:

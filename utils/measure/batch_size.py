@@ -12,12 +12,11 @@ from utils.common.devices import Precision
 from utils.common.errors import UserError, is_out_of_memory
 from utils.data.augment import AugmentOptions
 from utils.data.dataset import Batch
-from utils.data.synthetic import synthetic_batch
-from utils.engine.step_timer import time_training_steps
+from utils.measure.step_timer import build_training, time_training_steps
+from utils.measure.synthetic import synthetic_batch
 from utils.run.records import read_config
 from utils.yolo.inputs import varies_colours_on
 from utils.yolo.model import YoloModel
-from utils.yolo.training_step import build_training
 
 CPU_BATCH_SIZE = 16  # a CPU is not faster with more, and other processes share its memory
 MEMORY_SHARE = 0.85  # of the free memory: communication and photographs with many objects need the rest

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from utils.engine.step_timer import PHASES
 from utils.measure.scaling import STEP_PARTS
+from utils.measure.step_timer import PHASES
 from utils.pages.figures import new_figure, save_figure
 
 if TYPE_CHECKING:

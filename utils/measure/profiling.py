@@ -17,9 +17,9 @@ from utils.common.errors import is_out_of_memory, print_warning
 from utils.common.nvml import GpuWatch
 from utils.common.text import format_bytes, format_table
 from utils.data.dataset import Batch
-from utils.data.synthetic import synthetic_batch, training_colours
 from utils.engine import TrainingEngine
-from utils.engine.step_timer import PHASES, Repeated, middle_half, run_training_steps, time_training_steps
+from utils.measure.step_timer import PHASES, Repeated, middle_half, run_training_steps, time_training_steps
+from utils.measure.synthetic import synthetic_batch, training_colours
 from utils.yolo.loss import SegmentationLoss
 
 BEST_WITHIN = 0.03  # a smaller batch this close to the fastest one is the better choice
@@ -201,7 +201,7 @@ def profile_operators(engine: TrainingEngine, batch: Batch, steps: int, trace: P
         ranges.close()
         ranges.enter_context(record_function(_RANGE + phase))
 
-    run_training_steps(engine, Repeated(batch, 2), engine.mark)  # warm-up: the first step does extra work
+    run_training_steps(engine, Repeated(batch, 2))  # warm-up: the first step does extra work
     with torch.profiler.profile(activities=activities) as profiler:
         run_training_steps(engine, Repeated(batch, steps), begin)
         ranges.close()

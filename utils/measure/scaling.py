@@ -14,14 +14,13 @@ from utils.common.devices import choose_device, choose_precision, seed_everythin
 from utils.common.errors import explain_out_of_memory
 from utils.common.text import format_table
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
-from utils.data.synthetic import synthetic_batch
 from utils.distributed import barrier, read_rank_environment
 from utils.distributed.rank_processes import join_ranks, read_job, run_ranks, write_answer
-from utils.engine.step_timer import PHASES, Repeated, run_training_steps
 from utils.measure.profiling import OBJECTS_PER_IMAGE
 from utils.measure.step_ranges import COMMUNICATION, DATA, MarkedLoader, RangeTimer, timed_collectives, training_loader
+from utils.measure.step_timer import PHASES, Repeated, build_training, run_training_steps
+from utils.measure.synthetic import synthetic_batch
 from utils.yolo.model import build_model
-from utils.yolo.training_step import build_training
 
 _RANK_CODE = "from utils.measure.scaling import be_a_rank; run_script(be_a_rank)"
 # Column of a run -> its title: the parts that add up to a step's time.

@@ -19,7 +19,7 @@ from utils.data.dataset import Batch, SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.loader import EpochBatches, EpochLoader, get_dataloader
 from utils.distributed import main_printer
-from utils.engine.step_timer import Mark, StepTimer
+from utils.measure.step_timer import Mark, StepTimer
 
 DATA = "data"  # the phase in which a step waits for its batch
 COMMUNICATION = "communication"

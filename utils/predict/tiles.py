@@ -30,7 +30,7 @@ from utils.predict.overview import best_first, longest_side, merge_coarse_level,
 from utils.predict.postprocess import Context, MeanWithWhole, Step
 from utils.predict.regions import Corners, LazyRegions
 from utils.yolo.inputs import prepare_images
-from utils.yolo.model import YoloModel, trained_label_lengths, trained_windows, trained_wire_labels
+from utils.yolo.model import YoloModel, numbers_by_class, trained_label_lengths, trained_windows, trained_wire_labels
 
 MIN_OVERLAP_PX = 128
 PIECES_PER_DETECTION = 16  # how many of a photograph's most confident pieces are joined, per detection that may result
@@ -219,10 +219,11 @@ class Predictor:
 
     def _judged_by_length(self, objects: list[MergedInstance]) -> list[MergedInstance]:
         """Lower the confidence of objects that are short for their class (docs/research/tiles.md, rule 7); return all, best first."""
-        windows, facts = trained_windows(self.model), trained_label_lengths(self.model)
+        windows = trained_windows(self.model)
         if not windows or not self.tiling:
             return objects
-        lengths = dict(zip(facts[::3], zip(facts[1::3], facts[2::3], strict=True), strict=True))
+        # Of each class the median in pixels, and the spread.
+        lengths = numbers_by_class(trained_label_lengths(self.model), 2)
         curved = trained_wire_labels(self.model)["wires_bent"] if self.thin else ()
         scale = windows["high_scale"] * self.tiling.size_px / self.size_px  # a tile's side over that of the training
         judged = []

@@ -26,7 +26,7 @@ from utils.common.files import mapping, open_regular, read_back
 STATE_FILE = "state.pt"
 MANIFEST_FILE = "manifest.json"
 # What a training reads of a manifest, if it is there; a recipe's has less.
-_FACTS: dict[str, Any] = {
+_MANIFEST_TYPES: dict[str, Any] = {
     **dict.fromkeys(("step", "epoch", "global_batch_size", "world_size", "threads", "cores"), int | None),
     "size_bytes": int | None,
     "sha256": str | None,
@@ -42,8 +42,8 @@ class CheckpointStore(Protocol):
 
     folder: Path
 
-    def save(self, step: int, state: dict[str, Any], facts: Mapping[str, Any]) -> None:
-        """Write a state, with facts about the run; remove old ones. Rank 0 only. Raises OSError."""
+    def save(self, step: int, state: dict[str, Any], manifest: Mapping[str, Any]) -> None:
+        """Write a state, with what a manifest says of the run; remove old ones. Rank 0 only. Raises OSError."""
 
     def load(self) -> tuple[Path, dict[str, Any]] | None:
         """Return the newest readable state; None when there is none. Raises UserError when all are damaged."""
@@ -58,8 +58,8 @@ class CheckpointFolders:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def save(self, step: int, state: dict[str, Any], facts: Mapping[str, Any]) -> None:
-        save_checkpoint(self.folder, step, state, facts=facts)
+    def save(self, step: int, state: dict[str, Any], manifest: Mapping[str, Any]) -> None:
+        save_checkpoint(self.folder, step, state, manifest=manifest)
 
     def load(self) -> tuple[Path, dict[str, Any]] | None:
         return load_latest(self.folder)
@@ -74,14 +74,14 @@ class CheckpointFolders:
 
 
 class CheckpointFiles:
-    """A file `ckpt-<step>.pt` for each state, which also holds `step` and the facts; only the newest is kept."""
+    """A file `ckpt-<step>.pt` for each state, which also holds `step` and the manifest; only the newest is kept."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def save(self, step: int, state: dict[str, Any], facts: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: dict[str, Any], manifest: Mapping[str, Any]) -> None:
         path = self.folder / f"ckpt-{step}.pt"
-        tensor_files.atomic_torch_save({"step": step, **facts, **state}, path)
+        tensor_files.atomic_torch_save({"step": step, **manifest, **state}, path)
         for other in self.files():
             if other != path:
                 other.unlink(missing_ok=True)
@@ -104,7 +104,7 @@ class CheckpointFiles:
     def files(self) -> list[Path]:
         """Return the checkpoints, the newest first."""
         numbered = [
-            (int(found[1]), path) for path in self.folder.glob("ckpt-*.pt") if (found := _FILE.match(path.name))
+            (int(match[1]), path) for path in self.folder.glob("ckpt-*.pt") if (match := _FILE.match(path.name))
         ]
         return [path for _, path in sorted(numbered, reverse=True)]
 
@@ -118,12 +118,12 @@ def has_checkpoint(run_folder: Path) -> bool:
 
 
 def save_checkpoint(
-    folder: Path, step: int, state: dict[str, Any], keep: int = 2, facts: Mapping[str, Any] | None = None
+    folder: Path, step: int, state: dict[str, Any], keep: int = 2, manifest: Mapping[str, Any] | None = None
 ) -> Path:
     """Write `state` as `folder/step-<step>`, then remove all but the newest `keep` checkpoints. Call on one rank only.
 
     Writes a temporary folder, flushes it to the disk and renames it: a kill at any moment leaves a complete checkpoint.
-    `facts` go into the manifest, where `latest_facts` reads them without loading the state.
+    `manifest` goes into the file that `latest_manifest` reads without loading the state.
     """
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{step:08d}"
@@ -139,9 +139,9 @@ def save_checkpoint(
         state_file = temporary / STATE_FILE
         tensor_files.write_tensors(state, state_file)
         size_bytes, sha256 = state_file.stat().st_size, _sha256(state_file)
-        manifest = {**(facts or {}), "step": step, "size_bytes": size_bytes, "sha256": sha256}
+        content = {**(manifest or {}), "step": step, "size_bytes": size_bytes, "sha256": sha256}
         with (temporary / MANIFEST_FILE).open("w", encoding="utf-8") as file:
-            json.dump(manifest, file)
+            json.dump(content, file)
             tensor_files.flush_file(file)
         os.replace(temporary, final)
         tensor_files.flush_folder(folder)
@@ -152,8 +152,8 @@ def save_checkpoint(
     return final
 
 
-def latest_facts(folder: Path) -> dict[str, Any]:
-    """Return the newest readable manifest with the `facts` saved in it; empty without a checkpoint."""
+def latest_manifest(folder: Path) -> dict[str, Any]:
+    """Return the newest readable manifest; empty without a checkpoint."""
     for candidate in _checkpoints(folder):
         with suppress(OSError, UserError):
             return read_back(candidate / MANIFEST_FILE, _checked_manifest, "")
@@ -161,8 +161,8 @@ def latest_facts(folder: Path) -> dict[str, Any]:
 
 
 def _checked_manifest(content: Any) -> dict[str, Any]:
-    """Return a manifest's content. Raises TypeError if a fact has another type."""
-    for name, kind in _FACTS.items():
+    """Return a manifest's content. Raises TypeError if a value has another type."""
+    for name, kind in _MANIFEST_TYPES.items():
         if not isinstance(value := mapping(content).get(name), kind):
             raise TypeError(f"{name} is a {type(value).__name__}")
     return dict(content)

@@ -20,7 +20,7 @@ from utils.common.environment import environment_report
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, UserError, printable
 from utils.common.files import in_the_way, read_back, warn_on_write_error, write_text_atomic
 from utils.data.fingerprint import Fingerprint
-from utils.run.checkpoint import has_checkpoint, latest_facts
+from utils.run.checkpoint import has_checkpoint, latest_manifest
 from utils.run.console import ConsoleLog
 from utils.run.records import CONFIG_FILE, read_config
 from utils.run.status import FAILED, FINISHED, RUNNING, STATUS_FILE, STOPPED, RunLock, write_status
@@ -108,10 +108,10 @@ def open_run_folder(
     folder.mkdir(parents=True, exist_ok=True)
     if data:
         write_text_atomic(folder / DATA_FILE, data.to_json() + "\n")
-    facts = "".join(f"# {name}: {value}\n" for name, value in environment_report().items())
+    environment = "".join(f"# {name}: {value}\n" for name, value in environment_report().items())
     options = {name: value for name, value in to_dict(config).items() if name not in NOT_KEPT}
     head = "# The resolved options of this run; usable with --config.\n"
-    write_text_atomic(folder / CONFIG_FILE, head + facts + yaml.safe_dump(options, sort_keys=False))
+    write_text_atomic(folder / CONFIG_FILE, head + environment + yaml.safe_dump(options, sort_keys=False))
     return resumes, lines
 
 
@@ -139,7 +139,7 @@ def compare_data(folder: Path, data: Fingerprint, accepts_changes: bool) -> list
         raise UserError(problem)
     line = f"The data changed, which --accept-changed-data accepts: {text}"
     with (folder / CHANGES_FILE).open("a", encoding="utf-8") as file:
-        step = latest_facts(folder / "checkpoint").get("step")
+        step = latest_manifest(folder / "checkpoint").get("step")
         file.write(f"{datetime.now().isoformat(timespec='seconds')} after step {step}: {text}\n")
     return [line]
 
@@ -180,7 +180,7 @@ def differences(config: Any, earlier: dict[str, Any], folder: Path | None = None
     process takes, if a step takes as many over all processes as that run's steps.
     """
     compared = [field for field in fields(config) if not field.metadata["may_differ"]]
-    images = latest_facts(folder / "checkpoint").get("global_batch_size") if folder else None
+    images = latest_manifest(folder / "checkpoint").get("global_batch_size") if folder else None
     per_step = getattr(config, "accumulate", 1) * distributed.read_rank_environment().world_size
     if images and images == config.batch_size * per_step:
         compared = [field for field in compared if field.name not in ("batch_size", "accumulate")]
@@ -192,7 +192,7 @@ def differences(config: Any, earlier: dict[str, Any], folder: Path | None = None
 class OwnedRun:
     """Locks and opens a run's folder, and keeps its status.json. Every rank must reach each method.
 
-    On every rank `resumes` tells whether an earlier run is resumed, and `choices` holds the facts of its newest
+    On every rank `resumes` tells whether an earlier run is resumed, and `choices` holds the manifest of its newest
     checkpoint (empty for a new run). On rank 0 `notes` are lines to print.
     """
 
@@ -226,15 +226,15 @@ class OwnedRun:
         self._console.close()
         self._lock.release()
 
-    def set_status(self, state: str, reason: str = "", **facts: Any) -> None:
+    def set_status(self, state: str, reason: str = "", **progress: Any) -> None:
         """Write status.json, on rank 0 only."""
         if self._lock is not None:
             with warn_on_write_error(str(self.folder / STATUS_FILE)):
-                write_status(self.folder, state, reason, **facts)
+                write_status(self.folder, state, reason, **progress)
 
-    def conclude(self, stopped_by: str, reason: str = "", **facts: Any) -> int:
+    def conclude(self, stopped_by: str, reason: str = "", **progress: Any) -> int:
         """Write the final status and return the exit code; `stopped_by` names the signal that ended the run, if one did."""
-        self.set_status(STOPPED if stopped_by else FINISHED, stopped_by or reason, **facts)
+        self.set_status(STOPPED if stopped_by else FINISHED, stopped_by or reason, **progress)
         return EXIT_STOPPED_BY_SIGNAL if stopped_by else EXIT_DONE
 
     def _open(self) -> None:
@@ -242,7 +242,7 @@ class OwnedRun:
         try:
             self.resumes, self.notes = open_run_folder(self.folder, self.config, self.may_resume, self.data)
             if self.resumes:
-                self.choices = latest_facts(self.folder / "checkpoint")
+                self.choices = latest_manifest(self.folder / "checkpoint")
         except BaseException:
             self._lock.release()
             self._lock = None

@@ -42,9 +42,9 @@ class RunLock:
         try:
             self._lock.acquire()
         except Timeout as timeout:
-            found = read_mapping(self._owner_file)
-            is_known = {"pid", "host", "since"} <= found.keys()
-            who = "process {pid} on {host} (since {since})".format(**found) if is_known else "another process"
+            owner = read_mapping(self._owner_file)
+            is_known = {"pid", "host", "since"} <= owner.keys()
+            who = "process {pid} on {host} (since {since})".format(**owner) if is_known else "another process"
             raise FolderInUse(f"{folder}: {who} trains there; wait for it, or choose another --save-dir") from timeout
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}
         write_text_atomic(self._owner_file, json.dumps(owner) + "\n")
@@ -55,9 +55,9 @@ class RunLock:
         self._lock.release()
 
 
-def write_status(folder: Path, state: str, reason: str = "", **facts: Any) -> None:
-    """Write status.json atomically: the state, its reason, and facts such as epoch and step."""
-    content = {"state": state, "reason": reason, **facts, "pid": os.getpid(), "host": socket.gethostname()}
+def write_status(folder: Path, state: str, reason: str = "", **progress: Any) -> None:
+    """Write status.json atomically: the state, its reason, and progress such as epoch and step."""
+    content = {"state": state, "reason": reason, **progress, "pid": os.getpid(), "host": socket.gethostname()}
     write_text_atomic(folder / STATUS_FILE, json.dumps({**content, "updated": _now()}, indent=2) + "\n")
 
 

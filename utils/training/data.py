@@ -19,19 +19,17 @@ from utils.data.cache import CachePlace, PackedImages, note_digests, open_images
 from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.fingerprint import Fingerprint, take_fingerprint
-from utils.data.images import read_image
 from utils.data.label_shapes import (
+    LabelStatistics,
     count_rectangles,
     label_lengths_of,
-    shapes_of,
-    sizes_on_disk,
+    measure_labels,
     small_labels_hint,
-    with_objects,
 )
 from utils.data.labels import Photo
 from utils.data.options import DataOptions
 from utils.data.windows import WindowConfig, open_windows
-from utils.predict.lines.label_facts import LabelledPhoto, measure_wire_labels
+from utils.predict.lines.label_facts import measure_wire_labels
 from utils.run.folder import read_fingerprint
 from utils.training.config import TrainConfig
 from utils.yolo.inputs import varies_colours_on
@@ -47,6 +45,7 @@ class Data:
     train: SegmentationDataset
     val: SegmentationDataset
     policy: AugmentationPolicy
+    labels: LabelStatistics  # of train
     packed: str = ""  # what this machine packed, and where, or why it did not
 
     @cached_property
@@ -68,22 +67,21 @@ class Data:
         """What `--skip-bad` left out, by its path in the data set: the line that says why."""
         return {**self.train.skipped, **self.val.skipped}
 
-    def file_facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return what a model file says of its photographs' values, and of a training on windows and its labels."""
-        photos, policy = self.train.photos, self.policy
-        facts: dict[str, Any] = {"stretch": [*self.spec.stretch]} if self.spec.stretch else {}
-        if policy.windows is None or self.train.windowed is None:
-            return facts
-        facts["windows"] = asdict(policy.windows)
-        if thin := policy.augment.wire_classes:  # predictions follow their objects as lines
-            size_of = sizes_on_disk(photos)
-            found = []
-            for photo, size in ((photos[index], size_of(index)) for index in with_objects(photos)):
-                outlines = [outline * size for outline in photo.polygons]
-                found.append(LabelledPhoto(photo.class_ids, outlines, size, partial(read_image, photo.file)))
-            facts |= {"thin_classes": [*thin], **measure_wire_labels(found, thin)}
-        lengths = label_lengths_of(photos, self.train.windowed.store.index.sizes)
-        return facts | ({"label_lengths": lengths} if lengths else {})
+        metadata: dict[str, Any] = {"stretch": [*self.spec.stretch]} if self.spec.stretch else {}
+        if self.policy.windows is None or self.train.windowed is None:
+            return metadata
+        metadata["windows"] = asdict(self.policy.windows)
+
+        # Predictions follow thin objects as lines.
+        labels = self.labels
+        if labels.thin:
+            wire_labels = measure_wire_labels(labels.sample, labels.straight, labels.curved)
+            metadata |= {"thin_classes": [*labels.thin], **wire_labels}
+
+        lengths = label_lengths_of(self.train.photos, self.train.windowed.store.index.sizes)
+        return metadata | ({"label_lengths": lengths} if lengths else {})
 
 
 def open_data(
@@ -102,7 +100,8 @@ def open_data(
     there are; those that share a cache folder share the work, and the others do all of it. Call it on the first rank of each
     machine before the other ranks, which then find everything done. Waits for the machines that share the folder.
     """
-    labelled = {split: read_photos(spec, split, say) for split in ("train", "val")}  # wrong labels are said first
+    # Wrong labels are said first.
+    labelled = {split: read_photos(spec, split, say) for split in ("train", "val")}
     if not any(len(photo.class_ids) for photo in labelled["train"]):
         raise UserError(
             f"{config.data}: no photograph of train has an object, so there is nothing to learn; check its labels"
@@ -114,7 +113,8 @@ def open_data(
     if train.windowed:
         say("\n".join(train.windowed.windows.describe(config.epochs)))
     augment = section_of(config, AugmentOptions)
-    policy = resolve_augmentation(windows, config.reach, augment, shapes_of(train.photos), spec.names)
+    labels = measure_labels(train.photos)
+    policy = resolve_augmentation(windows, config.reach, augment, labels, spec.names)
     for line in policy.lines:
         say(line)
     train = replace(
@@ -124,29 +124,22 @@ def open_data(
         colours_on_device=varies_colours_on(device, augment.colour),
     )
     val = of_split("val", labelled["val"], VAL_SEED)
-    if not windows and (hint := small_labels_hint(train.photos, spec.names, config.img_size)[0]):
+    if not windows and (hint := small_labels_hint(labels.sample, spec.names, config.img_size)[0]):
         say(hint)
-    say_oddities(train.photos, val.photos, say)
+    if count_rectangles(labels.sample):
+        say("The labels are boxes without outlines, so the model learns rectangles: its masks will be rectangles, too")
+    if num_shared := len({photo.file for photo in train.photos} & {photo.file for photo in val.photos}):
+        shared = f"{counted(num_shared, 'photograph')} of val {'is' if num_shared == 1 else 'are'} in train, too"
+        say(f"{shared}: scores will be too high")
     stores = [split.windowed.store if split.windowed else split.packed for split in (train, val)]
     num_bytes = sum(np.diff(store.index.places[:, 1:]).sum() for store in stores if store)
     packed = f"{format_bytes(num_bytes)} packed in {spec.cache_folder}"
     if not_packed := train.not_packed or val.not_packed:
         packed = f"not packed: {not_packed}"
-    data = Data(spec, train, val, policy, packed)
+    data = Data(spec, train, val, policy, labels, packed)
     if distributed.read_rank_environment().local_rank == 0:
         data.fingerprint  # noqa: B018 # taken once per machine
     return data
-
-
-def say_oddities(train: list[Photo], val: list[Photo], say: distributed.Say) -> None:
-    """Say if the outlines of some photographs, spread over the split, are boxes, and if photographs are in both splits."""
-    chosen = with_objects(train)
-    if count_rectangles([train[index] for index in chosen], [*map(sizes_on_disk(train), chosen)]):
-        say("The labels are boxes without outlines, so the model learns rectangles: its masks will be rectangles, too")
-    if num_shared := len({photo.file for photo in train} & {photo.file for photo in val}):
-        say(
-            f"{counted(num_shared, 'photograph')} of val {'is' if num_shared == 1 else 'are'} in train, too: scores will be too high"
-        )
 
 
 def open_split(

@@ -60,34 +60,34 @@ def read_launch(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
         short = {"redirects": ["-r"], "tee": ["-t"]}.get(name, [])
         parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", *short, metavar="VALUE")
     own, trainer_arguments = _split(list(arguments))
-    asked, unknown = parser.parse_known_args(own)
+    options, unknown = parser.parse_known_args(own)
     for word in unknown:
         flag = word.partition("=")[0]
         parser.error(f"{flag} is not a launcher option; trainer options stand after --, as in: -- {word}")
-    for number in asked.numbers:
+    for number in options.numbers:
         if not re.fullmatch("[1-9][0-9]*", number):
             parser.error(f"`{number}` is not a whole number above 0")
-    if len(asked.numbers) > 4:
-        parser.error(f"unexpected `{asked.numbers[4]}`: four numbers at most")
+    if len(options.numbers) > 4:
+        parser.error(f"unexpected `{options.numbers[4]}`: four numbers at most")
 
     def variable(name: str) -> str | None:
         return environment.get(name) or environment.get(f"PET_{name}")
 
-    processes, *trainer_numbers = asked.numbers or [environment.get("PET_NPROC_PER_NODE", "")]
-    asked.processes = int(processes) if re.fullmatch("[1-9][0-9]*", processes) else None
+    processes, *trainer_numbers = options.numbers or [environment.get("PET_NPROC_PER_NODE", "")]
+    options.processes = int(processes) if re.fullmatch("[1-9][0-9]*", processes) else None
     flags = zip(("--batch-size", "--epochs", "--img-size"), trainer_numbers, strict=False)
-    asked.trainer_arguments = [*(word for pair in flags for word in pair), *trainer_arguments]
-    asked.nodes, asked.node_rank = variable("NNODES") or "1", variable("NODE_RANK")
-    asked.master_addr, asked.master_port = variable("MASTER_ADDR"), asked.master_port or variable("MASTER_PORT")
-    if not re.fullmatch("[1-9][0-9]*(:[1-9][0-9]*)?", asked.nodes):
-        parser.error(f"NNODES={asked.nodes} is neither a number nor MIN:MAX")
-    if asked.node_rank and not asked.node_rank.isdecimal():
-        parser.error(f"NODE_RANK={asked.node_rank} is not a number")
-    if asked.master_port and not re.fullmatch("[1-9][0-9]{0,4}", asked.master_port):
-        parser.error(f"MASTER_PORT={asked.master_port} is not a port")
-    if asked.nodes != "1" and not asked.master_addr:
-        parser.error(f"NNODES={asked.nodes} needs MASTER_ADDR, the address of the first machine")
-    return asked
+    options.trainer_arguments = [*(word for pair in flags for word in pair), *trainer_arguments]
+    options.nodes, options.node_rank = variable("NNODES") or "1", variable("NODE_RANK")
+    options.master_addr, options.master_port = variable("MASTER_ADDR"), options.master_port or variable("MASTER_PORT")
+    if not re.fullmatch("[1-9][0-9]*(:[1-9][0-9]*)?", options.nodes):
+        parser.error(f"NNODES={options.nodes} is neither a number nor MIN:MAX")
+    if options.node_rank and not options.node_rank.isdecimal():
+        parser.error(f"NODE_RANK={options.node_rank} is not a number")
+    if options.master_port and not re.fullmatch("[1-9][0-9]{0,4}", options.master_port):
+        parser.error(f"MASTER_PORT={options.master_port} is not a port")
+    if options.nodes != "1" and not options.master_addr:
+        parser.error(f"NNODES={options.nodes} needs MASTER_ADDR, the address of the first machine")
+    return options
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -164,7 +164,7 @@ def trainer_settings(trainer_arguments: Sequence[str]) -> dict[str, Any]:
     settings = vars(parser.parse_known_args(list(trainer_arguments))[0])
     file = settings["config"]
     try:
-        content = read_back(Path(file), lambda found: found, "correct the file", is_yaml=True) if file else None
+        content = read_back(Path(file), lambda content: content, "correct the file", is_yaml=True) if file else None
     except OSError as error:
         raise UserError(f"--config {file}: {error.strerror}") from error
     given = content.items() if isinstance(content, dict) else ()
@@ -175,52 +175,52 @@ def trainer_settings(trainer_arguments: Sequence[str]) -> dict[str, Any]:
 # --- the launch --------------------------------------------------------------------------------------------------------
 
 
-def torchrun_command(asked: argparse.Namespace, processes: int, trainer: str) -> list[str]:
-    """Return the command that starts the processes of this machine; `asked` comes from `read_launch`."""
-    settings, port = asked.rdzv_conf, asked.master_port or "29500"
-    words = ["--nproc-per-node", str(processes), "--nnodes", asked.nodes]
-    if asked.nodes == "1":
+def torchrun_command(options: argparse.Namespace, processes: int, trainer: str) -> list[str]:
+    """Return the command that starts the processes of this machine; `options` comes from `read_launch`."""
+    settings, port = options.rdzv_conf, options.master_port or "29500"
+    words = ["--nproc-per-node", str(processes), "--nnodes", options.nodes]
+    if options.nodes == "1":
         # torchrun with its store on the loopback interface. With port 0 the store chooses a free port itself, so no other
         # program can take the port in between.
-        words += ["--rdzv-backend", "loopback", "--rdzv-endpoint", f"127.0.0.1:{asked.master_port or 0}"]
+        words += ["--rdzv-backend", "loopback", "--rdzv-endpoint", f"127.0.0.1:{options.master_port or 0}"]
         words += ["--rdzv-id", f"train-{os.getpid()}-{secrets.token_hex(4)}", "--local-addr", "127.0.0.1"]
-    elif ":" in asked.nodes or not asked.node_rank:
-        words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{asked.master_addr}:{port}"]
+    elif ":" in options.nodes or not options.node_rank:
+        words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{options.master_addr}:{port}"]
         words += ["--rdzv-id", "yolo-seg-ddp"]
-        is_host = f"is_host={str(int(asked.node_rank) == 0).lower()}" if asked.node_rank else None
+        is_host = f"is_host={str(int(options.node_rank) == 0).lower()}" if options.node_rank else None
         settings = ",".join(filter(None, [ELASTIC_SETTINGS, is_host, settings]))
     else:
-        words += ["--node-rank", asked.node_rank, "--master-addr", asked.master_addr, "--master-port", port]
+        words += ["--node-rank", options.node_rank, "--master-addr", options.master_addr, "--master-port", port]
     words += ["--rdzv-conf", settings] if settings else []
     words += ["--signals-to-handle", SIGNALS]
     for name in HANDED_ON:
-        value = getattr(asked, name.replace("-", "_"))
+        value = getattr(options, name.replace("-", "_"))
         words += [f"--{name}", value] if value is not None else []
-    return [sys.executable, "-m", "utils.distributed.loopback", *words, trainer, *asked.trainer_arguments]
+    return [sys.executable, "-m", "utils.distributed.loopback", *words, trainer, *options.trainer_arguments]
 
 
 def main() -> None:
     """Check, say what starts, and become torchrun, which then receives this process's signals."""
     if sys.argv[1:2] == ["--no-own-trainer"]:
         return print_plan(*_split(sys.argv[1:]))
-    asked, trainer = read_launch(sys.argv[1:], os.environ), os.environ.get("TRAIN_SCRIPT")
-    if asked.nodes == "1" and asked.master_port:
-        require_free_port(int(asked.master_port))
-    if not {"--help", "-h"} & set(asked.trainer_arguments):
-        require_dataset(asked.trainer_arguments, None if trainer else DEFAULT_DATASET_YAML)
-    plan = plan_launch(asked.processes, asked.trainer_arguments, visible_gpu_count())
+    options, trainer = read_launch(sys.argv[1:], os.environ), os.environ.get("TRAIN_SCRIPT")
+    if options.nodes == "1" and options.master_port:
+        require_free_port(int(options.master_port))
+    if not {"--help", "-h"} & set(options.trainer_arguments):
+        require_dataset(options.trainer_arguments, None if trainer else DEFAULT_DATASET_YAML)
+    plan = plan_launch(options.processes, options.trainer_arguments, visible_gpu_count())
     variables = {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(plan.threads),
         # With one store for the whole job, restarted workers read the addresses of dead ones (pytorch issue 135712), and a
         # lost machine cannot be replaced.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") or "1",
     }
-    command = torchrun_command(asked, plan.processes, trainer or "train_yolo_ddp.py")
+    command = torchrun_command(options, plan.processes, trainer or "train_yolo_ddp.py")
     print(f"Starting {plan.processes} process(es) on {plan.device}, {variables['OMP_NUM_THREADS']} thread(s) each")
     if os.environ.get("DRY_RUN") == "1":
         print(shlex.join([*(f"{name}={value}" for name, value in variables.items()), *command]))
         return None
-    if asked.nodes == "1" and sys.platform.startswith("linux"):  # one machine needs no network
+    if options.nodes == "1" and sys.platform.startswith("linux"):  # one machine needs no network
         variables |= {name: os.environ.get(name) or "lo" for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
     sys.stdout.flush()
     os.execve(sys.executable, command, {**os.environ, **variables})

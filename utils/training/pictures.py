@@ -127,12 +127,12 @@ class ValidationPictures:
                 save_image(folder / VAL_FILE, grid)
                 show("validation", fit_long_side(grid, 1280), epoch)  # TensorBoard keeps each
 
-    def _take(self, epoch: int, sample: Sample, found: Detections, prototypes: torch.Tensor) -> None:
+    def _take(self, epoch: int, sample: Sample, detections: Detections, prototypes: torch.Tensor) -> None:
         if sample.index not in self._wanted:
             return
         with going_on_without_picture(VAL_FILE):
-            num_sure = int((found.scores >= VAL_CONFIDENCE).sum())
-            kept = found[: min(num_sure, VAL_MOST_OBJECTS) or VAL_GUESSES]  # the best come first
+            num_sure = int((detections.scores >= VAL_CONFIDENCE).sum())
+            kept = detections[: min(num_sure, VAL_MOST_OBJECTS) or VAL_GUESSES]  # the best come first
             file = self.photos[sample.index].file
             (left, top), (width, height) = sample.pad, sample.inner_size
             window = sample.image[top : top + height, left : left + width]

@@ -66,73 +66,80 @@ def setup_device(config: TrainConfig, ranks: distributed.RankInfo) -> DeviceSetu
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """How a run trains. `config` has no `auto` left that an earlier start decided; `lines` are for the console.
+    """How a run trains: made once, when all that may be `auto` is known. Everything after it reads the plan.
 
-    `class_weights`: float32 (classes,), or None. `facts` are what a resumed run must keep although it may be started
-    elsewhere; they are written into each checkpoint's manifest.
+    `options` have no `auto` left that an earlier start decided. `class_weights`: float32 (classes,), or None. `choices` are
+    what a resumed run must keep although it may be started elsewhere: each checkpoint's manifest holds them. `lines` are
+    for the console.
     """
 
-    config: TrainConfig
+    options: TrainConfig
+    setup: DeviceSetup
     workers: int
     optimizer: OptimizerPlan
     class_weights: torch.Tensor | None
-    facts: dict[str, Any]
+    choices: dict[str, Any]
     lines: list[str]
 
 
-def plan_training(config: TrainConfig, setup: DeviceSetup, run: OwnedRun, data: Data, *, is_trained: bool) -> TrainPlan:
+def plan_training(
+    options: TrainConfig, setup: DeviceSetup, run: OwnedRun, data: Data, *, is_trained: bool
+) -> TrainPlan:
     """Decide how the run trains, and set the number of compute threads. Every rank must reach this.
 
     `is_trained`: the model begins with trained weights.
     """
     ranks, device = setup.ranks, setup.device
-    threads = config.threads or keep_threads(setup.threads, setup.most_threads, ranks.world_size, run.choices)
+    threads = options.threads or keep_threads(setup.threads, setup.most_threads, ranks.world_size, run.choices)
     torch.set_num_threads(threads)
-    workers, notes = plan_workers(config.batch_size, config, setup.workers, ranks.local_world_size)
+    workers, notes = plan_workers(options.batch_size, options, setup.workers, ranks.local_world_size)
     lines = [*run.notes, *notes]
     lines.append(f"Device: {device}, {counted(threads, 'thread')} and {counted(workers, 'loader worker')} per process")
-    if threads < setup.most_threads and not config.threads:
+    if threads < setup.most_threads and not options.threads:
         reason = "as when the run began" if run.resumes else "because other programs use the cores"
         lines.append(
             f"Compute threads: {threads} of {setup.most_threads}, {reason} (--threads {setup.most_threads} uses all)"
         )
-    config, kept = restore_resolved_options(config, run.choices, device)
-    lines += [*kept, *keep_skipped(run, data.skipped)]
-    batch_size, accumulate = batches_per_step(config, ranks.world_size, run.choices)
-    if (batch_size, accumulate) != (config.batch_size, config.accumulate):
-        images = run.choices[GLOBAL_BATCH_SIZE]
-        lines.append(
-            f"{counted(batch_size, 'image')} per process and {counted(accumulate, 'batch')} per step, so that the run keeps its {counted(images, 'image')} per step"
-        )
-        config = replace(config, batch_size=batch_size, accumulate=accumulate)
-    optimizer = plan_optimizer(config, ranks.world_size, len(data.train), is_trained=is_trained)
+
+    # What a resumed run keeps.
+    kept, notes = restore_resolved_options(options, run.choices, device)
+    lines += [*notes, *keep_skipped(run, data.skipped)]
+    batch_size, accumulate = batches_per_step(options, ranks.world_size, run.choices)
+    if (batch_size, accumulate) != (options.batch_size, options.accumulate):
+        images = counted(run.choices[GLOBAL_BATCH_SIZE], "image")
+        each = f"{counted(batch_size, 'image')} per process and {counted(accumulate, 'batch')} per step"
+        lines.append(f"{each}, so that the run keeps its {images} per step")
+    options = replace(options, **kept, batch_size=batch_size, accumulate=accumulate)
+
+    optimizer = plan_optimizer(options, ranks.world_size, len(data.train), is_trained=is_trained)
     weights = None
     names = data.spec.names
-    if config.class_weights != "none":  # every rank reads all labels, so all agree
+    # Every rank reads all labels, so all agree.
+    if options.class_weights != "none":
         weights = inverse_frequency_weights(count_classes(data.train.photos, len(names)))
     lines += optimizer.arithmetic
     if weights is not None:
         of_classes = zip(names, weights.tolist(), strict=True)
         lines.append("Class weights: " + ", ".join(f"{name} {weight:.3g}" for name, weight in of_classes))
-    facts = {
+    choices = {
         GLOBAL_BATCH_SIZE: optimizer.global_batch_size,
         "world_size": ranks.world_size,
         "optimizer": optimizer.name,
         "lr": optimizer.base_lr,
-        "amp": choose_precision(config.amp, device).name,
+        "amp": choose_precision(options.amp, device).name,
         THREADS: threads,
         CORES: usable_cpu_count(),
         SKIPPED_PHOTOGRAPHS: sorted(data.skipped),
         "data": run.data.digest if run.data else None,
     }
-    return TrainPlan(config, workers, optimizer, weights, facts, lines)
+    return TrainPlan(options, setup, workers, optimizer, weights, choices, lines)
 
 
 def save_arguments(plan: TrainPlan, folder: Path) -> None:
     """Write `args.yaml`: the run's options under Ultralytics' names where it has them, with what the run chose itself."""
     names = {"img_size": "imgsz", "batch_size": "batch", "num_workers": "workers", "lr": "lr0"}
     optimizer = {"optimizer": plan.optimizer.name, "lr": plan.optimizer.lr, "momentum": plan.optimizer.momentum}
-    chosen = {"task": "segment", "mode": "train", **to_dict(plan.config), "num_workers": plan.workers, **optimizer}
+    chosen = {"task": "segment", "mode": "train", **to_dict(plan.options), "num_workers": plan.workers, **optimizer}
     chosen |= {"project": str(folder.parent), "name": folder.name}
     options = {names.get(name, name): value for name, value in chosen.items() if name not in NOT_KEPT}
     head = f"# The run's options under Ultralytics' names; batch is that of a process. --config reads {CONFIG_FILE}.\n"
@@ -182,29 +189,29 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, *, is_
 
 
 def restore_resolved_options(
-    config: TrainConfig, choices: dict[str, Any], device: torch.device
-) -> tuple[TrainConfig, list[str]]:
-    """Return the options with `auto` replaced by what the run chose when it began, and lines for the console.
+    options: TrainConfig, choices: dict[str, Any], device: torch.device
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what `auto` became when the run began, by the options' names, and lines for the console.
 
     `choices` are those of the resumed run; empty for a new one. Another version or machine might choose differently, but
     an optimizer cannot load another optimizer's state, and a run should keep its precision.
     """
-    lines = []
-    if config.optimizer == "auto" and choices.get("optimizer") in OPTIMIZER_NAMES:
-        config = replace(config, optimizer=choices["optimizer"])
-    if (
-        config.lr is None and choices.get("optimizer") == config.optimizer and "lr" in choices
-    ):  # others in earlier versions
-        config = replace(config, lr=choices["lr"])
-    began = choices.get("amp")
-    if config.amp == "auto" and began in PRECISION_CHOICES[1:]:
+    kept, lines = dict[str, Any](), list[str]()
+    optimizer, precision = choices.get("optimizer"), choices.get("amp")
+    if optimizer in OPTIMIZER_NAMES and options.optimizer in ("auto", optimizer):
+        kept["optimizer"] = optimizer
+        # Other versions had other rates.
+        if options.lr is None and "lr" in choices:
+            kept["lr"] = choices["lr"]
+    if options.amp == "auto" and precision in PRECISION_CHOICES[1:]:
         try:
-            choose_precision(began, device)
-            config = replace(config, amp=began)
+            choose_precision(precision, device)
+            kept["amp"] = precision
         except UserError:
             now = choose_precision("auto", device).name
-            lines.append(f"The run began with --amp {began}, which this device does not support; continuing with {now}")
-    return config, lines
+            began = f"The run began with --amp {precision}"
+            lines.append(f"{began}, which this device does not support; continuing with {now}")
+    return kept, lines
 
 
 def keep_threads(threads: int, most: int, world_size: int, choices: dict[str, Any]) -> int:

@@ -19,7 +19,7 @@ from utils.training.pictures import CHOSEN_FROM, Curves, ValidationPictures
 from utils.training.plan import TrainPlan
 from utils.yolo.loss import PARTS
 from utils.yolo.loss26 import EndToEndLoss, loss_for
-from utils.yolo.model import YoloModel, copy_for_prediction, save_deployable
+from utils.yolo.model import YoloModel, copy_for_prediction, numbers_by_class, save_deployable
 from utils.yolo.training_step import SegmentationStep
 
 COLUMNS = {  # Ultralytics' names, in its order
@@ -30,12 +30,12 @@ COLUMNS = {  # Ultralytics' names, in its order
 }
 
 
-def line_rules(facts: dict[str, Any], names: tuple[str, ...]) -> str:
-    """Return a line that says which rules predictions of thin classes follow, from the facts of the labels."""
-    shares = dict(zip(facts["wires_parallel"][::2], facts["wires_parallel"][1::2], strict=True))
-    alike = ", ".join(f"{names[class_id]} (share of length {share:g})" for class_id, share in shares.items())
-    ends = ", ".join(names[class_id] for class_id in facts["wires_end_at"])
-    bent = ", ".join(names[class_id] for class_id in facts["wires_bent"])
+def line_rules(metadata: dict[str, Any], names: tuple[str, ...]) -> str:
+    """Return a line that says which rules predictions of thin classes follow, from a model file's metadata."""
+    shares = numbers_by_class(metadata["wires_parallel"], 1)
+    alike = ", ".join(f"{names[class_id]} (share of length {share:g})" for class_id, (share,) in shares.items())
+    ends = ", ".join(names[class_id] for class_id in metadata["wires_end_at"])
+    bent = ", ".join(names[class_id] for class_id in metadata["wires_bent"])
     rules = [f"labels run alike in {alike}, so lines that run otherwise are less sure"] if alike else []
     rules.append(f"labels end at {ends}, and so do lines" if ends else "lines that continue each other are one")
     rules += [f"those of {bent} do not, because its labels are curved"] if bent else []
@@ -50,36 +50,39 @@ class Segmentation(SegmentationStep):
 
     def __init__(self, plan: TrainPlan, model: YoloModel, run: OwnedRun, data: Data) -> None:
         super().__init__(loss_for(model, class_weights=plan.class_weights, within_reach=data.policy.within_reach))
-        self.config, self.names, self.run = plan.config, data.spec.names, run
-        self.val_criterion = loss_for(model)  # always the same, so that all runs' losses compare
+        self.options, self.names, self.run = plan.options, data.spec.names, run
+        # It is the same in all runs, so that their losses compare.
+        self.val_criterion = loss_for(model)
         self.curves = Curves(run.folder)
-        self.facts = distributed.run_on_main(data.file_facts) or {}  # rank 0 calls `save`
-        if "thin_classes" in self.facts:
-            print(line_rules(self.facts, self.names), flush=True)
+        # Rank 0 calls `save`.
+        self.metadata = distributed.run_on_main(data.metadata) or {}
+        if "thin_classes" in self.metadata:
+            print(line_rules(self.metadata, self.names), flush=True)
         labels = [data.val.labels(index) for index in range(min(len(data.val), CHOSEN_FROM))]
         ranks, are_windows = (distributed.rank(), distributed.world_size()), data.val.windowed is not None
-        every = plan.config.val_pictures_every
+        every = plan.options.val_pictures_every
         self.pictures = ValidationPictures(labels, self.names, every, *ranks, are_windows=are_windows)
-        processes = distributed.read_rank_environment().local_world_size
-        uses_gpu = plan.config.device != "cpu" and torch.cuda.is_available()
-        self.loader_cost = LoaderCost(plan.workers if uses_gpu else 0, plan.config.batch_size, processes)
+        uses_gpu = plan.setup.device.type == "cuda"
+        self.loader_cost = LoaderCost(
+            plan.workers if uses_gpu else 0, plan.options.batch_size, plan.setup.ranks.local_world_size
+        )
 
     def evaluate(self, model: torch.nn.Module, loader: Any, epoch: Epoch) -> dict[str, float]:
         """Return the validation loss and the mean average precisions over all ranks."""
         predictor, criterion = copy_for_prediction(model), self.val_criterion
         on_image = self.pictures.observer(epoch.number, epoch.is_last)
-        limits = {**AP_LIMITS, "mask_score": self.config.mask_score}
+        limits = {**AP_LIMITS, "mask_score": self.options.mask_score}
         observed: dict[str, Any] = {"precision": epoch.precision, "on_image": on_image, "limits": limits}
         metrics = evaluate(predictor, loader, self.names, criterion, epoch.device, **observed).metrics
         values = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-        if self.config.monitor == MEAN_MAP:
+        if self.options.monitor == MEAN_MAP:
             values[MEAN_MAP] = (values["mask_map50_95"] + values["box_map50_95"]) / 2
         return values
 
     def save(self, path: Path, model: torch.nn.Module, info: dict[str, Any]) -> None:
         """Write a file that Ultralytics opens."""
-        facts = {"mask_score": self.config.mask_score, **self.facts}
-        save_deployable(path, model, info, img_size=self.config.img_size, data=self.config.data, **facts)
+        metadata = {"mask_score": self.options.mask_score, **self.metadata}
+        save_deployable(path, model, info, img_size=self.options.img_size, data=self.options.data, **metadata)
 
     def after_log(self, record: dict[str, Any], log: RunLog) -> None:
         """Say once what the loader needs, when GPUs wait for more cores."""

@@ -136,9 +136,9 @@ class SegmentationLoss:
             has_outline = assigned.foreground
             if targets.rough is not None:
                 has_outline = has_outline & ~is_rough(targets, assigned.target_index)
-            found = find_positives(has_outline, assigned.target_index, mask_boxes, outputs["proto"].shape[-1])
-            image, anchor = found.image, found.anchor
-            true_sides = target_edges[:, image, found.target] - grid.sides.index_select(1, anchor)
+            positives = find_positives(has_outline, assigned.target_index, mask_boxes, outputs["proto"].shape[-1])
+            image, anchor = positives.image, positives.anchor
+            true_sides = target_edges[:, image, positives.target] - grid.sides.index_select(1, anchor)
             strides = grid.strides[anchor]
             true_sides /= strides  # (4, P) in cells
             normalisers = torch.stack([assigned.strength, has_outline, assigned.strength * has_outline]).sum((1, 2))
@@ -157,7 +157,7 @@ class SegmentationLoss:
             weights = counts if weights is None else counts * weights
         cls = _ClassError.apply(logits, probabilities, assigned.scores, weights)
         coefficients = _AnchorRows.apply(outputs["mask_coefficient"], image, anchor)  # (P, 32)
-        seg = mask_loss(outputs["proto"], coefficients, targets.masks, mask_boxes, found)
+        seg = mask_loss(outputs["proto"], coefficients, targets.masks, mask_boxes, positives)
         return LossSums(torch.stack([box, seg, cls, dfl]) * constants.gains, normalisers)
 
     def _assignment(self, outputs: dict[str, torch.Tensor], targets: Targets) -> tuple[Rule, PredictedMasks | None]:
@@ -269,7 +269,8 @@ def pad_targets(targets: Targets, batch_size: int) -> tuple[torch.Tensor, torch.
     slot = torch.arange(len(index), device=index.device) - torch.searchsorted(index, index)
     most = targets.most_objects
     if most is None:
-        most = int(slot.max()) + 1 if len(slot) else 0  # a host synchronisation, unless the loader has counted
+        # A host synchronisation, unless the loader has counted.
+        most = int(slot.max()) + 1 if len(slot) else 0
     most = max(most, 1)
     class_ids = torch.zeros(batch_size, most, dtype=torch.int64, device=index.device)
     boxes = torch.full((batch_size, most, 4), -FAR_PX, device=index.device)

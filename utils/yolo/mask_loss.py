@@ -1,6 +1,6 @@
 """The mask part of the loss: the BCE inside each positive anchor's target box, divided by the box's area.
 
-`mask_loss` is fast and needs little memory. `mask_loss_by_autograd` is the same in plain PyTorch. How the fast one works:
+`mask_loss_by_autograd` of tests/yolo/test_mask_loss.py is the same in plain PyTorch: easy to read, slow, and large. This one is fast:
 
 1. The pixels of a target's box, row by row, are cut into blocks of 32. Only the last block has unused places.
 2. The positive anchors of one target share its box and its mask, so they form groups of up to 10 rows.
@@ -8,26 +8,21 @@
 4. Units are computed a fixed number at a time, so memory does not grow with the number of objects.
 5. The forward pass also computes the gradient, so no logits are kept for the backward pass.
 
-To add a term to all losses, such as Dice, write a function like `bce` and list it in `EXTRA_TERMS`: slower, but autograd
-computes its gradient. To change the error of a pixel in the fast computation, change `pixel_error`, and `bce` with it.
+To change the error of a pixel, change `pixel_error`. CONTRIBUTING.md shows how a target gets a weight.
 
 Letters: B images, M targets per image (padded), A anchors, P positive anchors, G groups, U units, u units computed at
 once, S side of the prototypes, N = B * S^2 pixels.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 BLOCK = 32  # pixels of a unit: few, so that small boxes leave few places unused
 GROUP_SIZE = 10  # rows of a group; the assigner gives a target its 10 best anchors, seldom more
 # Units computed at once: few enough for a CPU's cache, enough to fill a GPU with each kernel.
 UNITS_AT_ONCE = {"cpu": 1024, "cuda": 32768}
-# (logits, truth, weight), float32 (P, S, S) each -> the term of each anchor (P,)
-MaskTerm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ def find_positives(
     # Each target's units: its groups one after another, each on all blocks.
     first_row = torch.arange(0, num_images * side, side, device=order.device)[:, None]  # of each image
     corner = torch.add(low[..., 0], first_row + low[..., 1], alpha=side)  # (B, M)
-    of_boxes = (fact.flatten() for fact in (blocks_per_target, corner, columns, num_pixels))
+    of_boxes = (value.flatten() for value in (blocks_per_target, corner, columns, num_pixels))
     of_target = torch.stack([first_unit, first_group, *of_boxes])  # (6, B * M)
     unit_target = torch.repeat_interleave(counts[2], output_size=num_units)
     unit, group, blocks, corner, columns, num_pixels = of_target.index_select(1, unit_target).unbind()  # (U,) each
@@ -105,44 +100,7 @@ def mask_loss(
     image's k-th target is, below 0 where a pixel has no error; mask_boxes (B, M, 4) xyxy in prototype pixels.
     """
     loss: torch.Tensor = _BlockedMaskError.apply(coefficients, prototypes, masks, mask_boxes, positives)
-    for gain, term in EXTRA_TERMS:
-        loss = loss + gain * mask_loss_by_autograd(prototypes, coefficients, masks, mask_boxes, positives, term)
     return loss
-
-
-def bce(logits: torch.Tensor, truth: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return the weighted sum of the BCE over each anchor's pixels: (P,)."""
-    return (F.binary_cross_entropy_with_logits(logits, truth, reduction="none") * weight).sum((1, 2))
-
-
-EXTRA_TERMS: tuple[tuple[float, MaskTerm], ...] = ()  # (gain, term), added to the BCE, in validation too
-
-
-def mask_loss_by_autograd(
-    prototypes: torch.Tensor,
-    coefficients: torch.Tensor,
-    masks: torch.Tensor,
-    mask_boxes: torch.Tensor,
-    positives: Positives,
-    term: MaskTerm = bce,
-) -> torch.Tensor:
-    """Return the sum of `term` over the positive anchors: (). The arguments are those of `mask_loss`.
-
-    Of `positives` only `image`, ascending, and `target` are read, so they may be some of the anchors, with their coefficients.
-    With `bce` this is the reference for `mask_loss`. Slow: autograd computes and keeps several float32
-    (P, S, S) tensors, also outside the boxes.
-    """
-    image, target = positives.image, positives.target
-    x1, y1, x2, y2 = mask_boxes[image, target][..., None, None].unbind(1)  # (P, 1, 1) each
-    pixel = torch.arange(prototypes.shape[-1], device=prototypes.device)
-    row, column = pixel[:, None], pixel[None]
-    inside = (column >= x1) & (column < x2) & (row >= y1) & (row < y2)  # (P, S, S)
-    weight = (inside & (masks[image] >= 0)) / ((x2 - x1) * (y2 - y1)).clamp(min=1e-9)
-    truth = (masks[image] == target[:, None, None] + 1).to(weight.dtype)
-    maps = prototypes.to(coefficients.dtype)
-    # Image by image, as the anchors are ordered: gathering each anchor's prototypes would take 32 times the memory.
-    logits = torch.cat([torch.einsum("pc,chw->phw", coefficients[image == b], maps[b]) for b in range(len(maps))])
-    return term(logits, truth, weight).sum()
 
 
 def pixel_error(
@@ -170,8 +128,8 @@ def _pixels_of(positives: Positives, part: slice, side: int) -> tuple[torch.Tens
 
     The unused places after a box's last pixel repeat it.
     """
-    facts = (positives.unit_block, positives.unit_last, positives.unit_columns, positives.unit_corner)
-    block, last, columns, corner = (fact[part, None] for fact in facts)
+    of_units = (positives.unit_block, positives.unit_last, positives.unit_columns, positives.unit_corner)
+    block, last, columns, corner = (values[part, None] for values in of_units)
     pixel = torch.add(torch.arange(BLOCK, device=block.device), block, alpha=BLOCK)
     is_used = pixel <= last
     pixel = torch.minimum(pixel, last)

@@ -6,7 +6,7 @@ import logging
 import math
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -157,9 +157,9 @@ def class_names(model: YoloModel) -> tuple[str, ...]:
 
 def require_classes(path: str, model: YoloModel, data: str, names: tuple[str, ...]) -> None:
     """Raise UserError if a loaded model predicts other classes than those of a data set, `names`."""
-    found = class_names(model)
-    if found != names:
-        known, wanted = (textwrap.shorten(", ".join(classes), 120, placeholder=" ...") for classes in (found, names))
+    learned = class_names(model)
+    if learned != names:
+        known, wanted = (textwrap.shorten(", ".join(classes), 120, placeholder=" ...") for classes in (learned, names))
         fix = f"train_yolo_ddp.py --model {path} --data {data} teaches it those"
         raise UserError(f"{path} knows the classes {known} but {data} has {wanted}; {fix}")
 
@@ -188,17 +188,17 @@ def _keep_frozen(num_layers: int, model: YoloModel, _: Any) -> None:
 
 
 def save_deployable(
-    path: Path, module: nn.Module, info: dict[str, Any], *, img_size: int, data: str, **facts: Any
+    path: Path, module: nn.Module, info: dict[str, Any], *, img_size: int, data: str, **metadata: Any
 ) -> None:
     """Write, atomically and in half precision, a file that Ultralytics' `YOLO(path)` opens to predict, val or export.
 
-    `facts` are what `utils/yolo/model.py` reads there, of a training on parts of photographs and of its labels.
+    `metadata` are what `utils/yolo/model.py` reads there, of a training on parts of photographs and of its labels.
     """
     deployed: YoloModel = copy.deepcopy(module).cpu().eval()
     deployed = revert_sync_batchnorm(deployed).half().to(memory_format=torch.contiguous_format)
     deployed.criterion = None
     deployed._forward_pre_hooks.clear()  # code of this project, which other programs cannot load
-    deployed.args = {"task": "segment", "imgsz": img_size, "data": data, **facts}
+    deployed.args = {"task": "segment", "imgsz": img_size, "data": data, **metadata}
     content = {
         "epoch": -1,
         "best_fitness": None,
@@ -234,8 +234,8 @@ def _require_supported(model: YoloModel, source: str) -> None:
     """Raise UserError, which begins with `source`, unless the loss and the prediction know the model's last layer."""
     head = model.model[-1]
     kind = type(head).__name__
-    facts = kind, getattr(head, "reg_max", 0) > 1, getattr(head, "one2one_cv2", None) is not None
-    if facts not in (("Segment", True, False), ("Segment26", False, True)):
+    head_kind = kind, getattr(head, "reg_max", 0) > 1, getattr(head, "one2one_cv2", None) is not None
+    if head_kind not in (("Segment", True, False), ("Segment26", False, True)):
         raise UserError(
             f"{source}: its last layer, {kind} with these settings, is not supported; the models yolov8*-seg, yolo11*-seg, "
             "yolo12*-seg and yolo26*-seg are"
@@ -294,7 +294,7 @@ def _ultralytics_tasks() -> Any:
 
 
 MOST_MARGIN_PX, MOST_LENGTH_PX = 1000.0, 1e9  # of labels around wires; of labels
-WINDOW_FACTS = ("per_photo", "low_scale", "high_scale")
+WINDOW_VALUES = ("per_photo", "low_scale", "high_scale")
 
 
 def trained_size_px(model: YoloModel) -> int:
@@ -304,13 +304,13 @@ def trained_size_px(model: YoloModel) -> int:
 
 
 def trained_windows(model: YoloModel) -> dict[str, float] | None:
-    """Return the facts of a loaded model's training on windows; None if it saw whole photographs.
+    """Return how many windows a loaded model's training cut, and their scales; None if it saw whole photographs.
 
     `per_photo`: windows of each photograph per epoch. `low_scale`, `high_scale`: shown pixels per pixel of the
     photograph.
     """
-    facts = model.args.get("windows")
-    return {name: facts[name] for name in WINDOW_FACTS} if are_possible_windows(facts) else None
+    windows = model.args.get("windows")
+    return {name: windows[name] for name in WINDOW_VALUES} if are_possible_windows(windows) else None
 
 
 def choose_mask_score(asked: bool | None, model: YoloModel) -> bool:
@@ -334,7 +334,7 @@ def trained_wire_labels(model: YoloModel) -> dict[str, Any]:
     return {
         "wires_end_at": [*_known_classes(model, model.args.get("wires_end_at"))],
         "wire_width": width if is_width else [],
-        "wires_parallel": _facts_of_classes(model, "wires_parallel", 1, 1.0),
+        "wires_parallel": _numbers_of_classes(model, "wires_parallel", 1, 1.0),
         "wires_bent": [*_known_classes(model, model.args.get("wires_bent"))],
     }
 
@@ -347,16 +347,22 @@ def trained_stretch(model: YoloModel) -> tuple[float, float] | None:
 
 def trained_label_lengths(model: YoloModel) -> list[float]:
     """Return how long labels were in that training, as `label_lengths` does; nothing if the model's file does not say it."""
-    return _facts_of_classes(model, "label_lengths", 2, MOST_LENGTH_PX)
+    return _numbers_of_classes(model, "label_lengths", 2, MOST_LENGTH_PX)
 
 
-def _facts_of_classes(model: YoloModel, name: str, count: int, most: float) -> list[float]:
+def numbers_by_class(values: Sequence[float], count: int) -> dict[Any, Sequence[float]]:
+    """Return the numbers of each class, from a model file's list of classes, each followed by `count` numbers."""
+    starts = range(0, len(values), count + 1)
+    return {values[start]: values[start + 1 : start + 1 + count] for start in starts}
+
+
+def _numbers_of_classes(model: YoloModel, name: str, count: int, most: float) -> list[float]:
     """Return a list of classes, each followed by `count` numbers above 0 and at most `most`; nothing if it is anything else."""
-    facts, width = model.args.get(name), count + 1
-    if not isinstance(facts, list) or len(facts) % width:
+    values, width = model.args.get(name), count + 1
+    if not isinstance(values, list) or len(values) % width:
         return []
-    are_possible = all(type(fact) is float and 0 < fact <= most for n, fact in enumerate(facts) if n % width)
-    return facts if are_possible and _known_classes(model, facts[::width]) else []
+    are_possible = all(type(value) is float and 0 < value <= most for n, value in enumerate(values) if n % width)
+    return values if are_possible and _known_classes(model, values[::width]) else []
 
 
 def _known_classes(model: YoloModel, classes: Any) -> tuple[int, ...]:
@@ -365,8 +371,8 @@ def _known_classes(model: YoloModel, classes: Any) -> tuple[int, ...]:
     return tuple(classes) if is_list else ()
 
 
-def are_possible_windows(facts: Any) -> bool:
-    """Return whether the trainer's options could give these facts of a training on windows."""
-    if not isinstance(facts, dict) or not all(0 < facts.get(name, 0) < math.inf for name in WINDOW_FACTS):
+def are_possible_windows(windows: Any) -> bool:
+    """Return whether the trainer's options could give these windows."""
+    if not isinstance(windows, dict) or not all(0 < windows.get(name, 0) < math.inf for name in WINDOW_VALUES):
         return False
-    return bool(facts["low_scale"] <= facts["high_scale"] <= 1)
+    return bool(windows["low_scale"] <= windows["high_scale"] <= 1)

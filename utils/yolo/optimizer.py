@@ -80,10 +80,10 @@ class MuSGD(torch.optim.SGD):
         return loss
 
     def _orthogonaliser(self, number: int, weights: list[torch.Tensor]) -> Orthogonaliser:
-        found = self._orthogonalisers.get(number)
-        if found is None or len(weights) != len(found.weights) or any(map(operator.is_not, weights, found.weights)):
-            found = self._orthogonalisers[number] = Orthogonaliser(weights)
-        return found
+        known = self._orthogonalisers.get(number)
+        if known is None or len(weights) != len(known.weights) or any(map(operator.is_not, weights, known.weights)):
+            known = self._orthogonalisers[number] = Orthogonaliser(weights)
+        return known
 
 
 @contextlib.contextmanager

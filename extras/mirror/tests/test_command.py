@@ -15,7 +15,7 @@ from tests.support.noise_data import write_noise_data
 from tests.support.plugin import PROJECT, must_run, torchrun
 from tests.support.processes import wait_until
 from tests.support.s3_server import SECRET, S3Server, s3_server, use_server
-from utils.run.checkpoint import latest_facts, load_latest
+from utils.run.checkpoint import latest_manifest, load_latest
 from utils.run.records import read_status
 
 FLAGS = (
@@ -70,8 +70,8 @@ def test_a_killed_training_whose_folder_is_lost_goes_on_from_its_copy_to_the_bit
         wait_until(lambda: "manifest.json" in str(server.requests) or training.poll() is not None, timeout_s=200)
         # The storage vanishes, and the training goes on meanwhile.
         server.stop()
-        last = int(latest_facts(run / "checkpoint")["step"])
-        wait_until(lambda: latest_facts(run / "checkpoint").get("step", 0) > last or training.poll() is not None, 60)
+        last = int(latest_manifest(run / "checkpoint")["step"])
+        wait_until(lambda: latest_manifest(run / "checkpoint").get("step", 0) > last or training.poll() is not None, 60)
         os.kill(read_status(run)["pid"], signal.SIGKILL)
         assert training.wait(timeout=60) == 1, log.read_text()[-3000:]
         server.start()

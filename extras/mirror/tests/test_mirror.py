@@ -18,7 +18,7 @@ from tests.support.processes import wait_until
 from tests.support.s3_server import S3Server, s3_server, use_empty_server
 from utils.common.errors import UserError
 from utils.run import sending
-from utils.run.checkpoint import latest_facts, save_checkpoint, verify
+from utils.run.checkpoint import latest_manifest, save_checkpoint, verify
 from utils.run.status import FINISHED, RUNNING, STOPPED, write_status
 
 BUCKET = "runs"
@@ -55,7 +55,7 @@ class Run:
         for name in ("last.pt", "best.pt"):
             (self.folder / "new").write_bytes(b"weights %d" % step)
             os.replace(self.folder / "new", self.folder / name)
-        save_checkpoint(self.folder / "checkpoint", step, {"step": torch.tensor(step)}, facts={"epoch": step})
+        save_checkpoint(self.folder / "checkpoint", step, {"step": torch.tensor(step)}, manifest={"epoch": step})
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_copy_that_breaks_at_any_request_leaves_a_checkpoint_that_can_be_resum
         for name, content in copies_in(server).items():
             (there / name).parent.mkdir(parents=True, exist_ok=True)
             (there / name).write_bytes(content)
-        found.append(int(latest_facts(there / "checkpoint")["step"]))
+        found.append(int(latest_manifest(there / "checkpoint")["step"]))
         assert verify(there / "checkpoint" / f"step-{found[-1]:08d}") is None
         assert int((there / "metrics.jsonl").read_text()) >= found[-1]
         assert int((there / "best.pt").read_bytes()[-1:]) >= found[-1]

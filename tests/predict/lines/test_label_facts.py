@@ -7,7 +7,8 @@ import pytest
 
 from tests.predict.lines.drawn import SIZE, straight
 from tests.sources.parsing.tool_folder import whole
-from utils.predict.lines.label_facts import LabelledPhoto, measure_wire_labels
+from utils.data.label_shapes import LabelledPhoto
+from utils.predict.lines.label_facts import measure_wire_labels
 from utils.predict.lines.line import Line
 from utils.predict.regions import fill_outline
 

@@ -18,6 +18,7 @@ from tests.sources.parsing.tool_folder import build as build_tool
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import label_file_for, load_dataset_yaml
 from utils.data.images import read_image, upright_size
+from utils.data.label_shapes import measure_labels
 from utils.data.labels import read_yolo_label
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.sources import Photograph, find_photographs
@@ -146,7 +147,8 @@ def test_photographs_of_12_bits_are_stretched_once_for_the_data_set_and_alike_in
     assert spec.stretch == pytest.approx((20, 3980), abs=60)
     dataset: Any = SimpleNamespace(photos=[], windowed=None)
     policy: Any = SimpleNamespace(windows=None)
-    model: Any = SimpleNamespace(args=Data(spec, dataset, dataset, policy).file_facts())
+    labels = measure_labels([])
+    model: Any = SimpleNamespace(args=Data(spec, dataset, dataset, policy, labels).metadata())
     means = []
     for item in manifest["photographs"]:
         found = read_image(tmp_path / "processed" / item["split"] / "images" / item["file"]).astype(int)

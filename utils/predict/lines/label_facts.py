@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from utils.data.label_shapes import class_bends, long_axis
+from utils.data.label_shapes import LabelledPhoto, long_axis
 from utils.predict.lines.confidence import parallel_shares
 from utils.predict.lines.from_mask import find_lines
 from utils.predict.lines.in_photo import profiles
@@ -48,28 +48,18 @@ class LabelFacts:
         return cls(classes, end_at, width, dict(zip(parallel[::2], parallel[1::2], strict=True)), curved)
 
 
-@dataclass(frozen=True)
-class LabelledPhoto:
-    """A photograph's labels: class ids int64 (N,), outlines (V, 2) xy in its pixels, its width and height; `read` it, RGB."""
-
-    class_ids: np.ndarray
-    outlines: list[np.ndarray]
-    size: tuple[int, int]
-    read: Callable[[], np.ndarray]
-
-
-def measure_wire_labels(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> dict[str, Any]:
-    """Return the facts of `LabelFacts` for thin classes, by their names in a model file.
+def measure_wire_labels(
+    photos: Sequence[LabelledPhoto], straight: tuple[int, ...], curved: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    """Return the values of `LabelFacts` for thin classes, by their names in a model file.
 
     Curved labels have no direction, so they are neither parallel nor do they continue each other.
     """
-    bends = class_bends(((photo.class_ids, photo.outlines) for photo in photos), thin)
-    straight = tuple(class_id for class_id in thin if bends.get(class_id, 0.0) <= 1)
     return {
         "wires_end_at": [*classes_at_ends(photos, straight)],
-        "wire_width": [*label_width(photos, thin)],
-        "wires_parallel": [fact for class_id in straight for fact in parallel_labels(photos, class_id)],
-        "wires_bent": [class_id for class_id in thin if class_id not in straight],
+        "wire_width": [*label_width(photos, straight + curved)],
+        "wires_parallel": [number for class_id in straight for number in parallel_labels(photos, class_id)],
+        "wires_bent": [*curved],
     }
 
 

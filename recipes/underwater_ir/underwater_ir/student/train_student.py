@@ -253,7 +253,7 @@ def train(
     batches = EpochBatches(len(train_set), config.batch_size, rank(), world_size(), config.seed)
     pinned = device.type == "cuda"
     task = Restoration(criterion, benchmarks, config.epochs, Path(config.save_path))
-    engine = TrainingEngine(network, device, options, task=task, run=run.folder, facts={"losses": criterion.weights})
+    engine = TrainingEngine(network, device, options, task=task, run=run.folder, manifest={"losses": criterion.weights})
     engine.train(
         create_paired_train_loader(train_set, config.batch_size, workers, batches, pinned),
         create_evaluation_loader(benchmarks, config.eval_batch_size, min(workers, 2), pinned),

@@ -1,4 +1,4 @@
-"""Time the phases of real training steps: the engine's own loop runs, and its mark shows where each phase begins.
+"""Time the phases of real training steps: the engine's own loop runs, and what it calls tells where each phase begins.
 
 On a GPU the times are CUDA events on the compute stream, so timing does not synchronise; on a CPU they are
 `perf_counter`.
@@ -6,19 +6,29 @@ On a GPU the times are CUDA events on the compute stream, so timing does not syn
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from utils.engine.loop import Mark, TrainingEngine
+from utils.common.devices import Precision
+from utils.engine import EngineOptions, TrainingEngine
 from utils.engine.state import Progress
+from utils.yolo.loss26 import loss_for
+from utils.yolo.model import YoloModel
+from utils.yolo.optimizer import GRADIENT_CLIP_NORM, OptimizerPlan, build_optimizer
+from utils.yolo.options import NOMINAL_BATCH_SIZE
+from utils.yolo.training_step import SegmentationStep
 
 # input: upload and conversion to float, on a GPU only the part for which the arithmetic waits; optimizer: gradient clip,
 # update, moving average of the weights.
 PHASES = ("input", "forward", "loss", "backward", "optimizer")
+Mark = Callable[[str], object]  # is called where a phase begins
+LEARNING_RATE = 1e-5  # small, so that training on noise does not diverge
+WEIGHT_DECAY = 5e-4
+MOMENTUM = 0.9
 
 
 class StepTimer:
@@ -57,6 +67,21 @@ class StepTimer:
         return first.elapsed_time(second) if self.device.type == "cuda" else (second - first) * 1000
 
 
+def build_training(
+    model: YoloModel, device: torch.device, precision: Precision, optimizer: str = "musgd"
+) -> TrainingEngine:
+    """Set up the trainer's engine with the defaults of `train_yolo_ddp.py`: channels last, clip, EMA, DDP.
+
+    One difference: each rank keeps its own BatchNorm statistics. `optimizer` is one of OPTIMIZER_NAMES.
+    """
+    model = model.to(device, memory_format=torch.channels_last)
+    options = EngineOptions(precision=precision.name, clip_norm=GRADIENT_CLIP_NORM, static_graph=True, quiet=True)
+    engine = TrainingEngine(model, device, options, task=SegmentationStep())
+    plan = OptimizerPlan(optimizer, LEARNING_RATE, WEIGHT_DECAY, MOMENTUM, NOMINAL_BATCH_SIZE, ())
+    engine.begin(build_optimizer(model, plan), loss_for(model))
+    return engine
+
+
 def time_training_steps(engine: TrainingEngine, batch: Any, warmup_steps: int, steps: int) -> np.ndarray:
     """Train `steps` steps on `batch` after `warmup_steps` (at least 1); return their phases in ms: (steps, 5).
 
@@ -68,18 +93,41 @@ def time_training_steps(engine: TrainingEngine, batch: Any, warmup_steps: int, s
     return timer.phases_ms()[-steps:]
 
 
-def run_training_steps(engine: TrainingEngine, loader: Any, mark: Mark) -> None:
+def run_training_steps(engine: TrainingEngine, loader: Any, mark: Mark = lambda phase: None) -> None:
     """Train one epoch of `loader` with the engine's own loop, which calls `mark` where each phase begins.
 
     Every rank must reach this when the engine is distributed.
     """
     engine.state.progress = Progress()
     engine.options = replace(engine.options, epochs=1, log_interval=len(loader))
-    before, engine.mark = engine.mark, mark
+    # What the loop calls in each step, and the phases that begin before and after the call.
+    called: list[tuple[object, str, list[str]]] = [
+        (engine, "upload", ["input"]),
+        (engine, "network", ["forward"]),
+        (engine.task, "loss", ["loss", "backward"]),
+        (engine, "update", ["optimizer"]),
+    ]
+    before = [getattr(owner, name) for owner, name, _ in called]
     try:
+        for (owner, name, phases), call in zip(called, before, strict=True):
+            setattr(owner, name, _marked(call, mark, *phases))
         engine.train_one_epoch(loader)
     finally:
-        engine.mark = before
+        for (owner, name, _), call in zip(called, before, strict=True):
+            setattr(owner, name, call)
+
+
+def _marked(call: Callable[..., Any], mark: Mark, first: str, then: str = "") -> Callable[..., Any]:
+    """Return a function that marks one phase, calls `call`, and then marks another, if there is one."""
+
+    def marked(*arguments: Any) -> Any:
+        mark(first)
+        result = call(*arguments)
+        if then:
+            mark(then)
+        return result
+
+    return marked
 
 
 def middle_half(phases_ms: np.ndarray) -> np.ndarray:
