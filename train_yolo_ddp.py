@@ -51,7 +51,7 @@ from utils.training.data import Data, open_data
 from utils.training.pictures import save_first_pictures
 from utils.training.plan import TrainPlan, plan_training, save_arguments, setup_device
 from utils.training.task import Segmentation, follow_epochs
-from utils.yolo.model import YoloModel, build_model, freeze_layers, is_trained
+from utils.yolo.model import YoloModel, build_model, equalise_filters, freeze_layers, is_trained
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
 
 # With fewer images per GPU batch statistics are shared by default.
@@ -81,6 +81,8 @@ def started(config: TrainConfig) -> Iterator[tuple[TrainPlan, YoloModel, Data, O
         spec = load_dataset_yaml(config.data, trust_links=config.trust_links, cache_dir=config.cache_dir)
         model = build_model(config.model, spec.names, say).to(memory_format=torch.channels_last)
         freeze_layers(model, config.freeze)
+        if is_trained(model):
+            equalise_filters(model)
         require_same_start(meeting, config)
 
         sharers = meeting.sharers("cache", spec.cache_folder)

@@ -1,5 +1,6 @@
 """Building, loading, transferring and deploying models of all families."""
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,13 @@ from utils.common.errors import UserError
 from utils.distributed.sync_bn import SyncBatchNorm2d, convert_sync_batchnorm
 from utils.predict.detections import raw_outputs
 from utils.yolo.model import (
+    FILTER_LENGTH,
     build_model,
     choose_mask_score,
     class_names,
     copy_for_prediction,
+    equalise_filters,
+    freeze_layers,
     is_trained,
     load_for_prediction,
     load_weights,
@@ -76,6 +80,32 @@ def test_statistics_follow_the_weights_and_tell_trained_ones_from_random_ones() 
     assert not is_trained(model)
     model(torch.rand(2, 3, SIZE_PX, SIZE_PX))
     assert is_trained(model)
+
+
+@pytest.mark.parametrize("family", ["yolov8n", "yolo26n"])
+def test_trained_weights_begin_alike_however_long_their_filters_are(family: str) -> None:
+    model: Any = build_model(f"{family}-seg.yaml", NAMES).train()
+    for _ in range(3):
+        model(torch.rand(2, 3, SIZE_PX, SIZE_PX))
+    freeze_layers(model, 1)
+    images = torch.rand(1, 3, SIZE_PX, SIZE_PX)
+    before = model.eval()(images)[0][0].detach()
+    frozen = model.model[0].conv.weight.clone()
+    # As in a file whose filters are four times as long: BatchNorm divides by it.
+    longer = copy.deepcopy(model)
+    for layer in longer.modules():
+        if isinstance(getattr(layer, "bn", None), torch.nn.BatchNorm2d) and layer is not longer.model[0]:
+            layer.conv.weight.data *= 4
+            layer.bn.running_mean *= 4
+            layer.bn.running_var.copy_((layer.bn.running_var + layer.bn.eps) * 16 - layer.bn.eps)
+    for one in (model, longer):
+        equalise_filters(one)
+        torch.testing.assert_close(one(images)[0][0], before, rtol=1e-3, atol=1e-3)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(longer.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    assert torch.equal(model.model[0].conv.weight, frozen)
+    lengths = model.model[1].conv.weight.flatten(1).norm(dim=1)
+    torch.testing.assert_close(lengths, torch.full_like(lengths, FILTER_LENGTH))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
