@@ -38,7 +38,7 @@ from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.data.images import ImageError, read_image
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.label_file import LabelFile
-from utils.sources.parsing.rows import MASK, SPAN, UNUSED_SOURCE, AnnotationRow, digest_of
+from utils.sources.parsing.rows import MASK, UNUSED_SOURCE, AnnotationRow, digest_of
 from utils.sources.parsing.yolo_text import ONLY_CLASS, find_list, is_background
 
 VOC_CLASSES, VOC_OBJECTS = "SegmentationClass", "SegmentationObject"
@@ -107,10 +107,10 @@ class MaskFile(LabelFile):
         objects = [item for item in objects if not item.is_region]
         self.meaning, self.used = meaning, {item.value for item in objects}
         self.names = meaning.listed if self.used & {*meaning.listed} else sorted(self.used)
-        span = SPAN.pack(0, len(data), digest_of(data))
         context = repr(replace(meaning, classes=None)) + " void" * len(void)
         masks = Counter([(item.value, MASK) for item in objects] + [("", MASK)] * len(complaints))
-        self.rows = [AnnotationRow(photographs, source, span, context, partial(mask_objects, meaning), masks)]
+        read_objects, digest = partial(mask_objects, meaning), digest_of(data)
+        self.rows = [AnnotationRow(photographs, source, (), context, read_objects, masks, file_digest=digest)]
 
     def origin_of(self, name: str) -> str:
         values = [value for value, one in self.meaning.names if one == name]

@@ -297,12 +297,14 @@ MAX_ALIASES = 20
 BAD_CONTENT = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
-def read_back(path: Path, build: Callable[[Any], T], cure: str, *, is_yaml: bool = False) -> T:
+def read_back(
+    path: Path, build: Callable[[Any], T], cure: str, *, is_yaml: bool = False, most_bytes: int = MAX_READ_BYTES
+) -> T:
     """Return what `build` makes of the content of a JSON or YAML file; it may raise one of BAD_CONTENT.
 
     Raises UserError with the file, the problem and the cure; OSError for a file that cannot be opened.
     """
-    text = read_text(path)
+    text = read_text(path, most_bytes)
     try:
         return build(parse_yaml(text) if is_yaml else parse_json(text))
     except BAD_CONTENT as error:
@@ -341,10 +343,10 @@ def parse_json(text: str | bytes) -> Any:
 
 def shallow(content: Any) -> Any:
     """Return a content of at most MAX_DEPTH levels of lists and mappings: deeper ones end what walks through them."""
-    level = [content]
-    for _ in range(MAX_DEPTH + 1):
-        parts = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
-        level = [item for part in parts for item in part]
+    level = [content] if isinstance(content, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        parts = [part.values() if isinstance(part, dict) else part for part in level]
+        level = [item for part in parts for item in part if isinstance(item, dict | list)]
     if level:
         raise RecursionError("nested too deeply")
     return content

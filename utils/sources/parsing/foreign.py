@@ -10,9 +10,8 @@ from utils.common.errors import UserError, one_line, printable
 from utils.common.files import walk
 from utils.data.dataset_yaml import BESIDE, IMAGE_SUFFIXES, not_read
 from utils.sources.parsing.formats import EPRI_TITLE, EXTRA_READERS, FORMATS, format_of
-from utils.sources.parsing.json_stream import JsonStream
 from utils.sources.parsing.label_csv import Problem
-from utils.sources.parsing.label_file import HEAD_BYTES, first_element
+from utils.sources.parsing.label_file import HEAD_BYTES, first_element, read_json
 from utils.sources.parsing.sources import OWN_FILES, UNREAD_FILE, all_files
 
 EPRI_FOLDER = Path("data/raw")  # into which download_data.py writes
@@ -178,16 +177,13 @@ def _reason(file: Path) -> str:
 
 def _json_reason(file: Path) -> str:
     try:
-        with JsonStream(file) as stream:
-            if stream.peek() != "{":
-                return "is a list of other items than Label Studio's tasks: export as COCO"
-            keys = []
-            for key in stream.keys():  # noqa: SIM118 - not a dictionary
-                keys.append(printable(key, 20))
-                stream.skip()
+        content = read_json(file)
     except UserError as error:
         return f"cannot be read ({one_line(error, 200)})"
+    if not isinstance(content, dict):
+        return "is a list of other items than Label Studio's tasks: export as COCO"
     with file.open("rb") as text:
         head = text.read(HEAD_BYTES)
     tool = next((f"is probably {name}: " for key, name in TOOLS.items() if key in head), "")
+    keys = [printable(key, 20) for key in content]
     return f"{tool}has only {', '.join(keys[:MAX_KEYS]) or 'no keys'}: if these are labels, export them as COCO"

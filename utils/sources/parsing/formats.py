@@ -2,14 +2,12 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from utils.common.errors import UserError
 from utils.common.extras import find_extra
 from utils.sources.parsing.coco import CocoFile
-from utils.sources.parsing.json_stream import JsonStream
 from utils.sources.parsing.label_csv import LABEL_CSV, NAME_COLUMN
-from utils.sources.parsing.label_file import HEAD_BYTES, LabelFile
+from utils.sources.parsing.label_file import HEAD_BYTES, LabelFile, read_json
 from utils.sources.parsing.yolo_text import YoloFile
 
 AUTO, EPRI, YOLO = "auto", "epri", YoloFile.format
@@ -57,22 +55,14 @@ def is_mask(file: Path) -> bool:
 
 def _json_format(file: Path) -> str:
     """Return the format of a JSON file by its first keys. Raises UserError when it is not JSON."""
-    with JsonStream(file) as stream:
-        if stream.peek() == "[":
-            first = next((item.raw for item in stream.items()), None)
-            return _json_owner(None, first) if isinstance(first, dict) else ""
-        for key in stream.keys():  # noqa: SIM118 - not a dictionary
-            if found := _json_owner(key, stream.peek()):
-                return found
-            if stream.peek() != "{":
-                stream.skip()
-            elif found := _json_owner(key, stream.item().raw):
-                return found
-    return ""
-
-
-def _json_owner(key: str | None, value: Any) -> str:
-    return next((name for name, reader in FORMATS.items() if reader.is_own_json(key, value)), "")
+    content = read_json(file)
+    if isinstance(content, dict):
+        values = [*content.items()]
+    else:
+        first = content[:1] if isinstance(content, list) else []
+        values = [(None, item) for item in first if isinstance(item, dict)]
+    owners = (name for key, value in values for name, tool in FORMATS.items() if tool.is_own_json(key, value))
+    return next(owners, "")
 
 
 def _is_epri(file: Path) -> bool:

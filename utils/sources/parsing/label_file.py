@@ -5,17 +5,20 @@ How to add a format: write one file with a subclass of `LabelFile`, for example 
 follow from the class.
 """
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from utils.common.errors import printable
+from utils.common.errors import UserError, printable
+from utils.common.files import read_back
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.rows import AnnotationRow, Found, Lost, lost_for
 
 HEAD_BYTES = 65_536
+MAX_LABEL_BYTES = 1_500_000_000  # of a file with the labels of many photographs; LVIS has 1.2 GB
 _COMMENT, _ELEMENT = re.compile(rb"<!--.*?-->", re.DOTALL), re.compile(rb"<([A-Za-z_][\w.:-]*)")
 
 
@@ -23,7 +26,7 @@ class LabelFile:
     """A label file of an annotation tool. Construction reads it once and adds what cannot be used to `problems`.
 
     It fills `names`, the classes in the order of their numbers in the data set, and `rows`, one for each labelled photograph in
-    the order of the file. A row keeps only where the photograph's objects lie in the file, and a function that turns these bytes
+    the order of the file. A row keeps what the file says of the photograph's objects, and a function that turns it
     into objects. It names its photograph; the name is compared with the photographs that are there, never opened. What cannot
     be used becomes a problem (`complain`, `lose`), and the rest is read. A file of another format raises UserError, unless each
     photograph has its own file.
@@ -66,7 +69,7 @@ class LabelFile:
 
     @classmethod
     def is_own_json(cls, key: str | None, value: Any) -> bool:
-        """Return whether JSON is of this format by a key of its object and the value: its first character, then a dictionary.
+        """Return whether JSON is of this format by a key of its object and the value.
 
         The key is None if the file is a list; the value is then its first item, a dictionary.
         """
@@ -91,6 +94,19 @@ class LabelFile:
     def complain(self, text: str, kind: str = UNREADABLE_ROW) -> None:
         """Add something that cannot be used to the problems."""
         self.problems.append(Problem(printable(self.path.name, 400), text, kind))
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file; change nothing in it. Raises UserError."""
+    try:
+        return _read_json(path, path.stat().st_mtime_ns)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+
+
+@functools.lru_cache(1)  # a file is read to recognise its format, and then for its labels
+def _read_json(path: Path, _: int) -> Any:
+    return read_back(path, lambda content: content, "export the file again", most_bytes=MAX_LABEL_BYTES)
 
 
 def first_element(file: Path) -> str:

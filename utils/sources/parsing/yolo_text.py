@@ -19,7 +19,7 @@ from utils.data.labels import ANY_CLASS, IGNORE_FOLDER, MAX_LABEL_FILE_BYTES, La
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.outlines import ShapeObject
-from utils.sources.parsing.rows import BOX, IGNORED, NO_OBJECTS, POLYGON, SPAN, AnnotationRow, Parsed, digest_of
+from utils.sources.parsing.rows import BOX, IGNORED, NO_OBJECTS, POLYGON, AnnotationRow, Parsed, digest_of
 
 BACKGROUNDS = (*NO_OBJECTS, "background", "bg", "void", "unlabeled", "unlabelled")  # of class lists
 ONLY_CLASS = "object"  # of labels that name no class
@@ -104,8 +104,7 @@ class YoloFile(LabelFile):
             lines = [line.split() for line in read_text(path).splitlines()]
             data = path.read_bytes()
         except (UserError, OSError) as error:
-            span = SPAN.pack(0, 0, digest_of(b""))
-            self.rows = [AnnotationRow(photographs, path, span, "", partial(_refuse, str(error)))]
+            self.rows = [AnnotationRow(photographs, path, [b""], "", partial(_refuse, str(error)))]
             return
         self.class_list = find_list(path, YOLO_LISTS, folder)
         if self.class_list is None:
@@ -122,9 +121,10 @@ class YoloFile(LabelFile):
             for fields in lines
             if fields and not (is_region and fields[0] == str(ANY_CLASS))
         ]
-        span, objects = SPAN.pack(0, len(data), digest_of(data)), partial(_objects, tuple(self.names), is_region)
+        objects = partial(_objects, tuple(self.names), is_region)
         context = "\n".join([*self.names, IGNORE_FOLDER] if is_region else self.names)
-        self.rows = [AnnotationRow(photographs, path, span, context, objects, Counter(rows))]
+        digest = digest_of(data)
+        self.rows = [AnnotationRow(photographs, path, (), context, objects, Counter(rows), file_digest=digest)]
 
     @classmethod
     def is_own_file(cls, file: Path) -> bool:
