@@ -56,7 +56,7 @@ class CvatFile(LabelFile):
         self.rows = list(self._rows(data))
 
     @classmethod
-    def is_own_file(cls, file: Path) -> bool:
+    def is_of_format(cls, file: Path) -> bool:
         return file.suffix.lower() == ".xml" and first_element(file) == "annotations"
 
     def _rows(self, data: bytes) -> Iterator[AnnotationRow]:

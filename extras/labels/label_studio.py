@@ -38,7 +38,7 @@ class LabelStudioFile(LabelFile):
     title = "Label Studio export"
     patterns = ("*.json", "**/*.json")
     how_to_export = "export as JSON and put the file beside the photographs"
-    several = has_lines = False
+    several_files = has_lines = False
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
@@ -55,7 +55,7 @@ class LabelStudioFile(LabelFile):
         self.names = sorted(self._labels)
 
     @classmethod
-    def is_own_json(cls, key: str | None, value: Any) -> bool:
+    def is_json_of_format(cls, key: str | None, value: Any) -> bool:
         return key is None and not value.keys().isdisjoint(TASK_KEYS)
 
     def _add_task(self, number: int, task: Any) -> None:

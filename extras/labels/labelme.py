@@ -29,7 +29,7 @@ class LabelMeFile(LabelFile):
     title = "LabelMe's files"
     patterns = ("**/*.json",)
     how_to_export = "save LabelMe's files there, beside the photographs"
-    by_file = sorts_names = True
+    names_are_relative = lists_used_classes = True
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
@@ -54,7 +54,7 @@ class LabelMeFile(LabelFile):
         self.rows = [AnnotationRow(names, path, shapes, f"{size}", objects, counts)]
 
     @classmethod
-    def is_own_json(cls, key: str | None, value: Any) -> bool:
+    def is_json_of_format(cls, key: str | None, value: Any) -> bool:
         return key in ("shapes", "imagePath")
 
 

@@ -65,7 +65,7 @@ class MaskFile(LabelFile):
     title = "mask PNGs"
     patterns = (f"**/{VOC_CLASSES}/*.png", "**/*.[pPgGtTbB][nNiImM][gGfFpP]*")
     how_to_export = "put a.png into masks/ for a.jpg in images/"
-    by_file = has_rows_per_file = takes_folder = are_pictures = True
+    names_are_relative = several_files_a_photograph = takes_folder = are_pictures = True
     has_lines = False
     meaning: Meaning
     facts: MaskFacts
@@ -88,7 +88,7 @@ class MaskFile(LabelFile):
             self.is_damaged = True
 
     @classmethod
-    def is_own_file(cls, file: Path) -> bool:
+    def is_of_format(cls, file: Path) -> bool:
         """Return whether a file is a mask and no photograph. Both masks of a pair are, though only one has rows."""
         if file.suffix.lower() not in MASK_SUFFIXES:
             return False

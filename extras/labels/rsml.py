@@ -25,7 +25,7 @@ class RsmlFile(LabelFile):
     title = "RSML"
     patterns = ("**/*.rsml",)
     how_to_export = "save each photograph's roots as NAME.rsml"
-    sorts_names = True
+    lists_used_classes = True
     named_by = "label or order"
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
@@ -43,7 +43,7 @@ class RsmlFile(LabelFile):
         self.rows = [AnnotationRow(photographs, path, [data], "", read_roots, counts)]
 
     @classmethod
-    def is_own_file(cls, file: Path) -> bool:
+    def is_of_format(cls, file: Path) -> bool:
         return file.suffix.lower() == ".rsml" and first_element(file) == "rsml"
 
 

@@ -28,7 +28,7 @@ class ViaFile(LabelFile):
     title = "VGG Image Annotator's file"
     patterns = ("*.json", "**/*.json")
     how_to_export = "save the project, or export annotations as JSON"
-    by_file = sorts_names = True
+    names_are_relative = lists_used_classes = True
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
@@ -61,7 +61,7 @@ class ViaFile(LabelFile):
             self.rows.append(AnnotationRow(self._names(name), path, [photograph], attribute, objects, found))
 
     @classmethod
-    def is_own_json(cls, key: str | None, value: Any) -> bool:
+    def is_json_of_format(cls, key: str | None, value: Any) -> bool:
         has_regions = isinstance(value, dict) and {"filename", "regions"} <= value.keys()
         return key is not None and (key.startswith("_via_") or has_regions)
 

@@ -157,7 +157,7 @@ class CocoFile(LabelFile):
         self.rows = list(self._rows())
 
     @classmethod
-    def is_own_json(cls, key: str | None, value: Any) -> bool:
+    def is_json_of_format(cls, key: str | None, value: Any) -> bool:
         return key in ("images", "annotations") and isinstance(value, list)
 
     def _rows(self) -> Iterator[AnnotationRow]:

@@ -44,13 +44,13 @@ def format_of(file: Path) -> str:
     with suppress(UserError, OSError):
         if file.suffix.lower() == ".json":
             return _json_format(file)
-        return next((name for name, reader in FORMATS.items() if reader.is_own_file(file)), "")
+        return next((name for name, reader in FORMATS.items() if reader.is_of_format(file)), "")
     return ""
 
 
 def is_mask(file: Path) -> bool:
     """Return whether a picture holds labels and is no photograph."""
-    return any(reader.are_pictures and reader.is_own_file(file) for reader in FORMATS.values())
+    return any(reader.are_pictures and reader.is_of_format(file) for reader in FORMATS.values())
 
 
 def _json_format(file: Path) -> str:
@@ -61,7 +61,7 @@ def _json_format(file: Path) -> str:
     else:
         first = content[:1] if isinstance(content, list) else []
         values = [(None, item) for item in first if isinstance(item, dict)]
-    owners = (name for key, value in values for name, tool in FORMATS.items() if tool.is_own_json(key, value))
+    owners = (name for key, value in values for name, tool in FORMATS.items() if tool.is_json_of_format(key, value))
     return next(owners, "")
 
 

@@ -19,7 +19,8 @@ from utils.sources.parsing.rows import AnnotationRow, Found, Lost, lost_for
 
 HEAD_BYTES = 65_536
 MAX_LABEL_BYTES = 1_500_000_000  # of a file with the labels of many photographs; LVIS has 1.2 GB
-_COMMENT, _ELEMENT = re.compile(rb"<!--.*?-->", re.DOTALL), re.compile(rb"<([A-Za-z_][\w.:-]*)")
+_COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
+_ELEMENT = re.compile(rb"<([A-Za-z_][\w.:-]*)")
 
 
 class LabelFile:
@@ -31,29 +32,48 @@ class LabelFile:
     be used becomes a problem (`complain`, `lose`), and the rest is read. A file of another format raises UserError, unless each
     photograph has its own file.
 
-    `is_own_file`, or `is_own_json` for files called .json, says which files are of the format. UserError and OSError mean no.
-
-    format: the value of `--format`. title: the format's name in the report. patterns: the format's files are those that match
-    the first pattern with any match. several: there may be more than one file. has_lines: some objects are lines, so that
-    `--line-width` acts. are_pictures: the files are pictures, which are never taken for photographs, and which count after all other
-    formats of a folder. by_file: names of photographs are relative to the label file's folder.
-    sorts_names: the files list only the classes in use. names_subsets: the file itself says the `subset` of a row; else the
-    name of the file does, which is less reliable. has_rows_per_file: a photograph may have several files. missing_is_empty: a
-    photograph without a label file has no objects, if other photographs of its folder have label files. takes_folder: the
-    reader needs the input folder, to look there for a list of the classes. named_by: where the names of the classes stand.
-    is_damaged: nothing of this file can be used; it is not taken for a photograph either. is_other: the file is of another kind,
-    and was not read. class_list: the file that names the classes, if another one does.
+    `is_of_format`, or `is_json_of_format` for files called .json, says which files are of the format. UserError and OSError mean no.
     """
 
-    format: str
-    title: str
-    patterns: tuple[str, ...]
+    format: str  # the value of `--format`
+    title: str  # of the format in the report
+    patterns: tuple[str, ...]  # the files are those that match the first pattern with any match
     how_to_export: str
-    several = has_lines = True
+
+    # Where the names of the classes stand, and the file that names them if another one does.
     named_by = "label"
-    by_file = sorts_names = names_subsets = has_rows_per_file = missing_is_empty = takes_folder = is_damaged = False
-    are_pictures = is_other = False
     class_list: Path | None = None
+
+    # There may be more than one file, and a photograph may have several of them.
+    several_files = True
+    several_files_a_photograph = False
+
+    # The files are pictures. They are never taken for photographs, and count after all other formats of a folder.
+    are_pictures = False
+
+    # Some objects are lines, so that `--line-width` acts.
+    has_lines = True
+
+    # Names of photographs are relative to the label file's folder.
+    names_are_relative = False
+
+    # The files list only the classes in use.
+    lists_used_classes = False
+
+    # The file itself says the `subset` of a row. Else the name of the file does, which is less reliable.
+    names_subsets = False
+
+    # A photograph without a label file has no objects, if other photographs of its folder have label files.
+    missing_is_empty = False
+
+    # The reader is given the input folder, too, to look there for a list of the classes.
+    takes_folder = False
+
+    # Nothing of this file can be used; it is not taken for a photograph either.
+    is_damaged = False
+
+    # The file is of another kind, and was not read.
+    is_other = False
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         self.path, self.problems = path, problems
@@ -63,12 +83,12 @@ class LabelFile:
         self.lost: Lost = Counter()  # objects that no row has
 
     @classmethod
-    def is_own_file(cls, file: Path) -> bool:
+    def is_of_format(cls, file: Path) -> bool:
         """Return whether a file that is not called .json is of this format."""
         return False
 
     @classmethod
-    def is_own_json(cls, key: str | None, value: Any) -> bool:
+    def is_json_of_format(cls, key: str | None, value: Any) -> bool:
         """Return whether JSON is of this format by a key of its object and the value.
 
         The key is None if the file is a list; the value is then its first item, a dictionary.

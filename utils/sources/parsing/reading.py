@@ -82,7 +82,7 @@ def _read_tool(
             labels.place = printable(file.relative_to(folder).as_posix(), 400)
             problems[num_problems:] = [replace(one, place=labels.place) for one in problems[num_problems:]]
     tool.agree(read)
-    if not (tool.sorts_names or tool.are_pictures):
+    if not (tool.lists_used_classes or tool.are_pictures):
         _say_other_classes(read, folder, problems)
     for labels in read:
         rows += [replace(row, place=labels.place) for row in labels.rows] if labels.place else labels.rows
@@ -92,7 +92,9 @@ def _read_tool(
         for key, item in photographs.items()
         if (item.member or item.file not in masks) and not PurePosixPath(key).parent.name.endswith(DRAWINGS)
     }
-    by_key, lost = _rows_by_key(rows, _matches(rows, folder, tool, photographs), problems, tool.has_rows_per_file)
+    by_key, lost = _rows_by_key(
+        rows, _matches(rows, folder, tool, photographs), problems, tool.several_files_a_photograph
+    )
     tool.one_source(read, by_key, problems)
     without_rows = [] if tool.are_pictures else [photographs[key] for key in photographs.keys() - by_key]
     unused = {one.file for one in without_rows if not one.member and is_mask(one.file)}
@@ -108,7 +110,7 @@ def _read_tool(
             )
     is_kept = keep_unlabelled or tool.missing_is_empty
     kept = _empty(by_key, photographs, keep_unlabelled) if is_kept else set()
-    by_key = _complete(by_key, photographs, folder if tool.by_file else files[0], kept, problems)
+    by_key = _complete(by_key, photographs, folder if tool.names_are_relative else files[0], kept, problems)
     names = dict.fromkeys(name for labels in read for name in labels.names if not is_ignored(name))
     if background := names.keys() & {*NO_OBJECTS}:
         names = {name: None for name in names if name not in background}
@@ -117,7 +119,7 @@ def _read_tool(
     if not names:
         found = f"{tool.title} of {counted(len(by_key), 'photograph')}"
         raise UserError(f"{folder}: {found}, but without any object; draw outlines and export them again")
-    classes = tuple(sorted(names) if tool.sorts_names else names)
+    classes = tuple(sorted(names) if tool.lists_used_classes else names)
     origins: dict[str, str] = {}
     for labels in read:
         origins |= {name: labels.origin_of(name) for name in labels.names if name not in origins}
@@ -156,7 +158,7 @@ def _label_files(folder: Path, chosen: type[LabelFile], problems: list[Problem],
     files = candidates(folder, chosen.patterns) if folder.is_dir() else []
     if not files:
         raise UserError(f"{folder}: no {' or '.join(chosen.patterns)}; {chosen.how_to_export}")
-    if not chosen.several and len(files) > 1:
+    if not chosen.several_files and len(files) > 1:
         alike = [file for file in files if FORMATS.get(format_of(file)) is chosen]
         if len(alike) != 1:
             names = ", ".join(str(path.relative_to(folder)) for path in (alike or files)[:5])
@@ -177,13 +179,6 @@ def _inside(files: list[Path], folder: Path, problems: list[Problem], trust_link
     return inside
 
 
-def _photograph_names(row: AnnotationRow, folder: Path, chosen: type[LabelFile]) -> tuple[str, ...]:
-    """Return the paths of a row's photograph, relative to the input folder. A path out of it begins with `..` or `/`."""
-    if not chosen.by_file:
-        return row.names
-    return tuple(os.path.normpath(row.file.parent.relative_to(folder) / name) for name in row.names)
-
-
 def _matches(
     rows: Sequence[AnnotationRow], folder: Path, tool: type[LabelFile], photographs: Mapping[str, Photograph]
 ) -> list[Match]:
@@ -191,28 +186,46 @@ def _matches(
 
     No row gets a photograph in the folder of another subset. Two subsets never get the same photograph.
     """
-    folders = {key: {_subset(part) for part in PurePosixPath(key).parts[:-1]} for key in photographs}
-    known = {*SPLITS}.union(*folders.values())
-    groups: dict[frozenset[str], list[int]] = defaultdict(list)
+    # 1. What the folders above each photograph are called.
+    folders_of = {key: {_subset(part) for part in PurePosixPath(key).parts[:-1]} for key in photographs}
+    known = {*SPLITS}.union(*folders_of.values())
+
+    # 2. Rows by their subsets: those that the file names, and the folders above the file that are known.
+    rows_of: dict[frozenset[str], list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
-        subset, above = _subset(row.subset), () if tool.by_file else row.file.relative_to(folder).parts[:-1]
-        is_sure = bool(subset) and (tool.names_subsets or subset in (*SPLITS, "default"))
-        groups[frozenset([subset] * is_sure) | ({subset, *map(_subset, above)} & known)].append(number)
-    named = set().union(*groups)
-    matches = [Match(None)] * len(rows)
+        subset = _subset(row.subset)
+        above = () if tool.names_are_relative else row.file.relative_to(folder).parts[:-1]
+        subsets = {subset, *map(_subset, above)} & known
+        if subset and (tool.names_subsets or subset in (*SPLITS, "default")):
+            subsets.add(subset)
+        rows_of[frozenset(subsets)].append(number)
+
+    # 3. First the photographs in folders of just these subsets, then those that are in no folder of another subset.
+    named = set().union(*rows_of)
+    matches = [Match(None, "no photograph")] * len(rows)
     claims: dict[str | None, set[frozenset[str]]] = defaultdict(set)
-    for group, numbers in groups.items():
-        inside = [key for key in photographs if folders[key] & named == group] if group else list(photographs)
-        around = [key for key in photographs if folders[key] & named < group]
+    for subsets, numbers in rows_of.items():
+        inside = [key for key in photographs if not subsets or folders_of[key] & named == subsets]
+        around = [key for key in photographs if folders_of[key] & named < subsets]
         for keys in (inside, around):
-            wanted = [number for number in numbers if matches[number].key is None]
-            found = match_names([_photograph_names(rows[number], folder, tool) for number in wanted], keys)
-            for number, match in zip(wanted, found, strict=True):
-                if match.key is not None or not matches[number].reason or "no photograph" in matches[number].reason:
+            left = [number for number in numbers if matches[number].key is None]
+            names = [_photograph_names(rows[number], folder, tool) for number in left]
+            for number, match in zip(left, match_names(names, keys), strict=True):
+                # Any other reason of the first search says more than the second one's.
+                if match.key is not None or "no photograph" in matches[number].reason:
                     matches[number] = match
-                claims[match.key].add(group)
+                claims[match.key].add(subsets)
+
+    # 4. A photograph of several subsets belongs to none.
     shared = Match(None, "several subsets name this photograph; put the photographs into folders of the subsets")
-    return [shared if len(claims[match.key] - {frozenset()}) > 1 and match.key else match for match in matches]
+    return [shared if match.key and len(claims[match.key] - {frozenset()}) > 1 else match for match in matches]
+
+
+def _photograph_names(row: AnnotationRow, folder: Path, tool: type[LabelFile]) -> tuple[str, ...]:
+    """Return the paths of a row's photograph, relative to the input folder. A path out of it begins with `..` or `/`."""
+    if not tool.names_are_relative:
+        return row.names
+    return tuple(os.path.normpath(row.file.parent.relative_to(folder) / name) for name in row.names)
 
 
 def _subset(name: str) -> str:

@@ -88,7 +88,7 @@ class YoloFile(LabelFile):
     has_lines = False
     patterns = ("**/*.txt",)
     how_to_export = "put data.yaml beside the folders train and valid, each with images/ and labels/"
-    by_file = missing_is_empty = takes_folder = True
+    names_are_relative = missing_is_empty = takes_folder = True
 
     def __init__(self, path: Path, problems: list[Problem], folder: Path) -> None:
         super().__init__(path, problems)
@@ -127,7 +127,7 @@ class YoloFile(LabelFile):
         self.rows = [AnnotationRow(photographs, path, (), context, objects, Counter(rows), file_digest=digest)]
 
     @classmethod
-    def is_own_file(cls, file: Path) -> bool:
+    def is_of_format(cls, file: Path) -> bool:
         return file.suffix.lower() == ".txt" and looks_like_labels(file)
 
     @classmethod
