@@ -18,10 +18,10 @@ from typing import IO, Any, Self
 
 import fsspec
 
-from utils.common.config import without_secrets
 from utils.common.errors import UsageError, UserError, one_line, print_warning, printable
 from utils.common.files import is_own_file, make_plain_folder, new_file
 from utils.common.progress import Progress
+from utils.common.text import without_secrets
 from utils.common.threads import ordered_map
 
 BLOCK_BYTES = 16 << 20  # of one request; a broken transfer loses at most these

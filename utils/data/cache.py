@@ -29,18 +29,10 @@ from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
+from utils.common.contents import mapping, parse_json
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import DataErrors, UserError, print_warning, printable
-from utils.common.files import (
-    in_the_way,
-    is_own_file,
-    local_rank_first,
-    mapping,
-    new_file,
-    parse_json,
-    regular_only,
-    write_text_atomic,
-)
+from utils.common.files import in_the_way, is_own_file, local_rank_first, new_file, regular_only, write_text_atomic
 from utils.common.threads import ordered_map
 from utils.data.fingerprint import digest_while, times_of
 from utils.data.images import ImageError, fit_long_side, read_image

@@ -20,8 +20,9 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from utils.common.errors import UserError
-from utils.common.files import BoundedZip, new_file
+from utils.common.files import new_file
 from utils.common.text import is_terminal
+from utils.common.zips import BoundedZip
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,10 @@ from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 from urllib3.util import Retry
 
+from utils.common.contents import read_mapping
 from utils.common.errors import UsageError, UserError
-from utils.common.files import MAX_READ_BYTES, BoundedZip, is_own_file, new_file, read_mapping
+from utils.common.files import MAX_READ_BYTES, is_own_file, new_file
+from utils.common.zips import BoundedZip
 from utils.data.images import ImageError, Stretch, decode_image
 from utils.sources.download.source import CHUNK_BYTES, FolderSource, Progress, RemoteFile, RetryPolicy, md5_base64
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from utils.common.config import nearest
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError, printable
 from utils.common.files import write_bytes_atomic, write_text_atomic
+from utils.common.option_names import nearest
 from utils.common.progress import Progress
 from utils.common.text import counted
 from utils.common.threads import ordered_map

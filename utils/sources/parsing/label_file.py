@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from utils.common.contents import read_back
 from utils.common.errors import UserError, printable
-from utils.common.files import read_back
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.rows import AnnotationRow, Found, Lost, lost_for
 

@@ -13,7 +13,8 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from utils.common.errors import UserError, one_line, printable
-from utils.common.files import BoundedZip, is_bomb, walk
+from utils.common.files import walk
+from utils.common.zips import BoundedZip, is_bomb
 from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
 from utils.data.images import ImageError, Stretch, deep_values, stretch_of
 from utils.sources.parsing.label_csv import LABEL_CSV, Problem

@@ -11,8 +11,9 @@ from typing import Any, TextIO
 
 import filelock
 
+from utils.common.contents import parse_json
 from utils.common.errors import UserError, reason_of
-from utils.common.files import in_the_way, parse_json, read_bytes, write_bytes_atomic
+from utils.common.files import in_the_way, read_bytes, write_bytes_atomic
 from utils.data.labels import IGNORE_FOLDER
 from utils.sources.near_duplicates import SIGNATURE_BYTES
 from utils.sources.parsing.photograph import ImageFacts
