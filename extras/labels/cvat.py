@@ -20,7 +20,7 @@ from utils.sources.parsing.coco import RunLengthError, Size, cut_out
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.label_file import MAX_LABEL_BYTES, LabelFile, first_element
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_points, read_size
-from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, AnnotationRow, Found, Parsed, says_ignore
+from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, AnnotationRow, ObjectCounts, Parsed, says_ignore
 
 IMAGE, LABEL_NAME = ["annotations", "image"], ["labels", "label", "name"]
 READ, NO_SHAPES = ("polygon", "polyline", "box", "ellipse", "mask"), ("image", "attribute", "tag")
@@ -40,10 +40,10 @@ class CvatFile(LabelFile):
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
         self.names: dict[str, None] = {}  # those of the task, in its order; then others that shapes use
-        self._images: list[tuple[int, int, Attributes, Found]] = []  # first byte, last, attributes, shapes
+        self._images: list[tuple[int, int, Attributes, ObjectCounts]] = []  # first byte, last, attributes, shapes
         self._tags: list[str] = []
         self._open: tuple[int, Attributes] = (0, {})
-        self._found: Found = Counter()
+        self._found: ObjectCounts = Counter()
         self._text = ""
         self._parser = bounded_parser(self._start, self._end, self._add_text)
         try:

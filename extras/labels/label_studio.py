@@ -18,7 +18,15 @@ from utils.sources.parsing.coco import RunLengthError, cut_out
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.label_file import LabelFile, read_json
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size
-from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, POLYGON, AnnotationRow, Found, Parsed, is_ignored
+from utils.sources.parsing.rows import (
+    BOX,
+    MAX_NAME_CHARACTERS,
+    POLYGON,
+    AnnotationRow,
+    ObjectCounts,
+    Parsed,
+    is_ignored,
+)
 
 PERCENT = (100.0, 100.0)
 TASK_KEYS = ("data", "completions", "annotation_id", "annotator", "lead_time")  # the last three: JSON-MIN
@@ -195,10 +203,10 @@ def _labels(result: dict[str, Any], ending: str = "labels") -> list[str]:
     return []
 
 
-def _found(regions: Regions) -> Found:
+def _found(regions: Regions) -> ObjectCounts:
     """Count regions by their first label and what they are. One without a label counts unless another of its id has one."""
     labelled = {str(region.get("id")) for region in regions if _labels(region)}
-    found: Found = Counter()
+    found: ObjectCounts = Counter()
     for region in regions:
         value, labels = region.get("value"), _labels(region)
         if labels or str(region.get("id")) not in labelled:

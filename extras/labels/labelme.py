@@ -16,7 +16,15 @@ from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.label_file import LabelFile, read_json
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_points, read_size
-from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, POLYLINE, AnnotationRow, Found, Parsed, says_ignore
+from utils.sources.parsing.rows import (
+    BOX,
+    MAX_NAME_CHARACTERS,
+    POLYLINE,
+    AnnotationRow,
+    ObjectCounts,
+    Parsed,
+    says_ignore,
+)
 
 AREAS, LINES, MASK = ("polygon", "rectangle", "circle"), ("linestrip", "line"), "mask"
 Size = tuple[int, int] | None
@@ -33,7 +41,7 @@ class LabelMeFile(LabelFile):
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
-        counts: Found = Counter()
+        counts: ObjectCounts = Counter()
         try:
             content = read_json(path)
             content = content if isinstance(content, dict) else {}

@@ -120,11 +120,11 @@ class MaskFile(LabelFile):
 
     def read_again(self, **changes: Any) -> None:
         """Read the mask with another meaning. Objects of `strays` are lost."""
-        before = self.rows[0].found
+        before = self.rows[0].counts
         try:
             self._read(self.rows[0].file, self.rows[0].names, replace(self.meaning, **changes))
             if self.meaning.strays:
-                self.lose(before - self.rows[0].found, STRAY)
+                self.lose(before - self.rows[0].counts, STRAY)
         except (ValueError, OSError) as error:
             self.complain(f"{error}; skipped")
             self.lose(before, UNREADABLE_ROW)
@@ -176,7 +176,7 @@ class MaskFile(LabelFile):
         for key, own in [*rows.items()]:
             rows[key] = tuple(row for row in own if row.file not in of or _source_of(row, key) not in unused)
             for row in (row for row in own if row not in rows[key]):
-                of[row.file].lose(row.found, UNUSED_SOURCE)
+                of[row.file].lose(row.counts, UNUSED_SOURCE)
             if not rows[key]:
                 del rows[key]
         kept = {row.file for own in rows.values() for row in own}

@@ -13,7 +13,15 @@ from utils.data.labels import LabelError
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.label_file import LabelFile, read_json
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points
-from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, AnnotationRow, Found, Parsed, is_ignored, says_ignore
+from utils.sources.parsing.rows import (
+    BOX,
+    MAX_NAME_CHARACTERS,
+    AnnotationRow,
+    ObjectCounts,
+    Parsed,
+    is_ignored,
+    says_ignore,
+)
 from utils.sources.parsing.yolo_text import ONLY_CLASS
 
 IMAGES = "_via_img_metadata"
@@ -55,7 +63,7 @@ class ViaFile(LabelFile):
         self.named_by = f"attribute {printable(attribute, 40)}" if attribute else "no attribute"
         objects = partial(_objects, attribute)
         for name, photograph, regions in self._photographs:
-            found: Found = Counter()
+            found: ObjectCounts = Counter()
             for (texts, kind), number in regions.items():
                 found[dict(texts).get(attribute, "") if attribute else ONLY_CLASS * bool(kind), kind] += number
             self.rows.append(AnnotationRow(self._names(name), path, [photograph], attribute, objects, found))

@@ -70,11 +70,11 @@ def looks_like_utf_16(data: bytes) -> bool:
 def other_encoding(path: Path, data: bytes, position: int) -> str:
     """Return a one-line message about a file whose byte at `position` is not UTF-8: how to convert it."""
     is_utf_16 = looks_like_utf_16(data)
-    found = "UTF-16" if is_utf_16 else f"byte 0x{data[position]:02x} is not UTF-8"
+    encoding = "UTF-16" if is_utf_16 else f"byte 0x{data[position]:02x} is not UTF-8"
     line = data[:position].count(b"\n") + 1
     name = printable(str(path), 400)
     command = f"iconv -f {'UTF-16' if is_utf_16 else 'LATIN1'} -t UTF-8 {shlex.quote(name)} > converted"
-    return f"{name}:{line}: {found}; UTF-8 is expected: convert the file from its encoding, for example {command}"
+    return f"{name}:{line}: {encoding}; UTF-8 is expected: convert the file from its encoding, for example {command}"
 
 
 def walk(
@@ -91,8 +91,8 @@ def walk(
         if place is not folder and not enters(place):
             continue
         try:
-            with os.scandir(place) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
+            with os.scandir(place) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
         except OSError as error:
             if on_error is None:
                 raise UserError(f"{printable(str(place), 400)}: {error.strerror}") from error
@@ -138,18 +138,18 @@ def regular_only(path: str, flags: int) -> int:
     Raises OSError for a link, a folder, a pipe and a device. For writing, also for a file with a second name (hard link).
     """
     descriptor = os.open(path, (flags & ~os.O_CREAT) | os.O_NOFOLLOW | os.O_NONBLOCK)
-    facts = os.fstat(descriptor)
-    if stat.S_ISREG(facts.st_mode) and (facts.st_nlink == 1 or flags & os.O_ACCMODE == os.O_RDONLY):
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and (status.st_nlink == 1 or flags & os.O_ACCMODE == os.O_RDONLY):
         return descriptor
     os.close(descriptor)
     raise OSError(errno.EPERM, "not a regular file with one name", path)
 
 
-def is_own_file(path: Path) -> bool:
+def is_plain_file(path: Path) -> bool:
     """Return whether a path is a regular file with this name only: neither a symbolic nor a hard link."""
     with suppress(OSError):
-        facts = path.lstat()
-        return stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1
+        status = path.lstat()
+        return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
     return False
 
 

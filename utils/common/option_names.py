@@ -32,7 +32,7 @@ NEAR = 0.75  # similarity by difflib: `modle` is near `model`, `rect` is not nea
 
 def known_name(name: str, known: Collection[str]) -> str:
     """Return the name of an option in a script with the options `known`; `name` may be Ultralytics' name or a wrong one."""
-    return name if name in known else next((own for own in OTHER_NAMES.get(name, ()) if own in known), name)
+    return name if name in known else next((other for other in OTHER_NAMES.get(name, ()) if other in known), name)
 
 
 def other_names(name: str, known: Collection[str]) -> list[str]:
@@ -42,7 +42,7 @@ def other_names(name: str, known: Collection[str]) -> list[str]:
 
 def instead(name: str, known: Collection[str]) -> str:
     """Return `; ` and what to do in a script with the options `known` instead of a wrong one, or an empty string."""
-    return next((f"; {way}" for names, own, way in INSTEAD if own in known and _bare(name) in names.split()), "")
+    return next((f"; {way}" for names, hint, way in INSTEAD if hint in known and _bare(name) in names.split()), "")
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

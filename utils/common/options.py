@@ -50,12 +50,12 @@ def option(
     hold, the option is refused; with `wants` instead of `needs`, a printed line says that it has no effect. The condition
     `... or x=VALUE` on the option x itself allows its value VALUE. The default is always allowed.
     """
-    facts = {"help": help, "choices": choices, "metavar": metavar, "required": required, "words": words or {}}
+    texts = {"help": help, "choices": choices, "metavar": metavar, "required": required, "words": words or {}}
     conditions = {
         kind: (given,) if isinstance(given, str) else given for kind, given in (("needs", needs), ("wants", wants))
     }
     return dataclasses.field(
-        default=default, metadata={**facts, **conditions, "may_differ": may_differ, "group": group, "bounds": bounds}
+        default=default, metadata={**texts, **conditions, "may_differ": may_differ, "group": group, "bounds": bounds}
     )
 
 

@@ -234,7 +234,7 @@ def _with_objects(
     entries: Sequence[Entry], labels: Labelled, options: BuildOptions, problems: list[Problem]
 ) -> list[Entry]:
     """Leave out the photographs of which no object can be used. Raises UserError if too many objects are lost."""
-    found = sum((Counter(entry.objects) for entry in entries), Counter())
+    usable = sum((Counter(entry.objects) for entry in entries), Counter())
     unread_objects = sum(
         number for (*_, why), number in labels.lost.items() if why in (UNREADABLE_ROW, UNUSABLE_OBJECT)
     )
@@ -244,14 +244,14 @@ def _with_objects(
         lost += others
     built = {entry.key for entry in entries}
     unread = [row for key in labels.rows.keys() - built for row in labels.rows[key]]
-    lost[""] += sum(row.found.total() for row in unread if isinstance(row, AnnotationRow))
-    gone = sorted(name for name in lost if name and name not in found)
+    lost[""] += sum(row.counts.total() for row in unread if isinstance(row, AnnotationRow))
+    gone = sorted(name for name in lost if name and name not in usable)
     if not options.use_file_classes and not options.keep_unusable:
-        _refuse_unknown_classes(options.photograph.class_names, found, others)
-    num_lost, total = lost.total(), lost.total() + found.total()
+        _refuse_unknown_classes(options.photograph.class_names, usable, others)
+    num_lost, total = lost.total(), lost.total() + usable.total()
     reasons = [item for item in problems if item.kind in (UNUSABLE_OBJECT, UNKNOWN_CLASS, UNREADABLE_ROW)]
     first = f"; {reasons[0].place}: {reasons[0].text}" if reasons else ""
-    if not found:
+    if not usable:
         what = f"none of {counted(total, 'object')} can be used" if total else "no photograph has an object"
         raise UserError(f"{what}, so there is nothing to learn{first}")
     if gone and not options.keep_unusable:
@@ -271,10 +271,10 @@ def _with_objects(
     return kept
 
 
-def _refuse_unknown_classes(given: Sequence[str], found: Counter[str], others: Counter[str]) -> None:
+def _refuse_unknown_classes(given: Sequence[str], usable: Counter[str], others: Counter[str]) -> None:
     """Raise UserError if a class of --classes has no object, and is a misspelling or half of all objects have other classes."""
-    is_most = others.total() > MAX_LOST_SHARE * (others.total() + found.total())
-    for name in (name for name in given if not found[name] and (is_most or nearest(name, [*others]))):
+    is_most = others.total() > MAX_LOST_SHARE * (others.total() + usable.total())
+    for name in (name for name in given if not usable[name] and (is_most or nearest(name, [*others]))):
         raise UserError(
             f"--classes {name}: no object has this class{printable(nearest(name, [*others]))}. "
             f"{counted(others.total(), 'object')} of classes that --classes does not name "
@@ -295,11 +295,11 @@ def _build_one(
         if kept and has_same_rows and _has_digest(label_file, ignore_file, kept.label_digest):
             return dataclasses.replace(kept, split=job.split)
         if kept:
-            jpeg, facts, image = b"", kept.facts, (kept.image_bytes, kept.image_digest)
+            jpeg, metadata, image = b"", kept.facts, (kept.image_bytes, kept.image_digest)
         else:
-            jpeg, facts = build_image(reader.read(job.photograph), options.long_side_px, options.stretch)
+            jpeg, metadata = build_image(reader.read(job.photograph), options.long_side_px, options.stretch)
             image = (len(jpeg), digest_of(jpeg).hex())
-        label = build_label(job.rows, facts, options, classes)
+        label = build_label(job.rows, metadata, options, classes)
     except ImageError as error:
         return Problem(printable(job.photograph.source), f"{error}; skipped", UNREADABLE_PHOTOGRAPH)
     except LabelError as error:
@@ -320,12 +320,12 @@ def _build_one(
         image_bytes=image[0],
         image_digest=image[1],
         label_digest=digest_of(b"\0".join(filter(None, [text, ignored_text]))).hex(),
-        facts=facts,
+        facts=metadata,
         exif_frame=label.exif_frame,
         objects=dict(label.objects),
         unknown_values=dict(label.unknown_values),
         lost=dict(label.lost),
-        found=[(*key, number) for key, number in label.found.items()],
+        found=[(*key, number) for key, number in label.counts.items()],
         merged=dict(label.merged),
         complaints=label.complaints,
         ignored=dict(label.ignored),

@@ -26,7 +26,7 @@ from utils.sources.parsing.rows import (
     MAX_NAME_CHARACTERS,
     POLYGON,
     AnnotationRow,
-    Found,
+    ObjectCounts,
     Parsed,
     says_ignore,
 )
@@ -197,9 +197,9 @@ class CocoFile(LabelFile):
         for sign in (sign for sign in (KEY_POINTS, NOT_SEARCHED) if signs[sign]):
             self.complain(f"{signs[sign]:,} {sign}", "incomplete labels")
 
-    def _counts(self, annotations: Iterable[dict[str, Any]]) -> Found:
+    def _counts(self, annotations: Iterable[dict[str, Any]]) -> ObjectCounts:
         """Count objects by the names of their categories and their kinds; of no category: an empty name."""
-        counts: Found = Counter()
+        counts: ObjectCounts = Counter()
         for category, kind in map(_category_and_kind, annotations):
             is_mask = kind == CROWD and not self._has_crowds
             counts[self.categories.get(category, ""), MASK if is_mask else kind] += 1

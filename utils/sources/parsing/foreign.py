@@ -82,11 +82,9 @@ def unread_files(
     problems = []
     for first, *more in kinds.values():
         text = "cannot be read"
-        if found := format_of(first):
-            source = title if title != FORMATS[found].title else "others like it"
-            text = (
-                f"{FORMATS[found].title}: not used, the labels are read from {source or 'the folder of --input alone'}"
-            )
+        if label_format := format_of(first):
+            source = title if title != FORMATS[label_format].title else "others like it"
+            text = f"{FORMATS[label_format].title}: not used, the labels are read from {source or 'the folder of --input alone'}"
         elif not first.is_file():
             text = "lies in a zip, in which only photographs are read: unzip it there"
         else:
@@ -135,7 +133,7 @@ def describe_foreign(folder: Path) -> str:
     if not files:
         return "is empty; " + _cure(folder)
     suffixes = Counter(file.suffix.lower() or "without suffix" for file in files)
-    found = ", ".join(f"{number:,} {printable(suffix)}" for suffix, number in suffixes.most_common(MAX_SUFFIXES))
+    kinds = ", ".join(f"{number:,} {printable(suffix)}" for suffix, number in suffixes.most_common(MAX_SUFFIXES))
     more = f" and {len(suffixes) - MAX_SUFFIXES} more kinds" if len(suffixes) > MAX_SUFFIXES else ""
     formats = ", ".join(tool.title for tool in FORMATS.values())
     missing = "photographs and labels are missing"
@@ -144,7 +142,7 @@ def describe_foreign(folder: Path) -> str:
     for left in unread_files(folder, (), (), (), "")[:1]:  # the likeliest reason
         missing = f"{left.place}: {left.text}"
     return (
-        f"holds no labels of a known format, only {found}{more}: {missing}. "
+        f"holds no labels of a known format, only {kinds}{more}: {missing}. "
         f"Known formats: {formats}, {EPRI_TITLE} (docs/labels.md)" + ("" if EXTRA_READERS else MISSING_EXTRA)
     )
 

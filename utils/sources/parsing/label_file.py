@@ -15,7 +15,7 @@ from typing import Any, Self
 from utils.common.contents import read_back
 from utils.common.errors import UserError, printable
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
-from utils.sources.parsing.rows import AnnotationRow, Found, Lost, lost_for
+from utils.sources.parsing.rows import AnnotationRow, Lost, ObjectCounts, lost_for
 
 HEAD_BYTES = 65_536
 MAX_LABEL_BYTES = 1_500_000_000  # of a file with the labels of many photographs; LVIS has 1.2 GB
@@ -99,9 +99,9 @@ class LabelFile:
         """Return where the name of a class stands."""
         return self.named_by
 
-    def lose(self, found: Found, reason: str) -> None:
+    def lose(self, counts: ObjectCounts, reason: str) -> None:
         """Count objects that no row has."""
-        self.lost += lost_for(found, reason)
+        self.lost += lost_for(counts, reason)
 
     @classmethod
     def agree(cls, read: Sequence[Self]) -> None:

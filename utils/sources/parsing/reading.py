@@ -41,9 +41,9 @@ class Labelled:
     origins: Mapping[str, str]  # where the name of each class stands
 
     def summary(self) -> str:
-        """Return a line about what was found: the format, photographs, regions and classes."""
-        rows = [row for own in self.rows.values() for row in own if isinstance(row, AnnotationRow)]
-        num_regions = sum(row.found.total() for row in rows)
+        """Return a line about the input: the format, photographs, regions and classes."""
+        rows = [row for rows in self.rows.values() for row in rows if isinstance(row, AnnotationRow)]
+        num_regions = sum(row.counts.total() for row in rows)
         line = f"{self.title}, {counted(len(self.rows), 'photograph')}"
         if self.class_names is None:
             return line
@@ -117,13 +117,13 @@ def _read_tool(
         text = f"{' and '.join(sorted(background))} is no class; what was labelled so is left out"
         problems.append(Problem(printable(files[0].name), text, NO_OBJECT))
     if not names:
-        found = f"{tool.title} of {counted(len(by_key), 'photograph')}"
-        raise UserError(f"{folder}: {found}, but without any object; draw outlines and export them again")
+        what = f"{tool.title} of {counted(len(by_key), 'photograph')}"
+        raise UserError(f"{folder}: {what}, but without any object; draw outlines and export them again")
     classes = tuple(sorted(names) if tool.lists_used_classes else names)
     origins: dict[str, str] = {}
     for labels in read:
         origins |= {name: labels.origin_of(name) for name in labels.names if name not in origins}
-    subsets = {key: row.subset for key, own in by_key.items() for row in own if isinstance(row, AnnotationRow)}
+    subsets = {key: row.subset for key, members in by_key.items() for row in members if isinstance(row, AnnotationRow)}
     photographs = {key: replace(item, subset=subsets.get(key, "")) for key, item in photographs.items()}
     return Labelled(tool.title, photographs, by_key, classes, sum((labels.lost for labels in read), lost), origins)
 
@@ -141,10 +141,10 @@ def _say_other_classes(read: Sequence[LabelFile], folder: Path, problems: list[P
 
 def choose_format(folder: Path) -> str:
     """Return the format of the labels by their content. Raises UserError that says what else the folder holds."""
-    found = find_format(folder) if folder.is_dir() else ""
-    if not found:
+    chosen = find_format(folder) if folder.is_dir() else ""
+    if not chosen:
         raise UserError(f"{folder}: {describe_foreign(folder)}")
-    return found
+    return chosen
 
 
 def _empty(rows: RowsByKey, photographs: Mapping[str, Photograph], of_all_folders: bool) -> set[str]:
@@ -253,7 +253,7 @@ def _rows_by_key(
         if match.key is not None and not is_same:
             by_key[match.key] = (*earlier, row)
         else:
-            lost += lost_for(row.found, NO_PHOTOGRAPH if match.key is None else DUPLICATE_ROW)
+            lost += lost_for(row.counts, NO_PHOTOGRAPH if match.key is None else DUPLICATE_ROW)
     if notes := [match.note for match in matches if match.note]:
         text = f"{len(notes)} photographs have another extension than in the labels, such as {notes[0]}"
         problems.append(Problem(rows[0].file_name, text, "other extension"))

@@ -27,7 +27,7 @@ MAX_NAME_CHARACTERS = 4096  # of a photograph's name or path in a label file
 POLYGON, POLYLINE, BOX, MASK = "polygon", "polyline", "box", "mask"  # kinds of shapes; others as the files call them
 CROWD, IGNORED = "crowd", "region to ignore"
 CLOSED = "closed polyline as an outline"
-Found = Counter[tuple[str, str]]  # objects by class, empty without one, and kind of shape, before any rule acts
+ObjectCounts = Counter[tuple[str, str]]  # objects by class, empty without one, and kind of shape, before any rule acts
 Lost = Counter[tuple[str, str, str]]  # the same with the reason why no photograph has them
 Parsed = tuple[list[ShapeObject], list[str]]  # objects, and messages about those that were left out
 
@@ -39,7 +39,7 @@ class AnnotationRow:
     `names`: paths at which the photograph may lie, the likeliest first. `items`: parts of the file, each of which `read_objects`
     turns into objects: JSON values, or bytes. With `file_digest` it is the whole file, which is read again when its objects are
     needed, because masks would fill the memory. `context`: text of all else that the objects depend
-    on, such as the names of the categories. `found` is for the account: the reader counts all objects when it reads the file first.
+    on, such as the names of the categories. `counts` is for the account: the reader counts all objects when it reads the file first.
     `subset`: the name of a folder above the photograph. `place`: the path of a file whose name others have, too.
     """
 
@@ -48,7 +48,7 @@ class AnnotationRow:
     items: Sequence[Any]
     context: str
     read_objects: Callable[[Any], Parsed]
-    found: Found = field(default_factory=Counter)
+    counts: ObjectCounts = field(default_factory=Counter)
     subset: str = ""
     place: str = ""
     line: None = None
@@ -122,9 +122,9 @@ def says_ignore(flags: Any) -> bool:
     )
 
 
-def lost_for(found: Found, reason: str) -> Lost:
+def lost_for(counts: ObjectCounts, reason: str) -> Lost:
     """Return objects with the reason why they are lost."""
-    return Counter({(*key, reason): number for key, number in found.items()})
+    return Counter({(*key, reason): number for key, number in counts.items()})
 
 
 def digest_of(data: bytes) -> bytes:

@@ -39,9 +39,9 @@ def find_list(file: Path, patterns: Sequence[str], top: Path) -> Path | None:
     Links are ignored: their content would be shown as class names. A YAML file counts if it has `names` or `nc`.
     """
     for folder in file.parents:
-        found = _lists_in(folder, tuple(patterns), folder.stat().st_mtime_ns)
-        if found or folder == top:
-            return found
+        class_list = _lists_in(folder, tuple(patterns), folder.stat().st_mtime_ns)
+        if class_list or folder == top:
+            return class_list
     return None
 
 
@@ -56,8 +56,8 @@ def _lists_in(folder: Path, patterns: tuple[str, ...], stamp: int) -> Path | Non
 
 def read_names(file: Path) -> list[str]:
     """Return the class names of a data-set YAML, or of a text with one a line, by number. Raises UserError."""
-    facts = file.stat()
-    return list(_read_names(file, facts.st_mtime_ns, facts.st_size))
+    status = file.stat()
+    return list(_read_names(file, status.st_mtime_ns, status.st_size))
 
 
 @functools.lru_cache(64)
