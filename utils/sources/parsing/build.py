@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -33,7 +32,6 @@ from utils.sources.parsing.reading import Labelled, RowsByKey, read_labels
 from utils.sources.parsing.rows import AnnotationRow, Row, digest_of, place_of
 from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader, ReadFile, find_stretch
 from utils.sources.parsing.split import (
-    SPLITS,
     TEST,
     TIME,
     TIME_GAP_S,
@@ -50,6 +48,8 @@ from utils.sources.parsing.state import (
     MANIFEST_FILE,
     BuildState,
     Entry,
+    keep_image,
+    move,
     open_output,
     output_files,
     remove_unexpected,
@@ -128,10 +128,11 @@ def build_dataset(
     if options.use_file_classes and labels.class_names:
         shared = dataclasses.replace(shared, class_names=labels.class_names)
     chosen = {key: labels.photographs[key] for key in rows}
+    stretch = find_stretch([*chosen.values()], read_file)
     split_by, line = choose_split(chosen.values(), options.split_by)
     if line:
         announce(f"split: {line}")
-    if stretch := find_stretch([*chosen.values()], read_file):
+    if stretch:
         announce(
             f"photographs of more than 8 bits: {stretch[0]:g} becomes black and {stretch[1]:g} white in all of them"
         )
@@ -177,7 +178,7 @@ def build_dataset(
                 raise UserError(f"--split-by time: {reason}")
             series = bursts(taken, options.time_gap_s)
         final_splits = assign_splits(usable, options.split_by, options.val_fraction, copies + (series or []))
-        entries = [_move(output_folder, entry, final_splits[entry.key]) for entry in entries]
+        entries = [move(output_folder, entry, final_splits[entry.key]) for entry in entries]
         remove_unexpected(output_folder, entries)
         state.rewrite(entries)
         manifest = make_manifest(
@@ -224,7 +225,7 @@ def _build_all(
                     continue
                 entries.append(result)
                 if state.entries.get(result.key) != result:
-                    state.append(result)
+                    state.record(result)
         finally:
             pool.shutdown(cancel_futures=True)  # waits for the photographs in progress
     return sorted(entries, key=lambda entry: entry.key)
@@ -289,7 +290,10 @@ def _build_one(
     image_fingerprint = options.image_fingerprint(job.photograph.stamp)
     label_fingerprint = options.label_fingerprint(image_fingerprint, [row.digest for row in job.rows])
     image_file, label_file, ignore_file = output_files(folder, job.split, job.stem)
-    kept = _keep_image(job, folder, image_fingerprint)
+    kept = job.previous
+    if kept:
+        is_same = kept.image_fingerprint == image_fingerprint and kept.stem == job.stem
+        kept = kept if is_same and keep_image(folder, kept, job.split) else None
     try:
         has_same_rows = kept and kept.label_fingerprint == label_fingerprint
         if kept and has_same_rows and _has_digest(label_file, ignore_file, kept.label_digest):
@@ -330,31 +334,6 @@ def _build_one(
         complaints=label.complaints,
         ignored=dict(label.ignored),
     )
-
-
-def _keep_image(job: Job, folder: Path, image_fingerprint: str) -> Entry | None:
-    """Return the earlier entry if its image is still valid; move the image to this run's split if needed."""
-    previous = job.previous
-    if previous is None or previous.image_fingerprint != image_fingerprint or previous.stem != job.stem:
-        return None
-    wanted = output_files(folder, job.split, job.stem)[0]
-    for split in (job.split, *SPLITS):
-        image_file = output_files(folder, split, job.stem)[0]
-        if image_file.is_file() and image_file.stat().st_size == previous.image_bytes:
-            if image_file != wanted:
-                os.replace(image_file, wanted)
-            return previous
-    return None
-
-
-def _move(folder: Path, entry: Entry, split: str) -> Entry:
-    """Move a photograph's files to its final split, which can change when other photographs are unusable."""
-    if split != entry.split:
-        sources, targets = output_files(folder, entry.split, entry.stem), output_files(folder, split, entry.stem)
-        for source, target in list(zip(sources, targets, strict=True))[: 2 + bool(entry.ignored)]:
-            target.parent.mkdir(exist_ok=True)
-            os.replace(source, target)
-    return dataclasses.replace(entry, split=split)
 
 
 def _copies(folder: Path, entries: Sequence[Entry], num_threads: int) -> list[list[str]]:

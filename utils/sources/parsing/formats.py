@@ -39,6 +39,23 @@ def candidates(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
     return []
 
 
+def label_files(folder: Path, chosen: type[LabelFile]) -> list[Path]:
+    """Return the files of a format. Raises UserError without any, and for several of a format that has one."""
+    files = candidates(folder, chosen.patterns) if folder.is_dir() else []
+    if not files:
+        raise UserError(f"{folder}: no {' or '.join(chosen.patterns)}; {chosen.how_to_export}")
+    if not chosen.several_files and len(files) > 1:
+        alike = [file for file in files if FORMATS.get(format_of(file)) is chosen]
+        if len(alike) != 1:
+            names = ", ".join(str(path.relative_to(folder)) for path in (alike or files)[:5])
+            raise UserError(f"{folder}: which file holds the labels? Found {names}; keep one")
+        files = alike
+    elif len(files) > 1 and any(file.suffix.lower() == ".json" for file in files):
+        # Exports of the same labels in other formats often lie side by side.
+        files = [file for file in files if FORMATS.get(format_of(file), chosen) is chosen] or files
+    return files
+
+
 def format_of(file: Path) -> str:
     """Return the format of a file by its content; an empty string if it is of none, or cannot be read."""
     with suppress(UserError, OSError):

@@ -14,13 +14,13 @@ from utils.common.progress import Progress
 from utils.common.text import counted
 from utils.data.labels import IGNORE_FOLDER
 from utils.sources.parsing.foreign import describe_foreign, holds_names_or_outlines, unread_files
-from utils.sources.parsing.formats import AUTO, EPRI, EPRI_TITLE, FORMATS, candidates, find_format, format_of, is_mask
+from utils.sources.parsing.formats import EPRI, EPRI_TITLE, FORMATS, find_format, is_mask, label_files
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem, read_label_csv
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.manifest import NO_PHOTOGRAPH, NO_ROW
 from utils.sources.parsing.matching import Match, match_name, match_names
 from utils.sources.parsing.rows import NO_OBJECT, NO_OBJECTS, AnnotationRow, Lost, Row, is_ignored, lost_for, place_of
-from utils.sources.parsing.sources import Photograph, find_label_csv, find_photographs, leaves
+from utils.sources.parsing.sources import Photograph, find_label_csv, find_photographs, inside
 from utils.sources.parsing.split import SPLITS, split_of_folder
 
 DUPLICATE_ROW = "duplicate row"
@@ -54,10 +54,9 @@ def read_labels(
     folder: Path, label_format: str, keep_unlabelled: bool, problems: list[Problem], trust_links: bool
 ) -> Labelled:
     """Find labels and photographs in the input folder. Raises UserError when there is nothing to build."""
-    chosen = choose_format(folder) if label_format == AUTO else label_format
-    if chosen != EPRI:
-        return _read_tool(folder, FORMATS[chosen], keep_unlabelled, problems, trust_links)
-    (file,) = _inside([find_label_csv(folder)], folder, problems, trust_links)
+    if label_format != EPRI:
+        return _read_tool(folder, FORMATS[label_format], keep_unlabelled, problems, trust_links)
+    (file,) = inside([find_label_csv(folder)], folder, problems, trust_links)
     photographs = find_photographs(folder, problems, trust_links)
     rows = list(read_label_csv(file, problems))
     by_key, lost = _rows_by_key(rows, [match_name(row.image_name, photographs) for row in rows], problems)
@@ -69,7 +68,7 @@ def read_labels(
 def _read_tool(
     folder: Path, tool: type[LabelFile], keep_unlabelled: bool, problems: list[Problem], trust_links: bool
 ) -> Labelled:
-    files = _label_files(folder, tool, problems, trust_links)
+    files = inside(label_files(folder, tool), folder, problems, trust_links)
     photographs = find_photographs(folder, problems, trust_links, by_path=True)
     more = (folder,) if tool.takes_folder else ()
     shared = Counter(file.name for file in files)
@@ -152,31 +151,6 @@ def _empty(rows: RowsByKey, photographs: Mapping[str, Photograph], of_all_folder
     folders = {PurePosixPath(key).parent for key in rows}
     chosen = {key for key in photographs.keys() - rows if of_all_folders or PurePosixPath(key).parent in folders}
     return {key for key in chosen if photographs[key].member or not is_mask(photographs[key].file)}
-
-
-def _label_files(folder: Path, chosen: type[LabelFile], problems: list[Problem], trust_links: bool) -> list[Path]:
-    files = candidates(folder, chosen.patterns) if folder.is_dir() else []
-    if not files:
-        raise UserError(f"{folder}: no {' or '.join(chosen.patterns)}; {chosen.how_to_export}")
-    if not chosen.several_files and len(files) > 1:
-        alike = [file for file in files if FORMATS.get(format_of(file)) is chosen]
-        if len(alike) != 1:
-            names = ", ".join(str(path.relative_to(folder)) for path in (alike or files)[:5])
-            raise UserError(f"{folder}: which file holds the labels? Found {names}; keep one")
-        files = alike
-    elif len(files) > 1 and any(file.suffix.lower() == ".json" for file in files):
-        # Exports of the same labels in other formats often lie side by side.
-        files = [file for file in files if FORMATS.get(format_of(file), chosen) is chosen] or files
-    return _inside(files, folder, problems, trust_links)
-
-
-def _inside(files: list[Path], folder: Path, problems: list[Problem], trust_links: bool) -> list[Path]:
-    """Return the files without links out of the folder: an error message could quote any file of the user."""
-    root = None if trust_links else os.path.realpath(folder)
-    inside = [file for file in files if not leaves(file, root, folder, problems)]
-    if not inside:
-        raise UserError(f"{files[0]}: {problems[-1].text}")
-    return inside
 
 
 def _matches(

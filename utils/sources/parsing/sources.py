@@ -187,6 +187,15 @@ def leaves(path: Path, root: str | None, folder: Path, problems: list[Problem]) 
     return True
 
 
+def inside(files: list[Path], folder: Path, problems: list[Problem], trust_links: bool) -> list[Path]:
+    """Return the files without links out of the folder: an error message could quote any file of the user."""
+    root = None if trust_links else os.path.realpath(folder)
+    inside = [file for file in files if not leaves(file, root, folder, problems)]
+    if not inside:
+        raise UserError(f"{files[0]}: {problems[-1].text}")
+    return inside
+
+
 def _in_archives(folder: Path, root: str | None, problems: list[Problem], by_path: bool) -> Iterator[Photograph]:
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() != ".zip" or path.name.startswith(".") or not path.is_file():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class Entry:
     image_bytes: int
     image_digest: str
     label_digest: str
-    facts: ImageMetadata
+    facts: ImageMetadata  # these two names are keys of the journal: `facts` and `found`
     exif_frame: str
     objects: dict[str, int]
     unknown_values: dict[str, int]
@@ -61,7 +62,7 @@ class BuildState:
         self.rewrite(self.entries.values())  # drops an incomplete line of a killed run
         self._journal: TextIO = file.open("a", encoding="utf-8")
 
-    def append(self, entry: Entry) -> None:
+    def record(self, entry: Entry) -> None:
         """Write a finished photograph's entry and flush it."""
         self._journal.write(_to_line(entry))
         self._journal.flush()
@@ -126,6 +127,28 @@ def output_files(folder: Path, split: str, stem: str) -> tuple[Path, Path, Path]
     """Return the image and the label file of one photograph, and that of its regions to ignore, which it may not have."""
     place = folder / split
     return place / "images" / f"{stem}.jpg", place / "labels" / f"{stem}.txt", place / IGNORE_FOLDER / f"{stem}.txt"
+
+
+def keep_image(folder: Path, entry: Entry, split: str) -> bool:
+    """Return whether an earlier entry's image is still there; move it to this run's split if needed."""
+    wanted = output_files(folder, split, entry.stem)[0]
+    for place in (split, *SPLITS):
+        image_file = output_files(folder, place, entry.stem)[0]
+        if image_file.is_file() and image_file.stat().st_size == entry.image_bytes:
+            if image_file != wanted:
+                os.replace(image_file, wanted)
+            return True
+    return False
+
+
+def move(folder: Path, entry: Entry, split: str) -> Entry:
+    """Move a photograph's files to its final split, which can change when other photographs are unusable."""
+    if split != entry.split:
+        sources, targets = output_files(folder, entry.split, entry.stem), output_files(folder, split, entry.stem)
+        for source, target in list(zip(sources, targets, strict=True))[: 2 + bool(entry.ignored)]:
+            target.parent.mkdir(exist_ok=True)
+            os.replace(source, target)
+    return dataclasses.replace(entry, split=split)
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
