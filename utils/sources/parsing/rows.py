@@ -36,11 +36,11 @@ Parsed = tuple[list[ShapeObject], list[str]]  # objects, and messages about thos
 class AnnotationRow:
     """The annotations of one photograph in a file.
 
-    `names`: paths at which the photograph may lie, the likeliest first. `items`: parts of the file, each of which `read_objects`
-    turns into objects: JSON values, or bytes. With `file_digest` it is the whole file, which is read again when its objects are
-    needed, because masks would fill the memory. `context`: text of all else that the objects depend
-    on, such as the names of the categories. `counts` is for the account: the reader counts all objects when it reads the file first.
-    `subset`: the name of a folder above the photograph. `place`: the path of a file whose name others have, too.
+    `names`: paths at which the photograph may lie, the likeliest first. `items`: parts of the file, JSON values or bytes, each of
+    which `read_objects` turns into objects. With `file_digest` the whole file is the one item. It is read again when its objects
+    are needed, because masks would fill the memory. `context`: text of all else that the objects depend on, such as the names of
+    the categories. `counts`: for the account; the reader counts all objects when it reads the file first. `subset`: the name of a
+    folder above the photograph. `place`: the path of a file whose name others have, too.
     """
 
     names: tuple[str, ...]
