@@ -64,8 +64,8 @@ class AnnotationRow:
 
     @functools.cached_property
     def digest(self) -> str:
-        texts = (item if isinstance(item, bytes) else json.dumps(item).encode() for item in self.items)
-        digests = [self.file_digest] if self.file_digest else map(digest_of, texts)
+        texts = [item if isinstance(item, bytes) else json.dumps(item).encode() for item in self.items]
+        digests = [self.file_digest] if self.file_digest else [digest_of(text) for text in texts]
         parts = [self.context.encode("utf-8", "surrogatepass"), *digests]
         return hashlib.blake2b(b"\0json-1\0".join(parts), digest_size=DIGEST_BYTES).hexdigest()
 
