@@ -169,10 +169,9 @@ def _matches(
     for number, row in enumerate(rows):
         subset = _subset(row.subset)
         above = () if tool.names_are_relative else row.file.relative_to(folder).parts[:-1]
-        subsets = {subset, *map(_subset, above)} & known
-        if subset and (tool.names_subsets or subset in (*SPLITS, "default")):
-            subsets.add(subset)
-        rows_of[frozenset(subsets)].append(number)
+        is_sure = bool(subset) and (tool.names_subsets or subset in (*SPLITS, "default"))
+        of_row = {subset, *map(_subset, above)} & known | ({subset} if is_sure else set())
+        rows_of[frozenset(of_row)].append(number)
 
     # 3. First the photographs in folders of just these subsets, then those that are in no folder of another subset.
     named = set().union(*rows_of)

@@ -54,8 +54,8 @@ def assign_splits(
     elif split_by == TIME:
         raise UserError("--split-by time: no pause between the photographs is long enough; use a smaller --time-gap")
     else:
-        names = ", ".join(sorted(set(circuits.values()))) or "none"
-        raise UserError(f"--split-by circuit needs photographs of two circuits, here are {names}; use --split-by hash")
+        listed = ", ".join(sorted(set(circuits.values()))) or "none"
+        raise UserError(f"--split-by circuit needs photographs of two circuits, here are {listed}; use --split-by hash")
     return {key: VAL if name in held_out else TRAIN for key, name in names.items()}
 
 
