@@ -169,25 +169,26 @@ def _matches(
     for number, row in enumerate(rows):
         subset = _subset(row.subset)
         above = () if tool.names_are_relative else row.file.relative_to(folder).parts[:-1]
-        is_sure = bool(subset) and (tool.names_subsets or subset in (*SPLITS, "default"))
-        of_row = {subset, *map(_subset, above)} & known | ({subset} if is_sure else set())
-        rows_of[frozenset(of_row)].append(number)
+        subsets = {subset, *map(_subset, above)} & known
+        if subset and (tool.names_subsets or subset in (*SPLITS, "default")):
+            subsets.add(subset)
+        rows_of[frozenset(subsets)].append(number)
 
     # 3. First the photographs in folders of just these subsets, then those that are in no folder of another subset.
     named = set().union(*rows_of)
     matches = [Match(None, "no photograph")] * len(rows)
     claims: dict[str | None, set[frozenset[str]]] = defaultdict(set)
-    for subsets, numbers in rows_of.items():
-        inside = [key for key in photographs if not subsets or folders_of[key] & named == subsets]
-        around = [key for key in photographs if folders_of[key] & named < subsets]
-        for keys in (inside, around):
+    for group, numbers in rows_of.items():
+        same = [key for key in photographs if not group or folders_of[key] & named == group]
+        outside = [key for key in photographs if folders_of[key] & named < group]
+        for keys in (same, outside):
             left = [number for number in numbers if matches[number].key is None]
             names = [_photograph_names(rows[number], folder, tool) for number in left]
             for number, match in zip(left, match_names(names, keys), strict=True):
                 # Any other reason of the first search says more than the second one's.
                 if match.key is not None or "no photograph" in matches[number].reason:
                     matches[number] = match
-                claims[match.key].add(subsets)
+                claims[match.key].add(group)
 
     # 4. A photograph of several subsets belongs to none.
     shared = Match(None, "several subsets name this photograph; put the photographs into folders of the subsets")
