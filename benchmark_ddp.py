@@ -10,7 +10,8 @@ batch is trained again and again.
 
 from dataclasses import replace
 
-from utils.common.config import parse_config, show_help, to_dict
+from utils.common.config import parse_config, show_help
+from utils.common.options import to_dict
 from utils.measure.options import MAX_CPU_PROCESSES, BenchmarkConfig
 
 if __name__ == "__main__":

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.common.config import Options, option, parse_config, words_of
+from utils.common.config import parse_config
 from utils.common.errors import EXIT_DONE, EXIT_KEYBOARD, UserError, run_script
 from utils.common.files import claimed_output, output_folder
+from utils.common.options import Options, option, words_of
 from utils.common.storage import Storage
 from utils.common.text import counted, next_command
 from utils.sources.download import DEFAULT_BASE_URL, download, expand_circuits, open_source

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from utils.common.config import Options, ignored, option, parse_config
+from utils.common.config import parse_config
 from utils.common.errors import EXIT_DONE, UserError, print_warning, run_script
 from utils.common.extras import refuse_orthophoto
+from utils.common.options import Options, ignored, option
 from utils.common.text import next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.images import NATIVE_LONG_SIDE_PX

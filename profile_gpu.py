@@ -8,7 +8,8 @@ profiled. The most expensive operators at the best batch size are listed.
 
 from dataclasses import asdict
 
-from utils.common.config import parse_config, show_help, to_dict
+from utils.common.config import parse_config, show_help
+from utils.common.options import to_dict
 from utils.measure.options import ProfileConfig
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.common.config import Options, option, parse_config
+from utils.common.config import parse_config
 from utils.common.errors import EXIT_DONE, EXIT_FAILED, run_script
+from utils.common.options import Options, option
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML
 from utils.measure.machine_checks import run_checks
 

@@ -7,7 +7,8 @@
 The same command again continues an interrupted run. `--help` lists every option with its default.
 """
 
-from utils.common.config import parse_config, section_of, show_help
+from utils.common.config import parse_config, show_help
+from utils.common.options import section_of
 from utils.training.config import TrainConfig
 
 if __name__ == "__main__":

@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, ImageOps, ImageShow
 
-from utils.common.config import nearest, other_names, own_name, parse_config, without_secrets, words_of
+from utils.common.config import parse_config
 from utils.common.errors import UsageError, UserError, print_warning, printable
 from utils.common.extras import require_extra
-from utils.common.text import COMMAND, SCRIPTS, counted
+from utils.common.option_names import known_name, nearest, other_names
+from utils.common.options import words_of
+from utils.common.text import COMMAND, SCRIPTS, counted, without_secrets
 from utils.data.dataset_yaml import list_photos
 from utils.data.images import ImageError, Stretch, encode_jpeg, fit_long_side, read_image
 from utils.pages import NO_DETECTIONS, READABLE_PX, draw_instances, save_image
@@ -83,11 +85,11 @@ def _options(opened: Mapping[str, Any], given: Mapping[str, Any], fixed: Collect
 
     known = [each.name for each in fields(PredictOptions) if each.name not in fixed]
     for name, value in given.items():
-        if own_name(name, known) not in known:
+        if known_name(name, known) not in known:
             wrong = f"unknown argument --{name}={printable(str(value))}{nearest(name, known)}"
             words = ", ".join((other_names(each, known) or [each])[0] for each in known)
             raise UsageError(f"{wrong}; known are {words}")
-        if own_name(name, known) == "img_size" and isinstance(value, list | tuple):
+        if known_name(name, known) == "img_size" and isinstance(value, list | tuple):
             raise UsageError(f"{name}={value}: the network's input is square; give its side")
     return parse_config(PredictOptions, "", words_of({**opened, **given}), exits=False)
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import yaml
 
-from utils.common.config import words_of
 from utils.common.environment import PROJECT_FOLDER, cpu_model, package_version, python_path
 from utils.common.errors import UserError
 from utils.common.files import write_text_atomic
+from utils.common.options import words_of
 from utils.data.dataset_yaml import DatasetSpec, label_file_for, load_dataset_yaml
 from utils.run.records import read_epochs
 

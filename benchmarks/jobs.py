@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import torch
 
-from utils.common.config import words_of
 from utils.common.environment import PROJECT_FOLDER, python_path
 from utils.common.errors import UserError
+from utils.common.options import words_of
 from utils.run.checkpoint import load_latest
 
 # Variables of an outer launcher that a command must not inherit.

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from utils.common.config import Options, to_dict
 from utils.common.environment import environment_report
 from utils.common.files import write_text_atomic
+from utils.common.options import Options, to_dict
 
 
 def write_results(

@@ -30,10 +30,11 @@ import psutil
 
 from benchmarks.jobs import Job
 from benchmarks.scale_sets import draw_large, draw_small, write_photographs
-from utils.common.config import Options, option, parse_config
+from utils.common.config import parse_config
 from utils.common.environment import environment_report, git_revision
 from utils.common.errors import UserError, run_script
 from utils.common.files import write_text_atomic
+from utils.common.options import Options, option
 from utils.data.dataset_yaml import list_photos
 
 # Sets of FEW photographs. START and NEW are small ones: the cost of a start, and what no model has seen. The other two are

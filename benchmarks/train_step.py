@@ -25,10 +25,11 @@ import torch
 
 from benchmarks.results import write_results
 from benchmarks.train_step_sides import OurSide, Side, TheirSide
-from utils.common.config import INPUT_SIZE, PRECISION_CHOICES, Options, option, parse_config
+from utils.common.config import parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, choose_precision, keep_freed_memory, seed_everything
 from utils.common.errors import run_script
+from utils.common.options import INPUT_SIZE, PRECISION_CHOICES, Options, option
 from utils.common.text import format_table
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.measure.step_ranges import training_loader

@@ -10,8 +10,8 @@ import pytest
 
 import train_yolo_ddp
 from tests.support.plugin import run_main
-from utils.common.config import section_of
 from utils.common.errors import DataErrors, UserError
+from utils.common.options import section_of
 from utils.data import cache
 from utils.data.augment import Augmentation
 from utils.data.cache import CachePlace, PackedImages, index_text, load_photo, open_images

@@ -41,10 +41,11 @@ from benchmarks.gpu.parts import PARTS, with_needed
 from benchmarks.gpu.plan import BAD, Outcome, Part, Setting
 from benchmarks.gpu.report import hardware, table, verdict, write_results
 from benchmarks.gpu.runner import Runner, Store, run_parts
-from utils.common.config import Options, option, parse_config
+from utils.common.config import parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.environment import prepare_environment
 from utils.common.errors import EXIT_DONE, EXIT_FAILED, UsageError, run_script
+from utils.common.options import Options, option
 
 MINUTES = {"cuda": 9.0, "cpu": 10.0}
 

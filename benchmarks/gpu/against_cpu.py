@@ -20,8 +20,8 @@ from torchvision.ops import box_iou
 
 from benchmarks.gpu.plan import Finding, Json, NeedsGpu, PartFailed, Setting
 from benchmarks.gpu.trainings import precisions_of
-from utils.common.config import PRECISION_CHOICES
 from utils.common.devices import choose_device, choose_precision, tune_device
+from utils.common.options import PRECISION_CHOICES
 from utils.data.augment import Augmentation
 from utils.data.dataset import Batch
 from utils.engine.loop import FIRST_SCALE

@@ -17,12 +17,13 @@ from extras.exports.exported import ExportFacts, most_images, open_export
 from extras.exports.options import REPORT, ExportConfig
 from extras.exports.proof import Judge
 from extras.exports.report import add_speed, how_to_use, instead_of_ap, row_of, table
-from utils.common.config import parse_config, to_dict
+from utils.common.config import parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device
 from utils.common.environment import environment_report
 from utils.common.errors import UsageError
 from utils.common.files import claimed_output, write_text_atomic
+from utils.common.options import to_dict
 from utils.common.text import counted
 from utils.data.dataset import Photo, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml

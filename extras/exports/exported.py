@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from utils.common.contents import mapping, parse_json, read_back
 from utils.common.devices import choose_precision
 from utils.common.errors import UserError, one_line
-from utils.common.files import mapping, parse_json, read_back
 from utils.data.target_masks import MASK_STRIDE
 from utils.yolo.model import MAX_INPUT_PX, RESIZE, are_possible_windows
 from utils.yolo.weights_file import ForeignFile, checked_names

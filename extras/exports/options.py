@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from utils.common.config import CONFIG_HELP, INPUT_SIZE, THREADS_HELP, Options, option
+from utils.common.options import CONFIG_HELP, INPUT_SIZE, THREADS_HELP, Options, option
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP
 from utils.predict.options import check_tiles, overlap_option
 

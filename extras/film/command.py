@@ -21,9 +21,10 @@ import cv2
 
 from extras.film.frames import Film, is_live
 from extras.film.positions import Positions
-from utils.common.config import option, parse_config
+from utils.common.config import parse_config
 from utils.common.errors import UsageError, UserError
 from utils.common.files import claimed_output, new_text_file
+from utils.common.options import option
 from utils.common.progress import Progress
 from utils.common.signals import StopFlag
 from utils.common.text import counted

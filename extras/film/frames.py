@@ -14,9 +14,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from utils.common.config import without_secrets
 from utils.common.errors import UserError, printable
 from utils.common.signals import StopFlag
+from utils.common.text import without_secrets
 
 # Read with the first film; one line from here instead of FFmpeg's.
 os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")

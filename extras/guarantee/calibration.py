@@ -12,8 +12,9 @@ import yaml
 
 from extras.guarantee.bounds import FALSE_ALARMS, RECALL, Assessed, Promise, report_class
 from utils import distributed
+from utils.common.contents import mapping, read_back
 from utils.common.errors import UsageError, UserError, printable
-from utils.common.files import mapping, read_back, write_text_atomic
+from utils.common.files import write_text_atomic
 from utils.common.text import counted
 from utils.data.dataset import Photo, Sample
 from utils.data.dataset_yaml import DatasetSpec

@@ -14,13 +14,13 @@ import numpy as np
 
 from extras.labels.shapes import ellipse_corners, turned
 from utils.common.errors import UserError, one_line, printable
+from utils.common.files import read_bytes
 from utils.data.images import MAX_IMAGE_PIXELS
 from utils.sources.parsing.coco import RunLengthError, Size, cut_out
-from utils.sources.parsing.json_stream import CHUNK_BYTES, MAX_ITEM_BYTES
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
-from utils.sources.parsing.label_file import LabelFile, first_element
+from utils.sources.parsing.label_file import MAX_LABEL_BYTES, LabelFile, first_element
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_points, read_size
-from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, Found, Parsed, digest_of, says_ignore
+from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, AnnotationRow, ObjectCounts, Parsed, says_ignore
 
 IMAGE, LABEL_NAME = ["annotations", "image"], ["labels", "label", "name"]
 READ, NO_SHAPES = ("polygon", "polyline", "box", "ellipse", "mask"), ("image", "attribute", "tag")
@@ -29,7 +29,7 @@ Attributes = dict[str, str]
 
 
 class CvatFile(LabelFile):
-    """The labels of a CVAT file, and the places of each image's shapes. Raises UserError for a file of another program."""
+    """The labels of a CVAT file. Raises UserError for a file of another program."""
 
     format = "cvat"
     title = "CVAT for images"
@@ -40,47 +40,38 @@ class CvatFile(LabelFile):
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
         self.names: dict[str, None] = {}  # those of the task, in its order; then others that shapes use
-        self._images: list[tuple[int, int, Attributes, Found]] = []  # first byte, last, attributes, shapes
+        self._images: list[tuple[int, int, Attributes, ObjectCounts]] = []  # first byte, last, attributes, shapes
         self._tags: list[str] = []
         self._open: tuple[int, Attributes] = (0, {})
-        self._found: Found = Counter()
+        self._found: ObjectCounts = Counter()
         self._text = ""
         self._parser = bounded_parser(self._start, self._end, self._add_text)
         try:
-            with path.open("rb") as file:
-                for number in itertools.count(1):
-                    chunk = file.read(CHUNK_BYTES)
-                    self._parser.Parse(chunk, not chunk)
-                    if not chunk:
-                        break
-                    if number * CHUNK_BYTES - self._parser.CurrentByteIndex > MAX_ITEM_BYTES:
-                        raise ValueError(f"an item of more than {MAX_ITEM_BYTES // 1_000_000} MB")
+            data = read_bytes(path, MAX_LABEL_BYTES)
+            self._parser.Parse(data, True)
         except (expat.ExpatError, ValueError) as error:
             raise UserError(f"{path}: not CVAT's XML: {one_line(error, 200)}; export as CVAT for images 1.1") from error
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}") from error
-        self.rows = list(self._rows())
+        self.rows = list(self._rows(data))
 
     @classmethod
-    def is_own_file(cls, file: Path) -> bool:
+    def is_of_format(cls, file: Path) -> bool:
         return file.suffix.lower() == ".xml" and first_element(file) == "annotations"
 
-    def _rows(self) -> Iterator[AnnotationRow]:
-        with self.path.open("rb") as file:
-            for start, end, attributes, found in self._images:
-                name = attributes.get("name", "")
-                try:
-                    if not 0 < len(name) <= MAX_NAME_CHARACTERS or end - start > MAX_ITEM_BYTES:
-                        raise ValueError("has no usable `name`, or more than 32 MB of shapes")
-                    size = read_size(*(_number(attributes[side]) for side in ("width", "height") if side in attributes))
-                except (ValueError, TypeError, OverflowError) as error:
-                    self.lose(found, UNREADABLE_ROW)
-                    self.complain(f"image {printable(attributes.get('id', '?'))}: {error}; skipped")
-                    continue
-                file.seek(start)
-                span = SPAN.pack(start, end, digest_of(file.read(end - start))) if found else b""
-                objects, subset = partial(_objects, size), attributes.get("subset", "")
-                yield AnnotationRow((name,), self.path, span, f"{size}", objects, found, subset)
+    def _rows(self, data: bytes) -> Iterator[AnnotationRow]:
+        for start, end, attributes, counts in self._images:
+            name = attributes.get("name", "")
+            try:
+                if not 0 < len(name) <= MAX_NAME_CHARACTERS:
+                    raise ValueError("has no usable `name`")
+                size = read_size(*(_number(attributes[side]) for side in ("width", "height") if side in attributes))
+            except (ValueError, TypeError, OverflowError) as error:
+                self.lose(counts, UNREADABLE_ROW)
+                self.complain(f"image {printable(attributes.get('id', '?'))}: {error}; skipped")
+                continue
+            items, subset = [data[start:end]] * bool(counts), attributes.get("subset", "")
+            yield AnnotationRow((name,), self.path, items, f"{size}", partial(_objects, size), counts, subset)
 
     def _start(self, tag: str, attributes: Attributes) -> None:
         self._tags.append(tag)

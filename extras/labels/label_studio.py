@@ -1,6 +1,5 @@
 """Reads Label Studio's JSON export: polygons, boxes and brush masks of each task's best annotation."""
 
-import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -16,11 +15,18 @@ from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import is_photograph
 from utils.data.images import MAX_IMAGE_PIXELS
 from utils.sources.parsing.coco import RunLengthError, cut_out
-from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
-from utils.sources.parsing.label_file import LabelFile
+from utils.sources.parsing.label_file import LabelFile, read_json
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size
-from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, POLYGON, AnnotationRow, Found, Parsed, is_ignored
+from utils.sources.parsing.rows import (
+    BOX,
+    MAX_NAME_CHARACTERS,
+    POLYGON,
+    AnnotationRow,
+    ObjectCounts,
+    Parsed,
+    is_ignored,
+)
 
 PERCENT = (100.0, 100.0)
 TASK_KEYS = ("data", "completions", "annotation_id", "annotator", "lead_time")  # the last three: JSON-MIN
@@ -34,34 +40,35 @@ Regions = list[dict[str, Any]]
 
 
 class LabelStudioFile(LabelFile):
-    """The labels of a Label Studio export, and where its annotated tasks lie in it. Raises UserError for other exports."""
+    """The labels of a Label Studio export. Raises UserError for other exports."""
 
     format = "labelstudio"
     title = "Label Studio export"
     patterns = ("*.json", "**/*.json")
     how_to_export = "export as JSON and put the file beside the photographs"
-    several = has_lines = False
+    several_files = has_lines = False
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
         self._unannotated: Counter[str] = Counter()  # tasks by what they have instead of an annotation
         self._labels: set[str] = set()  # in use: the export does not say which others the project has
-        with JsonStream(path) as stream:
-            for item in stream.items():
-                self._add_task(item)
+        tasks = read_json(path)
+        if not isinstance(tasks, list):
+            raise UserError(f"{path}: is no list of tasks; {self.how_to_export}")
+        for number, task in enumerate(tasks, start=1):
+            self._add_task(number, task)
         if not self.rows and self._unannotated:
             kinds = " and ".join(f"{number:,} with {kind}" for kind, number in self._unannotated.items())
             raise UserError(f"{path}: no task has an annotation, {kinds}: submit them in Label Studio and export again")
         self.names = sorted(self._labels)
 
     @classmethod
-    def is_own_json(cls, key: str | None, value: Any) -> bool:
+    def is_json_of_format(cls, key: str | None, value: Any) -> bool:
         return key is None and not value.keys().isdisjoint(TASK_KEYS)
 
-    def _add_task(self, item: Item) -> None:
-        task = item.value()
+    def _add_task(self, number: int, task: Any) -> None:
         if not isinstance(task, dict):
-            self.complain(f"the item at byte {item.start:,} is not a task; skipped")
+            self.complain(f"item {number:,} of the list is not a task; skipped")
             return
         if "data" not in task and "annotations" not in task and "completions" not in task:
             raise UserError(f"{self.path}: its tasks have no `data`; export as JSON, not as JSON-MIN or CSV")
@@ -84,7 +91,7 @@ class LabelStudioFile(LabelFile):
             found = _found(regions)
             self._labels |= {label for label, _ in found if label}
             read_objects = partial(_objects, number)
-            self.rows.append(AnnotationRow(names, self.path, item.span, f"{number or ''}", read_objects, found))
+            self.rows.append(AnnotationRow(names, self.path, [task], f"{number or ''}", read_objects, found))
 
 
 def _task_name(task: dict[str, Any]) -> str:
@@ -196,10 +203,10 @@ def _labels(result: dict[str, Any], ending: str = "labels") -> list[str]:
     return []
 
 
-def _found(regions: Regions) -> Found:
+def _found(regions: Regions) -> ObjectCounts:
     """Count regions by their first label and what they are. One without a label counts unless another of its id has one."""
     labelled = {str(region.get("id")) for region in regions if _labels(region)}
-    found: Found = Counter()
+    found: ObjectCounts = Counter()
     for region in regions:
         value, labels = region.get("value"), _labels(region)
         if labels or str(region.get("id")) not in labelled:
@@ -211,11 +218,10 @@ def _found(regions: Regions) -> Found:
     return found
 
 
-def _objects(number: int, data: bytes) -> Parsed:
+def _objects(number: int, task: dict[str, Any]) -> Parsed:
     """Return the objects of a picture of a task's best annotation, and messages about what was left out."""
-    task = json.loads(data)
     annotation, _ = _best_annotation(task)
-    assert annotation is not None  # checked when the file was indexed
+    assert annotation is not None  # checked when the file was read
     _, results = _by_picture(task, _regions(annotation))[number]
     labelled = {str(result.get("id")) for result in results if _labels(result)}
     ignored = {

@@ -1,7 +1,6 @@
 """Reads LabelMe's JSON, one file for each photograph: polygons, rectangles, circles, and lines as strips."""
 
 import base64
-import json
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -14,84 +13,72 @@ from extras.labels.mask_values import read_mask
 from extras.labels.shapes import ellipse_corners
 from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
-from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
-from utils.sources.parsing.label_file import LabelFile
+from utils.sources.parsing.label_file import LabelFile, read_json
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_points, read_size
-from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, POLYLINE, AnnotationRow, Found, Parsed, says_ignore
+from utils.sources.parsing.rows import (
+    BOX,
+    MAX_NAME_CHARACTERS,
+    POLYLINE,
+    AnnotationRow,
+    ObjectCounts,
+    Parsed,
+    says_ignore,
+)
 
 AREAS, LINES, MASK = ("polygon", "rectangle", "circle"), ("linestrip", "line"), "mask"
 Size = tuple[int, int] | None
 
 
 class LabelMeFile(LabelFile):
-    """The labels of a LabelMe file, and the places of its shapes. A file of another program is a problem, not an error."""
+    """The labels of a LabelMe file. A file of another program is a problem, not an error."""
 
     format = "labelme"
     title = "LabelMe's files"
     patterns = ("**/*.json",)
     how_to_export = "save LabelMe's files there, beside the photographs"
-    by_file = sorts_names = True
+    names_are_relative = lists_used_classes = True
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
-        self._labels: set[str] = set()  # in use: the files do not say which others the project has
-        self._spans = bytearray()
-        self._found: Found = Counter()
-        self._facts: dict[str, Any] = {}  # imagePath, imageWidth and imageHeight
+        counts: ObjectCounts = Counter()
         try:
-            with JsonStream(path) as stream:
-                has_shapes = self._read(stream)
-            name = self._facts.get("imagePath")
-            if not has_shapes or not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS:
+            content = read_json(path)
+            content = content if isinstance(content, dict) else {}
+            shapes, name = content.get("shapes"), content.get("imagePath")
+            if isinstance(shapes, list):
+                counts = Counter(map(_label_and_kind, shapes))
+            if not isinstance(shapes, list) or not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS:
                 raise ValueError("not LabelMe's: no list `shapes`, or no usable `imagePath`")
-            size = read_size(self._facts.get("imageWidth"), self._facts.get("imageHeight"))
+            size = read_size(content.get("imageWidth"), content.get("imageHeight"))
         except (UserError, ValueError, OverflowError) as error:
             self.complain(f"{error}; skipped")
-            self.lose(self._found, UNREADABLE_ROW)
+            self.lose(counts, UNREADABLE_ROW)
             return
-        self.names = sorted(self._labels)
+        # Those in use: the files do not say which others the project has.
+        self.names = sorted({label for label, _ in counts if label})
         beside = [path.stem + suffix for suffix in IMAGE_SUFFIXES]  # if it was renamed together with this file
         names, objects = (name.replace("\\", "/"), *beside), partial(_objects, size)
-        self.rows = [AnnotationRow(names, path, bytes(self._spans), f"{size}", objects, self._found)]
+        self.rows = [AnnotationRow(names, path, shapes, f"{size}", objects, counts)]
 
     @classmethod
-    def is_own_json(cls, key: str | None, value: Any) -> bool:
+    def is_json_of_format(cls, key: str | None, value: Any) -> bool:
         return key in ("shapes", "imagePath")
 
-    def _read(self, stream: JsonStream) -> bool:
-        """Read the file's keys; return whether it has shapes. The picture in `imageData` is passed over."""
-        has_shapes = False
-        for key in stream.keys():  # noqa: SIM118 - not a dictionary
-            if key == "shapes" and stream.peek() == "[":
-                has_shapes = True
-                for item in stream.items():
-                    self._add_shape(item)
-            elif key in ("imagePath", "imageWidth", "imageHeight"):
-                self._facts[key] = stream.item().value()
-            else:
-                stream.skip()
-        return has_shapes
 
-    def _add_shape(self, item: Item) -> None:
-        shape = item.value()
-        shape = shape if isinstance(shape, dict) else {}
-        label = shape.get("label")
-        label = printable(label.strip()) if isinstance(label, str) else ""
-        kind = _kind(shape)
-        kind = {"rectangle": BOX, **dict.fromkeys(LINES, POLYLINE)}.get(kind, kind)
-        self._spans += item.span
-        self._found[label, kind] += 1
-        self._labels |= {label} - {""}
+def _label_and_kind(shape: Any) -> tuple[str, str]:
+    shape = shape if isinstance(shape, dict) else {}
+    label, kind = shape.get("label"), _kind(shape)
+    kind = {"rectangle": BOX, **dict.fromkeys(LINES, POLYLINE)}.get(kind, kind)
+    return printable(label.strip()) if isinstance(label, str) else "", kind
 
 
 def _kind(shape: dict[str, Any]) -> str:
     return printable(str(shape.get("shape_type") or AREAS[0]).lower(), 40)
 
 
-def _objects(size: Size, data: bytes) -> Parsed:
+def _objects(size: Size, shape: Any) -> Parsed:
     """Return the object of one shape, or the reason why there is none."""
-    shape = json.loads(data)
     label = shape.get("label") if isinstance(shape, dict) else None
     if not isinstance(label, str) or not label.strip():
         return [], ["a shape has no label"]

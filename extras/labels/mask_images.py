@@ -38,7 +38,7 @@ from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.data.images import ImageError, read_image
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.label_file import LabelFile
-from utils.sources.parsing.rows import MASK, SPAN, UNUSED_SOURCE, AnnotationRow, digest_of
+from utils.sources.parsing.rows import MASK, UNUSED_SOURCE, AnnotationRow, digest_of
 from utils.sources.parsing.yolo_text import ONLY_CLASS, find_list, is_background
 
 VOC_CLASSES, VOC_OBJECTS = "SegmentationClass", "SegmentationObject"
@@ -65,7 +65,7 @@ class MaskFile(LabelFile):
     title = "mask PNGs"
     patterns = (f"**/{VOC_CLASSES}/*.png", "**/*.[pPgGtTbB][nNiImM][gGfFpP]*")
     how_to_export = "put a.png into masks/ for a.jpg in images/"
-    by_file = has_rows_per_file = takes_folder = are_pictures = True
+    names_are_relative = several_files_a_photograph = takes_folder = are_pictures = True
     has_lines = False
     meaning: Meaning
     facts: MaskFacts
@@ -88,7 +88,7 @@ class MaskFile(LabelFile):
             self.is_damaged = True
 
     @classmethod
-    def is_own_file(cls, file: Path) -> bool:
+    def is_of_format(cls, file: Path) -> bool:
         """Return whether a file is a mask and no photograph. Both masks of a pair are, though only one has rows."""
         if file.suffix.lower() not in MASK_SUFFIXES:
             return False
@@ -107,10 +107,10 @@ class MaskFile(LabelFile):
         objects = [item for item in objects if not item.is_region]
         self.meaning, self.used = meaning, {item.value for item in objects}
         self.names = meaning.listed if self.used & {*meaning.listed} else sorted(self.used)
-        span = SPAN.pack(0, len(data), digest_of(data))
         context = repr(replace(meaning, classes=None)) + " void" * len(void)
         masks = Counter([(item.value, MASK) for item in objects] + [("", MASK)] * len(complaints))
-        self.rows = [AnnotationRow(photographs, source, span, context, partial(mask_objects, meaning), masks)]
+        read_objects, digest = partial(mask_objects, meaning), digest_of(data)
+        self.rows = [AnnotationRow(photographs, source, (), context, read_objects, masks, file_digest=digest)]
 
     def origin_of(self, name: str) -> str:
         values = [value for value, one in self.meaning.names if one == name]
@@ -120,11 +120,11 @@ class MaskFile(LabelFile):
 
     def read_again(self, **changes: Any) -> None:
         """Read the mask with another meaning. Objects of `strays` are lost."""
-        before = self.rows[0].found
+        before = self.rows[0].counts
         try:
             self._read(self.rows[0].file, self.rows[0].names, replace(self.meaning, **changes))
             if self.meaning.strays:
-                self.lose(before - self.rows[0].found, STRAY)
+                self.lose(before - self.rows[0].counts, STRAY)
         except (ValueError, OSError) as error:
             self.complain(f"{error}; skipped")
             self.lose(before, UNREADABLE_ROW)
@@ -176,7 +176,7 @@ class MaskFile(LabelFile):
         for key, own in [*rows.items()]:
             rows[key] = tuple(row for row in own if row.file not in of or _source_of(row, key) not in unused)
             for row in (row for row in own if row not in rows[key]):
-                of[row.file].lose(row.found, UNUSED_SOURCE)
+                of[row.file].lose(row.counts, UNUSED_SOURCE)
             if not rows[key]:
                 del rows[key]
         kept = {row.file for own in rows.values() for row in own}

@@ -6,13 +6,14 @@ from xml.parsers import expat
 
 from extras.labels.cvat import MAX_DEPTH, Attributes, bounded_parser
 from utils.common.errors import UserError, one_line
+from utils.common.files import read_bytes
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
-from utils.sources.parsing.json_stream import MAX_ITEM_BYTES
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.label_file import LabelFile, first_element
 from utils.sources.parsing.outlines import ShapeObject, read_points
-from utils.sources.parsing.rows import POLYLINE, SPAN, AnnotationRow, Parsed, digest_of
+from utils.sources.parsing.rows import POLYLINE, AnnotationRow, Parsed
 
+MAX_BYTES = 32_000_000
 ORDERS = ("primary", "lateral")  # classes of a root, and of roots that grow from another, if `label` is no kind of root
 KINDS = (*ORDERS, "secondary", "tertiary", "seminal", "nodal", "crown", "basal", "adventitious")
 
@@ -24,15 +25,13 @@ class RsmlFile(LabelFile):
     title = "RSML"
     patterns = ("**/*.rsml",)
     how_to_export = "save each photograph's roots as NAME.rsml"
-    sorts_names = True
+    lists_used_classes = True
     named_by = "label or order"
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
         try:
-            if path.stat().st_size > MAX_ITEM_BYTES:
-                raise UserError(f"{path}: larger than {MAX_ITEM_BYTES // 1_000_000} MB, not RSML")
-            data = path.read_bytes()
+            data = read_bytes(path, MAX_BYTES)
             objects, _ = read_roots(data)
         except (expat.ExpatError, ValueError) as error:
             raise UserError(f"{path}: not RSML: {one_line(error, 200)}") from error
@@ -40,12 +39,11 @@ class RsmlFile(LabelFile):
             raise UserError(f"{path}: {error.strerror}") from error
         self.names = {shape.value: None for shape in objects}
         photographs = tuple(f"{path.stem}{suffix}" for suffix in IMAGE_SUFFIXES)
-        span = SPAN.pack(0, len(data), digest_of(data))
-        found = Counter((shape.value, POLYLINE) for shape in objects)
-        self.rows = [AnnotationRow(photographs, path, span, "", read_roots, found)]
+        counts = Counter((shape.value, POLYLINE) for shape in objects)
+        self.rows = [AnnotationRow(photographs, path, [data], "", read_roots, counts)]
 
     @classmethod
-    def is_own_file(cls, file: Path) -> bool:
+    def is_of_format(cls, file: Path) -> bool:
         return file.suffix.lower() == ".rsml" and first_element(file) == "rsml"
 
 

@@ -1,6 +1,5 @@
 """Reads the JSON of the VGG Image Annotator (VIA) 1 and 2: a saved project, or exported annotations."""
 
-import json
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -11,11 +10,18 @@ import numpy as np
 from extras.labels.shapes import ellipse_corners, several_labels
 from utils.common.errors import UserError, printable
 from utils.data.labels import LabelError
-from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import Problem
-from utils.sources.parsing.label_file import LabelFile
+from utils.sources.parsing.label_file import LabelFile, read_json
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points
-from utils.sources.parsing.rows import BOX, MAX_NAME_CHARACTERS, AnnotationRow, Found, Parsed, is_ignored, says_ignore
+from utils.sources.parsing.rows import (
+    BOX,
+    MAX_NAME_CHARACTERS,
+    AnnotationRow,
+    ObjectCounts,
+    Parsed,
+    is_ignored,
+    says_ignore,
+)
 from utils.sources.parsing.yolo_text import ONLY_CLASS
 
 IMAGES = "_via_img_metadata"
@@ -24,13 +30,13 @@ CLASS_ATTRIBUTES = ("class", "label", "name", "category", "type", "object")  # t
 
 
 class ViaFile(LabelFile):
-    """The regions of a VIA file, and their places. A file of VIA 3 or another program is a problem."""
+    """The regions of a VIA file. A file of VIA 3 or another program is a problem."""
 
     format = "via"
     title = "VGG Image Annotator's file"
     patterns = ("*.json", "**/*.json")
     how_to_export = "save the project, or export annotations as JSON"
-    by_file = sorts_names = True
+    names_are_relative = lists_used_classes = True
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
@@ -38,44 +44,39 @@ class ViaFile(LabelFile):
         self._worded: set[str] = set()  # attributes that hold more than numbers
         self._unread: set[str] = set()  # those with values that are neither texts nor numbers
         self._prefix = ""  # of all file names
-        self._photographs: list[tuple[str, bytes, Regions]] = []  # name, span, regions
-        with JsonStream(path) as stream:
-            for key in stream.keys():  # noqa: SIM118 - not a dictionary
-                if key == IMAGES and stream.peek() == "{":
-                    for _ in stream.keys():  # noqa: SIM118
-                        self._add(stream.item())
-                elif key == "_via_settings":
-                    settings = stream.item().value()
-                    core = settings.get("core") if isinstance(settings, dict) else None
-                    self._prefix = str((core if isinstance(core, dict) else {}).get("default_filepath") or "")[
-                        :MAX_NAME_CHARACTERS
-                    ].replace("\\", "/")
-                elif key.startswith("_via_"):
-                    stream.skip()
-                else:
-                    self._add(stream.item())
+        self._photographs: list[tuple[str, dict[str, Any], Regions]] = []  # name, what the file says of it, regions
+        content = read_json(path)
+        if not isinstance(content, dict):
+            raise UserError(f"{path}: is a list, not VIA's dictionary; {self.how_to_export}")
+        settings = content.get("_via_settings")
+        core = settings.get("core") if isinstance(settings, dict) else None
+        prefix = str((core if isinstance(core, dict) else {}).get("default_filepath") or "")
+        self._prefix = prefix[:MAX_NAME_CHARACTERS].replace("\\", "/")
+        images = content.get(IMAGES)
+        entries = {key: value for key, value in content.items() if not key.startswith("_via_")}
+        for key, photograph in [*entries.items(), *(images.items() if isinstance(images, dict) else ())]:
+            self._add(key, photograph)
         if not self._photographs:
             self.complain("no photographs of VIA 2: no `filename` with `regions`; export annotations as JSON")
         attribute = self._class_attribute()
         self.names = sorted(self._values[attribute]) if attribute else [ONLY_CLASS] * bool(self._photographs)
         self.named_by = f"attribute {printable(attribute, 40)}" if attribute else "no attribute"
         objects = partial(_objects, attribute)
-        for name, span, regions in self._photographs:
-            found: Found = Counter()
+        for name, photograph, regions in self._photographs:
+            found: ObjectCounts = Counter()
             for (texts, kind), number in regions.items():
                 found[dict(texts).get(attribute, "") if attribute else ONLY_CLASS * bool(kind), kind] += number
-            self.rows.append(AnnotationRow(self._names(name), path, span, attribute, objects, found))
+            self.rows.append(AnnotationRow(self._names(name), path, [photograph], attribute, objects, found))
 
     @classmethod
-    def is_own_json(cls, key: str | None, value: Any) -> bool:
+    def is_json_of_format(cls, key: str | None, value: Any) -> bool:
         has_regions = isinstance(value, dict) and {"filename", "regions"} <= value.keys()
         return key is not None and (key.startswith("_via_") or has_regions)
 
-    def _add(self, item: Item) -> None:
-        photograph = item.value()
+    def _add(self, key: str, photograph: Any) -> None:
         name = photograph.get("filename") if isinstance(photograph, dict) else None
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or "regions" not in photograph:
-            self.complain(f"the item at byte {item.start:,} is no photograph: no `filename` or `regions`; skipped")
+            self.complain(f"`{printable(key)}` is no photograph: no `filename` or `regions`; skipped")
             return
         regions: Regions = Counter()
         for region in _regions(photograph) or ():
@@ -92,7 +93,7 @@ class ViaFile(LabelFile):
                     self._unread.add(attribute)
             kind = str(_attributes(region, "shape").get("name") or "other").lower() if isinstance(region, dict) else ""
             regions[frozenset(texts.items()), BOX if kind == "rect" else kind] += 1
-        self._photographs.append((name.replace("\\", "/"), item.span, regions))
+        self._photographs.append((name.replace("\\", "/"), photograph, regions))
 
     def _names(self, name: str) -> tuple[str, ...]:
         """Return the possible paths of a photograph. A name without a folder gets the prefix; if that has `..`, also without it."""
@@ -142,10 +143,10 @@ def _texts(value: Any) -> list[str]:
     return [text for one in values if isinstance(one, str) and (text := printable(one.strip()))]
 
 
-def _objects(attribute: str, data: bytes) -> Parsed:
+def _objects(attribute: str, photograph: dict[str, Any]) -> Parsed:
     """Return the objects of one photograph, and messages about what was left out."""
     objects, complaints = [], []
-    regions = _regions(json.loads(data))
+    regions = _regions(photograph)
     if regions is None:
         raise LabelError("`regions` is neither a list nor a dictionary; export annotations as JSON again")
     for number, region in enumerate(regions, start=1):

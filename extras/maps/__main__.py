@@ -20,10 +20,12 @@ from extras.maps.findings import Site
 from extras.maps.map_files import write_map_files
 from extras.maps.page import build_page
 from extras.maps.thumbnails import save_thumbnails
-from utils.common.config import Options, option, parse_config
+from utils.common.config import parse_config
+from utils.common.contents import read_back
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError, printable, run_script
-from utils.common.files import claimed_output, read_back, write_text_atomic
+from utils.common.files import claimed_output, write_text_atomic
+from utils.common.options import Options, option
 from utils.common.progress import Progress
 from utils.common.threads import ordered_map
 from utils.data.images import ImageError, read_image

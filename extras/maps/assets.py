@@ -12,8 +12,8 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 from extras.maps.wgs84 import geocentric, offsets_m
+from utils.common.contents import mapping, read_back
 from utils.common.errors import UserError, printable
-from utils.common.files import mapping, read_back
 
 MAX_ID_CHARACTERS = 200
 ID_PROPERTIES = ("asset_id", "pole_id", "id", "name")  # looked up in this order, in any case, if a feature has no id

@@ -11,9 +11,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from utils.common.config import without_secrets
+from utils.common.contents import read_mapping
 from utils.common.errors import UsageError, print_warning, printable
-from utils.common.files import read_mapping, read_text, write_text_atomic
+from utils.common.files import read_text, write_text_atomic
+from utils.common.text import without_secrets
 from utils.run.checkpoint import latest_manifest
 from utils.run.records import RecordTail, read_config
 from utils.run.sending import FolderSender

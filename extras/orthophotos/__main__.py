@@ -14,9 +14,10 @@ import cv2
 from extras.orthophotos.map_layers import GEOJSON, GEOPACKAGE, write_orthophoto
 from extras.orthophotos.raster import open_orthophoto
 from utils import distributed
-from utils.common.config import option, parse_config
+from utils.common.config import parse_config
 from utils.common.errors import UsageError, run_script
 from utils.common.files import claimed_output
+from utils.common.options import option
 from utils.common.signals import die_with_parent
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.predict.opening import open_predictor

@@ -14,9 +14,10 @@ from tempfile import TemporaryDirectory
 from extras.orthophotos.pieces import cut_raster
 from extras.orthophotos.raster import open_orthophoto
 from extras.orthophotos.vector_labels import read_map_labels
-from utils.common.config import Options, option, parse_config
+from utils.common.config import parse_config
 from utils.common.errors import UserError, print_warning, run_script
 from utils.common.files import claimed_output
+from utils.common.options import Options, option
 from utils.common.text import next_command
 
 

@@ -16,12 +16,13 @@ from shapely.geometry.base import BaseGeometry
 
 from extras.orthophotos.raster import WGS84, Orthophoto, plain_crs, transformer
 from utils.common.errors import UserError, one_line, printable
-from utils.sources.parsing.json_stream import MAX_ITEM_BYTES, JsonStream
+from utils.sources.parsing.label_file import read_json
 from utils.sources.parsing.outlines import MAX_POINTS
 
 CLASS_COLUMNS = ("class", "label", "name", "type")  # the first that there is
 WIDTH_COLUMN = "width_m"
 MAX_FEATURES = 1_000_000
+MAX_VALUE_BYTES = 32_000_000  # of a cell of a GeoPackage
 SWAPPED = "latitude and longitude look swapped: GeoJSON has longitude first"
 KINDS = ("Polygon", "MultiPolygon", "LineString", "MultiLineString")
 UNREADABLE = OSError, ValueError, TypeError, AttributeError, LookupError, sqlite3.Error, shapely.errors.ShapelyError
@@ -98,24 +99,15 @@ def _meets(shape: BaseGeometry, raster: Orthophoto) -> bool:
 
 
 def _geojson(file: Path) -> Iterator[tuple[str, BaseGeometry | None, dict[str, Any]]]:
-    """Yield reference system, geometry and properties. WGS84 (RFC 7946), or what QGIS wrote as `crs` before the features."""
-    source, found = WGS84, False
-    with JsonStream(file) as stream:
-        for key in stream.keys():  # noqa: SIM118 - not a dictionary
-            if key == "crs":
-                named = _named_crs(stream.item().value())
-                if found and named != source:
-                    raise ValueError(f"its reference system, {named}, stands after its features")
-                source = named
-            elif key == "features":
-                for item in stream.items():
-                    found = True
-                    feature = item.value()
-                    facts, geometry = feature.get("properties"), feature.get("geometry")
-                    shape = shapely.from_geojson(json.dumps(geometry)) if geometry else None
-                    yield source, shape, facts if isinstance(facts, dict) else {}
-            else:
-                stream.skip()
+    """Yield reference system, geometry and properties. WGS84 (RFC 7946), or what QGIS wrote as `crs`."""
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise ValueError("a list, not a FeatureCollection")
+    source = _named_crs(content.get("crs"))
+    for feature in content.get("features", ()):
+        properties, geometry = feature.get("properties"), feature.get("geometry")
+        shape = shapely.from_geojson(json.dumps(geometry)) if geometry else None
+        yield source, shape, properties if isinstance(properties, dict) else {}
 
 
 def _named_crs(value: Any) -> str:
@@ -132,7 +124,7 @@ def _geopackage(file: Path) -> Iterator[tuple[str, BaseGeometry | None, dict[str
     """Yield the features of all tables. Only plain tables are read: a view could compute anything."""
     address = f"file:{quote(str(file.resolve()))}?mode=ro&immutable=1"
     with closing(sqlite3.connect(address, uri=True)) as base:
-        base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_ITEM_BYTES)
+        base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
         base.execute("PRAGMA trusted_schema = OFF")
         systems = {row["srs_id"]: str(row["definition"]) for row in _rows(base, "gpkg_spatial_ref_sys")}
         for layer in _rows(base, "gpkg_geometry_columns"):

@@ -18,9 +18,10 @@ from extras.unlabelled.data_set import NewData, Originals, Outlines, free_names
 from extras.unlabelled.judging import LEAST, Teacher, sure_from
 from extras.unlabelled.page import DISAGREES, LABEL, NO_BOUND, PAGE, UNSURE, write_page
 from utils import distributed
-from utils.common.config import option, parse_config
+from utils.common.config import parse_config
 from utils.common.errors import UserError, printable, run_script
 from utils.common.files import claimed_output
+from utils.common.options import option
 from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
 from utils.common.text import next_command

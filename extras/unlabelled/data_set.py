@@ -12,8 +12,9 @@ import numpy as np
 import yaml
 
 from utils import distributed
+from utils.common.contents import parse_json
 from utils.common.errors import UserError
-from utils.common.files import parse_json, read_text, write_bytes_atomic, write_text_atomic
+from utils.common.files import read_text, write_bytes_atomic, write_text_atomic
 from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import DatasetSpec, label_file_for
 from utils.data.images import read_image

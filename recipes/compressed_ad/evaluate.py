@@ -22,9 +22,9 @@ from recipes.compressed_ad.model import CompressedAD
 from recipes.compressed_ad.rollout import random_returns, roll_out
 from recipes.compressed_ad.settings import Settings, same_config, settings_of_command_line
 from recipes.compressed_ad.sizes import ModelSize
-from utils.common.config import section_of
 from utils.common.errors import EXIT_DONE, UserError, one_line, run_script
 from utils.common.files import write_bytes_atomic
+from utils.common.options import section_of
 from utils.pages.figures import figure_color, new_figure, save_figure
 from utils.run.checkpoint import CheckpointFiles
 

@@ -28,9 +28,9 @@ from recipes.compressed_ad.histories import existing_file
 from recipes.compressed_ad.model import CompressedAD
 from recipes.compressed_ad.settings import Settings, settings_of_command_line
 from recipes.compressed_ad.sizes import ModelSize
-from utils.common.config import section_of, to_dict
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import seed_everything
+from utils.common.options import section_of, to_dict
 from utils.distributed import cleanup_ddp, read_rank_environment, setup_ddp
 from utils.engine import EngineOptions, TrainingEngine
 from utils.engine.schedule import ScheduleSpec, StepSchedule

@@ -29,9 +29,10 @@ from crowd_bt.options import TrainConfig
 from crowd_bt.rank import fit
 from crowd_bt.train import build_optimizer, cosine, eta_of, first_draw_log
 
-from utils.common.config import Options, option, parse_config
+from utils.common.config import parse_config
 from utils.common.errors import EXIT_DONE, UserError, run_script
 from utils.common.files import read_text
+from utils.common.options import Options, option
 from utils.data.images import read_image, resize_area
 
 CRITERIA = ("color", "sharpness", "landscape")

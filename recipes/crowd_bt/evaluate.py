@@ -15,9 +15,10 @@ from crowd_bt.model import load_scorer
 from crowd_bt.options import BEST_MODEL, DATA_DIR, IMAGE_DIR
 from crowd_bt.scoring import image_loader, score_images
 
-from utils.common.config import Options, option, parse_config
+from utils.common.config import parse_config
 from utils.common.devices import choose_device, choose_precision
 from utils.common.errors import EXIT_DONE, run_script
+from utils.common.options import Options, option
 
 
 @dataclass(frozen=True)

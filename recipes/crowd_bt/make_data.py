@@ -25,8 +25,9 @@ from crowd_bt.annotators import read_crowd
 from crowd_bt.comparisons import LISTS, ORDER_FILE, write_json, write_prepared
 from crowd_bt.images import image_files
 
-from utils.common.config import Options, option, parse_config
+from utils.common.config import parse_config
 from utils.common.errors import EXIT_DONE, UserError, one_line, print_warning, run_script
+from utils.common.options import Options, option
 from utils.data.images import ImageError, read_image, resize_area
 
 # Strength of each damage at levels 1 to 6; level 0 is the untouched crop.

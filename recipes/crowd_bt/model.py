@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from utils.common.config import nearest
 from utils.common.errors import UserError, one_line, print_warning
+from utils.common.option_names import nearest
 from utils.common.tensor_files import read_tensors
 
 DROPOUT = 0.2

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.common.config import Options, option, parse_config
+from utils.common.config import parse_config
 from utils.common.errors import UsageError
+from utils.common.options import Options, option
 from utils.distributed.process_group import DEFAULT_PORT
 from utils.run.folder import resume_arguments
 

@@ -15,8 +15,9 @@ from crowd_bt.options import BEST_MODEL
 from crowd_bt.scoring import score_images
 from torch import nn
 
+from utils.common.contents import read_back
 from utils.common.errors import UserError
-from utils.common.files import read_back, warn_on_write_error
+from utils.common.files import warn_on_write_error
 from utils.common.tensor_files import atomic_torch_save
 from utils.engine import Epoch, Task
 from utils.engine.state import TrainState

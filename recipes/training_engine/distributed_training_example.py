@@ -21,8 +21,9 @@ from launching import plan_ranks
 from torch import nn
 from torch.utils.data import Dataset
 
-from utils.common.config import Options, option, parse_config
+from utils.common.config import parse_config
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UserError, one_line, print_warning, run_script
+from utils.common.options import Options, option
 from utils.data.images import ImageError, read_image, resize_area
 from utils.run.folder import OwnedRun, resume_arguments
 

@@ -19,8 +19,8 @@ from benchmarks.jobs import POLL_S, Job
 from tests.chaos.small_training import NUM_BATCHES
 from tests.chaos.trainings import SMALL_TRAINING
 from tests.commands.kubeflow import KUBEFLOW
+from utils.common.contents import read_mapping
 from utils.common.environment import PROJECT_FOLDER
-from utils.common.files import read_mapping
 from utils.run.records import read_status
 
 NAMES = ("node0", "node1")

@@ -24,9 +24,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from benchmarks.jobs import leaves
-from utils.common.config import Options, option, parse_config
+from utils.common.config import parse_config
 from utils.common.errors import run_script
 from utils.common.files import write_text_atomic
+from utils.common.options import Options, option
 from utils.common.signals import die_with_parent
 from utils.data.loader import EpochBatches, EpochLoader, ShardBatches, prepare_worker
 from utils.distributed import RankInfo, cleanup_ddp, read_rank_environment, run_on_main, setup_ddp

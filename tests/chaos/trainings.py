@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.jobs import Job
-from utils.common.config import words_of
 from utils.common.environment import PROJECT_FOLDER
+from utils.common.options import words_of
 from utils.run.checkpoint import load_latest
 
 LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")

@@ -23,7 +23,7 @@ from tests.support.pretended.tensors import COPIES, PretendedGpu, mark
 from tests.support.ranks import RankFailed, run_ranks
 from tests.support.recipes import RANK_NAMES, dying
 from utils.common import environment
-from utils.common.config import to_dict
+from utils.common.options import to_dict
 from utils.data.images import read_image
 from utils.data.label_shapes import label_lengths
 from utils.run.checkpoint import load_latest

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tests.data.pictures import NAMES, PICTURES
-from utils.common.config import parse_config, section_of, to_dict
+from utils.common.config import parse_config
 from utils.common.errors import UsageError
+from utils.common.options import section_of, to_dict
 from utils.data.augment import Augmentation, AugmentOptions
 from utils.data.augmentation_policy import resolve_augmentation
 from utils.data.dataset import Batch, count_classes

@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from inference import InferenceConfig
-from utils.common.config import Options, nearest, option, parse_config, read_config, to_dict, words_of
+from utils.common.config import parse_config, read_config
 from utils.common.errors import UsageError
+from utils.common.option_names import nearest
+from utils.common.options import Options, option, to_dict, words_of
 from utils.run.folder import resume_arguments
 from utils.training.config import TrainConfig
 

@@ -19,7 +19,7 @@ from utils.run.log import RunLog
 from utils.run.records import RunState, read_config, read_epochs, read_status
 from utils.run.view import view_lines
 from utils.sources.download.raw_data import Ledger
-from utils.sources.parsing.json_stream import JsonStream
+from utils.sources.parsing.label_file import read_json
 from utils.sources.parsing.state import STATE_FILE, BuildState
 from utils.training.config import TrainConfig
 from utils.training.launch import trainer_settings
@@ -34,7 +34,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "options.yaml": (lambda file: parse_config(TrainConfig, "", ["--config", str(file)], exits=False), "correct the file"),
     "download.json": (lambda file: Ledger(file.parent), "delete it"),
     "launched.yaml": (lambda file: trainer_settings(["--config", str(file)]), "correct the file"),
-    "labels.json": (lambda file: JsonStream(file).item(), "export the file again"),
+    "labels.json": (read_json, "export the file again"),
 }  # fmt: skip
 DAMAGES: list[bytes | Callable[[Path], Any]] = [
     *(b"[" * 100_000, b"[" * 101 + b"1" + b"]" * 101, b'{"a":' * 900 + b"1" + b"}" * 900, b'{"names": ["a", '),

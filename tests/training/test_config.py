@@ -13,9 +13,10 @@ from PIL import Image
 from torch import nn
 
 from train_yolo_ddp import conclude
-from utils.common.config import parse_config, section_of
+from utils.common.config import parse_config
 from utils.common.devices import Precision, choose_precision
 from utils.common.errors import EXIT_DIVERGED, UsageError, UserError
+from utils.common.options import section_of
 from utils.data.augment import Augmentation, AugmentOptions
 from utils.data.augmentation_policy import AugmentationPolicy, resolve_augmentation
 from utils.data.dataset import Batch

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy
 import torch
 
-from utils.common.config import PRECISION_CHOICES
 from utils.common.cores import peak_process_bytes, read_words
 from utils.common.errors import UserError
+from utils.common.options import PRECISION_CHOICES
 
 DEVICE_CHOICES = "auto, cpu, cuda, cuda:N or N"
 _CPU_BF16 = ("amx_bf16", "avx512_bf16")  # CPU features that multiply bf16 matrices in hardware

@@ -1,27 +1,23 @@
-"""Text files, folders of any depth, writes that are atomic and follow no link, and a lock for one
-process per machine. JSON, YAML and zip files of strangers, read within bounds."""
+"""Text files, folders of any depth, writes that are atomic and follow no link, and a lock for one process per machine."""
 
 from __future__ import annotations
 
 import errno
 import io
 import itertools
-import json
 import os
 import shlex
 import stat
 import tempfile
 import threading
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, TypeVar
+from typing import Any, BinaryIO, TextIO
 
-import yaml
 from filelock import FileLock, Timeout
 
-from utils.common.errors import UserError, one_line, print_warning, printable
+from utils.common.errors import UserError, print_warning, printable
 
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 MAX_READ_BYTES = 200_000_000
@@ -74,11 +70,11 @@ def looks_like_utf_16(data: bytes) -> bool:
 def other_encoding(path: Path, data: bytes, position: int) -> str:
     """Return a one-line message about a file whose byte at `position` is not UTF-8: how to convert it."""
     is_utf_16 = looks_like_utf_16(data)
-    found = "UTF-16" if is_utf_16 else f"byte 0x{data[position]:02x} is not UTF-8"
+    encoding = "UTF-16" if is_utf_16 else f"byte 0x{data[position]:02x} is not UTF-8"
     line = data[:position].count(b"\n") + 1
     name = printable(str(path), 400)
     command = f"iconv -f {'UTF-16' if is_utf_16 else 'LATIN1'} -t UTF-8 {shlex.quote(name)} > converted"
-    return f"{name}:{line}: {found}; UTF-8 is expected: convert the file from its encoding, for example {command}"
+    return f"{name}:{line}: {encoding}; UTF-8 is expected: convert the file from its encoding, for example {command}"
 
 
 def walk(
@@ -95,8 +91,8 @@ def walk(
         if place is not folder and not enters(place):
             continue
         try:
-            with os.scandir(place) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
+            with os.scandir(place) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
         except OSError as error:
             if on_error is None:
                 raise UserError(f"{printable(str(place), 400)}: {error.strerror}") from error
@@ -142,18 +138,18 @@ def regular_only(path: str, flags: int) -> int:
     Raises OSError for a link, a folder, a pipe and a device. For writing, also for a file with a second name (hard link).
     """
     descriptor = os.open(path, (flags & ~os.O_CREAT) | os.O_NOFOLLOW | os.O_NONBLOCK)
-    facts = os.fstat(descriptor)
-    if stat.S_ISREG(facts.st_mode) and (facts.st_nlink == 1 or flags & os.O_ACCMODE == os.O_RDONLY):
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and (status.st_nlink == 1 or flags & os.O_ACCMODE == os.O_RDONLY):
         return descriptor
     os.close(descriptor)
     raise OSError(errno.EPERM, "not a regular file with one name", path)
 
 
-def is_own_file(path: Path) -> bool:
+def is_plain_file(path: Path) -> bool:
     """Return whether a path is a regular file with this name only: neither a symbolic nor a hard link."""
     with suppress(OSError):
-        facts = path.lstat()
-        return stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1
+        status = path.lstat()
+        return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
     return False
 
 
@@ -256,119 +252,3 @@ def local_rank_first(lock_file: Path) -> Iterator[None]:
     lock_file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(str(lock_file)):
         yield
-
-
-MAX_MEMBERS = 100_000
-MAX_DIRECTORY_BYTES = 16_000_000  # 100,000 members take 15 MB; parsed, each byte takes ten bytes of memory
-MAX_MEMBER_BYTES = 200_000_000  # EPRI's largest photographs are about 20 MB
-MAX_RATIO = 200  # a JPEG shrinks by a few per cent, a zip bomb by a factor of 1,000
-
-
-class TooManyMembers(zipfile.BadZipFile):
-    """The directory is too large to be read. The message says how large."""
-
-
-class BoundedZip(zipfile.ZipFile):
-    """A zip whose directory size is checked before it is read: a small file can claim millions of members.
-
-    Raises TooManyMembers on opening.
-    """
-
-    def _RealGetContents(self) -> None:  # ZipFile calls this to read its directory
-        end = zipfile._EndRecData(self.fp)  # type: ignore[attr-defined] # ZipFile finds the directory by the same call
-        if end is not None:
-            size_bytes, num_members = end[5], end[4]
-            if size_bytes > MAX_DIRECTORY_BYTES or num_members > MAX_MEMBERS:
-                raise TooManyMembers(f"{num_members:,} members in a directory of {size_bytes:,} bytes are too many")
-        super()._RealGetContents()  # type: ignore[misc]
-
-
-def is_bomb(member: zipfile.ZipInfo) -> bool:
-    """Return whether a member is larger, or compressed more, than any photograph."""
-    return member.file_size > MAX_MEMBER_BYTES or member.file_size > MAX_RATIO * max(member.compress_size, 1)
-
-
-T = TypeVar("T")
-MAX_YAML_CHARACTERS = 10_000_000  # PyYAML reads some 300,000 a second
-MAX_DEPTH = 100
-# Of YAML: aliases of aliases can then repeat a value 1,600 times; without a bound they fill the memory.
-MAX_ALIASES = 20
-# What PyYAML raises (a KeyError for `!!bool x`), and what reading a content of another form raises.
-BAD_CONTENT = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-
-
-def read_back(path: Path, build: Callable[[Any], T], cure: str, *, is_yaml: bool = False) -> T:
-    """Return what `build` makes of the content of a JSON or YAML file; it may raise one of BAD_CONTENT.
-
-    Raises UserError with the file, the problem and the cure; OSError for a file that cannot be opened.
-    """
-    text = read_text(path)
-    try:
-        return build(parse_yaml(text) if is_yaml else parse_json(text))
-    except BAD_CONTENT as error:
-        what_to_do = f"; {cure}" if cure else ""
-        raise UserError(f"{printable(str(path), 400)}: {reason_of_content(error)}{what_to_do}") from error
-
-
-def read_mapping(file: Path) -> dict[str, Any]:
-    """Return a JSON file's mapping; an empty dictionary for any other file."""
-    try:
-        return read_back(file, mapping, "")
-    except (OSError, UserError):
-        return {}
-
-
-def reason_of_content(error: BaseException) -> str:
-    """Return in one line what is wrong with a content, from one of BAD_CONTENT."""
-    return f"lacks {one_line(error)}" if isinstance(error, KeyError) else one_line(error, 400)
-
-
-def mapping(content: Any) -> dict[Any, Any]:
-    """Return a content that is a mapping. Raises TypeError for another."""
-    if not isinstance(content, dict):
-        raise TypeError(f"expected `key: value` lines, found a {type(content).__name__}")
-    return content
-
-
-def parse_json(text: str | bytes) -> Any:
-    """Return the content of a JSON text. Raises ValueError for another text, and if it is nested too deeply."""
-    try:
-        return shallow(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise ValueError(f"not valid JSON: {reason}") from error
-
-
-def shallow(content: Any) -> Any:
-    """Return a content of at most MAX_DEPTH levels of lists and mappings: deeper ones end what walks through them."""
-    level = [content]
-    for _ in range(MAX_DEPTH + 1):
-        parts = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
-        level = [item for part in parts for item in part]
-    if level:
-        raise RecursionError("nested too deeply")
-    return content
-
-
-def parse_yaml(text: str) -> Any:
-    """Return the content of a YAML text as `yaml.safe_load` does. Raises ValueError for another text and beyond the bounds."""
-    if len(text) > MAX_YAML_CHARACTERS:
-        raise ValueError(f"larger than {MAX_YAML_CHARACTERS // 10**6} MB")
-    try:
-        return _BoundedLoader(text).get_single_data()
-    except BAD_CONTENT as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else one_line(error, 400)
-        raise ValueError(f"not valid YAML: {reason}") from error
-
-
-class _BoundedLoader(yaml.SafeLoader):
-    _depth = _num_aliases = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        self._num_aliases += self.check_event(yaml.AliasEvent)
-        self._depth += 1
-        if self._depth > MAX_DEPTH or self._num_aliases > MAX_ALIASES:
-            raise ValueError(f"nested too deeply, or more than {MAX_ALIASES} aliases")
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node

@@ -46,15 +46,15 @@ class Gpu:
             "gpu_temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
             "gpu_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
         }
-        found = {}
+        values = {}
         for name, call in calls.items():
             if name in self._unsupported:
                 continue
             try:
-                found[name] = float(call())
+                values[name] = float(call())
             except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):  # such as the power of a MIG slice
                 self._unsupported.add(name)
-        return found
+        return values
 
 
 class GpuWatch(BackgroundWatch):

@@ -18,10 +18,10 @@ from typing import IO, Any, Self
 
 import fsspec
 
-from utils.common.config import without_secrets
 from utils.common.errors import UsageError, UserError, one_line, print_warning, printable
-from utils.common.files import is_own_file, make_plain_folder, new_file
+from utils.common.files import is_plain_file, make_plain_folder, new_file
 from utils.common.progress import Progress
+from utils.common.text import without_secrets
 from utils.common.threads import ordered_map
 
 BLOCK_BYTES = 16 << 20  # of one request; a broken transfer loses at most these
@@ -53,7 +53,7 @@ class StoredFile:
 
         Raises UserError for another one that is newer: somebody may have changed it here.
         """
-        if not is_own_file(path):
+        if not is_plain_file(path):
             return False
         status = path.stat()
         if status.st_size == self.size_bytes:
@@ -125,7 +125,7 @@ class Storage:
         # The version of the file is a part of the name: bytes of different versions never meet.
         version = hashlib.sha256(repr(file).encode()).hexdigest()[:12]
         part = target.with_name(f".{target.name[:100]}.{version}.part")
-        if not is_own_file(part):
+        if not is_plain_file(part):
             new_file(part).close()
 
         with part.open("a+b") as sink:

@@ -157,3 +157,8 @@ def class_color(class_id: int) -> tuple[int, int, int]:
 def contrast_color(color: Sequence[int]) -> tuple[int, int, int]:
     """Return black or white, which stands out from an RGB colour: for text on it and for edges beside it (ITU-R BT.601)."""
     return (0, 0, 0) if 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2] > 110 else (255, 255, 255)
+
+
+def without_secrets(text: str) -> str:
+    """Return `text` without the user, password and query of its URLs."""
+    return re.sub(r"(://[^\s?]*)\?\S+", r"\1?…", re.sub(r"://[^/\s]*@", "://…@", text))

@@ -8,7 +8,7 @@ from typing import ClassVar
 import cv2
 import numpy as np
 
-from utils.common.config import FRACTION, Options, option
+from utils.common.options import FRACTION, Options, option
 from utils.data.labels import ROUGH, Photo
 from utils.data.polygons import draw_index_map, large_to_small, polygon_boxes, transform_points
 

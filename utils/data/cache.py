@@ -29,18 +29,10 @@ from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
+from utils.common.contents import mapping, parse_json
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import DataErrors, UserError, print_warning, printable
-from utils.common.files import (
-    in_the_way,
-    is_own_file,
-    local_rank_first,
-    mapping,
-    new_file,
-    parse_json,
-    regular_only,
-    write_text_atomic,
-)
+from utils.common.files import in_the_way, is_plain_file, local_rank_first, new_file, regular_only, write_text_atomic
 from utils.common.threads import ordered_map
 from utils.data.fingerprint import digest_while, times_of
 from utils.data.images import ImageError, fit_long_side, read_image
@@ -337,7 +329,7 @@ class _Packing:
         """Return the file to which a machine appends. One with a second name, in a copy made of hard links, is left alone."""
         numbers = ("", *(f"-{number}" for number in range(2, 9)))
         files = [self.place.folder / f"{self.start}{name}{number}{kind.suffix}" for number in numbers]
-        return next(file for file in files if is_own_file(file) or file.is_symlink() or not file.is_file())
+        return next(file for file in files if is_plain_file(file) or file.is_symlink() or not file.is_file())
 
     def _make_room(self, kind: CacheKind, part_file: Path) -> tuple[int, int]:
         """Remove a damaged part and what an older version packed, say what is no longer used, and return the bytes needed and free."""

@@ -15,8 +15,9 @@ from typing import Any
 
 import yaml
 
+from utils.common.contents import mapping, read_back
 from utils.common.errors import DataErrors, UserError, one_line, printable
-from utils.common.files import mapping, read_back, read_text, walk
+from utils.common.files import read_text, walk
 from utils.common.text import counted
 
 DEFAULT_DATASET_YAML = Path(__file__).resolve().parent.parent.parent / "dataset.yaml"

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from utils.common.contents import mapping
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError
-from utils.common.files import mapping
 from utils.common.text import counted
 from utils.common.threads import ordered_map
 from utils.data.labels import Photo

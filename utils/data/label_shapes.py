@@ -12,8 +12,8 @@ from typing import Any
 import cv2
 import numpy as np
 
-from utils.common.config import nearest
 from utils.common.errors import UsageError
+from utils.common.option_names import nearest
 from utils.common.text import coloured
 from utils.data.drawn_wires import MAX_SAG
 from utils.data.images import ImageError, read_image, upright_size

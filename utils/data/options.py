@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from utils.common.config import INPUT_SIZE, Options, option
+from utils.common.options import INPUT_SIZE, Options, option
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP
 
 

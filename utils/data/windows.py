@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from utils.common.config import Options, option
 from utils.common.errors import UsageError
+from utils.common.options import Options, option
 from utils.common.text import counted
 from utils.data.augment import Tile, compose, seen_window, warp_into
 from utils.data.blocks import BlockStore, open_blocks

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from utils.common.config import option
+from utils.common.options import option
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP
 from utils.evaluation.metrics.thin_objects import MIN_SCORE, TOLERANCE_PX
 from utils.predict.options import ModelOptions, overlap_option

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from utils.common.config import CONFIG_HELP, INPUT_SIZE, PRECISION_CHOICES, Options, option
+from utils.common.options import CONFIG_HELP, INPUT_SIZE, PRECISION_CHOICES, Options, option
 
 MAX_CPU_PROCESSES = 8
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from utils.common.config import CONFIG_HELP, FRACTION, PRECISION_CHOICES, THREADS_HELP, Options, option
 from utils.common.errors import UsageError
+from utils.common.options import CONFIG_HELP, FRACTION, PRECISION_CHOICES, THREADS_HELP, Options, option
 
 COCO_FILE, LABEL_STUDIO_FILE = "annotations/instances_default.json", "label_studio.json"
 OVERLAP = 0.2  # of a tile's side

@@ -16,8 +16,9 @@ import cv2
 import numpy as np
 
 from utils import distributed
+from utils.common.contents import BAD_CONTENT, mapping, parse_json, reason_of_content
 from utils.common.errors import UserError, printable
-from utils.common.files import BAD_CONTENT, mapping, new_text_file, parse_json, reason_of_content, write_text_atomic
+from utils.common.files import new_text_file, write_text_atomic
 from utils.data.images import write_jpeg
 from utils.predict.detections import PhotoPrediction
 from utils.predict.lines.line import Line

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from utils.common.config import words_of
+from utils.common.contents import BAD_CONTENT, parse_yaml, reason_of_content
 from utils.common.errors import UserError
-from utils.common.files import BAD_CONTENT, open_regular, parse_yaml, read_text, reason_of_content
+from utils.common.files import open_regular, read_text
+from utils.common.options import words_of
 from utils.predict.detections import PhotoPrediction
 from utils.predict.postprocess import Context
 from utils.predict.shift_features import COUNTED, TRAITS, deviations, image_statistics, mean_traits, photo_traits

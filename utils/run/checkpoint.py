@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from utils.common import tensor_files
+from utils.common.contents import mapping, read_back
 from utils.common.errors import UserError
-from utils.common.files import mapping, open_regular, read_back
+from utils.common.files import open_regular
 
 STATE_FILE = "state.pt"
 MANIFEST_FILE = "manifest.json"

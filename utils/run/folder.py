@@ -15,10 +15,12 @@ from typing import Any, Protocol
 import yaml
 
 from utils import distributed
-from utils.common.config import FOLDER_PARTS, to_dict
+from utils.common.contents import read_back
 from utils.common.environment import environment_report
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, UserError, printable
-from utils.common.files import in_the_way, read_back, warn_on_write_error, write_text_atomic
+from utils.common.files import in_the_way, warn_on_write_error, write_text_atomic
+from utils.common.option_names import FOLDER_PARTS
+from utils.common.options import to_dict
 from utils.data.fingerprint import Fingerprint
 from utils.run.checkpoint import has_checkpoint, latest_manifest
 from utils.run.console import ConsoleLog

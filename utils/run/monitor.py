@@ -10,8 +10,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.common.config import Options, option, parse_config
+from utils.common.config import parse_config
 from utils.common.errors import UserError, run_script
+from utils.common.options import Options, option
 from utils.run.records import RunState
 from utils.run.status import RUNNING
 from utils.run.view import view_lines

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from utils.common.config import CONFIG_HELP, FRACTION, Options, option
 from utils.common.extras import require_extra
+from utils.common.options import CONFIG_HELP, FRACTION, Options, option
 from utils.run.records import BEST_METRICS
 
 

@@ -15,7 +15,8 @@ from typing import Any, Self
 
 import psutil
 
-from utils.common.files import BAD_CONTENT, mapping, open_regular, parse_json, read_back, read_bytes, read_mapping
+from utils.common.contents import BAD_CONTENT, mapping, parse_json, read_back, read_mapping
+from utils.common.files import open_regular, read_bytes
 from utils.run.status import RUNNING, STATUS_FILE
 
 CONFIG_FILE = "config.yaml"

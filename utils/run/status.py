@@ -12,8 +12,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from utils.common.contents import read_mapping
 from utils.common.errors import EXIT_LOCKED, UserError
-from utils.common.files import output_folder, read_mapping, write_text_atomic
+from utils.common.files import output_folder, write_text_atomic
 
 STATUS_FILE = "status.json"
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"

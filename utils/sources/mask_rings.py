@@ -87,7 +87,7 @@ def _spanning_tree(points: np.ndarray, owner: np.ndarray, num_rings: int) -> dic
     """Return the bridges between rings: for each vertex with bridges their other ends."""
     from scipy.cluster.hierarchy import DisjointSet  # takes 0.2 s, and most objects have one ring
 
-    found: dict[int, list[int]] = defaultdict(list)
+    neighbours: dict[int, list[int]] = defaultdict(list)
     edges = shapely.get_coordinates(
         shapely.get_parts(shapely.delaunay_triangles(shapely.multipoints(points), only_edges=True))
     ).reshape(-1, 2, 2)
@@ -101,9 +101,9 @@ def _spanning_tree(points: np.ndarray, owner: np.ndarray, num_rings: int) -> dic
     rings = DisjointSet(range(num_rings))
     for first, second in ends[np.lexsort((ends[:, 1], ends[:, 0], lengths))].tolist():
         if rings.merge(int(owner[first]), int(owner[second])):
-            found[first].append(second)
-            found[second].append(first)
-    return found
+            neighbours[first].append(second)
+            neighbours[second].append(first)
+    return neighbours
 
 
 def ring_area(ring: np.ndarray) -> float:

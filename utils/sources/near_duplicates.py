@@ -99,7 +99,7 @@ def likeness(first: np.ndarray, second: np.ndarray) -> Likeness:
     if coarse < COARSE_LIKENESS:
         return best
     tried = [best, *(_compare(one, two, place) for place in (crop, _refined(one, two, crop)))]
-    return max(tried, key=lambda found: found.similarity - found.difference)
+    return max(tried, key=lambda one: one.similarity - one.difference)
 
 
 def _compare(one: np.ndarray, two: np.ndarray, place: np.ndarray) -> Likeness:
@@ -214,10 +214,10 @@ def same_pictures(
 
     compare = ordered_map(compared, pairs, usable_cpu_count())
     compare = Progress("pairs of photographs that may show the same", len(pairs))(compare)
-    for (one, two), found in zip(pairs.tolist(), compare, strict=True):
-        if found.is_copy:
+    for (one, two), comparison in zip(pairs.tolist(), compare, strict=True):
+        if comparison.is_copy:
             groups[groups == max(groups[one], groups[two])] = min(groups[one], groups[two])
-        elif found.is_same:
+        elif comparison.is_same:
             neighbours.append((one, two))
     return groups, neighbours
 
@@ -229,7 +229,7 @@ def likely_pairs(signatures: Sequence[bytes]) -> np.ndarray:
         np.stack([_unit(picture) for picture in pictures]) for pictures in zip(*map(orientations, table), strict=True)
     ]
     most = min(max(MOST_PAIRS // len(table), FEWEST), len(table) - 1)
-    found = [np.zeros((0, 3))]
+    tables = [np.zeros((0, 3))]
     for start in range(0, len(table), BLOCK):
         mine = np.arange(start, min(start + BLOCK, len(table)))
         alike = np.max([turned[0][mine] @ others.T for others in turned], axis=0)
@@ -238,8 +238,8 @@ def likely_pairs(signatures: Sequence[bytes]) -> np.ndarray:
         scores = np.take_along_axis(alike, best, axis=1)
         rows, columns = np.nonzero(scores >= LIKELY)
         pair = np.sort(np.stack([mine[rows], best[rows, columns]], axis=1), axis=1)
-        found.append(np.column_stack([pair, scores[rows, columns]]))
-    table_of = np.concatenate(found)
+        tables.append(np.column_stack([pair, scores[rows, columns]]))
+    table_of = np.concatenate(tables)
     _, kept = np.unique(table_of[:, :2], axis=0, return_index=True)
     table_of = table_of[kept]
     return table_of[np.lexsort((table_of[:, 1], table_of[:, 0], -table_of[:, 2]))][:, :2].astype(np.int64)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from utils.common.config import PRECISION_CHOICES, Options, option
+from utils.common.options import PRECISION_CHOICES, Options, option
 from utils.data.augment import AugmentOptions
 from utils.data.options import DataOptions
 from utils.data.windows import WindowOptions

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from utils import distributed
-from utils.common.config import section_of
 from utils.common.errors import UserError
+from utils.common.options import section_of
 from utils.common.text import counted, format_bytes
 from utils.data.augment import AugmentOptions
 from utils.data.augmentation_policy import AugmentationPolicy, resolve_augmentation

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from utils.common.config import other_names, own_name
+from utils.common.contents import read_back
 from utils.common.cores import choose_threads_and_workers
 from utils.common.environment import visible_gpu_count
 from utils.common.errors import EXIT_USAGE, UserError, run_script
-from utils.common.files import read_back
+from utils.common.option_names import known_name, other_names
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 
 USAGE = "usage: bash train_ddp.sh [N] [BATCH] [EPOCHS] [IMG_SIZE] [launcher options] [-- trainer options]"
@@ -168,7 +168,7 @@ def trainer_settings(trainer_arguments: Sequence[str]) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"--config {file}: {error.strerror}") from error
     given = content.items() if isinstance(content, dict) else ()
-    in_file = {own_name(str(key).replace("-", "_"), SETTINGS): value for key, value in given}
+    in_file = {known_name(str(key).replace("-", "_"), SETTINGS): value for key, value in given}
     return {name: in_file.get(name) if value is None else value for name, value in settings.items()}
 
 

@@ -8,11 +8,11 @@ import torch
 import yaml
 
 from utils import distributed
-from utils.common.config import PRECISION_CHOICES, to_dict
 from utils.common.cores import choose_threads_and_workers, free_cores, threads_beside_others, usable_cpu_count
 from utils.common.devices import Precision, choose_device, choose_precision, seed_everything, tune_device
 from utils.common.errors import UserError, printable
 from utils.common.files import warn_on_write_error, write_text_atomic
+from utils.common.options import PRECISION_CHOICES, to_dict
 from utils.common.text import counted
 from utils.data.dataset import count_classes
 from utils.data.loader import batch_bytes, largest_side_px, plan_loader

@@ -201,8 +201,9 @@ def equalise_filters(model: YoloModel) -> None:
     """
     for layer in model.modules():
         conv, norm = getattr(layer, "conv", None), getattr(layer, "bn", None)
-        is_pair = isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)
-        if not is_pair or not conv.weight.requires_grad:
+        if not (isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)):
+            continue
+        if not conv.weight.requires_grad:
             continue
         length = torch.linalg.vector_norm(conv.weight, dim=(1, 2, 3), dtype=torch.float64)
         factor = torch.where(length > 0, FILTER_LENGTH / length, 1.0)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from utils.common.errors import UserError, one_line
-from utils.common.files import BoundedZip
+from utils.common.zips import BoundedZip
 
 MODEL_CLASS = "ultralytics.nn.tasks.SegmentationModel"
 # The names in Ultralytics' files besides tensors: layers and settings of the training.

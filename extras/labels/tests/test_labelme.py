@@ -8,7 +8,7 @@ import pytest
 
 from tests.sources.parsing.raw_folder import photo
 from tests.sources.parsing.tool_folder import HEIGHT, WIDTH, box_of, build, labels_of, texts_of
-from utils.sources.parsing import json_stream
+from utils.sources.parsing import label_file
 
 SQUARE = [[30, 20], [60, 20], [60, 50], [30, 50]]
 
@@ -112,11 +112,11 @@ def test_a_bad_shape_is_named_and_the_others_are_kept(tmp_path: Path, bad: Any, 
         ('{"setting": 1}', "not LabelMe's"),
         ('{"shapes": [], "imagePath": 3}', "not LabelMe's"),
         ('{"shapes": [], "imagePath": "a.jpg", "imageWidth": -1, "imageHeight": 4}', "image of -1x4 pixels"),
-        (f'{{"imageData": "{"A" * 3_000_000}", "shapes": []}}', "an item of more than 1 MB"),
+        (f'{{"imageData": "{"A" * 3_000_000}", "shapes": []}}', "larger than 1 MB"),
     ],
 )
 def test_bad_files_are_named(tmp_path: Path, content: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_stream, "MAX_ITEM_BYTES", 1_000_000)
+    monkeypatch.setattr(label_file, "MAX_LABEL_BYTES", 1_000_000)
     raw = write(tmp_path / "raw", "a.json", [shape()])
     (raw / "0.json").write_text(content)
     manifest = build(raw)

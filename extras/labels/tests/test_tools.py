@@ -41,7 +41,7 @@ from tests.sources.parsing.tool_folder import (
 from utils.sources.parsing.account import MERGED, account_lines
 from utils.sources.parsing.formats import find_format
 from utils.sources.parsing.label_csv import Problem
-from utils.sources.parsing.reading import read_labels
+from utils.sources.parsing.reading import choose_format, read_labels
 from utils.sources.parsing.rows import CLOSED, IGNORED, NO_OBJECT, UNUSED_SOURCE
 
 CVAT, VIA, MASKS = CvatFile.format, ViaFile.format, MaskFile.format
@@ -302,7 +302,8 @@ def test_files_of_another_format_beside_the_labels_are_named_and_left_out(tmp_pa
         "a.jpg": PHOTO,
     }
     problems: list[Problem] = []
-    labels = read_labels(files(tmp_path / "raw", contents), "auto", False, problems, False)
+    raw = files(tmp_path / "raw", contents)
+    labels = read_labels(raw, choose_format(raw), False, problems, False)
     assert (labels.title, labels.class_names, [*labels.rows]) == ("VGG Image Annotator's file", ("pole",), ["a.jpg"])
     assert [(problem.place, problem.text[:9]) for problem in problems] == [
         ("empty.json", "no photog"),

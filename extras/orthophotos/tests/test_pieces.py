@@ -134,10 +134,6 @@ def with_unknown_system(file: Path) -> None:
         (lambda file: file.write_text('{"crs": {"properties": {"name": "+proj=x +nadgrids=/a"}}}'), "reference system"),
         (lambda file: file.write_text('{"features": [{"geometry": {"type": "Point"}}]}'), "export it again"),
         (lambda file: file.write_text('{"features": [7]}'), "export it again"),
-        (
-            lambda file: file.write_text('{"features": [{}], "crs": {"properties": {"name": "EPSG:1"}}}'),
-            "after its feat",
-        ),
         (with_crs('{"properties": {"name": "urn:ogc:def:crs:EPSG::999999"}}'), "reference system EPSG:999999"),
         (with_crs('{"type": "link", "properties": {"href": "http://127.0.0.1:9/x"}}'), 'system {"type": "link"'),
         (with_crs('{"properties": [1]}'), "reference system"),

@@ -27,12 +27,13 @@ from tests.sources.parsing.tool_folder import (
     yolo,
 )
 from utils.common.errors import UserError
-from utils.data.labels import ANY_CLASS, read_yolo_label
+from utils.data.labels import ANY_CLASS, LabelError, read_yolo_label
 from utils.sources.parsing import foreign
 from utils.sources.parsing.account import account_lines
 from utils.sources.parsing.formats import YOLO, find_format
 from utils.sources.parsing.manifest import report_lines
 from utils.sources.parsing.rows import IGNORED
+from utils.sources.parsing.yolo_text import YoloFile
 
 NAMES = "[pole, wire]"
 SQUARE = [[30, 20, 60, 20, 60, 50, 30, 50]]
@@ -347,6 +348,14 @@ def test_a_list_that_lacks_classes_of_another_one_is_said(tmp_path: Path) -> Non
     assert any(line.startswith("2 photographs got another name in the data set: a.jpg is a-") for line in said)
     (tmp_path / "raw/b/a.txt").write_text(f"{TEXT}\n1 2 3")
     assert "b/a.txt: ./a.jpg: line 3" in texts_of(build(tmp_path / "raw"))  # which of two files of one name
+
+
+def test_a_file_that_changes_before_its_objects_are_read_is_refused(tmp_path: Path) -> None:
+    file = files(tmp_path, {"classes.txt": "wire", "a.txt": "0 0.1 0.1 0.2 0.1 0.2 0.2"}) / "a.txt"
+    (row,) = YoloFile(file, [], tmp_path).rows
+    file.write_text(file.read_text().replace("0.1", "0.3"))
+    with pytest.raises(LabelError, match="has changed since this run began"):
+        row.parse()
 
 
 def test_boxes_without_outlines_are_told(tmp_path: Path) -> None:

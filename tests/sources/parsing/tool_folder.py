@@ -13,6 +13,7 @@ from utils.data.labels import read_yolo_label
 from utils.evaluation.native_masks import fill_outline
 from utils.predict.regions import Region, column_runs
 from utils.sources.parsing.build import build_dataset
+from utils.sources.parsing.reading import choose_format
 
 WIDTH, HEIGHT = 150, 90
 NAMES = ("pole", "wire")
@@ -69,7 +70,8 @@ def write_folder(folder: Path, content: Any, photographs: Sequence[str] = ("imag
 
 def build(folder: Path, announce: Callable[[str], None] = lambda _: None, **changes: Any) -> dict[str, Any]:
     values = {"class_names": ("conductor", "insulator"), "long_side_px": 1280, "val_fraction": 0.5} | changes
-    chosen = options(**{"label_format": "auto", "use_file_classes": True} | values)
+    label_format = values.pop("label_format", None) or choose_format(folder)
+    chosen = options(label_format=label_format, **{"use_file_classes": True} | values)
     manifest = build_dataset(folder, folder.parent / "processed", chosen, num_workers=1, announce=announce)
     return balanced(folder, manifest, chosen.label_format)
 

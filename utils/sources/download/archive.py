@@ -20,7 +20,8 @@ from remotezip import RangeNotSupported, RemoteZipError
 from urllib3.exceptions import HTTPError
 
 from utils.common.errors import UserError
-from utils.common.files import MAX_MEMBER_BYTES, MAX_MEMBERS, MAX_RATIO, TooManyMembers, is_bomb, new_file
+from utils.common.files import new_file
+from utils.common.zips import MAX_MEMBER_BYTES, MAX_MEMBERS, MAX_RATIO, TooManyMembers, is_bomb
 from utils.data.dataset_yaml import is_photograph
 from utils.sources.download.source import Progress, RetryPolicy
 

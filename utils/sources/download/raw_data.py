@@ -12,9 +12,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from utils.common.contents import read_back
 from utils.common.errors import UserError
-from utils.common.files import BoundedZip, in_the_way, make_plain_folder, read_back, write_text_atomic
+from utils.common.files import in_the_way, make_plain_folder, write_text_atomic
 from utils.common.text import counted
+from utils.common.zips import BoundedZip
 from utils.sources.download.archive import Listing, PhotoArchive, choose_photographs, photograph_name
 from utils.sources.download.source import Progress, RemoteFile, RetryPolicy, md5_base64
 from utils.sources.download.web import Source

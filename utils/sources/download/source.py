@@ -20,8 +20,9 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from utils.common.errors import UserError
-from utils.common.files import BoundedZip, new_file
+from utils.common.files import new_file
 from utils.common.text import is_terminal
+from utils.common.zips import BoundedZip
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,8 @@ class FolderSource:
         file = self._folder / name
         if not file.is_file():
             return None
-        facts = file.stat()
-        return RemoteFile(name, facts.st_size, f'"{facts.st_size:x}-{facts.st_mtime_ns:x}"', "", accepts_ranges=True)
+        status = file.stat()
+        return RemoteFile(name, status.st_size, f'"{status.st_size:x}-{status.st_mtime_ns:x}"', "", accepts_ranges=True)
 
     def fetch(self, remote: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
         """Copy a whole file to `target`, verified and atomically; return its latest description."""
@@ -105,8 +106,8 @@ class FolderSource:
 
     def circuit_names(self, candidates: tuple[str, ...]) -> list[str]:
         """Return the source's circuits, such as `13b`, in natural order. Only a server needs the `candidates`."""
-        found = [re.fullmatch(r"Circuit(\d+)([a-z]?)\.zip", file.name) for file in self._folder.glob("Circuit*.zip")]
-        keys = sorted((int(match[1]), match[2]) for match in found if match)
+        matches = [re.fullmatch(r"Circuit(\d+)([a-z]?)\.zip", file.name) for file in self._folder.glob("Circuit*.zip")]
+        keys = sorted((int(match[1]), match[2]) for match in matches if match)
         return [f"{number}{letter}" for number, letter in keys]
 
 

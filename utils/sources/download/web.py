@@ -25,8 +25,10 @@ from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 from urllib3.util import Retry
 
+from utils.common.contents import read_mapping
 from utils.common.errors import UsageError, UserError
-from utils.common.files import MAX_READ_BYTES, BoundedZip, is_own_file, new_file, read_mapping
+from utils.common.files import MAX_READ_BYTES, is_plain_file, new_file
+from utils.common.zips import BoundedZip
 from utils.data.images import ImageError, Stretch, decode_image
 from utils.sources.download.source import CHUNK_BYTES, FolderSource, Progress, RemoteFile, RetryPolicy, md5_base64
 
@@ -216,10 +218,10 @@ def expand_circuits(source: Source, circuits: Sequence[str]) -> list[str]:
             raise UsageError(f"--circuits {name}: expected circuit numbers such as 1, 10 or 13b, or all")
     if "all" not in names:
         return list(dict.fromkeys(names))
-    found = source.circuit_names(CIRCUIT_CANDIDATES)
-    if not found:
+    names = source.circuit_names(CIRCUIT_CANDIDATES)
+    if not names:
         raise UserError(f"{source.shown()}: no Circuit*.zip there; check --base-url")
-    return found
+    return names
 
 
 def fetch_picture(url: str, stretch: Stretch | None = None) -> np.ndarray:
@@ -250,7 +252,7 @@ class PartFile:
     def usable_bytes(self, remote: RemoteFile) -> int:
         """Return the number of bytes of `remote` on disk; discard bytes of another version."""
         version = {"etag": remote.etag, "size_bytes": remote.size_bytes}
-        if remote.has_strong_etag and is_own_file(self.path) and read_mapping(self._note) == version:
+        if remote.has_strong_etag and is_plain_file(self.path) and read_mapping(self._note) == version:
             size_bytes = self.path.stat().st_size
             if size_bytes <= remote.size_bytes:
                 return size_bytes

@@ -1,6 +1,6 @@
 """The account of a parse: for each class the objects in the source, those written, and why the others were left out.
 
-Each reader counts the objects when it reads a file first, before any rule acts: `AnnotationRow.found` and `LabelFile.lost`. For
+Each reader counts the objects when it reads a file first, before any rule acts: `AnnotationRow.counts` and `LabelFile.lost`. For
 each class, source = written + left out.
 """
 
@@ -42,7 +42,7 @@ def make_account(
         return label if number is None else table.names[number]
 
     unread = labels.rows.keys() - {entry.key for entry in entries}
-    of_unread = (lost_for(row.found, UNREAD) for key in unread for row in labels.rows[key])
+    of_unread = (lost_for(row.counts, UNREAD) for key in unread for row in labels.rows[key])
     lost: Lost = sum(of_unread, Counter(labels.lost))
     account = {name: _empty(given) for name in class_names}
 
@@ -71,8 +71,8 @@ def make_account(
     for label, origin in labels.origins.items():
         if name_of(label) in account:
             of(label)["from"] = origin
-    for facts in account.values():
-        facts["source"], facts["left_out"] = (dict(sorted(facts[key].items())) for key in ("source", "left_out"))
+    for counts in account.values():
+        counts["source"], counts["left_out"] = (dict(sorted(counts[key].items())) for key in ("source", "left_out"))
     return account
 
 
@@ -94,14 +94,14 @@ def account_lines(
     splits = [split for split in manifest["counts"]["photographs"] if split != TRAIN]
     odd = _odd(manifest, rectangles or {})
     rows = []
-    for name, facts in account.items():
+    for name, counts in account.items():
         marks = "".join(f"  ! {mark}" for mark, (names, _) in odd.items() if name in names)
         strip = {POLYLINE: f"{POLYLINE} as a strip of {line_width_px:g} px"}
-        kinds = [f"{number:,} {strip.get(kind, kind)}" for kind, number in facts["source"].items()]
+        kinds = [f"{number:,} {strip.get(kind, kind)}" for kind, number in counts["source"].items()]
         kinds = kinds if len(kinds) > 1 else [kind.partition(" ")[2] for kind in kinds]  # the number is in `source`
         held_out = [written_in[name][split] if name in written_in else 0 for split in splits]
-        numbers = [sum(facts["source"].values()), facts["written"], *held_out, facts["photographs"]]
-        words = [(name or "(no class)")[:MAX_CHARACTERS], facts["from"][:MAX_CHARACTERS]]
+        numbers = [sum(counts["source"].values()), counts["written"], *held_out, counts["photographs"]]
+        words = [(name or "(no class)")[:MAX_CHARACTERS], counts["from"][:MAX_CHARACTERS]]
         rows.append([*words, *numbers, sizes.get(name, "-"), (", ".join(kinds) + marks).strip()])
     fits = len(rows) <= MAX_LINES - 2
     shown = rows if fits else rows[: MAX_LINES - 3]
@@ -113,7 +113,7 @@ def account_lines(
             f"{counted(sum(row[2] for row in rest), 'object')} in the source, {sum(row[3] for row in rest):,} written"
         )
         lines.append(f"… and {counted(len(rest), 'more class')}: {sums}; all in manifest.json")
-    reasons: Counter[str] = sum((Counter(facts["left_out"]) for facts in account.values()), Counter())
+    reasons: Counter[str] = sum((Counter(counts["left_out"]) for counts in account.values()), Counter())
     if reasons:
         objects = counted(reasons.total(), "object")
         lines.append(f"in the source and not written: {objects}: {list_counts(reasons)}")
@@ -131,7 +131,7 @@ def _odd(manifest: Mapping[str, Any], rectangles: Mapping[str, int]) -> dict[str
     ways = {photograph["source"]: photograph["split"] for photograph in manifest["photographs"]}
     by_folders = manifest["options"]["split_by"] == FOLDERS
     other = {} if by_folders else {source: split_of_path(source) for source in ways}
-    named = [name for name, facts in account.items() if name in classes or UNKNOWN_CLASS in facts["left_out"]]
+    named = [name for name, counts in account.items() if name in classes or UNKNOWN_CLASS in counts["left_out"]]
     boxes = {name: account[name]["source"][BOX] for name in named if BOX in account[name]["source"]} | {**rectangles}
     num_boxes = sum(boxes.values())
     stems = Counter(_END.sub("", name) for name in named)
@@ -142,7 +142,7 @@ def _odd(manifest: Mapping[str, Any], rectangles: Mapping[str, int]) -> dict[str
     )
     few = "label more photographs with it, else it is either learned or judged"
     others = f"--classes {shlex.join(used)}" if len(used) <= MAX_NAMES else "--classes with the names of the others"
-    found = {
+    odd = {
         "no object": ([name for name in classes if name not in used], f"leave it out: {others}"),
         "in 1 photograph": ([name for name in used if account[name]["photographs"] == 1 < len(ways)], few),
         "a number as a name": (
@@ -163,4 +163,4 @@ def _odd(manifest: Mapping[str, Any], rectangles: Mapping[str, int]) -> dict[str
             f"photographs of it are in another split; move all into folders {TRAIN} and {VAL}, or leave it so",
         ),
     }
-    return {mark: (names, remedy) for mark, (names, remedy) in found.items() if names}
+    return {mark: (names, remedy) for mark, (names, remedy) in odd.items() if names}

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -14,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from utils.common.config import nearest
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError, printable
 from utils.common.files import write_bytes_atomic, write_text_atomic
+from utils.common.option_names import nearest
 from utils.common.progress import Progress
 from utils.common.text import counted
 from utils.common.threads import ordered_map
@@ -33,7 +32,6 @@ from utils.sources.parsing.reading import Labelled, RowsByKey, read_labels
 from utils.sources.parsing.rows import AnnotationRow, Row, digest_of, place_of
 from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader, ReadFile, find_stretch
 from utils.sources.parsing.split import (
-    SPLITS,
     TEST,
     TIME,
     TIME_GAP_S,
@@ -50,6 +48,8 @@ from utils.sources.parsing.state import (
     MANIFEST_FILE,
     BuildState,
     Entry,
+    keep_image,
+    move,
     open_output,
     output_files,
     remove_unexpected,
@@ -128,10 +128,11 @@ def build_dataset(
     if options.use_file_classes and labels.class_names:
         shared = dataclasses.replace(shared, class_names=labels.class_names)
     chosen = {key: labels.photographs[key] for key in rows}
+    stretch = find_stretch([*chosen.values()], read_file)
     split_by, line = choose_split(chosen.values(), options.split_by)
     if line:
         announce(f"split: {line}")
-    if stretch := find_stretch([*chosen.values()], read_file):
+    if stretch:
         announce(
             f"photographs of more than 8 bits: {stretch[0]:g} becomes black and {stretch[1]:g} white in all of them"
         )
@@ -177,7 +178,7 @@ def build_dataset(
                 raise UserError(f"--split-by time: {reason}")
             series = bursts(taken, options.time_gap_s)
         final_splits = assign_splits(usable, options.split_by, options.val_fraction, copies + (series or []))
-        entries = [_move(output_folder, entry, final_splits[entry.key]) for entry in entries]
+        entries = [move(output_folder, entry, final_splits[entry.key]) for entry in entries]
         remove_unexpected(output_folder, entries)
         state.rewrite(entries)
         manifest = make_manifest(
@@ -224,7 +225,7 @@ def _build_all(
                     continue
                 entries.append(result)
                 if state.entries.get(result.key) != result:
-                    state.append(result)
+                    state.record(result)
         finally:
             pool.shutdown(cancel_futures=True)  # waits for the photographs in progress
     return sorted(entries, key=lambda entry: entry.key)
@@ -234,7 +235,7 @@ def _with_objects(
     entries: Sequence[Entry], labels: Labelled, options: BuildOptions, problems: list[Problem]
 ) -> list[Entry]:
     """Leave out the photographs of which no object can be used. Raises UserError if too many objects are lost."""
-    found = sum((Counter(entry.objects) for entry in entries), Counter())
+    usable = sum((Counter(entry.objects) for entry in entries), Counter())
     unread_objects = sum(
         number for (*_, why), number in labels.lost.items() if why in (UNREADABLE_ROW, UNUSABLE_OBJECT)
     )
@@ -244,14 +245,14 @@ def _with_objects(
         lost += others
     built = {entry.key for entry in entries}
     unread = [row for key in labels.rows.keys() - built for row in labels.rows[key]]
-    lost[""] += sum(row.found.total() for row in unread if isinstance(row, AnnotationRow))
-    gone = sorted(name for name in lost if name and name not in found)
+    lost[""] += sum(row.counts.total() for row in unread if isinstance(row, AnnotationRow))
+    gone = sorted(name for name in lost if name and name not in usable)
     if not options.use_file_classes and not options.keep_unusable:
-        _refuse_unknown_classes(options.photograph.class_names, found, others)
-    num_lost, total = lost.total(), lost.total() + found.total()
+        _refuse_unknown_classes(options.photograph.class_names, usable, others)
+    num_lost, total = lost.total(), lost.total() + usable.total()
     reasons = [item for item in problems if item.kind in (UNUSABLE_OBJECT, UNKNOWN_CLASS, UNREADABLE_ROW)]
     first = f"; {reasons[0].place}: {reasons[0].text}" if reasons else ""
-    if not found:
+    if not usable:
         what = f"none of {counted(total, 'object')} can be used" if total else "no photograph has an object"
         raise UserError(f"{what}, so there is nothing to learn{first}")
     if gone and not options.keep_unusable:
@@ -271,10 +272,10 @@ def _with_objects(
     return kept
 
 
-def _refuse_unknown_classes(given: Sequence[str], found: Counter[str], others: Counter[str]) -> None:
+def _refuse_unknown_classes(given: Sequence[str], usable: Counter[str], others: Counter[str]) -> None:
     """Raise UserError if a class of --classes has no object, and is a misspelling or half of all objects have other classes."""
-    is_most = others.total() > MAX_LOST_SHARE * (others.total() + found.total())
-    for name in (name for name in given if not found[name] and (is_most or nearest(name, [*others]))):
+    is_most = others.total() > MAX_LOST_SHARE * (others.total() + usable.total())
+    for name in (name for name in given if not usable[name] and (is_most or nearest(name, [*others]))):
         raise UserError(
             f"--classes {name}: no object has this class{printable(nearest(name, [*others]))}. "
             f"{counted(others.total(), 'object')} of classes that --classes does not name "
@@ -289,17 +290,20 @@ def _build_one(
     image_fingerprint = options.image_fingerprint(job.photograph.stamp)
     label_fingerprint = options.label_fingerprint(image_fingerprint, [row.digest for row in job.rows])
     image_file, label_file, ignore_file = output_files(folder, job.split, job.stem)
-    kept = _keep_image(job, folder, image_fingerprint)
+    kept = job.previous
+    if kept:
+        is_same = kept.image_fingerprint == image_fingerprint and kept.stem == job.stem
+        kept = kept if is_same and keep_image(folder, kept, job.split) else None
     try:
         has_same_rows = kept and kept.label_fingerprint == label_fingerprint
         if kept and has_same_rows and _has_digest(label_file, ignore_file, kept.label_digest):
             return dataclasses.replace(kept, split=job.split)
         if kept:
-            jpeg, facts, image = b"", kept.facts, (kept.image_bytes, kept.image_digest)
+            jpeg, metadata, image = b"", kept.facts, (kept.image_bytes, kept.image_digest)
         else:
-            jpeg, facts = build_image(reader.read(job.photograph), options.long_side_px, options.stretch)
+            jpeg, metadata = build_image(reader.read(job.photograph), options.long_side_px, options.stretch)
             image = (len(jpeg), digest_of(jpeg).hex())
-        label = build_label(job.rows, facts, options, classes)
+        label = build_label(job.rows, metadata, options, classes)
     except ImageError as error:
         return Problem(printable(job.photograph.source), f"{error}; skipped", UNREADABLE_PHOTOGRAPH)
     except LabelError as error:
@@ -320,41 +324,16 @@ def _build_one(
         image_bytes=image[0],
         image_digest=image[1],
         label_digest=digest_of(b"\0".join(filter(None, [text, ignored_text]))).hex(),
-        facts=facts,
+        facts=metadata,
         exif_frame=label.exif_frame,
         objects=dict(label.objects),
         unknown_values=dict(label.unknown_values),
         lost=dict(label.lost),
-        found=[(*key, number) for key, number in label.found.items()],
+        found=[(*key, number) for key, number in label.counts.items()],
         merged=dict(label.merged),
         complaints=label.complaints,
         ignored=dict(label.ignored),
     )
-
-
-def _keep_image(job: Job, folder: Path, image_fingerprint: str) -> Entry | None:
-    """Return the earlier entry if its image is still valid; move the image to this run's split if needed."""
-    previous = job.previous
-    if previous is None or previous.image_fingerprint != image_fingerprint or previous.stem != job.stem:
-        return None
-    wanted = output_files(folder, job.split, job.stem)[0]
-    for split in (job.split, *SPLITS):
-        image_file = output_files(folder, split, job.stem)[0]
-        if image_file.is_file() and image_file.stat().st_size == previous.image_bytes:
-            if image_file != wanted:
-                os.replace(image_file, wanted)
-            return previous
-    return None
-
-
-def _move(folder: Path, entry: Entry, split: str) -> Entry:
-    """Move a photograph's files to its final split, which can change when other photographs are unusable."""
-    if split != entry.split:
-        sources, targets = output_files(folder, entry.split, entry.stem), output_files(folder, split, entry.stem)
-        for source, target in list(zip(sources, targets, strict=True))[: 2 + bool(entry.ignored)]:
-            target.parent.mkdir(exist_ok=True)
-            os.replace(source, target)
-    return dataclasses.replace(entry, split=split)
 
 
 def _copies(folder: Path, entries: Sequence[Entry], num_threads: int) -> list[list[str]]:

@@ -1,9 +1,9 @@
-"""Reads COCO instance files, as CVAT, Label Studio and COCO write them. Its memory does not grow with the masks."""
+"""Reads COCO instance files, as CVAT, Label Studio and COCO write them."""
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from operator import sub
@@ -15,9 +15,8 @@ import numpy as np
 
 from utils.common.errors import UserError, printable
 from utils.data.images import MAX_IMAGE_PIXELS
-from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
-from utils.sources.parsing.label_file import LabelFile
+from utils.sources.parsing.label_file import LabelFile, read_json
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size
 from utils.sources.parsing.photograph import UNUSABLE_OBJECT
 from utils.sources.parsing.rows import (
@@ -26,9 +25,8 @@ from utils.sources.parsing.rows import (
     MASK,
     MAX_NAME_CHARACTERS,
     POLYGON,
-    SPAN,
     AnnotationRow,
-    Found,
+    ObjectCounts,
     Parsed,
     says_ignore,
 )
@@ -87,6 +85,7 @@ def cut_out(mask: np.ndarray) -> tuple[np.ndarray, int, int]:
     return mask[top : top + height, left : left + width], left, top
 
 
+LISTS = ("categories", "images", "annotations")
 DUPLICATE_ID = "duplicate id"
 MAX_CATEGORIES = 10_000
 SWAPPED = "the outlines have y before x, as their boxes show: write x first"
@@ -103,7 +102,7 @@ Size = tuple[int, int] | None
 
 
 class CocoFile(LabelFile):
-    """The images and categories of a COCO file, and where the annotations of each image lie.
+    """The images, categories and annotations of a COCO file.
 
     The arrays may come in any order. Raises UserError when the file is not COCO's.
     """
@@ -121,35 +120,35 @@ class CocoFile(LabelFile):
         super().__init__(path, problems)
         self.categories: dict[int | str | None, str] = {}
         self._images: dict[Any, tuple[str, Size] | None] = {}  # by id; None: the id stands for two images
-        self._spans: dict[Any, bytearray] = {}  # of the annotations, by their image's id
-        self._found: dict[Any, Counter[tuple[Any, str]]] = {}  # categories and kinds of shapes, by their image's id
-        self._signs = Counter[
-            str | None
-        ]()  # of what the numbers of annotations mean; of images not searched for all classes
-        readers = {"categories": self._add_category, "images": self._add_image, "annotations": self._add_annotation}
-        missing = set(readers)
-        with JsonStream(path) as stream:
-            for key in stream.keys():  # noqa: SIM118 - not a dictionary
-                if key in readers and stream.peek() == "[":
-                    missing.discard(key)
-                    for item in stream.items():
-                        readers[key](item)
-                else:
-                    stream.skip()
-        if missing - {"categories"}:
-            names = " and ".join(f"`{key}`" for key in readers if key in missing)
-            raise UserError(f"{path}: not COCO's instances: no list {names}; export as COCO 1.0")
-        used = {category for found in self._found.values() for category, _ in found}
+        self._annotations: dict[Any, list[dict[str, Any]]] = {}  # by their image's id
+        # Of what the numbers of annotations mean; of images not searched for all classes.
+        self._signs = Counter[str | None]()
+        content = read_json(path)
+        lists = {
+            key: value for key in LISTS if isinstance(content, dict) and isinstance(value := content.get(key), list)
+        }
+        missing = [f"`{key}`" for key in LISTS if key not in lists]
+        if missing not in ([], ["`categories`"]):
+            raise UserError(f"{path}: not COCO's instances: no list {' and '.join(missing)}; export as COCO 1.0")
+        for category in lists.get("categories", ()):
+            self._add_category(category if isinstance(category, dict) else {})
+        for image in lists["images"]:
+            self._add_image(image if isinstance(image, dict) else {})
+        for number, annotation in enumerate(lists["annotations"], start=1):
+            self._add_annotation(number, annotation)
+
+        shapes = Counter(_category_and_kind(one) for group in self._annotations.values() for one in group)
+        used = {category for category, _ in shapes}
         if not self.categories and used:
             ids = used - {None} or {None}
             self.categories = {key: f"class_{printable(str(key))}" if key is not None else ONLY_CLASS for key in ids}
             shown = ", ".join(sorted(self.categories.values())[:5])
-            how = 'name them there, as in {"id": 1, "name": "pole"}'
-            self.complain(f"`categories` is missing or empty: the classes are called {shown}; {how}", "no categories")
+            fix = 'name them there, as in {"id": 1, "name": "pole"}'
+            self.complain(f"`categories` is missing or empty: the classes are called {shown}; {fix}", "no categories")
         self._judge_signs()
         # Some converters write `iscrowd` 1 for every mask.
-        self._has_crowds = any(kind != CROWD for found in self._found.values() for _, kind in found)
-        if self._found and not self._has_crowds:
+        self._has_crowds = any(kind != CROWD for _, kind in shapes)
+        if shapes and not self._has_crowds:
             self.complain("all annotations have `iscrowd` 1, so they are read as objects, not as crowds", "no crowds")
         self.categories = dict(sorted(self.categories.items(), key=lambda item: (isinstance(item[0], str), item[0])))
         # Converters list the background, which has no objects.
@@ -158,45 +157,35 @@ class CocoFile(LabelFile):
         self.rows = list(self._rows())
 
     @classmethod
-    def is_own_json(cls, key: str | None, value: Any) -> bool:
-        return key in ("images", "annotations") and value == "["
+    def is_json_of_format(cls, key: str | None, value: Any) -> bool:
+        return key in ("images", "annotations") and isinstance(value, list)
 
     def _rows(self) -> Iterator[AnnotationRow]:
         """Yield a row for each image. Adds annotations without an image to the problems."""
         context, subset = json.dumps([*self.categories.items()]), self.path.stem.removeprefix("instances_")
         for image_id, image in self._images.items():
+            annotations = self._annotations.get(image_id, [])
             if image is None:
-                self.lose(self._named(self._found.get(image_id, Counter())), UNREADABLE_ROW)
+                self.lose(self._counts(annotations), UNREADABLE_ROW)
                 continue
             name, size = image
-            spans = self._spans.get(image_id, bytearray())
-            found, copies = self._found.get(image_id, Counter()), list[tuple[int, int]]()
-            kept: dict[bytes, tuple[int, int, bytes]] = {}
-            for start, end, digest in SPAN.iter_unpack(spans):
-                if kept.setdefault(digest, (start, end, digest)) != (start, end, digest):
-                    copies.append((start, end))
-            if copies:
-                text = f"{printable(name)}: {len(copies)} annotations are exact copies of others; ignored"
+            different = annotations
+            if len({str(one.get("id")) for one in annotations}) < len(annotations):
+                different = [*{json.dumps(one): one for one in annotations}.values()]
+            counts = self._counts(different)
+            if num_copies := len(annotations) - len(different):
+                text = f"{printable(name)}: {num_copies} annotations are exact copies of others; ignored"
                 self.complain(text, DUPLICATE_ID)
-                of_copies = Counter(map(_category_and_kind, self._read(copies)))
-                self.lose(self._named(of_copies), DUPLICATE_ID)
-                found = found - of_copies
-            packed = b"".join(SPAN.pack(*span) for span in kept.values())
-            has_crowds = self._has_crowds and any(kind == CROWD for _, kind in found)
+                self.lose(self._counts(annotations) - counts, DUPLICATE_ID)
+            has_crowds = self._has_crowds and any(_category_and_kind(one)[1] == CROWD for one in different)
             read_objects = partial(_objects, self.categories, size, has_crowds)
             context_of = f"{size} {context}" + " crowds" * has_crowds
-            yield AnnotationRow((name,), self.path, packed, context_of, read_objects, self._named(found), subset)
-        for image_id in self._spans.keys() - self._images.keys():
-            num_annotations = len(self._spans[image_id]) // SPAN.size
-            self.lose(self._named(self._found[image_id]), UNUSABLE_OBJECT)
-            text = f"no image has the id {printable(str(image_id))}; its {num_annotations} annotations are skipped"
+            yield AnnotationRow((name,), self.path, different, context_of, read_objects, counts, subset)
+        for image_id in self._annotations.keys() - self._images.keys():
+            annotations = self._annotations[image_id]
+            self.lose(self._counts(annotations), UNUSABLE_OBJECT)
+            text = f"no image has the id {printable(str(image_id))}; its {len(annotations)} annotations are skipped"
             self.complain(text, UNUSABLE_OBJECT)
-
-    def _read(self, places: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
-        with self.path.open("rb") as file:
-            for start, end in places:
-                file.seek(start)
-                yield json.loads(file.read(end - start))
 
     def _judge_signs(self) -> None:
         """Say what the numbers of all annotations contradict. Raises UserError if objects would lie elsewhere."""
@@ -208,20 +197,19 @@ class CocoFile(LabelFile):
         for sign in (sign for sign in (KEY_POINTS, NOT_SEARCHED) if signs[sign]):
             self.complain(f"{signs[sign]:,} {sign}", "incomplete labels")
 
-    def _named(self, found: Counter[tuple[Any, str]]) -> Found:
-        """Return the objects by the names of their categories; of no category: an empty name."""
-        named: Found = Counter()
-        for (category, kind), number in found.items():
+    def _counts(self, annotations: Iterable[dict[str, Any]]) -> ObjectCounts:
+        """Count objects by the names of their categories and their kinds; of no category: an empty name."""
+        counts: ObjectCounts = Counter()
+        for category, kind in map(_category_and_kind, annotations):
             is_mask = kind == CROWD and not self._has_crowds
-            named[self.categories.get(category, ""), MASK if is_mask else kind] += number
-        return named
+            counts[self.categories.get(category, ""), MASK if is_mask else kind] += 1
+        return counts
 
     def origin_of(self, name: str) -> str:
         numbers = [str(number) for number, one in self.categories.items() if one == name and number is not None]
         return f"category {', '.join(numbers)}" if numbers else "no category"
 
-    def _add_category(self, item: Item) -> None:
-        category = _dictionary(item)
+    def _add_category(self, category: dict[str, Any]) -> None:
         number, name = _by_value(category.get("id")), category.get("name")
         if number is None or not isinstance(name, str) or not name.strip():
             text = f"category {printable(str(category.get('id')))}: needs a whole `id` and a `name`; skipped"
@@ -234,14 +222,13 @@ class CocoFile(LabelFile):
         else:
             self.categories[number] = printable(name.strip())
 
-    def _add_image(self, item: Item) -> None:
-        image = _dictionary(item)
+    def _add_image(self, image: dict[str, Any]) -> None:
         shown = f"image {printable(str(image.get('id')))}"
         try:
             name = _path_of(image)
             if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS:
                 raise ValueError("has no usable `file_name`")
-            image_id = _image_id(item.raw.get("id"))
+            image_id = _image_id(image.get("id"))
             size = read_size(image.get("width"), image.get("height"))
         except (ValueError, OverflowError) as error:
             self.complain(f"{shown}: {error}; skipped")
@@ -253,22 +240,20 @@ class CocoFile(LabelFile):
             text = f"{shown} twice, also as {printable(name)}: their annotations cannot be told apart; both are skipped"
             self.complain(text)
 
-    def _add_annotation(self, item: Item) -> None:
-        annotation = item.raw if isinstance(item.raw, dict) else None
+    def _add_annotation(self, number: int, annotation: Any) -> None:
         try:
-            if annotation is None:
+            if not isinstance(annotation, dict):
                 raise ValueError("is not a dictionary")
-            image_id = _image_id(annotation.get("image_id"))
-            self._spans.setdefault(image_id, bytearray()).extend(item.span)
-            category, kind = _category_and_kind(annotation)
-            self._found.setdefault(image_id, Counter())[category, kind] += 1
-            self._signs[_sign_of(annotation, kind)] += 1
-            self._signs[BOX] += kind == BOX
-            self._signs[KEY_POINTS] += kind == BOX and bool(annotation.get("keypoints"))
+            self._annotations.setdefault(_image_id(annotation.get("image_id")), []).append(annotation)
         except ValueError as error:
-            shown = "?" if annotation is None else printable(str(annotation.get("id")))
+            shown = printable(str(annotation.get("id"))) if isinstance(annotation, dict) else "?"
             self.lose(Counter({("", "other"): 1}), UNUSABLE_OBJECT)
-            self.complain(f"annotation {shown} at byte {item.start:,}: {error}; skipped", UNUSABLE_OBJECT)
+            self.complain(f"annotation {shown}, item {number:,} of the list: {error}; skipped", UNUSABLE_OBJECT)
+            return
+        kind = _category_and_kind(annotation)[1]
+        self._signs[_sign_of(annotation, kind)] += 1
+        self._signs[BOX] += kind == BOX
+        self._signs[KEY_POINTS] += kind == BOX and bool(annotation.get("keypoints"))
 
 
 def _category_and_kind(annotation: dict[str, Any]) -> tuple[int | str | None, str]:
@@ -333,15 +318,10 @@ def _has_outline(segmentation: Any) -> bool:
     return bool(counts) and not (isinstance(counts, list) and all(part == [] for part in counts))
 
 
-def _dictionary(item: Item) -> dict[str, Any]:
-    """Return an item as a dictionary with its texts decoded; empty if the item is no dictionary."""
-    value = item.value()
-    return value if isinstance(value, dict) else {}
-
-
-def _objects(categories: dict[int | str | None, str], size: Size, has_crowds: bool, data: bytes) -> Parsed:
+def _objects(
+    categories: dict[int | str | None, str], size: Size, has_crowds: bool, annotation: dict[str, Any]
+) -> Parsed:
     """Return the object of one annotation, or the reason why there is none."""
-    annotation = json.loads(data)
     name, category = f"annotation {printable(str(annotation.get('id')))}", annotation.get("category_id")
     value = categories.get(_by_value(category))
     if value is None:

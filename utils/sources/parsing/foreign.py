@@ -10,9 +10,8 @@ from utils.common.errors import UserError, one_line, printable
 from utils.common.files import walk
 from utils.data.dataset_yaml import BESIDE, IMAGE_SUFFIXES, not_read
 from utils.sources.parsing.formats import EPRI_TITLE, EXTRA_READERS, FORMATS, format_of
-from utils.sources.parsing.json_stream import JsonStream
 from utils.sources.parsing.label_csv import Problem
-from utils.sources.parsing.label_file import HEAD_BYTES, first_element
+from utils.sources.parsing.label_file import HEAD_BYTES, first_element, read_json
 from utils.sources.parsing.sources import OWN_FILES, UNREAD_FILE, all_files
 
 EPRI_FOLDER = Path("data/raw")  # into which download_data.py writes
@@ -83,11 +82,9 @@ def unread_files(
     problems = []
     for first, *more in kinds.values():
         text = "cannot be read"
-        if found := format_of(first):
-            source = title if title != FORMATS[found].title else "others like it"
-            text = (
-                f"{FORMATS[found].title}: not used, the labels are read from {source or 'the folder of --input alone'}"
-            )
+        if label_format := format_of(first):
+            source = title if title != FORMATS[label_format].title else "others like it"
+            text = f"{FORMATS[label_format].title}: not used, the labels are read from {source or 'the folder of --input alone'}"
         elif not first.is_file():
             text = "lies in a zip, in which only photographs are read: unzip it there"
         else:
@@ -136,7 +133,7 @@ def describe_foreign(folder: Path) -> str:
     if not files:
         return "is empty; " + _cure(folder)
     suffixes = Counter(file.suffix.lower() or "without suffix" for file in files)
-    found = ", ".join(f"{number:,} {printable(suffix)}" for suffix, number in suffixes.most_common(MAX_SUFFIXES))
+    kinds = ", ".join(f"{number:,} {printable(suffix)}" for suffix, number in suffixes.most_common(MAX_SUFFIXES))
     more = f" and {len(suffixes) - MAX_SUFFIXES} more kinds" if len(suffixes) > MAX_SUFFIXES else ""
     formats = ", ".join(tool.title for tool in FORMATS.values())
     missing = "photographs and labels are missing"
@@ -145,7 +142,7 @@ def describe_foreign(folder: Path) -> str:
     for left in unread_files(folder, (), (), (), "")[:1]:  # the likeliest reason
         missing = f"{left.place}: {left.text}"
     return (
-        f"holds no labels of a known format, only {found}{more}: {missing}. "
+        f"holds no labels of a known format, only {kinds}{more}: {missing}. "
         f"Known formats: {formats}, {EPRI_TITLE} (docs/labels.md)" + ("" if EXTRA_READERS else MISSING_EXTRA)
     )
 
@@ -178,16 +175,13 @@ def _reason(file: Path) -> str:
 
 def _json_reason(file: Path) -> str:
     try:
-        with JsonStream(file) as stream:
-            if stream.peek() != "{":
-                return "is a list of other items than Label Studio's tasks: export as COCO"
-            keys = []
-            for key in stream.keys():  # noqa: SIM118 - not a dictionary
-                keys.append(printable(key, 20))
-                stream.skip()
+        content = read_json(file)
     except UserError as error:
         return f"cannot be read ({one_line(error, 200)})"
+    if not isinstance(content, dict):
+        return "is a list of other items than Label Studio's tasks: export as COCO"
     with file.open("rb") as text:
         head = text.read(HEAD_BYTES)
     tool = next((f"is probably {name}: " for key, name in TOOLS.items() if key in head), "")
+    keys = [printable(key, 20) for key in content]
     return f"{tool}has only {', '.join(keys[:MAX_KEYS]) or 'no keys'}: if these are labels, export them as COCO"

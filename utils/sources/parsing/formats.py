@@ -2,14 +2,12 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from utils.common.errors import UserError
 from utils.common.extras import find_extra
 from utils.sources.parsing.coco import CocoFile
-from utils.sources.parsing.json_stream import JsonStream
 from utils.sources.parsing.label_csv import LABEL_CSV, NAME_COLUMN
-from utils.sources.parsing.label_file import HEAD_BYTES, LabelFile
+from utils.sources.parsing.label_file import HEAD_BYTES, LabelFile, read_json
 from utils.sources.parsing.yolo_text import YoloFile
 
 AUTO, EPRI, YOLO = "auto", "epri", YoloFile.format
@@ -41,38 +39,47 @@ def candidates(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
     return []
 
 
+def label_files(folder: Path, chosen: type[LabelFile]) -> list[Path]:
+    """Return the files of a format. Raises UserError without any, and for several of a format that has one."""
+    files = candidates(folder, chosen.patterns) if folder.is_dir() else []
+    if not files:
+        raise UserError(f"{folder}: no {' or '.join(chosen.patterns)}; {chosen.how_to_export}")
+    if not chosen.several_files and len(files) > 1:
+        alike = [file for file in files if FORMATS.get(format_of(file)) is chosen]
+        if len(alike) != 1:
+            names = ", ".join(str(path.relative_to(folder)) for path in (alike or files)[:5])
+            raise UserError(f"{folder}: which file holds the labels? Found {names}; keep one")
+        files = alike
+    elif len(files) > 1 and any(file.suffix.lower() == ".json" for file in files):
+        # Exports of the same labels in other formats often lie side by side.
+        files = [file for file in files if FORMATS.get(format_of(file), chosen) is chosen] or files
+    return files
+
+
 def format_of(file: Path) -> str:
     """Return the format of a file by its content; an empty string if it is of none, or cannot be read."""
     with suppress(UserError, OSError):
         if file.suffix.lower() == ".json":
             return _json_format(file)
-        return next((name for name, reader in FORMATS.items() if reader.is_own_file(file)), "")
+        return next((name for name, reader in FORMATS.items() if reader.is_of_format(file)), "")
     return ""
 
 
 def is_mask(file: Path) -> bool:
     """Return whether a picture holds labels and is no photograph."""
-    return any(reader.are_pictures and reader.is_own_file(file) for reader in FORMATS.values())
+    return any(reader.are_pictures and reader.is_of_format(file) for reader in FORMATS.values())
 
 
 def _json_format(file: Path) -> str:
     """Return the format of a JSON file by its first keys. Raises UserError when it is not JSON."""
-    with JsonStream(file) as stream:
-        if stream.peek() == "[":
-            first = next((item.raw for item in stream.items()), None)
-            return _json_owner(None, first) if isinstance(first, dict) else ""
-        for key in stream.keys():  # noqa: SIM118 - not a dictionary
-            if found := _json_owner(key, stream.peek()):
-                return found
-            if stream.peek() != "{":
-                stream.skip()
-            elif found := _json_owner(key, stream.item().raw):
-                return found
-    return ""
-
-
-def _json_owner(key: str | None, value: Any) -> str:
-    return next((name for name, reader in FORMATS.items() if reader.is_own_json(key, value)), "")
+    content = read_json(file)
+    if isinstance(content, dict):
+        values = [*content.items()]
+    else:
+        first = content[:1] if isinstance(content, list) else []
+        values = [(None, item) for item in first if isinstance(item, dict)]
+    owners = (name for key, value in values for name, tool in FORMATS.items() if tool.is_json_of_format(key, value))
+    return next(owners, "")
 
 
 def _is_epri(file: Path) -> bool:

@@ -70,7 +70,7 @@ class LabelRow:
         return parse_label_text(self.text)
 
     @property
-    def found(self) -> Counter[tuple[str, str]]:
+    def counts(self) -> Counter[tuple[str, str]]:
         """The objects by kind, for rows that no photograph has: parsing takes 3 ms for 3 kB, and most rows may be such rows."""
         return Counter(("", _KINDS[kind]) for kind in _SHAPE_KEY.findall(self.text))
 
@@ -86,8 +86,8 @@ class LabelObject:
 
 def count_objects(objects: Iterable[Any], complaints: Sequence[str]) -> Counter[tuple[str, str]]:
     """Return how many objects a row has by class and kind; those of the complaints have no class."""
-    found = Counter((item.value, _KINDS[item.kind]) for item in objects)
-    return found + Counter({("", "other"): len(complaints)})
+    counts = Counter((item.value, _KINDS[item.kind]) for item in objects)
+    return counts + Counter({("", "other"): len(complaints)})
 
 
 class ClassTable:
@@ -160,8 +160,8 @@ def _rows(path: Path, reader: Any, problems: list[Problem]) -> Iterator[LabelRow
         columns = [column.strip() for column in next(reader, [])]
         for column in (LABEL_COLUMN, NAME_COLUMN):
             if column not in columns:
-                found = printable(", ".join(columns), 200) or "an empty file"
-                raise UserError(f"{path}:1: no column `{column}`; found {found}")
+                shown = printable(", ".join(columns), 200) or "an empty file"
+                raise UserError(f"{path}:1: no column `{column}`; found {shown}")
         label_index, name_index = columns.index(LABEL_COLUMN), columns.index(NAME_COLUMN)
         line = reader.line_num + 1
         for fields in reader:

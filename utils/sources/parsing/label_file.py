@@ -5,52 +5,75 @@ How to add a format: write one file with a subclass of `LabelFile`, for example 
 follow from the class.
 """
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from utils.common.errors import printable
+from utils.common.contents import read_back
+from utils.common.errors import UserError, printable
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
-from utils.sources.parsing.rows import AnnotationRow, Found, Lost, lost_for
+from utils.sources.parsing.rows import AnnotationRow, Lost, ObjectCounts, lost_for
 
 HEAD_BYTES = 65_536
-_COMMENT, _ELEMENT = re.compile(rb"<!--.*?-->", re.DOTALL), re.compile(rb"<([A-Za-z_][\w.:-]*)")
+MAX_LABEL_BYTES = 1_500_000_000  # of a file with the labels of many photographs; LVIS has 1.2 GB
+_COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
+_ELEMENT = re.compile(rb"<([A-Za-z_][\w.:-]*)")
 
 
 class LabelFile:
     """A label file of an annotation tool. Construction reads it once and adds what cannot be used to `problems`.
 
     It fills `names`, the classes in the order of their numbers in the data set, and `rows`, one for each labelled photograph in
-    the order of the file. A row keeps only where the photograph's objects lie in the file, and a function that turns these bytes
+    the order of the file. A row keeps what the file says of the photograph's objects, and a function that turns it
     into objects. It names its photograph; the name is compared with the photographs that are there, never opened. What cannot
     be used becomes a problem (`complain`, `lose`), and the rest is read. A file of another format raises UserError, unless each
     photograph has its own file.
 
-    `is_own_file`, or `is_own_json` for files called .json, says which files are of the format. UserError and OSError mean no.
-
-    format: the value of `--format`. title: the format's name in the report. patterns: the format's files are those that match
-    the first pattern with any match. several: there may be more than one file. has_lines: some objects are lines, so that
-    `--line-width` acts. are_pictures: the files are pictures, which are never taken for photographs, and which count after all other
-    formats of a folder. by_file: names of photographs are relative to the label file's folder.
-    sorts_names: the files list only the classes in use. names_subsets: the file itself says the `subset` of a row; else the
-    name of the file does, which is less reliable. has_rows_per_file: a photograph may have several files. missing_is_empty: a
-    photograph without a label file has no objects, if other photographs of its folder have label files. takes_folder: the
-    reader needs the input folder, to look there for a list of the classes. named_by: where the names of the classes stand.
-    is_damaged: nothing of this file can be used; it is not taken for a photograph either. is_other: the file is of another kind,
-    and was not read. class_list: the file that names the classes, if another one does.
+    `is_of_format`, or `is_json_of_format` for files called .json, says which files are of the format. UserError and OSError mean no.
     """
 
-    format: str
-    title: str
-    patterns: tuple[str, ...]
+    format: str  # the value of `--format`
+    title: str  # of the format in the report
+    patterns: tuple[str, ...]  # the files are those that match the first pattern with any match
     how_to_export: str
-    several = has_lines = True
+
+    # Where the names of the classes stand, and the file that names them if another one does.
     named_by = "label"
-    by_file = sorts_names = names_subsets = has_rows_per_file = missing_is_empty = takes_folder = is_damaged = False
-    are_pictures = is_other = False
     class_list: Path | None = None
+
+    # There may be more than one file, and a photograph may have several of them.
+    several_files = True
+    several_files_a_photograph = False
+
+    # The files are pictures. They are never taken for photographs, and count after all other formats of a folder.
+    are_pictures = False
+
+    # Some objects are lines, so that `--line-width` acts.
+    has_lines = True
+
+    # Names of photographs are relative to the label file's folder.
+    names_are_relative = False
+
+    # The files list only the classes in use.
+    lists_used_classes = False
+
+    # The file itself says the `subset` of a row. Else the name of the file does, which is less reliable.
+    names_subsets = False
+
+    # A photograph without a label file has no objects, if other photographs of its folder have label files.
+    missing_is_empty = False
+
+    # The reader is given the input folder, too, to look there for a list of the classes.
+    takes_folder = False
+
+    # Nothing of this file can be used; it is not taken for a photograph either.
+    is_damaged = False
+
+    # The file is of another kind, and was not read.
+    is_other = False
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         self.path, self.problems = path, problems
@@ -60,13 +83,13 @@ class LabelFile:
         self.lost: Lost = Counter()  # objects that no row has
 
     @classmethod
-    def is_own_file(cls, file: Path) -> bool:
+    def is_of_format(cls, file: Path) -> bool:
         """Return whether a file that is not called .json is of this format."""
         return False
 
     @classmethod
-    def is_own_json(cls, key: str | None, value: Any) -> bool:
-        """Return whether JSON is of this format by a key of its object and the value: its first character, then a dictionary.
+    def is_json_of_format(cls, key: str | None, value: Any) -> bool:
+        """Return whether JSON is of this format by a key of its object and the value.
 
         The key is None if the file is a list; the value is then its first item, a dictionary.
         """
@@ -76,9 +99,9 @@ class LabelFile:
         """Return where the name of a class stands."""
         return self.named_by
 
-    def lose(self, found: Found, reason: str) -> None:
+    def lose(self, counts: ObjectCounts, reason: str) -> None:
         """Count objects that no row has."""
-        self.lost += lost_for(found, reason)
+        self.lost += lost_for(counts, reason)
 
     @classmethod
     def agree(cls, read: Sequence[Self]) -> None:
@@ -91,6 +114,19 @@ class LabelFile:
     def complain(self, text: str, kind: str = UNREADABLE_ROW) -> None:
         """Add something that cannot be used to the problems."""
         self.problems.append(Problem(printable(self.path.name, 400), text, kind))
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file; change nothing in it. Raises UserError."""
+    try:
+        return _read_json(path, path.stat().st_mtime_ns)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+
+
+@functools.lru_cache(1)  # a file is read to recognise its format, and then for its labels
+def _read_json(path: Path, _: int) -> Any:
+    return read_back(path, lambda content: content, "export the file again", most_bytes=MAX_LABEL_BYTES)
 
 
 def first_element(file: Path) -> str:

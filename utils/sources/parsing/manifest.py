@@ -139,18 +139,18 @@ def _group_lines(manifest: dict[str, Any]) -> list[str]:
 
 
 def _record(entry: Entry, photograph: Photograph) -> dict[str, Any]:
-    facts = entry.facts
+    metadata = entry.facts
     return {
         "file": f"{entry.stem}.jpg",
         "source": photograph.source,
         "circuit": photograph.circuit,
         "split": entry.split,
-        "width": facts.width,
-        "height": facts.height,
-        "orientation": facts.orientation,
+        "width": metadata.width,
+        "height": metadata.height,
+        "orientation": metadata.orientation,
         "exif_frame": entry.exif_frame,
-        "output_width": facts.output_width,
-        "output_height": facts.output_height,
+        "output_width": metadata.output_width,
+        "output_height": metadata.output_height,
         "objects": dict(sorted(entry.objects.items())),
         "digest": entry.image_digest,
         "label_digest": entry.label_digest,

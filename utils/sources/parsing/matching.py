@@ -72,15 +72,15 @@ def _parts_of(name: str) -> list[str]:
 
 def _with_other_extension(match: Match, names: Sequence[str], by_stem: Mapping[str, list[str]]) -> Match:
     """Return the photograph that differs from one of the names only in its extension, if there is just one; else `match`."""
-    found = {
+    pairs = {
         (parts[-1], key)
         for parts in map(_parts_of, names)
         if parts and ".." not in parts
         for key in by_stem.get(PurePosixPath(parts[-1]).stem, ())
     }
-    if len({key for _, key in found}) != 1:
+    if len({key for _, key in pairs}) != 1:
         return match
-    name, key = min(found)
+    name, key = min(pairs)
     return Match(key, is_exact=False, note=f"{printable(name)} is {printable(key)}")
 
 

@@ -23,7 +23,7 @@ from utils.data.labels import ANY_CLASS, format_yolo_label
 from utils.sources.near_duplicates import MEASURED_PX, UNIFORM_CONTRAST, signature, small_grey, thumbnail
 from utils.sources.parsing.label_csv import ClassTable, LabelObject, LabelRow, count_objects
 from utils.sources.parsing.outlines import OutlineError, ShapeObject, object_ring
-from utils.sources.parsing.rows import CLOSED, NO_OBJECTS, POLYLINE, Found, Row, digest_of, is_ignored
+from utils.sources.parsing.rows import CLOSED, NO_OBJECTS, POLYLINE, ObjectCounts, Row, digest_of, is_ignored
 
 JPEG_QUALITY = 95
 SIMPLIFY_OUTPUT_PX = 0.25  # less than a mask can show
@@ -55,7 +55,7 @@ class PhotographOptions:
 
 
 @dataclass(frozen=True)
-class ImageFacts:
+class ImageMetadata:
     """Sizes in pixels; `width` and `height` are those of the original, upright.
 
     signature: see `near_duplicates`, in hexadecimal digits; empty for a picture of one colour. taken: EXIF's local
@@ -77,7 +77,7 @@ class LabelResult:
     """A photograph's label text, counts of its objects, and (row index, kind, text) of everything skipped.
 
     ignored_text, ignored: the text and counts of its regions to ignore; the class is empty for all classes.
-    lost: the number of unusable objects of each class; the class is empty if the file does not tell it. found: see `AnnotationRow`.
+    lost: the number of unusable objects of each class; the class is empty if the file does not tell it. counts: see `AnnotationRow`.
     merged: objects that became a part of another one, or repeat one, by their class in the file.
     """
 
@@ -87,13 +87,13 @@ class LabelResult:
     ignored: Counter[str] = field(default_factory=Counter)
     unknown_values: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
-    found: Found = field(default_factory=Counter)
+    counts: ObjectCounts = field(default_factory=Counter)
     merged: Counter[str] = field(default_factory=Counter)
     exif_frame: str = ""
     complaints: list[tuple[int, str, str]] = field(default_factory=list)
 
 
-def build_image(data: bytes, long_side_px: int, stretch: Stretch | None = None) -> tuple[bytes, ImageFacts]:
+def build_image(data: bytes, long_side_px: int, stretch: Stretch | None = None) -> tuple[bytes, ImageMetadata]:
     """Return the upright JPEG with a longer side of at most `long_side_px`; never enlarge. Raises ImageError.
 
     A JPEG that is already small and upright keeps its bytes.
@@ -108,7 +108,7 @@ def build_image(data: bytes, long_side_px: int, stretch: Stretch | None = None) 
     is_kept = scale == 1.0 and orientation == 1 and is_jpeg(data)
     jpeg = data if is_kept else encode_jpeg(image, JPEG_QUALITY)
     grey = small_grey(decode_image(jpeg, MEASURED_PX))  # as check_data.py does, so that both find the same copies
-    facts = ImageFacts(
+    metadata = ImageMetadata(
         width,
         height,
         orientation,
@@ -118,16 +118,18 @@ def build_image(data: bytes, long_side_px: int, stretch: Stretch | None = None) 
         taken.isoformat() if (taken := time_taken(data)) else "",
         levels,
     )
-    return jpeg, facts
+    return jpeg, metadata
 
 
-def build_label(rows: Sequence[Row], facts: ImageFacts, options: PhotographOptions, classes: ClassTable) -> LabelResult:
+def build_label(
+    rows: Sequence[Row], metadata: ImageMetadata, options: PhotographOptions, classes: ClassTable
+) -> LabelResult:
     """Return the YOLO-seg label of a photograph's rows. Raises LabelError when a row is unreadable."""
     result = LabelResult()
     objects: list[tuple[int, AnyObject]] = []
     for row, source in enumerate(rows):
         parsed, complaints = source.parse()
-        result.found += count_objects(parsed, complaints) if isinstance(source, LabelRow) else source.found
+        result.counts += count_objects(parsed, complaints) if isinstance(source, LabelRow) else source.counts
         objects += [(row, item) for item in parsed if item.value not in NO_OBJECTS]
         result.complaints += [(row, UNUSABLE_OBJECT, complaint) for complaint in complaints]
         result.lost[""] += len(complaints)
@@ -137,9 +139,9 @@ def build_label(rows: Sequence[Row], facts: ImageFacts, options: PhotographOptio
     result.merged -= Counter(item.value for _, item in objects)
     for shape in (item for _, item in objects if isinstance(item, ShapeObject)):
         result.merged[shape.value] += shape.members - 1
-        result.found[shape.value, POLYLINE] -= shape.closed
-        result.found[shape.value, CLOSED] += shape.closed
-    result.exif_frame = choose_exif_frame([item for _, item in objects], facts, options.exif_frame)
+        result.counts[shape.value, POLYLINE] -= shape.closed
+        result.counts[shape.value, CLOSED] += shape.closed
+    result.exif_frame = choose_exif_frame([item for _, item in objects], metadata, options.exif_frame)
     instances, regions = list[tuple[int, np.ndarray]](), list[tuple[int, np.ndarray]]()
     for row, item in objects:
         value = "" if is_ignored(item.value) else item.value
@@ -150,7 +152,7 @@ def build_label(rows: Sequence[Row], facts: ImageFacts, options: PhotographOptio
             continue
         name = "" if class_id == ANY_CLASS else classes.names[class_id]
         try:
-            ring, complaint = _normalised_ring(item, facts, result.exif_frame, options)
+            ring, complaint = _normalised_ring(item, metadata, result.exif_frame, options)
             (regions if is_region else instances).append((class_id, ring))
             (result.ignored if is_region else result.objects)[name] += 1
             kind = MENDED_OBJECT
@@ -166,11 +168,11 @@ def build_label(rows: Sequence[Row], facts: ImageFacts, options: PhotographOptio
     result.text, result.lost = format_yolo_label(instances), +result.lost
     result.ignored_text = format_yolo_label(regions)
     result.merged = Counter({label: number for label, number in (+result.merged).items() if not is_ignored(label)})
-    result.found = +result.found
+    result.counts = +result.counts
     return result
 
 
-def choose_exif_frame(objects: Sequence[AnyObject], facts: ImageFacts, exif_frame: str) -> str:
+def choose_exif_frame(objects: Sequence[AnyObject], metadata: ImageMetadata, exif_frame: str) -> str:
     """Return the frame of the outlines: `upright`, `stored`, or `ambiguous` (then treated as upright).
 
     It is not documented whether the labelling tool applied the EXIF orientation. `auto` chooses the frame that contains
@@ -179,37 +181,37 @@ def choose_exif_frame(objects: Sequence[AnyObject], facts: ImageFacts, exif_fram
     """
     objects = [item for item in objects if not isinstance(item, ShapeObject) or not item.error]
     shapes = [item for item in objects if isinstance(item, ShapeObject)]
-    frames = {item.frame((facts.width, facts.height), facts.orientation, exif_frame) for item in shapes}
+    frames = {item.frame((metadata.width, metadata.height), metadata.orientation, exif_frame) for item in shapes}
     if frames:
         return frames.pop() if len(frames) == 1 else "ambiguous"
-    if facts.orientation == 1:
+    if metadata.orientation == 1:
         return "upright"
     if exif_frame != "auto":
         return exif_frame
-    if not objects or facts.orientation < 5 or facts.width == facts.height:
+    if not objects or metadata.orientation < 5 or metadata.width == metadata.height:
         return "ambiguous"
     drawn = [item.points for item in objects if isinstance(item, LabelObject)]
     right, bottom = np.concatenate(drawn).max(axis=0, initial=0.0)
-    slack = FRAME_SLACK * max(facts.width, facts.height)
-    fits_upright = right <= facts.width + slack and bottom <= facts.height + slack
-    fits_stored = right <= facts.height + slack and bottom <= facts.width + slack
+    slack = FRAME_SLACK * max(metadata.width, metadata.height)
+    fits_upright = right <= metadata.width + slack and bottom <= metadata.height + slack
+    fits_stored = right <= metadata.height + slack and bottom <= metadata.width + slack
     if fits_upright == fits_stored:
         return "ambiguous"
     return "upright" if fits_upright else "stored"
 
 
 def _normalised_ring(
-    item: AnyObject, facts: ImageFacts, frame: str, options: PhotographOptions
+    item: AnyObject, metadata: ImageMetadata, frame: str, options: PhotographOptions
 ) -> tuple[np.ndarray, str]:
     """Return an object's ring in 0..1, and a message about lost parts, usually empty."""
-    size = (facts.width, facts.height)
+    size = (metadata.width, metadata.height)
     if isinstance(item, ShapeObject):
-        ring, complaint = item.ring(size, facts.orientation, frame, options.line_width_px)
+        ring, complaint = item.ring(size, metadata.orientation, frame, options.line_width_px)
         return ring / size, complaint or item.note
     points = item.points
     if frame == "stored":
-        points = points_upright(points, facts.orientation, facts.width, facts.height)
-    tolerance_px = SIMPLIFY_OUTPUT_PX * facts.width / facts.output_width
+        points = points_upright(points, metadata.orientation, metadata.width, metadata.height)
+    tolerance_px = SIMPLIFY_OUTPUT_PX * metadata.width / metadata.output_width
     return object_ring(item.kind, points, size, options.line_width_px, tolerance_px) / size, ""
 
 

@@ -14,13 +14,13 @@ from utils.common.progress import Progress
 from utils.common.text import counted
 from utils.data.labels import IGNORE_FOLDER
 from utils.sources.parsing.foreign import describe_foreign, holds_names_or_outlines, unread_files
-from utils.sources.parsing.formats import AUTO, EPRI, EPRI_TITLE, FORMATS, candidates, find_format, format_of, is_mask
+from utils.sources.parsing.formats import EPRI, EPRI_TITLE, FORMATS, find_format, is_mask, label_files
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem, read_label_csv
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.manifest import NO_PHOTOGRAPH, NO_ROW
 from utils.sources.parsing.matching import Match, match_name, match_names
 from utils.sources.parsing.rows import NO_OBJECT, NO_OBJECTS, AnnotationRow, Lost, Row, is_ignored, lost_for, place_of
-from utils.sources.parsing.sources import Photograph, find_label_csv, find_photographs, leaves
+from utils.sources.parsing.sources import Photograph, find_label_csv, find_photographs, inside
 from utils.sources.parsing.split import SPLITS, split_of_folder
 
 DUPLICATE_ROW = "duplicate row"
@@ -41,9 +41,9 @@ class Labelled:
     origins: Mapping[str, str]  # where the name of each class stands
 
     def summary(self) -> str:
-        """Return a line about what was found: the format, photographs, regions and classes."""
-        rows = [row for own in self.rows.values() for row in own if isinstance(row, AnnotationRow)]
-        num_regions = sum(row.found.total() for row in rows)
+        """Return a line about the input: the format, photographs, regions and classes."""
+        rows = [row for rows in self.rows.values() for row in rows if isinstance(row, AnnotationRow)]
+        num_regions = sum(row.counts.total() for row in rows)
         line = f"{self.title}, {counted(len(self.rows), 'photograph')}"
         if self.class_names is None:
             return line
@@ -54,10 +54,9 @@ def read_labels(
     folder: Path, label_format: str, keep_unlabelled: bool, problems: list[Problem], trust_links: bool
 ) -> Labelled:
     """Find labels and photographs in the input folder. Raises UserError when there is nothing to build."""
-    chosen = choose_format(folder) if label_format == AUTO else label_format
-    if chosen != EPRI:
-        return _read_tool(folder, FORMATS[chosen], keep_unlabelled, problems, trust_links)
-    (file,) = _inside([find_label_csv(folder)], folder, problems, trust_links)
+    if label_format != EPRI:
+        return _read_tool(folder, FORMATS[label_format], keep_unlabelled, problems, trust_links)
+    (file,) = inside([find_label_csv(folder)], folder, problems, trust_links)
     photographs = find_photographs(folder, problems, trust_links)
     rows = list(read_label_csv(file, problems))
     by_key, lost = _rows_by_key(rows, [match_name(row.image_name, photographs) for row in rows], problems)
@@ -69,7 +68,7 @@ def read_labels(
 def _read_tool(
     folder: Path, tool: type[LabelFile], keep_unlabelled: bool, problems: list[Problem], trust_links: bool
 ) -> Labelled:
-    files = _label_files(folder, tool, problems, trust_links)
+    files = inside(label_files(folder, tool), folder, problems, trust_links)
     photographs = find_photographs(folder, problems, trust_links, by_path=True)
     more = (folder,) if tool.takes_folder else ()
     shared = Counter(file.name for file in files)
@@ -82,7 +81,7 @@ def _read_tool(
             labels.place = printable(file.relative_to(folder).as_posix(), 400)
             problems[num_problems:] = [replace(one, place=labels.place) for one in problems[num_problems:]]
     tool.agree(read)
-    if not (tool.sorts_names or tool.are_pictures):
+    if not (tool.lists_used_classes or tool.are_pictures):
         _say_other_classes(read, folder, problems)
     for labels in read:
         rows += [replace(row, place=labels.place) for row in labels.rows] if labels.place else labels.rows
@@ -92,7 +91,9 @@ def _read_tool(
         for key, item in photographs.items()
         if (item.member or item.file not in masks) and not PurePosixPath(key).parent.name.endswith(DRAWINGS)
     }
-    by_key, lost = _rows_by_key(rows, _matches(rows, folder, tool, photographs), problems, tool.has_rows_per_file)
+    by_key, lost = _rows_by_key(
+        rows, _matches(rows, folder, tool, photographs), problems, tool.several_files_a_photograph
+    )
     tool.one_source(read, by_key, problems)
     without_rows = [] if tool.are_pictures else [photographs[key] for key in photographs.keys() - by_key]
     unused = {one.file for one in without_rows if not one.member and is_mask(one.file)}
@@ -108,20 +109,20 @@ def _read_tool(
             )
     is_kept = keep_unlabelled or tool.missing_is_empty
     kept = _empty(by_key, photographs, keep_unlabelled) if is_kept else set()
-    by_key = _complete(by_key, photographs, folder if tool.by_file else files[0], kept, problems)
+    by_key = _complete(by_key, photographs, folder if tool.names_are_relative else files[0], kept, problems)
     names = dict.fromkeys(name for labels in read for name in labels.names if not is_ignored(name))
     if background := names.keys() & {*NO_OBJECTS}:
         names = {name: None for name in names if name not in background}
         text = f"{' and '.join(sorted(background))} is no class; what was labelled so is left out"
         problems.append(Problem(printable(files[0].name), text, NO_OBJECT))
     if not names:
-        found = f"{tool.title} of {counted(len(by_key), 'photograph')}"
-        raise UserError(f"{folder}: {found}, but without any object; draw outlines and export them again")
-    classes = tuple(sorted(names) if tool.sorts_names else names)
+        what = f"{tool.title} of {counted(len(by_key), 'photograph')}"
+        raise UserError(f"{folder}: {what}, but without any object; draw outlines and export them again")
+    classes = tuple(sorted(names) if tool.lists_used_classes else names)
     origins: dict[str, str] = {}
     for labels in read:
         origins |= {name: labels.origin_of(name) for name in labels.names if name not in origins}
-    subsets = {key: row.subset for key, own in by_key.items() for row in own if isinstance(row, AnnotationRow)}
+    subsets = {key: row.subset for key, members in by_key.items() for row in members if isinstance(row, AnnotationRow)}
     photographs = {key: replace(item, subset=subsets.get(key, "")) for key, item in photographs.items()}
     return Labelled(tool.title, photographs, by_key, classes, sum((labels.lost for labels in read), lost), origins)
 
@@ -139,10 +140,10 @@ def _say_other_classes(read: Sequence[LabelFile], folder: Path, problems: list[P
 
 def choose_format(folder: Path) -> str:
     """Return the format of the labels by their content. Raises UserError that says what else the folder holds."""
-    found = find_format(folder) if folder.is_dir() else ""
-    if not found:
+    chosen = find_format(folder) if folder.is_dir() else ""
+    if not chosen:
         raise UserError(f"{folder}: {describe_foreign(folder)}")
-    return found
+    return chosen
 
 
 def _empty(rows: RowsByKey, photographs: Mapping[str, Photograph], of_all_folders: bool) -> set[str]:
@@ -152,38 +153,6 @@ def _empty(rows: RowsByKey, photographs: Mapping[str, Photograph], of_all_folder
     return {key for key in chosen if photographs[key].member or not is_mask(photographs[key].file)}
 
 
-def _label_files(folder: Path, chosen: type[LabelFile], problems: list[Problem], trust_links: bool) -> list[Path]:
-    files = candidates(folder, chosen.patterns) if folder.is_dir() else []
-    if not files:
-        raise UserError(f"{folder}: no {' or '.join(chosen.patterns)}; {chosen.how_to_export}")
-    if not chosen.several and len(files) > 1:
-        alike = [file for file in files if FORMATS.get(format_of(file)) is chosen]
-        if len(alike) != 1:
-            names = ", ".join(str(path.relative_to(folder)) for path in (alike or files)[:5])
-            raise UserError(f"{folder}: which file holds the labels? Found {names}; keep one")
-        files = alike
-    elif len(files) > 1 and any(file.suffix.lower() == ".json" for file in files):
-        # Exports of the same labels in other formats often lie side by side.
-        files = [file for file in files if FORMATS.get(format_of(file), chosen) is chosen] or files
-    return _inside(files, folder, problems, trust_links)
-
-
-def _inside(files: list[Path], folder: Path, problems: list[Problem], trust_links: bool) -> list[Path]:
-    """Return the files without links out of the folder: an error message could quote any file of the user."""
-    root = None if trust_links else os.path.realpath(folder)
-    inside = [file for file in files if not leaves(file, root, folder, problems)]
-    if not inside:
-        raise UserError(f"{files[0]}: {problems[-1].text}")
-    return inside
-
-
-def _photograph_names(row: AnnotationRow, folder: Path, chosen: type[LabelFile]) -> tuple[str, ...]:
-    """Return the paths of a row's photograph, relative to the input folder. A path out of it begins with `..` or `/`."""
-    if not chosen.by_file:
-        return row.names
-    return tuple(os.path.normpath(row.file.parent.relative_to(folder) / name) for name in row.names)
-
-
 def _matches(
     rows: Sequence[AnnotationRow], folder: Path, tool: type[LabelFile], photographs: Mapping[str, Photograph]
 ) -> list[Match]:
@@ -191,28 +160,46 @@ def _matches(
 
     No row gets a photograph in the folder of another subset. Two subsets never get the same photograph.
     """
-    folders = {key: {_subset(part) for part in PurePosixPath(key).parts[:-1]} for key in photographs}
-    known = {*SPLITS}.union(*folders.values())
-    groups: dict[frozenset[str], list[int]] = defaultdict(list)
+    # 1. What the folders above each photograph are called.
+    folders_of = {key: {_subset(part) for part in PurePosixPath(key).parts[:-1]} for key in photographs}
+    known = {*SPLITS}.union(*folders_of.values())
+
+    # 2. Rows by their subsets: those that the file names, and the folders above the file that are known.
+    rows_of: dict[frozenset[str], list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
-        subset, above = _subset(row.subset), () if tool.by_file else row.file.relative_to(folder).parts[:-1]
-        is_sure = bool(subset) and (tool.names_subsets or subset in (*SPLITS, "default"))
-        groups[frozenset([subset] * is_sure) | ({subset, *map(_subset, above)} & known)].append(number)
-    named = set().union(*groups)
-    matches = [Match(None)] * len(rows)
+        subset = _subset(row.subset)
+        above = () if tool.names_are_relative else row.file.relative_to(folder).parts[:-1]
+        subsets = {subset, *map(_subset, above)} & known
+        if subset and (tool.names_subsets or subset in (*SPLITS, "default")):
+            subsets.add(subset)
+        rows_of[frozenset(subsets)].append(number)
+
+    # 3. First the photographs in folders of just these subsets, then those that are in no folder of another subset.
+    named = set().union(*rows_of)
+    matches = [Match(None, "no photograph")] * len(rows)
     claims: dict[str | None, set[frozenset[str]]] = defaultdict(set)
-    for group, numbers in groups.items():
-        inside = [key for key in photographs if folders[key] & named == group] if group else list(photographs)
-        around = [key for key in photographs if folders[key] & named < group]
-        for keys in (inside, around):
-            wanted = [number for number in numbers if matches[number].key is None]
-            found = match_names([_photograph_names(rows[number], folder, tool) for number in wanted], keys)
-            for number, match in zip(wanted, found, strict=True):
-                if match.key is not None or not matches[number].reason or "no photograph" in matches[number].reason:
+    for group, numbers in rows_of.items():
+        same = [key for key in photographs if not group or folders_of[key] & named == group]
+        outside = [key for key in photographs if folders_of[key] & named < group]
+        for keys in (same, outside):
+            left = [number for number in numbers if matches[number].key is None]
+            names = [_photograph_names(rows[number], folder, tool) for number in left]
+            for number, match in zip(left, match_names(names, keys), strict=True):
+                # Any other reason of the first search says more than the second one's.
+                if match.key is not None or "no photograph" in matches[number].reason:
                     matches[number] = match
                 claims[match.key].add(group)
+
+    # 4. A photograph of several subsets belongs to none.
     shared = Match(None, "several subsets name this photograph; put the photographs into folders of the subsets")
-    return [shared if len(claims[match.key] - {frozenset()}) > 1 and match.key else match for match in matches]
+    return [shared if match.key and len(claims[match.key] - {frozenset()}) > 1 else match for match in matches]
+
+
+def _photograph_names(row: AnnotationRow, folder: Path, tool: type[LabelFile]) -> tuple[str, ...]:
+    """Return the paths of a row's photograph, relative to the input folder. A path out of it begins with `..` or `/`."""
+    if not tool.names_are_relative:
+        return row.names
+    return tuple(os.path.normpath(row.file.parent.relative_to(folder) / name) for name in row.names)
 
 
 def _subset(name: str) -> str:
@@ -240,7 +227,7 @@ def _rows_by_key(
         if match.key is not None and not is_same:
             by_key[match.key] = (*earlier, row)
         else:
-            lost += lost_for(row.found, NO_PHOTOGRAPH if match.key is None else DUPLICATE_ROW)
+            lost += lost_for(row.counts, NO_PHOTOGRAPH if match.key is None else DUPLICATE_ROW)
     if notes := [match.note for match in matches if match.note]:
         text = f"{len(notes)} photographs have another extension than in the labels, such as {notes[0]}"
         problems.append(Problem(rows[0].file_name, text, "other extension"))

@@ -1,14 +1,15 @@
-"""The rows that each label file becomes, one for each photograph. The objects of a row are read from the file when needed.
+"""The rows that each label file becomes, one for each photograph. A row is parsed into objects when they are needed.
 
 `label_file.py` says how a reader makes them.
 """
 
 import dataclasses
+import functools
 import hashlib
+import json
 import re
-import struct
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,34 +24,35 @@ NO_JUDGEMENT = ("ignore", "ignored", "ignoreregion", "ignoredregion", "ignoredre
 NO_OBJECT = "label of the background"
 UNUSED_SOURCE = "unused source"  # other labels of the photographs than those that are read
 MAX_NAME_CHARACTERS = 4096  # of a photograph's name or path in a label file
-SPAN = struct.Struct(f"<qq{DIGEST_BYTES}s")  # first byte in the file, the one after the last, digest of those between
 POLYGON, POLYLINE, BOX, MASK = "polygon", "polyline", "box", "mask"  # kinds of shapes; others as the files call them
 CROWD, IGNORED = "crowd", "region to ignore"
 CLOSED = "closed polyline as an outline"
-Found = Counter[tuple[str, str]]  # objects by class, empty without one, and kind of shape, before any rule acts
+ObjectCounts = Counter[tuple[str, str]]  # objects by class, empty without one, and kind of shape, before any rule acts
 Lost = Counter[tuple[str, str, str]]  # the same with the reason why no photograph has them
 Parsed = tuple[list[ShapeObject], list[str]]  # objects, and messages about those that were left out
-ReadObjects = Callable[[bytes], Parsed]  # turns the bytes of a span into objects
 
 
 @dataclass(frozen=True)
 class AnnotationRow:
-    """The annotations of one photograph in a file. Memory holds only their places in the file: `spans`, packed with SPAN.
+    """The annotations of one photograph in a file.
 
-    `names`: paths at which the photograph may lie, the likeliest first. `context`: text of all else that the objects depend
-    on, such as the names of the categories. `found` is for the account: the reader counts all objects when it reads the file first.
-    `subset`: the name of a folder above the photograph. `place`: the path of a file whose name others have, too.
+    `names`: paths at which the photograph may lie, the likeliest first. `items`: parts of the file, JSON values or bytes, each of
+    which `read_objects` turns into objects. With `file_digest` the whole file is the one item. It is read again when its objects
+    are needed, because masks would fill the memory. `context`: text of all else that the objects depend on, such as the names of
+    the categories. `counts`: for the account; the reader counts all objects when it reads the file first. `subset`: the name of a
+    folder above the photograph. `place`: the path of a file whose name others have, too.
     """
 
     names: tuple[str, ...]
     file: Path
-    spans: bytes
+    items: Sequence[Any]
     context: str
-    read_objects: ReadObjects
-    found: Found = field(default_factory=Counter)
+    read_objects: Callable[[Any], Parsed]
+    counts: ObjectCounts = field(default_factory=Counter)
     subset: str = ""
     place: str = ""
     line: None = None
+    file_digest: bytes = b""
 
     @property
     def image_name(self) -> str:
@@ -60,32 +62,33 @@ class AnnotationRow:
     def file_name(self) -> str:
         return self.place or self.file.name
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
-        digests = [digest for _, _, digest in SPAN.iter_unpack(self.spans)]
+        texts = [item if isinstance(item, bytes) else json.dumps(item).encode() for item in self.items]
+        digests = [self.file_digest] if self.file_digest else [digest_of(text) for text in texts]
         parts = [self.context.encode("utf-8", "surrogatepass"), *digests]
         return hashlib.blake2b(b"\0json-1\0".join(parts), digest_size=DIGEST_BYTES).hexdigest()
 
     def parse(self) -> Parsed:
         """Return the objects and messages about objects that were left out. Raises LabelError."""
+        items = self.items
         objects: list[ShapeObject] = []
         complaints: list[str] = []
         try:
-            with self.file.open("rb") as file:
-                for start, end, digest in SPAN.iter_unpack(self.spans):
-                    file.seek(start)
-                    data = file.read(end - start)
-                    if digest_of(data) != digest:
-                        raise LabelError("the file has changed since this run began; start it again")
-                    found, problems = self.read_objects(data)
-                    objects += found
-                    complaints += problems
-                    if len(objects) > MAX_OBJECTS:
-                        raise LabelError(f"more than {MAX_OBJECTS:,} objects in one photograph")
+            if self.file_digest:
+                items = [self.file.read_bytes()]
+                if digest_of(items[0]) != self.file_digest:
+                    raise LabelError("the file has changed since this run began; start it again")
+            for item in items:
+                shapes, problems = self.read_objects(item)
+                objects += shapes
+                complaints += problems
+                if len(objects) > MAX_OBJECTS:
+                    raise LabelError(f"more than {MAX_OBJECTS:,} objects in one photograph")
         except OSError as error:
             raise LabelError(f"cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise LabelError(f"byte {start + error.start:,} is not UTF-8; export the file again") from error
+            raise LabelError(f"byte {error.start:,} is not UTF-8; export the file again") from error
         return _join_groups([shape.as_outline() for shape in objects]), complaints
 
 
@@ -119,9 +122,9 @@ def says_ignore(flags: Any) -> bool:
     )
 
 
-def lost_for(found: Found, reason: str) -> Lost:
+def lost_for(counts: ObjectCounts, reason: str) -> Lost:
     """Return objects with the reason why they are lost."""
-    return Counter({(*key, reason): number for key, number in found.items()})
+    return Counter({(*key, reason): number for key, number in counts.items()})
 
 
 def digest_of(data: bytes) -> bytes:

@@ -13,7 +13,8 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from utils.common.errors import UserError, one_line, printable
-from utils.common.files import BoundedZip, is_bomb, walk
+from utils.common.files import walk
+from utils.common.zips import BoundedZip, is_bomb
 from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
 from utils.data.images import ImageError, Stretch, deep_values, stretch_of
 from utils.sources.parsing.label_csv import LABEL_CSV, Problem
@@ -91,8 +92,8 @@ def find_label_csv(folder: Path) -> Path:
     if not chosen:
         raise UserError(f"{folder}: no {LABEL_CSV}; run python download_data.py")
     if len(chosen) > 1:
-        found = ", ".join(path.name for path in chosen[:5])
-        raise UserError(f"{folder}: which CSV holds the labels? Found {found}; keep one, or call it {LABEL_CSV}")
+        names = ", ".join(path.name for path in chosen[:5])
+        raise UserError(f"{folder}: which CSV holds the labels? Found {names}; keep one, or call it {LABEL_CSV}")
     return chosen[0]
 
 
@@ -106,24 +107,24 @@ def find_photographs(
     unreadable zips are added to `problems`. Raises UserError when there is no photograph.
     """
     root = None if trust_links else os.path.realpath(folder)
-    found: dict[str, Photograph] = {}
+    photographs: dict[str, Photograph] = {}
     for photograph in _in_folders(folder, root, problems, by_path):
-        if photograph.key in found:
-            problems.append(_duplicate(photograph, found[photograph.key]))
+        if photograph.key in photographs:
+            problems.append(_duplicate(photograph, photographs[photograph.key]))
         else:
-            found[photograph.key] = photograph
+            photographs[photograph.key] = photograph
     in_zips: set[str] = set()
     for photograph in _in_archives(folder, root, problems, by_path):
-        kept = found.get(photograph.key)
+        kept = photographs.get(photograph.key)
         if kept is None or (kept.member is None and kept.size_bytes != photograph.size_bytes):
-            found[photograph.key] = photograph
+            photographs[photograph.key] = photograph
         if kept is not None and (photograph.key in in_zips or kept.size_bytes != photograph.size_bytes):
-            problems.append(_duplicate(kept if kept.member is None else photograph, found[photograph.key]))
+            problems.append(_duplicate(kept if kept.member is None else photograph, photographs[photograph.key]))
         in_zips.add(photograph.key)
-    if not found:
+    if not photographs:
         cure = f"put them beside the labels ({', '.join(IMAGE_SUFFIXES)})" if by_path else "run python download_data.py"
         raise UserError(f"{folder}: no photographs and no zip with photographs; {cure}")
-    return dict(sorted(found.items()))
+    return dict(sorted(photographs.items()))
 
 
 def _duplicate(ignored: Photograph, kept: Photograph) -> Problem:
@@ -147,8 +148,8 @@ def _in_folders(folder: Path, root: str | None, problems: list[Problem], by_path
 
     for place, entries in walk(folder, enters, report):
         names = [entry.name for entry in entries]
-        own = OWN_FILES if {*OWN_FILES[:2]} <= {*names} else ()
-        for name in (name for name in names if is_photograph(name) and name not in own):
+        outputs = OWN_FILES if {*OWN_FILES[:2]} <= {*names} else ()
+        for name in (name for name in names if is_photograph(name) and name not in outputs):
             path = Path(place, name)
             if leaves(path, root, folder, problems):
                 continue
@@ -184,6 +185,15 @@ def leaves(path: Path, root: str | None, folder: Path, problems: list[Problem]) 
     )
     problems.append(Problem(printable(path.relative_to(folder).as_posix()), text, UNREADABLE_PHOTOGRAPH))
     return True
+
+
+def inside(files: list[Path], folder: Path, problems: list[Problem], trust_links: bool) -> list[Path]:
+    """Return the files without links out of the folder: an error message could quote any file of the user."""
+    root = None if trust_links else os.path.realpath(folder)
+    inside = [file for file in files if not leaves(file, root, folder, problems)]
+    if not inside:
+        raise UserError(f"{files[0]}: {problems[-1].text}")
+    return inside
 
 
 def _in_archives(folder: Path, root: str | None, problems: list[Problem], by_path: bool) -> Iterator[Photograph]:
@@ -237,8 +247,8 @@ def _circuit(source: str, by_path: bool) -> str:
     Else the first folder, or all folders if photographs are known by their path.
     """
     *folders, name = PurePosixPath(source).parts
-    found = [re.match(r"circuit[ _-]*(\w+)", part, flags=re.IGNORECASE) for part in folders]
-    found.append(re.match(r"(\w+) *\(\d+\)", name))
-    if match := next(filter(None, found), None):
+    matches = [re.match(r"circuit[ _-]*(\w+)", part, flags=re.IGNORECASE) for part in folders]
+    matches.append(re.match(r"(\w+) *\(\d+\)", name))
+    if match := next(filter(None, matches), None):
         return f"Circuit{match[1].lower()}"
     return printable("/".join(folders if by_path else folders[:1])) or "unknown"

@@ -54,8 +54,8 @@ def assign_splits(
     elif split_by == TIME:
         raise UserError("--split-by time: no pause between the photographs is long enough; use a smaller --time-gap")
     else:
-        found = ", ".join(sorted(set(circuits.values()))) or "none"
-        raise UserError(f"--split-by circuit needs photographs of two circuits, found {found}; use --split-by hash")
+        listed = ", ".join(sorted(set(circuits.values()))) or "none"
+        raise UserError(f"--split-by circuit needs photographs of two circuits, here are {listed}; use --split-by hash")
     return {key: VAL if name in held_out else TRAIN for key, name in names.items()}
 
 
@@ -70,8 +70,8 @@ def choose_split(photographs: Iterable[Photograph], split_by: str) -> tuple[str,
     has_train, has_others = bool(numbers[TRAIN] or numbers[""]), bool(numbers[VAL] or numbers[TEST])
     if not (has_train and has_others):
         if split_by == FOLDERS or (numbers[VAL] and numbers[TEST]):
-            found = " and ".join(sorted(filter(None, +numbers)))
-            reason = f"only for {found}: train or val would be empty" if found else "for none of train, val and test"
+            named = " and ".join(sorted(filter(None, +numbers)))
+            reason = f"only for {named}: train or val would be empty" if named else "for none of train, val and test"
             raise UserError(f"the folders of the photographs are {reason}; use --split-by hash")
         return HASH, ""
     lines = ["the input has no val: its test is val"] * bool(numbers[TEST] and not numbers[VAL])

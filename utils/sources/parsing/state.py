@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -11,11 +12,12 @@ from typing import Any, TextIO
 
 import filelock
 
+from utils.common.contents import parse_json
 from utils.common.errors import UserError, reason_of
-from utils.common.files import in_the_way, parse_json, read_bytes, write_bytes_atomic
+from utils.common.files import in_the_way, read_bytes, write_bytes_atomic
 from utils.data.labels import IGNORE_FOLDER
 from utils.sources.near_duplicates import SIGNATURE_BYTES
-from utils.sources.parsing.photograph import ImageFacts
+from utils.sources.parsing.photograph import ImageMetadata
 from utils.sources.parsing.sources import OWN_FILES
 from utils.sources.parsing.split import SPLITS, TEST
 
@@ -38,7 +40,7 @@ class Entry:
     image_bytes: int
     image_digest: str
     label_digest: str
-    facts: ImageFacts
+    facts: ImageMetadata  # these two names are keys of the journal: `facts` and `found`
     exif_frame: str
     objects: dict[str, int]
     unknown_values: dict[str, int]
@@ -60,7 +62,7 @@ class BuildState:
         self.rewrite(self.entries.values())  # drops an incomplete line of a killed run
         self._journal: TextIO = file.open("a", encoding="utf-8")
 
-    def append(self, entry: Entry) -> None:
+    def record(self, entry: Entry) -> None:
         """Write a finished photograph's entry and flush it."""
         self._journal.write(_to_line(entry))
         self._journal.flush()
@@ -82,14 +84,14 @@ def open_output(folder: Path, *, has_test: bool = False, trust_links: bool = Fal
     place of one of its folders is an error too, unless links are trusted: the run removes files that it does not expect.
     """
     existed = folder.exists()
-    own_folders = [folder / name for name in FOLDERS]
-    for path in () if trust_links else (*own_folders, *(path.parent for path in own_folders)):
+    folders = [folder / name for name in FOLDERS]
+    for path in () if trust_links else (*folders, *(path.parent for path in folders)):
         if path.is_symlink():
             raise UserError(f"{path}: is a link; remove it, or pass --trust-links to write where it leads")
     if not (folder / STATE_FILE).exists() and any(_files_in(folder)):
         raise UserError(f"{folder}: holds images or labels that parse_labels.py did not make; name another --output")
     try:
-        for path in own_folders:
+        for path in folders:
             if path.name != IGNORE_FOLDER and (has_test or path.parent.name != TEST):
                 path.mkdir(parents=True, exist_ok=True)
         if problem := in_the_way(folder / LOCK_FILE, folder / STATE_FILE):
@@ -116,15 +118,37 @@ def open_output(folder: Path, *, has_test: bool = False, trust_links: bool = Fal
 def remove_unexpected(folder: Path, entries: Iterable[Entry]) -> None:
     """Remove files without an entry from the output folders."""
     files = ((entry, output_files(folder, entry.split, entry.stem)) for entry in entries)
-    expected = {path for entry, own in files for path in (own if entry.ignored else own[:2])}
+    expected = {path for entry, paths in files for path in (paths if entry.ignored else paths[:2])}
     for path in [path for path in _files_in(folder) if path not in expected]:
         path.unlink()
 
 
 def output_files(folder: Path, split: str, stem: str) -> tuple[Path, Path, Path]:
     """Return the image and the label file of one photograph, and that of its regions to ignore, which it may not have."""
-    own = folder / split
-    return own / "images" / f"{stem}.jpg", own / "labels" / f"{stem}.txt", own / IGNORE_FOLDER / f"{stem}.txt"
+    place = folder / split
+    return place / "images" / f"{stem}.jpg", place / "labels" / f"{stem}.txt", place / IGNORE_FOLDER / f"{stem}.txt"
+
+
+def keep_image(folder: Path, entry: Entry, split: str) -> bool:
+    """Return whether an earlier entry's image is still there; move it to this run's split if needed."""
+    wanted = output_files(folder, split, entry.stem)[0]
+    for place in (split, *SPLITS):
+        image_file = output_files(folder, place, entry.stem)[0]
+        if image_file.is_file() and image_file.stat().st_size == entry.image_bytes:
+            if image_file != wanted:
+                os.replace(image_file, wanted)
+            return True
+    return False
+
+
+def move(folder: Path, entry: Entry, split: str) -> Entry:
+    """Move a photograph's files to its final split, which can change when other photographs are unusable."""
+    if split != entry.split:
+        sources, targets = output_files(folder, entry.split, entry.stem), output_files(folder, split, entry.stem)
+        for source, target in list(zip(sources, targets, strict=True))[: 2 + bool(entry.ignored)]:
+            target.parent.mkdir(exist_ok=True)
+            os.replace(source, target)
+    return dataclasses.replace(entry, split=split)
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
@@ -141,11 +165,11 @@ def _from_line(line: str) -> Entry | None:
     """Return None for an incomplete line or one of another version; its photograph is then built again."""
     try:
         values: dict[str, Any] = parse_json(line)
-        values["facts"] = facts = ImageFacts(**values["facts"])
-        if values["split"] not in SPLITS or len(bytes.fromhex(facts.signature)) not in (0, SIGNATURE_BYTES):
+        values["facts"] = metadata = ImageMetadata(**values["facts"])
+        if values["split"] not in SPLITS or len(bytes.fromhex(metadata.signature)) not in (0, SIGNATURE_BYTES):
             return None
-        if facts.taken:
-            datetime.fromisoformat(facts.taken)
+        if metadata.taken:
+            datetime.fromisoformat(metadata.taken)
         values["complaints"] = [(int(row), str(kind), str(text)) for row, kind, text in values["complaints"]]
         values["found"] = [(str(label), str(kind), int(number)) for label, kind, number in values["found"]]
         return Entry(**values)

@@ -19,7 +19,7 @@ from utils.data.labels import ANY_CLASS, IGNORE_FOLDER, MAX_LABEL_FILE_BYTES, La
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.label_file import LabelFile
 from utils.sources.parsing.outlines import ShapeObject
-from utils.sources.parsing.rows import BOX, IGNORED, NO_OBJECTS, POLYGON, SPAN, AnnotationRow, Parsed, digest_of
+from utils.sources.parsing.rows import BOX, IGNORED, NO_OBJECTS, POLYGON, AnnotationRow, Parsed, digest_of
 
 BACKGROUNDS = (*NO_OBJECTS, "background", "bg", "void", "unlabeled", "unlabelled")  # of class lists
 ONLY_CLASS = "object"  # of labels that name no class
@@ -39,9 +39,9 @@ def find_list(file: Path, patterns: Sequence[str], top: Path) -> Path | None:
     Links are ignored: their content would be shown as class names. A YAML file counts if it has `names` or `nc`.
     """
     for folder in file.parents:
-        found = _lists_in(folder, tuple(patterns), folder.stat().st_mtime_ns)
-        if found or folder == top:
-            return found
+        class_list = _lists_in(folder, tuple(patterns), folder.stat().st_mtime_ns)
+        if class_list or folder == top:
+            return class_list
     return None
 
 
@@ -56,8 +56,8 @@ def _lists_in(folder: Path, patterns: tuple[str, ...], stamp: int) -> Path | Non
 
 def read_names(file: Path) -> list[str]:
     """Return the class names of a data-set YAML, or of a text with one a line, by number. Raises UserError."""
-    facts = file.stat()
-    return list(_read_names(file, facts.st_mtime_ns, facts.st_size))
+    status = file.stat()
+    return list(_read_names(file, status.st_mtime_ns, status.st_size))
 
 
 @functools.lru_cache(64)
@@ -88,7 +88,7 @@ class YoloFile(LabelFile):
     has_lines = False
     patterns = ("**/*.txt",)
     how_to_export = "put data.yaml beside the folders train and valid, each with images/ and labels/"
-    by_file = missing_is_empty = takes_folder = True
+    names_are_relative = missing_is_empty = takes_folder = True
 
     def __init__(self, path: Path, problems: list[Problem], folder: Path) -> None:
         super().__init__(path, problems)
@@ -104,8 +104,7 @@ class YoloFile(LabelFile):
             lines = [line.split() for line in read_text(path).splitlines()]
             data = path.read_bytes()
         except (UserError, OSError) as error:
-            span = SPAN.pack(0, 0, digest_of(b""))
-            self.rows = [AnnotationRow(photographs, path, span, "", partial(_refuse, str(error)))]
+            self.rows = [AnnotationRow(photographs, path, [b""], "", partial(_refuse, str(error)))]
             return
         self.class_list = find_list(path, YOLO_LISTS, folder)
         if self.class_list is None:
@@ -122,12 +121,13 @@ class YoloFile(LabelFile):
             for fields in lines
             if fields and not (is_region and fields[0] == str(ANY_CLASS))
         ]
-        span, objects = SPAN.pack(0, len(data), digest_of(data)), partial(_objects, tuple(self.names), is_region)
+        objects = partial(_objects, tuple(self.names), is_region)
         context = "\n".join([*self.names, IGNORE_FOLDER] if is_region else self.names)
-        self.rows = [AnnotationRow(photographs, path, span, context, objects, Counter(rows))]
+        digest = digest_of(data)
+        self.rows = [AnnotationRow(photographs, path, (), context, objects, Counter(rows), file_digest=digest)]
 
     @classmethod
-    def is_own_file(cls, file: Path) -> bool:
+    def is_of_format(cls, file: Path) -> bool:
         return file.suffix.lower() == ".txt" and looks_like_labels(file)
 
     @classmethod

@@ -19,10 +19,11 @@ from underwater_ir.commands.restore import read_student
 from underwater_ir.data.datasets import RestorationDataset, benchmark_entries, create_evaluation_loader
 from underwater_ir.student.network import SIZE_MULTIPLE, Outputs
 from underwater_ir.student.restoration import METRICS, REFERENCE, measure, sets_of, summarise, to_pixels
-from utils.common.config import Options, option, parse_config
+from utils.common.config import parse_config
 from utils.common.devices import choose_device
 from utils.common.errors import UserError
 from utils.common.files import write_text_atomic
+from utils.common.options import Options, option
 from utils.common.text import format_table
 from utils.data.images import write_jpeg
 

@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from underwater_ir.metrics import ssim
 from underwater_ir.student.network import Outputs, haar
-from utils.common.config import nearest
 from utils.common.errors import UserError, one_line
 from utils.common.files import local_rank_first, read_text
+from utils.common.option_names import nearest
 from utils.distributed import all_reduce_sum, communication_device, world_size
 
 WEIGHTS = {

@@ -27,10 +27,11 @@ from underwater_ir.student.losses import StudentLoss, load_vgg, read_weights
 from underwater_ir.student.network import CROSS_HEADS, SIZE_MULTIPLE, Student
 from underwater_ir.student.restoration import Restoration, draw_curves
 from utils import distributed
-from utils.common.config import Options, option, parse_config
+from utils.common.config import parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, seed_everything, tune_device
 from utils.common.errors import UsageError, UserError, explain_out_of_memory, print_warning, run_script
+from utils.common.options import Options, option
 from utils.common.signals import die_with_parent
 from utils.common.text import counted
 from utils.data.loader import EpochBatches
