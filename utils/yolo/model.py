@@ -208,10 +208,11 @@ def equalise_filters(model: YoloModel) -> None:
         length = torch.linalg.vector_norm(conv.weight, dim=(1, 2, 3), dtype=torch.float64)
         factor = torch.where(length > 0, FILTER_LENGTH / length, 1.0)
         conv.weight.mul_(factor[:, None, None, None])
-        norm.running_mean.mul_(factor)
+        statistics = norm.state_dict(keep_vars=True)
+        statistics["running_mean"].mul_(factor)
         # BatchNorm adds `eps` to the variance, which does not grow with the filter.
-        variance = (norm.running_var.double() + norm.eps) * factor**2 - norm.eps
-        norm.running_var.copy_(variance.clamp(min=0))
+        variance = statistics["running_var"]
+        variance.copy_(((variance + norm.eps) * factor**2 - norm.eps).clamp(min=0))
 
 
 def save_deployable(
