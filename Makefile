@@ -56,13 +56,13 @@ test: setup
 	@$(MAKE) --no-print-directory -j 2 check side-by-side; failed=$$?; \
 	TESTED=tests $(PYTHON) -m pytest -m alone tests && exit $$failed
 
-# The tests of the core run as if there were no extras/, those of each extra as if there were no other: tests/support/plugin.py
+# The tests of the core run as if there were no yolo_seg_ddp/extras/, those of each extra as if there were no other: tests/support/plugin.py
 # reads TESTED. If pytest itself is killed, RUNNING names the tests that ran: the plugin writes it, and removes it at the end.
 side-by-side: setup
 	@mkdir -p $(dir $(RUNNING)); rm -f $(RUNNING); \
 	TESTED="tests recipes" RUNNING_FILE=$(RUNNING) $(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "$(MARKED)" tests recipes; failed=$$?; \
 	if test -e $(RUNNING); then echo "pytest ended early, with code $$failed:"; cat $(RUNNING); fi >&2; \
-	printf '%s\n' $(wildcard extras/*/tests) | xargs -P $(JOBS) --process-slot-var=SLOT -I {} sh -c '$(TEST_AN_EXTRA)' || failed=1; exit $$failed
+	printf '%s\n' $(wildcard yolo_seg_ddp/extras/*/tests) | xargs -P $(JOBS) --process-slot-var=SLOT -I {} sh -c '$(TEST_AN_EXTRA)' || failed=1; exit $$failed
 
 # Two extras at a time, each in one process, which starts faster than two; what one prints stays together.
 TEST_AN_EXTRA = said=$$(TESTED={} $(PYTHON) -m pytest -m "$(MARKED)" {} 2>&1); code=$$?; echo "$$said"; \

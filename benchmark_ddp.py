@@ -10,9 +10,9 @@ batch is trained again and again.
 
 from dataclasses import replace
 
-from utils.common.config import parse_config, show_help
-from utils.common.options import to_dict
-from utils.measure.options import MAX_CPU_PROCESSES, BenchmarkConfig
+from yolo_seg_ddp.measure.options import MAX_CPU_PROCESSES, BenchmarkConfig
+from yolo_seg_ddp.utils.config import parse_config, show_help
+from yolo_seg_ddp.utils.options import to_dict
 
 if __name__ == "__main__":
     show_help(BenchmarkConfig, __doc__)
@@ -25,16 +25,16 @@ from pathlib import Path
 
 import torch
 
-from utils.common.cores import choose_threads_and_workers, usable_cpu_count
-from utils.common.devices import choose_precision
-from utils.common.environment import environment_report, visible_gpu_count
-from utils.common.errors import UserError, run_script
-from utils.common.files import output_folder, write_text_atomic
-from utils.common.text import csv_text
-from utils.measure.plots import plot_scaling
-from utils.measure.scaling import RankJob, Run, run_benchmark, scaling_table, summarise
-from utils.measure.step_ranges import training_loader
-from utils.yolo.model import weights_or_description
+from yolo_seg_ddp.measure.plots import plot_scaling
+from yolo_seg_ddp.measure.scaling import RankJob, Run, run_benchmark, scaling_table, summarise
+from yolo_seg_ddp.measure.step_ranges import training_loader
+from yolo_seg_ddp.utils.cores import choose_threads_and_workers, usable_cpu_count
+from yolo_seg_ddp.utils.devices import choose_precision
+from yolo_seg_ddp.utils.environment import environment_report, visible_gpu_count
+from yolo_seg_ddp.utils.errors import UserError, run_script
+from yolo_seg_ddp.utils.files import output_folder, write_text_atomic
+from yolo_seg_ddp.utils.text import csv_text
+from yolo_seg_ddp.yolo.model import weights_or_description
 
 SHARES_NOTE = "The last four columns are shares of a step's time. Imbalance: waiting for the slowest process."
 

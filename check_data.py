@@ -5,12 +5,12 @@ python check_data.py --data dataset.yaml --model run/best.pt
 python check_data.py --data dataset.yaml --tolerate   # errors are no failure
 """
 
-from utils.common.errors import run_script
-from utils.common.extras import require_extra
+from yolo_seg_ddp.utils.errors import run_script
+from yolo_seg_ddp.utils.extras import require_extra
 
 
 def main() -> int:
-    """Run extras/check; return the exit code. Raises UserError if that folder is not there."""
+    """Run yolo_seg_ddp/extras/check; return the exit code. Raises UserError if that folder is not there."""
     return int(require_extra("check").main(__doc__))
 
 

@@ -23,7 +23,7 @@ step "7/9 Mapping the poles and transformers of a flight that was not used for t
 "$PYTHON" download_data.py --sample 48 --seed 7 --output data/demo/flight
 "$PYTHON" inference.py --model models/demo/best.pt --source data/demo/flight --output outputs/demo/map \
     --classes pole transformers --conf 0.4
-"$PYTHON" -m extras.maps --predictions outputs/demo/map --ground-height 10 --ground-sigma 3
+"$PYTHON" -m yolo_seg_ddp maps --predictions outputs/demo/map --ground-height 10 --ground-sigma 3
 step "8/9 Training on windows of photographs of 20 megapixels"
 "$PYTHON" download_data.py --sample 12 --sample-size 5472 --seed 1 --output data/demo/large-raw
 "$PYTHON" parse_labels.py --input data/demo/large-raw --output data/demo/large --line-width 7 --long-side native \

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.common.config import parse_config
-from utils.common.errors import EXIT_DONE, EXIT_KEYBOARD, UserError, run_script
-from utils.common.files import claimed_output, output_folder
-from utils.common.options import Options, option, words_of
-from utils.common.storage import Storage
-from utils.common.text import counted, next_command
-from utils.sources.download import DEFAULT_BASE_URL, download, expand_circuits, open_source
+from yolo_seg_ddp.prepare.download import DEFAULT_BASE_URL, download, expand_circuits, open_source
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.errors import EXIT_DONE, EXIT_KEYBOARD, UserError, run_script
+from yolo_seg_ddp.utils.files import claimed_output, output_folder
+from yolo_seg_ddp.utils.options import Options, option, words_of
+from yolo_seg_ddp.utils.storage import Storage
+from yolo_seg_ddp.utils.text import counted, next_command
 
 DEFAULT_SAMPLE = 240
 
@@ -130,7 +130,7 @@ def with_sample_size(arguments: Sequence[str]) -> list[str]:
 
 
 def _write_sample(config: DownloadConfig, num_photographs: int) -> int:
-    from utils.sources.sample import write_sample
+    from yolo_seg_ddp.prepare.sample import write_sample
 
     write_sample(Path(config.output), num_photographs, config.seed, config.wire_width, config.sample_size)
     print(f"{config.output}: {num_photographs:,} drawn photographs")

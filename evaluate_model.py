@@ -3,12 +3,12 @@
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt
 python evaluate_model.py --model run/best.pt --mask-resolution native
 python evaluate_model.py --model run/best.pt --compare models/earlier/best.pt
-python evaluate_model.py --model run/best.onnx   # an export (extras/exports/README.md)
+python evaluate_model.py --model run/best.onnx   # an export (yolo_seg_ddp/extras/exports/README.md)
 torchrun --nproc_per_node=4 evaluate_model.py --model run/best.pt
 """
 
-from utils.common.config import parse_config, show_help
-from utils.evaluation.options import EvaluationConfig
+from yolo_seg_ddp.evaluation.options import EvaluationConfig
+from yolo_seg_ddp.utils.config import parse_config, show_help
 
 if __name__ == "__main__":
     show_help(EvaluationConfig, __doc__)
@@ -26,33 +26,33 @@ import numpy as np
 import torch
 from torch import nn
 
-from utils import distributed
-from utils.common.cores import choose_threads_and_workers
-from utils.common.devices import choose_device, choose_precision
-from utils.common.errors import printable, run_script
-from utils.common.extras import find_extra, require_extra
-from utils.common.files import claimed_output, write_text_atomic
-from utils.common.progress import Progress
-from utils.common.signals import die_with_parent
-from utils.common.text import next_command, without_mask_line
-from utils.data.dataset import Photo, SegmentationDataset, read_photos
-from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.label_shapes import SizeOf, choose_thin_classes, sizes_on_disk
-from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
-from utils.distributed import cleanup_ddp, setup_ddp
-from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
-from utils.evaluation.evaluate import AP_LIMITS, Evaluation, OnImage, PhotoPixels, criterion_of, evaluate
-from utils.evaluation.metrics import summary
-from utils.evaluation.metrics.thin_objects import ThinRule
-from utils.evaluation.shared_classes import number_classes_as, only_classes, shared_classes
-from utils.evaluation.tables import all_tables
-from utils.evaluation.tile_search import Candidate, TileSearch
-from utils.pages import plot_confusion_matrix, plot_curves
-from utils.predict.line_step import steps_for
-from utils.predict.models import open_model
-from utils.predict.opening import cores_of
-from utils.predict.tiles import Predictor, choose_tiling
-from utils.yolo.model import (
+from yolo_seg_ddp.data.dataset import Photo, SegmentationDataset, read_photos
+from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
+from yolo_seg_ddp.data.label_shapes import SizeOf, choose_thin_classes, sizes_on_disk
+from yolo_seg_ddp.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
+from yolo_seg_ddp.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
+from yolo_seg_ddp.evaluation.evaluate import AP_LIMITS, Evaluation, OnImage, PhotoPixels, criterion_of, evaluate
+from yolo_seg_ddp.evaluation.metrics import summary
+from yolo_seg_ddp.evaluation.metrics.thin_objects import ThinRule
+from yolo_seg_ddp.evaluation.shared_classes import number_classes_as, only_classes, shared_classes
+from yolo_seg_ddp.evaluation.tables import all_tables
+from yolo_seg_ddp.evaluation.tile_search import Candidate, TileSearch
+from yolo_seg_ddp.pages import plot_confusion_matrix, plot_curves
+from yolo_seg_ddp.predict.line_step import steps_for
+from yolo_seg_ddp.predict.models import open_model
+from yolo_seg_ddp.predict.opening import cores_of
+from yolo_seg_ddp.predict.tiles import Predictor, choose_tiling
+from yolo_seg_ddp.utils import distributed
+from yolo_seg_ddp.utils.cores import choose_threads_and_workers
+from yolo_seg_ddp.utils.devices import choose_device, choose_precision
+from yolo_seg_ddp.utils.distributed import cleanup_ddp, setup_ddp
+from yolo_seg_ddp.utils.errors import printable, run_script
+from yolo_seg_ddp.utils.extras import find_extra, require_extra
+from yolo_seg_ddp.utils.files import claimed_output, write_text_atomic
+from yolo_seg_ddp.utils.progress import Progress
+from yolo_seg_ddp.utils.signals import die_with_parent
+from yolo_seg_ddp.utils.text import next_command, without_mask_line
+from yolo_seg_ddp.yolo.model import (
     choose_mask_score,
     class_names,
     require_classes,

@@ -6,11 +6,11 @@
 Ultralytics converts. Then each export is compared with the torch model: its class names and sizes, its raw outputs, and
 the AP of each class on the validation split. Only exports that pass are written. The exit code is 1 if one fails. The last
 line is a command with the fastest one.
-`inference.py` and `evaluate_model.py` open the exports (extras/exports/README.md).
+`inference.py` and `evaluate_model.py` open the exports (yolo_seg_ddp/extras/exports/README.md).
 """
 
-from utils.common.errors import run_script
-from utils.common.extras import require_extra
+from yolo_seg_ddp.utils.errors import run_script
+from yolo_seg_ddp.utils.extras import require_extra
 
 
 def main() -> int:

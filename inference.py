@@ -1,12 +1,12 @@
 """Find objects in photographs with a trained model; write annotated pictures, JSON and YOLO labels.
 
     python inference.py --model models/epri_distribution_ddp/best.pt --source photos
-    python inference.py --model best.pt --source flight.mp4 --every 5   # a film: extras/film/README.md
+    python inference.py --model best.pt --source flight.mp4 --every 5   # a film: yolo_seg_ddp/extras/film/README.md
 
 Two photographs a core are read ahead, so memory does not grow with their number. All results are in the photographs' own
 pixels, upright. A photograph that cannot be read, or whose results cannot be written, is named and skipped. Started with
 torchrun, the ranks share the photographs. A model that was trained on windows predicts on tiles of large photographs
-(docs/windows.md). The model may be an export (extras/exports/README.md). `python -m extras.maps` puts the detections on a map.
+(docs/windows.md). The model may be an export (yolo_seg_ddp/extras/exports/README.md). `python -m yolo_seg_ddp maps` puts the detections on a map.
 
 Deployment: a program of your own opens the model once, or an export that finds the same (docs/python.md):
 
@@ -18,8 +18,8 @@ Deployment: a program of your own opens the model once, or an export that finds 
         print(prediction.file, prediction)  # 3 detections of 2 classes in 640 x 480: 2 pole, 1 wire
 """
 
-from utils.common.config import parse_config, show_help
-from utils.predict.options import InferenceConfig
+from yolo_seg_ddp.predict.options import InferenceConfig
+from yolo_seg_ddp.utils.config import parse_config, show_help
 
 if __name__ == "__main__":
     show_help(InferenceConfig, __doc__)
@@ -37,23 +37,23 @@ from typing import Any
 import cv2
 import numpy as np
 
-from utils import distributed
-from utils.common.errors import printable, run_script
-from utils.common.extras import find_extra, refuse_orthophoto
-from utils.common.files import claimed_output, write_text_atomic
-from utils.common.progress import Progress
-from utils.common.signals import die_with_parent
-from utils.common.text import counted, without_mask_line
-from utils.common.threads import ordered_map
-from utils.data.dataset_yaml import list_photos
-from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, Stretch, read_image
-from utils.distributed import cleanup_ddp, setup_ddp
-from utils.pages import NO_DETECTIONS, READABLE_PX, draw_instances, save_image
-from utils.predict.annotation_files import ToolFiles, ToolWriter, common_folder, merge_tool_files
-from utils.predict.opening import cores_of, open_predictor
-from utils.predict.prediction_files import ABOUT, PredictionWriter, Source, keys_of, merge_parts, remove_results
-from utils.predict.thresholds import Thresholds
-from utils.yolo.model import trained_stretch
+from yolo_seg_ddp.data.dataset_yaml import list_photos
+from yolo_seg_ddp.data.images import NATIVE_LONG_SIDE_PX, ImageError, Stretch, read_image
+from yolo_seg_ddp.pages import NO_DETECTIONS, READABLE_PX, draw_instances, save_image
+from yolo_seg_ddp.predict.annotation_files import ToolFiles, ToolWriter, common_folder, merge_tool_files
+from yolo_seg_ddp.predict.opening import cores_of, open_predictor
+from yolo_seg_ddp.predict.prediction_files import ABOUT, PredictionWriter, Source, keys_of, merge_parts, remove_results
+from yolo_seg_ddp.predict.thresholds import Thresholds
+from yolo_seg_ddp.utils import distributed
+from yolo_seg_ddp.utils.distributed import cleanup_ddp, setup_ddp
+from yolo_seg_ddp.utils.errors import printable, run_script
+from yolo_seg_ddp.utils.extras import find_extra, refuse_orthophoto
+from yolo_seg_ddp.utils.files import claimed_output, write_text_atomic
+from yolo_seg_ddp.utils.progress import Progress
+from yolo_seg_ddp.utils.signals import die_with_parent
+from yolo_seg_ddp.utils.text import counted, without_mask_line
+from yolo_seg_ddp.utils.threads import ordered_map
+from yolo_seg_ddp.yolo.model import trained_stretch
 
 MAX_NAME_BYTES = 255  # of a file on Linux's file systems
 
@@ -68,7 +68,7 @@ def main() -> int:
     die_with_parent()
     ranks = distributed.read_rank_environment()
     with claimed_output(config.output) as output:
-        refuse_orthophoto("--source", config.source, "python -m extras.orthophotos")
+        refuse_orthophoto("--source", config.source, "python -m yolo_seg_ddp orthophotos")
         return predict_photos(config, output, ranks)
 
 

@@ -9,26 +9,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from utils.common.config import parse_config
-from utils.common.errors import EXIT_DONE, UserError, print_warning, run_script
-from utils.common.extras import refuse_orthophoto
-from utils.common.options import Options, ignored, option
-from utils.common.text import next_command
-from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
-from utils.data.images import NATIVE_LONG_SIDE_PX
-from utils.data.label_shapes import class_sizes, sample_labels, small_labels_hint
-from utils.data.labels import read_photos
-from utils.pages.label_picture import save_label_picture
-from utils.sources.parsing.account import SIZE_PX, account_lines
-from utils.sources.parsing.build import BuildOptions, build_dataset
-from utils.sources.parsing.formats import AUTO, EPRI, FORMAT_CHOICES, FORMATS
-from utils.sources.parsing.manifest import UNREADABLE_KINDS, report_lines
-from utils.sources.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
-from utils.sources.parsing.reading import choose_format
-from utils.sources.parsing.sources import ReadFile
-from utils.sources.parsing.split import CIRCUIT, SPLIT_BY_CHOICES, TIME_GAP_S, TRAIN
-from utils.sources.parsing.state import DATASET_FILE, PICTURE_FILE
-from utils.sources.parsing.stored import stored_input
+from yolo_seg_ddp.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
+from yolo_seg_ddp.data.images import NATIVE_LONG_SIDE_PX
+from yolo_seg_ddp.data.label_shapes import class_sizes, sample_labels, small_labels_hint
+from yolo_seg_ddp.data.labels import read_photos
+from yolo_seg_ddp.pages.label_picture import save_label_picture
+from yolo_seg_ddp.prepare.parsing.account import SIZE_PX, account_lines
+from yolo_seg_ddp.prepare.parsing.build import BuildOptions, build_dataset
+from yolo_seg_ddp.prepare.parsing.formats import AUTO, EPRI, FORMAT_CHOICES, FORMATS
+from yolo_seg_ddp.prepare.parsing.manifest import UNREADABLE_KINDS, report_lines
+from yolo_seg_ddp.prepare.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
+from yolo_seg_ddp.prepare.parsing.reading import choose_format
+from yolo_seg_ddp.prepare.parsing.sources import ReadFile
+from yolo_seg_ddp.prepare.parsing.split import CIRCUIT, SPLIT_BY_CHOICES, TIME_GAP_S, TRAIN
+from yolo_seg_ddp.prepare.parsing.state import DATASET_FILE, PICTURE_FILE
+from yolo_seg_ddp.prepare.parsing.stored import stored_input
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.errors import EXIT_DONE, UserError, print_warning, run_script
+from yolo_seg_ddp.utils.extras import refuse_orthophoto
+from yolo_seg_ddp.utils.options import Options, ignored, option
+from yolo_seg_ddp.utils.text import next_command
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "://" in config.input:  # a folder in a storage
         with stored_input(config.input, Path(config.output)) as (folder, read_file):
             return build(replace(config, input=str(folder)), read_file)
-    refuse_orthophoto("--input", config.input, "python -m extras.orthophotos.cut")
+    refuse_orthophoto("--input", config.input, "python -m yolo_seg_ddp orthophotos.cut")
     return build(config)
 
 

@@ -8,8 +8,8 @@ The options are those of train_yolo_ddp.py; a training with the same ones then r
 command again continues what was interrupted. Machines that share the folder share the work.
 """
 
-from utils.common.config import parse_config, show_help
-from utils.training.config import TrainConfig
+from yolo_seg_ddp.training.config import TrainConfig
+from yolo_seg_ddp.utils.config import parse_config, show_help
 
 if __name__ == "__main__":
     show_help(TrainConfig, __doc__)
@@ -23,12 +23,12 @@ from dataclasses import replace
 
 import torch
 
-from utils import distributed
-from utils.common.errors import EXIT_DONE, run_script
-from utils.common.text import next_command
-from utils.data.dataset_yaml import load_dataset_yaml
-from utils.run.folder import resume_arguments, without_local_rank
-from utils.training.data import open_data
+from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
+from yolo_seg_ddp.run.folder import resume_arguments, without_local_rank
+from yolo_seg_ddp.training.data import open_data
+from yolo_seg_ddp.utils import distributed
+from yolo_seg_ddp.utils.errors import EXIT_DONE, run_script
+from yolo_seg_ddp.utils.text import next_command
 
 
 def main() -> int:

@@ -8,9 +8,9 @@ profiled. The most expensive operators at the best batch size are listed.
 
 from dataclasses import asdict
 
-from utils.common.config import parse_config, show_help
-from utils.common.options import to_dict
-from utils.measure.options import ProfileConfig
+from yolo_seg_ddp.measure.options import ProfileConfig
+from yolo_seg_ddp.utils.config import parse_config, show_help
+from yolo_seg_ddp.utils.options import to_dict
 
 if __name__ == "__main__":
     show_help(ProfileConfig, __doc__)
@@ -22,15 +22,9 @@ from pathlib import Path
 
 import torch
 
-from utils.common.cores import choose_threads_and_workers
-from utils.common.devices import choose_device, choose_precision, seed_everything, tune_device
-from utils.common.environment import environment_report
-from utils.common.errors import UserError, run_script
-from utils.common.files import output_folder, write_text_atomic
-from utils.common.text import format_bytes
-from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
-from utils.measure.plots import plot_profile
-from utils.measure.profiling import (
+from yolo_seg_ddp.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from yolo_seg_ddp.measure.plots import plot_profile
+from yolo_seg_ddp.measure.profiling import (
     BatchProfile,
     batch_for,
     best_profile,
@@ -41,8 +35,14 @@ from utils.measure.profiling import (
     profile_until_full,
     verdict_lines,
 )
-from utils.measure.step_timer import build_training
-from utils.yolo.model import build_model, weights_or_description
+from yolo_seg_ddp.measure.step_timer import build_training
+from yolo_seg_ddp.utils.cores import choose_threads_and_workers
+from yolo_seg_ddp.utils.devices import choose_device, choose_precision, seed_everything, tune_device
+from yolo_seg_ddp.utils.environment import environment_report
+from yolo_seg_ddp.utils.errors import UserError, run_script
+from yolo_seg_ddp.utils.files import output_folder, write_text_atomic
+from yolo_seg_ddp.utils.text import format_bytes
+from yolo_seg_ddp.yolo.model import build_model, weights_or_description
 
 
 def main() -> int:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.common.config import parse_config
-from utils.common.errors import EXIT_DONE, EXIT_FAILED, run_script
-from utils.common.options import Options, option
-from utils.data.dataset_yaml import DEFAULT_DATASET_YAML
-from utils.measure.machine_checks import run_checks
+from yolo_seg_ddp.data.dataset_yaml import DEFAULT_DATASET_YAML
+from yolo_seg_ddp.measure.machine_checks import run_checks
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.errors import EXIT_DONE, EXIT_FAILED, run_script
+from yolo_seg_ddp.utils.options import Options, option
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ for argument in "$@"; do
     esac
 done
 
-# --- an interpreter with its packages, and a trainer; utils/training/launch.py reads the rest and starts torchrun ---
+# --- an interpreter with its packages, and a trainer; yolo_seg_ddp/training/launch.py reads the rest and starts torchrun ---
 
 python=${PYTHON:+$(absolute "$PYTHON")}
 trainer=${TRAIN_SCRIPT:+$(absolute "$TRAIN_SCRIPT")}
@@ -75,4 +75,4 @@ missing=$("$python" -c 'import importlib.util as u; print(*[n for n in ("torch",
 [[ -f ${trainer:-train_yolo_ddp.py} ]] || fail "no trainer ${trainer:-train_yolo_ddp.py}; check TRAIN_SCRIPT"
 
 [[ -z $trainer ]] || export TRAIN_SCRIPT=$trainer
-exec "$python" -m utils.training.launch "$@" # becomes torchrun, which receives this process's signals
+exec "$python" -m yolo_seg_ddp.training.launch "$@" # becomes torchrun, which receives this process's signals

@@ -7,9 +7,9 @@
 The same command again continues an interrupted run. `--help` lists every option with its default.
 """
 
-from utils.common.config import parse_config, show_help
-from utils.common.options import section_of
-from utils.training.config import TrainConfig
+from yolo_seg_ddp.training.config import TrainConfig
+from yolo_seg_ddp.utils.config import parse_config, show_help
+from yolo_seg_ddp.utils.options import section_of
 
 if __name__ == "__main__":
     show_help(TrainConfig, __doc__)
@@ -24,14 +24,8 @@ from pathlib import Path
 
 import torch
 
-from utils import distributed
-from utils.common.errors import explain_out_of_memory, run_script
-from utils.common.extras import find_extra, require_extra
-from utils.common.files import output_folder
-from utils.common.signals import die_with_parent
-from utils.common.text import coloured, counted, next_command
-from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.loader import (
+from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
+from yolo_seg_ddp.data.loader import (
     EpochBatches,
     ShardBatches,
     get_dataloader,
@@ -39,21 +33,27 @@ from utils.data.loader import (
     multi_scale_sizes,
     val_prefetch,
 )
-from utils.distributed import cleanup_ddp, setup_ddp
-from utils.engine import EngineOptions, TrainingEngine
-from utils.engine.recovery import Diverged
-from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
-from utils.measure.batch_size import agree_batch_size, find_batch_size
-from utils.run.folder import OwnedRun, require_same_options, resume_arguments, without_local_rank
-from utils.run.log import print_banner
-from utils.run.options import LoopOptions
-from utils.training.agreement import require_same_data, require_same_start
-from utils.training.data import Data, open_data
-from utils.training.pictures import save_first_pictures
-from utils.training.plan import TrainPlan, plan_training, save_arguments, setup_device
-from utils.training.task import Segmentation, follow_epochs
-from utils.yolo.model import YoloModel, build_model, equalise_filters, freeze_layers, is_trained
-from utils.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
+from yolo_seg_ddp.engine import EngineOptions, TrainingEngine
+from yolo_seg_ddp.engine.recovery import Diverged
+from yolo_seg_ddp.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
+from yolo_seg_ddp.run.folder import OwnedRun, require_same_options, resume_arguments, without_local_rank
+from yolo_seg_ddp.run.log import print_banner
+from yolo_seg_ddp.run.options import LoopOptions
+from yolo_seg_ddp.training.agreement import require_same_data, require_same_start
+from yolo_seg_ddp.training.batch_size import agree_batch_size, find_batch_size
+from yolo_seg_ddp.training.data import Data, open_data
+from yolo_seg_ddp.training.pictures import save_first_pictures
+from yolo_seg_ddp.training.plan import TrainPlan, plan_training, save_arguments, setup_device
+from yolo_seg_ddp.training.task import Segmentation, follow_epochs
+from yolo_seg_ddp.utils import distributed
+from yolo_seg_ddp.utils.distributed import cleanup_ddp, setup_ddp
+from yolo_seg_ddp.utils.errors import explain_out_of_memory, run_script
+from yolo_seg_ddp.utils.extras import find_extra, require_extra
+from yolo_seg_ddp.utils.files import output_folder
+from yolo_seg_ddp.utils.signals import die_with_parent
+from yolo_seg_ddp.utils.text import coloured, counted, next_command
+from yolo_seg_ddp.yolo.model import YoloModel, build_model, equalise_filters, freeze_layers, is_trained
+from yolo_seg_ddp.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
 
 # With fewer images per GPU batch statistics are shared by default.
 SMALL_BATCH_SIZE = 16

@@ -19,12 +19,12 @@ from typing import Any
 
 import yaml
 
-from utils.common.environment import PROJECT_FOLDER, cpu_model, package_version, python_path
-from utils.common.errors import UserError
-from utils.common.files import write_text_atomic
-from utils.common.options import words_of
-from utils.data.dataset_yaml import DatasetSpec, label_file_for, load_dataset_yaml
-from utils.run.records import read_epochs
+from yolo_seg_ddp.data.dataset_yaml import DatasetSpec, label_file_for, load_dataset_yaml
+from yolo_seg_ddp.run.records import read_epochs
+from yolo_seg_ddp.utils.environment import PROJECT_FOLDER, cpu_model, package_version, python_path
+from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.utils.files import write_text_atomic
+from yolo_seg_ddp.utils.options import words_of
 
 JOB_SCRIPT = PROJECT_FOLDER / "benchmarks" / "ultralytics_job.py"
 SCORES = ("mask_map50_95", "mask_map50", "box_map50_95", "box_map50")
@@ -157,7 +157,7 @@ def scores(setting: Setting, data: Data, weights: Path, evaluator: str, home: Pa
 
 def source_digest() -> str:
     """Return a digest of the code that affects the training and evaluation of the project's side."""
-    return _digest([*sorted((PROJECT_FOLDER / "utils").rglob("*.py")), *sorted(PROJECT_FOLDER.glob("*.py"))])
+    return _digest([*sorted((PROJECT_FOLDER / "yolo_seg_ddp").rglob("*.py")), *sorted(PROJECT_FOLDER.glob("*.py"))])
 
 
 def _train_project(setting: Setting, data: Data, seed: int, start: Path, home: Path) -> Json:
@@ -194,7 +194,7 @@ def run_script(arguments: list[str], log_file: Path, usage_file: Path | None = N
     """Run one of the project's scripts; return (wall time in s, memory). Raises UserError when it fails."""
     usage_file = (usage_file or log_file.with_name(f"{log_file.stem}-usage.json")).resolve()
     script = (PROJECT_FOLDER / arguments[0]).resolve()
-    # -P: Python does not search the current folder, which may hold another `utils`.
+    # -P: Python does not search the current folder, which may hold another `yolo_seg_ddp`.
     command = [sys.executable, "-P", "-m", "benchmarks.measured", str(usage_file), str(script), *arguments[1:]]
     environment = {**os.environ, "PYTHONPATH": python_path()}
     start_s = time.perf_counter()

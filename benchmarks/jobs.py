@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import torch
 
-from utils.common.environment import PROJECT_FOLDER, python_path
-from utils.common.errors import UserError
-from utils.common.options import words_of
-from utils.run.checkpoint import load_latest
+from yolo_seg_ddp.run.checkpoint import load_latest
+from yolo_seg_ddp.utils.environment import PROJECT_FOLDER, python_path
+from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.utils.options import words_of
 
 # Variables of an outer launcher that a command must not inherit.
 NOT_INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NNODES")

@@ -11,9 +11,9 @@ import runpy
 import sys
 from pathlib import Path
 
-from utils.common.environment import prepare_environment
-from utils.common.files import write_text_atomic
-from utils.common.signals import die_with_parent
+from yolo_seg_ddp.utils.environment import prepare_environment
+from yolo_seg_ddp.utils.files import write_text_atomic
+from yolo_seg_ddp.utils.signals import die_with_parent
 
 
 def main(usage_file: Path, script: Path, arguments: list[str]) -> int:
@@ -25,7 +25,7 @@ def main(usage_file: Path, script: Path, arguments: list[str]) -> int:
     prepare_environment()
     import torch
 
-    from utils.common.devices import peak_memory_bytes
+    from yolo_seg_ddp.utils.devices import peak_memory_bytes
 
     sys.argv = [str(script), *arguments]
     code = 0

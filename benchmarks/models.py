@@ -19,12 +19,12 @@ if __package__ in (None, ""):  # started by its path: Python would search this f
 import torch
 
 from benchmarks.results import results_file, write_results
-from utils.common.config import parse_config
-from utils.common.cores import peak_process_bytes
-from utils.common.errors import run_script
-from utils.common.options import INPUT_SIZE, Options, option
-from utils.common.text import format_table
-from utils.yolo.model import build_model, copy_for_prediction
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.cores import peak_process_bytes
+from yolo_seg_ddp.utils.errors import run_script
+from yolo_seg_ddp.utils.options import INPUT_SIZE, Options, option
+from yolo_seg_ddp.utils.text import format_table
+from yolo_seg_ddp.yolo.model import build_model, copy_for_prediction
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
     sys.path[0] = str(DOCS.parent)
 
-from utils.pages.markup import Markup, element
+from yolo_seg_ddp.pages.markup import Markup, element
 
 RECORDS, CHART = DOCS / "results" / "records.jsonl", DOCS / "images" / "ultralytics.svg"
 LESS_IS_BETTER = re.compile("time|gradient")  # at the start of a record's `what`

@@ -24,10 +24,10 @@ if __package__ in (None, ""):  # started by its path: Python would search this f
 from benchmarks.comparison import NATIVE, PROJECT, ULTRALYTICS, Run, Setting, compare, open_data
 from benchmarks.recipe_sets import PUBLIC_SETS, make_public_set
 from benchmarks.results import results_file, write_results
-from utils.common.config import parse_config
-from utils.common.errors import UsageError, run_script
-from utils.common.options import INPUT_SIZE, Options, option
-from utils.common.text import format_table
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.errors import UsageError, run_script
+from yolo_seg_ddp.utils.options import INPUT_SIZE, Options, option
+from yolo_seg_ddp.utils.text import format_table
 
 
 @dataclass(frozen=True)

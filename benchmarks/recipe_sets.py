@@ -21,9 +21,9 @@ from typing import Any
 import cv2
 import numpy as np
 
-from utils.common.environment import PROJECT_FOLDER
-from utils.common.errors import UserError
-from utils.sources.mask_rings import join_rings, mask_rings
+from yolo_seg_ddp.data.mask_rings import join_rings, mask_rings
+from yolo_seg_ddp.utils.environment import PROJECT_FOLDER
+from yolo_seg_ddp.utils.errors import UserError
 
 HUB = "https://github.com/"
 MOST_PHOTOGRAPHS = 300

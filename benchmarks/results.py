@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from utils.common.environment import environment_report
-from utils.common.files import write_text_atomic
-from utils.common.options import Options, to_dict
+from yolo_seg_ddp.utils.environment import environment_report
+from yolo_seg_ddp.utils.files import write_text_atomic
+from yolo_seg_ddp.utils.options import Options, to_dict
 
 
 def write_results(

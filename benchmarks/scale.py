@@ -30,12 +30,12 @@ import psutil
 
 from benchmarks.jobs import Job
 from benchmarks.scale_sets import draw_large, draw_small, write_photographs
-from utils.common.config import parse_config
-from utils.common.environment import environment_report, git_revision
-from utils.common.errors import UserError, run_script
-from utils.common.files import write_text_atomic
-from utils.common.options import Options, option
-from utils.data.dataset_yaml import list_photos
+from yolo_seg_ddp.data.dataset_yaml import list_photos
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.environment import environment_report, git_revision
+from yolo_seg_ddp.utils.errors import UserError, run_script
+from yolo_seg_ddp.utils.files import write_text_atomic
+from yolo_seg_ddp.utils.options import Options, option
 
 # Sets of FEW photographs. START and NEW are small ones: the cost of a start, and what no model has seen. The other two are
 # the same photographs of 20 megapixels, parsed at 1280 px and at their own size.
@@ -163,8 +163,8 @@ def command_line(command: str, name: str) -> str:
         "near_duplicates": f"-m benchmarks.scale_sets {name if name.isdecimal() else FEW}",
         "evaluate": f"evaluate_model.py {predict} --data {data} --output {home}/evaluation --mask-resolution native",
         "inference": f"inference.py {predict} --source {home}/data/*/images/* --output {home}/predictions",
-        "maps": f"-m extras.maps --predictions {home}/predictions",
-        "unlabelled": f"-m extras.unlabelled {predict} --labelled {data} --photos {raw_folder(NEW, HERE)} "
+        "maps": f"-m yolo_seg_ddp maps --predictions {home}/predictions",
+        "unlabelled": f"-m yolo_seg_ddp unlabelled {predict} --labelled {data} --photos {raw_folder(NEW, HERE)} "
         f"--output {home}/more{again}",
     }[command]
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from utils.common.cores import usable_cpu_count
-from utils.common.files import write_bytes_atomic
-from utils.common.text import csv_text
-from utils.common.threads import ordered_map
-from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
-from utils.data.images import encode_jpeg, one_opencv_thread, read_image
-from utils.sources.near_duplicates import SIGNATURE_BYTES, likely_pairs
-from utils.sources.parsing.label_csv import LABEL_CSV
-from utils.sources.sample.drone import in_flight
-from utils.sources.sample.scene import Annotation, Scene, draw_scene
+from yolo_seg_ddp.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from yolo_seg_ddp.data.images import encode_jpeg, one_opencv_thread, read_image
+from yolo_seg_ddp.prepare.near_duplicates import SIGNATURE_BYTES, likely_pairs
+from yolo_seg_ddp.prepare.parsing.label_csv import LABEL_CSV
+from yolo_seg_ddp.prepare.sample.drone import in_flight
+from yolo_seg_ddp.prepare.sample.scene import Annotation, Scene, draw_scene
+from yolo_seg_ddp.utils.cores import usable_cpu_count
+from yolo_seg_ddp.utils.files import write_bytes_atomic
+from yolo_seg_ddp.utils.text import csv_text
+from yolo_seg_ddp.utils.threads import ordered_map
 
 SMALL_SIZE_PX = (240, 180)
 LARGE_PX = 5472

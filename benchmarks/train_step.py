@@ -25,17 +25,17 @@ import torch
 
 from benchmarks.results import write_results
 from benchmarks.train_step_sides import OurSide, Side, TheirSide
-from utils.common.config import parse_config
-from utils.common.cores import choose_threads_and_workers
-from utils.common.devices import choose_device, choose_precision, keep_freed_memory, seed_everything
-from utils.common.errors import run_script
-from utils.common.options import INPUT_SIZE, PRECISION_CHOICES, Options, option
-from utils.common.text import format_table
-from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
-from utils.measure.step_ranges import training_loader
-from utils.measure.step_timer import PHASES
-from utils.measure.synthetic import synthetic_batch, training_colours
-from utils.yolo.model import build_model, weights_or_description
+from yolo_seg_ddp.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from yolo_seg_ddp.measure.step_ranges import training_loader
+from yolo_seg_ddp.measure.step_timer import PHASES
+from yolo_seg_ddp.measure.synthetic import synthetic_batch, training_colours
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.cores import choose_threads_and_workers
+from yolo_seg_ddp.utils.devices import choose_device, choose_precision, keep_freed_memory, seed_everything
+from yolo_seg_ddp.utils.errors import run_script
+from yolo_seg_ddp.utils.options import INPUT_SIZE, PRECISION_CHOICES, Options, option
+from yolo_seg_ddp.utils.text import format_table
+from yolo_seg_ddp.yolo.model import build_model, weights_or_description
 
 OURS, THEIRS = "project", "ultralytics"
 

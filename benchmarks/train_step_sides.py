@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from utils.common.devices import Precision, tune_device
-from utils.common.environment import prepare_environment
-from utils.data.dataset import Batch
-from utils.measure.step_timer import (
+from yolo_seg_ddp.data.dataset import Batch
+from yolo_seg_ddp.measure.step_timer import (
     LEARNING_RATE,
     MOMENTUM,
     WEIGHT_DECAY,
@@ -22,8 +20,10 @@ from utils.measure.step_timer import (
     build_training,
     time_training_steps,
 )
-from utils.yolo.model import YoloModel
-from utils.yolo.optimizer import OPTIMIZER_NAMES
+from yolo_seg_ddp.utils.devices import Precision, tune_device
+from yolo_seg_ddp.utils.environment import prepare_environment
+from yolo_seg_ddp.yolo.model import YoloModel
+from yolo_seg_ddp.yolo.optimizer import OPTIMIZER_NAMES
 
 
 class OurSide:

@@ -17,12 +17,12 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.comparison import Json
-from utils.common.cores import choose_threads_and_workers
-from utils.common.devices import choose_device, seed_everything
-from utils.common.environment import prepare_environment
-from utils.common.errors import UserError, run_script
-from utils.common.files import write_bytes_atomic, write_text_atomic
-from utils.yolo.model import build_model, load_weights, save_deployable
+from yolo_seg_ddp.utils.cores import choose_threads_and_workers
+from yolo_seg_ddp.utils.devices import choose_device, seed_everything
+from yolo_seg_ddp.utils.environment import prepare_environment
+from yolo_seg_ddp.utils.errors import UserError, run_script
+from yolo_seg_ddp.utils.files import write_bytes_atomic, write_text_atomic
+from yolo_seg_ddp.yolo.model import build_model, load_weights, save_deployable
 
 SCORES = {
     "mask_map50_95": "metrics/mAP50-95(M)",

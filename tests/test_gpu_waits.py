@@ -18,35 +18,38 @@ from tests.support.pretended.gpu import switch_on
 from tests.support.pretended.graphs import PretendedGraph
 from tests.support.pretended.tensors import OPERATORS, WAITS, Watch, is_on_gpu, without_kernel
 from tests.support.ranks import run_ranks
-from utils.common.devices import choose_precision
-from utils.data.dataset import Batch
-from utils.engine import EngineOptions, TrainingEngine
-from utils.evaluation.evaluate import PhotoPixels, evaluate
-from utils.measure.synthetic import synthetic_batch
-from utils.predict.tiles import Predictor
-from utils.yolo.inputs import prepare_batch
-from utils.yolo.loss import SegmentationLoss
-from utils.yolo.model import YoloModel, build_model
-from utils.yolo.optimizer import OptimizerPlan, build_optimizer
-from utils.yolo.training_step import SegmentationStep
+from yolo_seg_ddp.data.dataset import Batch
+from yolo_seg_ddp.engine import EngineOptions, TrainingEngine
+from yolo_seg_ddp.evaluation.evaluate import PhotoPixels, evaluate
+from yolo_seg_ddp.measure.synthetic import synthetic_batch
+from yolo_seg_ddp.predict.tiles import Predictor
+from yolo_seg_ddp.utils.devices import choose_precision
+from yolo_seg_ddp.yolo.inputs import prepare_batch
+from yolo_seg_ddp.yolo.loss import SegmentationLoss
+from yolo_seg_ddp.yolo.model import YoloModel, build_model
+from yolo_seg_ddp.yolo.optimizer import OptimizerPlan, build_optimizer
+from yolo_seg_ddp.yolo.training_step import SegmentationStep
 
 GPU = torch.device("cuda", 0)
 NAMES = ("pole", "wire", "insulator")
 SIZE_PX = 64
 SURER = 9.0  # of the logits of classes: a network that has not learnt detects something, too
 # Of each batch of a training, except where a step is logged.
-WAITS_PER_BATCH = {"utils/yolo/assigner.py assign: nonzero": 1, "utils/yolo/mask_loss.py find_positives: tolist": 1}
+WAITS_PER_BATCH = {
+    "yolo_seg_ddp/yolo/assigner.py assign: nonzero": 1,
+    "yolo_seg_ddp/yolo/mask_loss.py find_positives: tolist": 1,
+}
 WAITS_OF_DETECT = {
-    "utils/predict/detections.py _find_candidates: tolist": 1,
-    "utils/predict/detections.py _suppress_at_once: to the host": 1,
+    "yolo_seg_ddp/predict/detections.py _find_candidates: tolist": 1,
+    "yolo_seg_ddp/predict/detections.py _suppress_at_once: to the host": 1,
 }
 WAITS_PER_EVALUATED_BATCH = {  # of 2 images
     # The event is the end of the batch before; the GPU has the network of this one to run.
-    "at input": {**WAITS_PER_BATCH, **WAITS_OF_DETECT, "utils/common/devices.py wait: an earlier event": 1},
+    "at input": {**WAITS_PER_BATCH, **WAITS_OF_DETECT, "yolo_seg_ddp/utils/devices.py wait: an earlier event": 1},
     # Each photograph's prototypes and coefficients, in one copy.
-    "native": {**WAITS_PER_BATCH, **WAITS_OF_DETECT, "utils/predict/detections.py photo_runs: to the host": 2},
+    "native": {**WAITS_PER_BATCH, **WAITS_OF_DETECT, "yolo_seg_ddp/predict/detections.py photo_runs: to the host": 2},
 }
-WAITS_PER_INFERENCE = {**WAITS_OF_DETECT, "utils/predict/detections.py photo_runs: to the host": 2}
+WAITS_PER_INFERENCE = {**WAITS_OF_DETECT, "yolo_seg_ddp/predict/detections.py photo_runs: to the host": 2}
 Answers = dict[str, Any]
 # All kinds of layers of YOLOv8-seg, in less than half the number.
 NETWORK = """
@@ -202,7 +205,7 @@ def unsafe_in_half_precision(scores: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.binary_cross_entropy(scores.sigmoid(), torch.ones_like(scores))
 
 
-LOSS = "utils/engine/task.py loss"
+LOSS = "yolo_seg_ddp/engine/task.py loss"
 MIXED = "all tensors to be on the same device"
 # What is planted, and what is seen: waits more than usual, the operators without a kernel, or an error.
 FAULTS: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, int] | list[str] | str]] = {

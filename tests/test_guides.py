@@ -14,10 +14,10 @@ from torch.distributed.run import parse_args
 
 import benchmark_ddp
 from tests.support.plugin import PROJECT
-from utils.common.config import parse_config, read_config
-from utils.common.cores import choose_threads_and_workers
-from utils.training.config import TrainConfig
-from utils.training.launch import read_launch
+from yolo_seg_ddp.training.config import TrainConfig
+from yolo_seg_ddp.training.launch import read_launch
+from yolo_seg_ddp.utils.config import parse_config, read_config
+from yolo_seg_ddp.utils.cores import choose_threads_and_workers
 
 SEEDS = PROJECT.parent / "shared" / "seeds"
 GUIDES: dict[str, Any] = yaml.safe_load((PROJECT / "tests/support/guides.yaml").read_text(encoding="utf-8"))
@@ -63,7 +63,7 @@ OPTIONS = {
 }
 READERS: dict[str, Callable[[Sequence[str]], Any]] = {
     **{f"{script}.py": partial(options_of, script, name) for script, name in OPTIONS.items()},
-    "train_yolo_ddp.py": partial(options_of, "utils.training.config", "TrainConfig"),
+    "train_yolo_ddp.py": partial(options_of, "yolo_seg_ddp.training.config", "TrainConfig"),
     "recipes/crowd_bt/train.py": lambda words: importlib.import_module("crowd_bt.options").read_options(words),
     "recipes/training_engine/distributed_training_example.py": partial(
         options_of, "distributed_training_example", "ExampleConfig"
@@ -201,14 +201,14 @@ def paths_in(tree: str) -> set[str]:
 
 def test_the_tree_of_files_is_true() -> None:
     guide = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (tree,) = [block for block in guide.split("```")[1::2] if "\nutils/" in block]
+    (tree,) = [block for block in guide.split("```")[1::2] if "\nyolo_seg_ddp/" in block]
     named = paths_in(tree)
     absent = {path for path in named if not (PROJECT / path).exists()}
     assert not absent, f"CONTRIBUTING.md names what is not there: {absent}"
     folders = {
-        f"{file.parent.parent.name}/{file.parent.name}/"
-        for room in ("utils", "extras")
-        for file in PROJECT.glob(f"{room}/*/__init__.py")
+        f"{file.parent.relative_to(PROJECT).as_posix()}/"
+        for pattern in ("*", "extras/*")
+        for file in PROJECT.glob(f"yolo_seg_ddp/{pattern}/__init__.py")
     }
     scripts = {file.name for kind in ("*.py", "*.sh") for file in PROJECT.glob(kind)}
     missing = (folders | scripts) - named
@@ -217,9 +217,9 @@ def test_the_tree_of_files_is_true() -> None:
 
 def test_each_page_is_linked_from_an_index_and_no_link_is_broken() -> None:
     indexes = [PROJECT / name for name in ("README.md", "docs/README.md", "docs/research/README.md")]
-    indexes += PROJECT.glob("extras/*/README.md")
+    indexes += PROJECT.glob("yolo_seg_ddp/extras/*/README.md")
     pages = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *(PROJECT / "docs").rglob("*.md")]
-    pages += PROJECT.glob("extras/*/*.md")
+    pages += PROJECT.glob("yolo_seg_ddp/extras/*/*.md")
     links = {page: set(re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))) for page in pages}
     broken = {(page.name, link) for page in pages for link in links[page] if not (page.parent / link).exists()}
     assert not broken

@@ -11,7 +11,11 @@ from benchmarks.pictures import CHART, draw
 from tests.support.plugin import PROJECT
 
 RECORDS = "docs/results/records.jsonl"
-FILES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md")), *sorted(PROJECT.glob("extras/*/*.md"))]
+FILES = [
+    PROJECT / "README.md",
+    *sorted((PROJECT / "docs").rglob("*.md")),
+    *sorted(PROJECT.glob("yolo_seg_ddp/extras/*/*.md")),
+]
 RECIPES = sorted(PROJECT.glob("recipes/*/README.md"))
 PAGES = [file.relative_to(PROJECT).as_posix() for file in [*FILES, *RECIPES]]
 LINK = re.compile(r"records\.jsonl(?:#([\w-]+))?|results/README\.md")

@@ -10,20 +10,20 @@ import pytest
 
 import train_yolo_ddp
 from tests.support.plugin import run_main
-from utils.common.errors import DataErrors, UserError
-from utils.common.options import section_of
-from utils.data import cache
-from utils.data.augment import Augmentation
-from utils.data.cache import CachePlace, PackedImages, index_text, load_photo, open_images
-from utils.data.dataset import SegmentationDataset
-from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.images import encode_jpeg
-from utils.data.labels import read_photos
-from utils.data.options import DataOptions
-from utils.run.checkpoint import latest_manifest
-from utils.training.config import TrainConfig
-from utils.training.data import open_split
-from utils.training.plan import SKIPPED_FILE
+from yolo_seg_ddp.data import cache
+from yolo_seg_ddp.data.augment import Augmentation
+from yolo_seg_ddp.data.cache import CachePlace, PackedImages, index_text, load_photo, open_images
+from yolo_seg_ddp.data.dataset import SegmentationDataset
+from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
+from yolo_seg_ddp.data.images import encode_jpeg
+from yolo_seg_ddp.data.labels import read_photos
+from yolo_seg_ddp.data.options import DataOptions
+from yolo_seg_ddp.run.checkpoint import latest_manifest
+from yolo_seg_ddp.training.config import TrainConfig
+from yolo_seg_ddp.training.data import open_split
+from yolo_seg_ddp.training.plan import SKIPPED_FILE
+from yolo_seg_ddp.utils.errors import DataErrors, UserError
+from yolo_seg_ddp.utils.options import section_of
 
 BAD = {"1.jpg": b"", "4.jpg": b"\xff\xd8\xff\xe0 not all", "6.jpg": b"just words"}
 NUM_PHOTOS = 9

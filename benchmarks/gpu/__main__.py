@@ -41,11 +41,11 @@ from benchmarks.gpu.parts import PARTS, with_needed
 from benchmarks.gpu.plan import BAD, Outcome, Part, Setting
 from benchmarks.gpu.report import hardware, table, verdict, write_results
 from benchmarks.gpu.runner import Runner, Store, run_parts
-from utils.common.config import parse_config
-from utils.common.cores import usable_cpu_count
-from utils.common.environment import prepare_environment
-from utils.common.errors import EXIT_DONE, EXIT_FAILED, UsageError, run_script
-from utils.common.options import Options, option
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.cores import usable_cpu_count
+from yolo_seg_ddp.utils.environment import prepare_environment
+from yolo_seg_ddp.utils.errors import EXIT_DONE, EXIT_FAILED, UsageError, run_script
+from yolo_seg_ddp.utils.options import Options, option
 
 MINUTES = {"cuda": 9.0, "cpu": 10.0}
 

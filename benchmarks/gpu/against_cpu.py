@@ -20,16 +20,16 @@ from torchvision.ops import box_iou
 
 from benchmarks.gpu.plan import Finding, Json, NeedsGpu, PartFailed, Setting
 from benchmarks.gpu.trainings import precisions_of
-from utils.common.devices import choose_device, choose_precision, tune_device
-from utils.common.options import PRECISION_CHOICES
-from utils.data.augment import Augmentation
-from utils.data.dataset import Batch
-from utils.engine.loop import FIRST_SCALE
-from utils.measure.synthetic import synthetic_batch
-from utils.predict.detections import Detections, detect, prototype_masks
-from utils.yolo.inputs import prepare_batch
-from utils.yolo.loss import SegmentationLoss
-from utils.yolo.model import YoloModel, build_model
+from yolo_seg_ddp.data.augment import Augmentation
+from yolo_seg_ddp.data.dataset import Batch
+from yolo_seg_ddp.engine.loop import FIRST_SCALE
+from yolo_seg_ddp.measure.synthetic import synthetic_batch
+from yolo_seg_ddp.predict.detections import Detections, detect, prototype_masks
+from yolo_seg_ddp.utils.devices import choose_device, choose_precision, tune_device
+from yolo_seg_ddp.utils.options import PRECISION_CHOICES
+from yolo_seg_ddp.yolo.inputs import prepare_batch
+from yolo_seg_ddp.yolo.loss import SegmentationLoss
+from yolo_seg_ddp.yolo.model import YoloModel, build_model
 
 CPU = torch.device("cpu")
 CLASSES = tuple("abcdefgh")

@@ -1,4 +1,4 @@
-"""Calls every collective of `utils.distributed` and checks its answer."""
+"""Calls every collective of `yolo_seg_ddp.utils.distributed` and checks its answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from utils.distributed import (
+from yolo_seg_ddp.utils.distributed import (
     RankDisagreement,
     all_reduce_sum,
     any_rank,
@@ -74,7 +74,7 @@ def _reached(rank: int, world: int) -> bool:
     return True
 
 
-# Every function of utils.distributed that all ranks must reach, and whether this rank gets the right answer.
+# Every function of yolo_seg_ddp.utils.distributed that all ranks must reach, and whether this rank gets the right answer.
 COLLECTIVES: dict[str, Callable[[int, int], bool]] = {
     "all_reduce_sum": lambda rank, world: all_reduce_sum(_values(rank, 1)).tolist() == [world * (world - 1) / 2, world],
     "any_rank": lambda rank, world: any_rank(rank == world - 1) and not any_rank(False),

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from benchmarks.gpu.plan import Finding, Json, NeedsGpu, PartFailed, Setting
 from benchmarks.jobs import Job, draw_sample
-from utils.common.environment import PROJECT_FOLDER
-from utils.data.dataset_yaml import is_photograph
-from utils.distributed.rank_processes import run_ranks
+from yolo_seg_ddp.data.dataset_yaml import is_photograph
+from yolo_seg_ddp.utils.distributed.rank_processes import run_ranks
+from yolo_seg_ddp.utils.environment import PROJECT_FOLDER
 
 RANK_CODE = "from benchmarks.gpu.ranks import check_ranks; run_script(check_ranks)"
 # Of a training step with yolov8m at 1280 px in 16 bits, about: four times docs/research/gpu.md's figure for 640 px.

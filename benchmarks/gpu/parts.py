@@ -16,10 +16,10 @@ from pathlib import Path
 from benchmarks.gpu import against_cpu, checks, speed, steps, throughput, trainings
 from benchmarks.gpu.plan import FAILED, NEEDS_GPU, OK, NeedsGpu, Outcome, Part, PartFailed, Setting
 from benchmarks.jobs import TooSlow
-from utils.common.environment import prepare_environment
-from utils.common.errors import UserError, one_line
-from utils.common.files import write_text_atomic
-from utils.common.signals import die_with_parent
+from yolo_seg_ddp.utils.environment import prepare_environment
+from yolo_seg_ddp.utils.errors import UserError, one_line
+from yolo_seg_ddp.utils.files import write_text_atomic
+from yolo_seg_ddp.utils.signals import die_with_parent
 
 DATA = ("data",)
 TRAINED = ("precision_musgd",)

@@ -12,16 +12,16 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu.all_collectives import wrong_collectives
-from utils.common.devices import choose_precision, tune_device
-from utils.common.environment import prepare_environment
-from utils.distributed import collectives, rank, read_rank_environment, world_size
-from utils.distributed.rank_processes import join_ranks, read_job, write_answer
-from utils.engine import EngineOptions, TrainingEngine
-from utils.measure.synthetic import synthetic_batch
-from utils.yolo.loss import SegmentationLoss
-from utils.yolo.model import build_model
-from utils.yolo.optimizer import parameter_groups
-from utils.yolo.training_step import SegmentationStep
+from yolo_seg_ddp.engine import EngineOptions, TrainingEngine
+from yolo_seg_ddp.measure.synthetic import synthetic_batch
+from yolo_seg_ddp.utils.devices import choose_precision, tune_device
+from yolo_seg_ddp.utils.distributed import collectives, rank, read_rank_environment, world_size
+from yolo_seg_ddp.utils.distributed.rank_processes import join_ranks, read_job, write_answer
+from yolo_seg_ddp.utils.environment import prepare_environment
+from yolo_seg_ddp.yolo.loss import SegmentationLoss
+from yolo_seg_ddp.yolo.model import build_model
+from yolo_seg_ddp.yolo.optimizer import parameter_groups
+from yolo_seg_ddp.yolo.training_step import SegmentationStep
 
 NAMES = tuple("abcdefgh")
 STEPS = 4

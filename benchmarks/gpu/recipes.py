@@ -21,12 +21,12 @@ import torch
 from benchmarks.gpu.plan import Json, Setting
 from benchmarks.gpu.report import hardware
 from benchmarks.gpu.trainings import precisions_of
-from utils.common.environment import PROJECT_FOLDER
-from utils.common.errors import UsageError, UserError, run_script
-from utils.common.files import write_text_atomic
-from utils.common.text import format_bytes
-from utils.engine import TrainingEngine
-from utils.engine.loading import batches_from
+from yolo_seg_ddp.engine import TrainingEngine
+from yolo_seg_ddp.engine.loading import batches_from
+from yolo_seg_ddp.utils.environment import PROJECT_FOLDER
+from yolo_seg_ddp.utils.errors import UsageError, UserError, run_script
+from yolo_seg_ddp.utils.files import write_text_atomic
+from yolo_seg_ddp.utils.text import format_bytes
 
 ONE_GPU = Setting("cuda", 1, Path())
 

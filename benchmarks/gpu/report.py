@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.plan import Json, Outcome, Part, Setting
-from utils.common.environment import PROJECT_FOLDER, environment_report
-from utils.common.files import write_bytes_atomic, write_text_atomic
-from utils.common.text import format_table
+from yolo_seg_ddp.utils.environment import PROJECT_FOLDER, environment_report
+from yolo_seg_ddp.utils.files import write_bytes_atomic, write_text_atomic
+from yolo_seg_ddp.utils.text import format_table
 
 WIDTH = 100  # characters of the last column
 NOT_YET = Outcome("not run yet")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from benchmarks.gpu.plan import FAILED, FINISHED, NO_TIME, TOO_SLOW, Outcome, Part, Setting
 from benchmarks.jobs import Job, TooSlow
-from utils.common.contents import read_mapping
-from utils.common.files import write_text_atomic
+from yolo_seg_ddp.utils.contents import read_mapping
+from yolo_seg_ddp.utils.files import write_text_atomic
 
 RUN_PART = ("-m", "benchmarks.gpu.parts")
 

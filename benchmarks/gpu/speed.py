@@ -14,11 +14,11 @@ from benchmarks import comparison
 from benchmarks.comparison import PROJECT, SIDES, ULTRALYTICS
 from benchmarks.gpu.plan import Finding, Json, PartFailed, Setting
 from benchmarks.jobs import Job
-from utils.common.cores import choose_threads_and_workers
-from utils.common.text import format_bytes
-from utils.data.loader import EpochLoader
-from utils.measure.step_ranges import training_loader
-from utils.run.records import read_epochs
+from yolo_seg_ddp.data.loader import EpochLoader
+from yolo_seg_ddp.measure.step_ranges import training_loader
+from yolo_seg_ddp.run.records import read_epochs
+from yolo_seg_ddp.utils.cores import choose_threads_and_workers
+from yolo_seg_ddp.utils.text import format_bytes
 
 LOADER_BOUND = 0.10  # share of the time spent waiting for batches, from which more loader workers help
 COMPARED = {"images_per_s": "images/s", "epoch_s": "time of an epoch", "wall_s": "time of all"}

@@ -15,12 +15,12 @@ from torch.profiler import ProfilerActivity
 
 from benchmarks.gpu.plan import Finding, Json, NeedsGpu, Setting
 from benchmarks.gpu.trainings import precisions_of
-from utils.common.devices import Precision, choose_device, choose_precision, tune_device
-from utils.engine import TrainingEngine
-from utils.measure.profiling import profile_operators
-from utils.measure.step_timer import Repeated, build_training, run_training_steps, time_training_steps
-from utils.measure.synthetic import synthetic_batch, training_colours
-from utils.yolo.model import build_model
+from yolo_seg_ddp.engine import TrainingEngine
+from yolo_seg_ddp.measure.profiling import profile_operators
+from yolo_seg_ddp.measure.step_timer import Repeated, build_training, run_training_steps, time_training_steps
+from yolo_seg_ddp.measure.synthetic import synthetic_batch, training_colours
+from yolo_seg_ddp.utils.devices import Precision, choose_device, choose_precision, tune_device
+from yolo_seg_ddp.yolo.model import build_model
 
 CLASSES = tuple("abcdefgh")
 

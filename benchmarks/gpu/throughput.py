@@ -12,17 +12,17 @@ import torch
 
 from benchmarks.gpu.plan import Finding, PartFailed, Setting
 from benchmarks.gpu.trainings import precision_folder
-from utils.common.cores import choose_threads_and_workers
-from utils.common.devices import Precision, choose_device, tune_device
-from utils.data.dataset import SegmentationDataset, read_photos
-from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.images import read_image
-from utils.data.loader import ShardBatches, get_dataloader
-from utils.evaluation.evaluate import evaluate
-from utils.predict.detections import raw_outputs
-from utils.predict.tiles import Predictor
-from utils.yolo.loss26 import loss_for
-from utils.yolo.model import YoloModel, class_names, load_weights
+from yolo_seg_ddp.data.dataset import SegmentationDataset, read_photos
+from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
+from yolo_seg_ddp.data.images import read_image
+from yolo_seg_ddp.data.loader import ShardBatches, get_dataloader
+from yolo_seg_ddp.evaluation.evaluate import evaluate
+from yolo_seg_ddp.predict.detections import raw_outputs
+from yolo_seg_ddp.predict.tiles import Predictor
+from yolo_seg_ddp.utils.cores import choose_threads_and_workers
+from yolo_seg_ddp.utils.devices import Precision, choose_device, tune_device
+from yolo_seg_ddp.yolo.loss26 import loss_for
+from yolo_seg_ddp.yolo.model import YoloModel, class_names, load_weights
 
 
 def inference(setting: Setting) -> Finding:

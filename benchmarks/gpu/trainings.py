@@ -14,14 +14,14 @@ import torch
 from benchmarks.gpu.plan import Finding, Json, NeedsGpu, PartFailed, Setting
 from benchmarks.jobs import Job, difference
 from train_yolo_ddp import train as run
-from utils.common.config import parse_config
-from utils.common.errors import EXIT_STOPPED_BY_SIGNAL
-from utils.engine.loading import tensors_in
-from utils.engine.recovery import all_finite
-from utils.run.checkpoint import load_latest
-from utils.run.records import METRICS_FILE, parse_record, read_epochs
-from utils.training.config import TrainConfig
-from utils.training.launch import CPU_PROCESSES
+from yolo_seg_ddp.engine.loading import tensors_in
+from yolo_seg_ddp.engine.recovery import all_finite
+from yolo_seg_ddp.run.checkpoint import load_latest
+from yolo_seg_ddp.run.records import METRICS_FILE, parse_record, read_epochs
+from yolo_seg_ddp.training.config import TrainConfig
+from yolo_seg_ddp.training.launch import CPU_PROCESSES
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.errors import EXIT_STOPPED_BY_SIGNAL
 
 MOST_SKIPPED = 8  # fp16's first steps: from 2^6, the scaler's start, down to 2^-2
 WAIT_S = 150.0

@@ -9,7 +9,7 @@ import zipfile
 from contextlib import suppress
 from pathlib import Path
 
-from utils.common.environment import prepare_environment
+from yolo_seg_ddp.utils.environment import prepare_environment
 
 # The modules of requirements.txt that the parts import.
 NEEDED = (

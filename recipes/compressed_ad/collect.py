@@ -18,8 +18,8 @@ from tqdm import tqdm
 from recipes.compressed_ad.histories import write_histories
 from recipes.compressed_ad.learner import History, learn
 from recipes.compressed_ad.settings import Settings, settings_of_command_line
-from utils.common.cores import usable_cpu_count
-from utils.common.errors import EXIT_DONE, run_script
+from yolo_seg_ddp.utils.cores import usable_cpu_count
+from yolo_seg_ddp.utils.errors import EXIT_DONE, run_script
 
 
 def main() -> int:

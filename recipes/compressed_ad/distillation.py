@@ -12,11 +12,11 @@ from recipes.compressed_ad.histories import read_histories
 from recipes.compressed_ad.records import Records, TestBatches, TrainBatches, draw_records
 from recipes.compressed_ad.settings import Settings
 from recipes.compressed_ad.sizes import CONTEXTS
-from utils.common.devices import copy_to_device
-from utils.engine.state import TrainState
-from utils.engine.task import Epoch, Task
-from utils.run.checkpoint import CheckpointFiles
-from utils.run.log import RunLog
+from yolo_seg_ddp.engine.state import TrainState
+from yolo_seg_ddp.engine.task import Epoch, Task
+from yolo_seg_ddp.run.checkpoint import CheckpointFiles
+from yolo_seg_ddp.run.log import RunLog
+from yolo_seg_ddp.utils.devices import copy_to_device
 
 
 class Distillation(Task):

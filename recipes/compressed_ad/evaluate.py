@@ -22,11 +22,11 @@ from recipes.compressed_ad.model import CompressedAD
 from recipes.compressed_ad.rollout import random_returns, roll_out
 from recipes.compressed_ad.settings import Settings, same_config, settings_of_command_line
 from recipes.compressed_ad.sizes import ModelSize
-from utils.common.errors import EXIT_DONE, UserError, one_line, run_script
-from utils.common.files import write_bytes_atomic
-from utils.common.options import section_of
-from utils.pages.figures import figure_color, new_figure, save_figure
-from utils.run.checkpoint import CheckpointFiles
+from yolo_seg_ddp.pages.figures import figure_color, new_figure, save_figure
+from yolo_seg_ddp.run.checkpoint import CheckpointFiles
+from yolo_seg_ddp.utils.errors import EXIT_DONE, UserError, one_line, run_script
+from yolo_seg_ddp.utils.files import write_bytes_atomic
+from yolo_seg_ddp.utils.options import section_of
 
 RESULT_FILE, PICTURE_FILE = "eval_result.npy", "eval_returns.png"
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from recipes.compressed_ad.learner import History
 from recipes.compressed_ad.settings import Settings, same_config
-from utils.common.errors import UserError, one_line
+from yolo_seg_ddp.utils.errors import UserError, one_line
 
 NAMES = ("states", "actions", "rewards", "next_states", "dones")
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from recipes.compressed_ad.sizes import CONTEXTS, MAX_DEPTH, OFFSETS, RECENT, RECORDS_OF_DEPTH, SEGMENTS
-from utils.common.errors import UserError
+from yolo_seg_ddp.utils.errors import UserError
 
 Histories = np.ndarray  # uint8 (histories, steps, 4): see sizes.STEP_FIELDS
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from recipes.compressed_ad.environment import ROOMS, Darkroom
 from recipes.compressed_ad.sizes import ModelSize
-from utils.common.config import read_config
-from utils.common.errors import UsageError
-from utils.common.options import FRACTION, option
+from yolo_seg_ddp.utils.config import read_config
+from yolo_seg_ddp.utils.errors import UsageError
+from yolo_seg_ddp.utils.options import FRACTION, option
 
 DEFAULT_CONFIG = "configs/darkroom.yaml"
 PRECISIONS = ("no", "fp16", "bf16")  # Accelerate's words

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from utils.common.options import Options, option
+from yolo_seg_ddp.utils.options import Options, option
 
 OFFSETS = (0, 30)  # of the window without compression, in steps; all ranges include both ends
 CONTEXTS = (11, 101)  # its length

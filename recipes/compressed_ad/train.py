@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(PROJECT)] if str(PROJECT) not in sys.path else []
 
-from utils.common.errors import UserError, run_script
-from utils.common.signals import die_with_parent
+from yolo_seg_ddp.utils.errors import UserError, run_script
+from yolo_seg_ddp.utils.signals import die_with_parent
 
 die_with_parent()  # before the imports, which take seconds
 
@@ -28,13 +28,13 @@ from recipes.compressed_ad.histories import existing_file
 from recipes.compressed_ad.model import CompressedAD
 from recipes.compressed_ad.settings import Settings, settings_of_command_line
 from recipes.compressed_ad.sizes import ModelSize
-from utils.common.cores import choose_threads_and_workers
-from utils.common.devices import seed_everything
-from utils.common.options import section_of, to_dict
-from utils.distributed import cleanup_ddp, read_rank_environment, setup_ddp
-from utils.engine import EngineOptions, TrainingEngine
-from utils.engine.schedule import ScheduleSpec, StepSchedule
-from utils.run.folder import OwnedRun
+from yolo_seg_ddp.engine import EngineOptions, TrainingEngine
+from yolo_seg_ddp.engine.schedule import ScheduleSpec, StepSchedule
+from yolo_seg_ddp.run.folder import OwnedRun
+from yolo_seg_ddp.utils.cores import choose_threads_and_workers
+from yolo_seg_ddp.utils.devices import seed_everything
+from yolo_seg_ddp.utils.distributed import cleanup_ddp, read_rank_environment, setup_ddp
+from yolo_seg_ddp.utils.options import section_of, to_dict
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

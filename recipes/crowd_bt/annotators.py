@@ -7,7 +7,7 @@ from typing import Any
 
 from crowd_bt.comparisons import GOLD, Comparison, image_names, label_of, pair_type_of
 
-from utils.common.errors import printable
+from yolo_seg_ddp.utils.errors import printable
 
 TEST_USER = "dummy"  # users whose name begins so are dropped
 GOLDEN_SAMPLE = 100  # rank of an image without damage

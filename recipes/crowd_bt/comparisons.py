@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from utils.common.errors import UserError, one_line, printable
-from utils.common.files import read_text, write_text_atomic
-from utils.distributed import Say
+from yolo_seg_ddp.utils.distributed import Say
+from yolo_seg_ddp.utils.errors import UserError, one_line, printable
+from yolo_seg_ddp.utils.files import read_text, write_text_atomic
 
 LISTS = ("gold_batch.json", "Anchor_Anchor.json", "Anchor_Regular.json")
 ORDER_FILE = "known_order.json"  # {image: quality}, where it is known: only for metrics

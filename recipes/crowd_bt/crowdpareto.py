@@ -29,11 +29,11 @@ from crowd_bt.options import TrainConfig
 from crowd_bt.rank import fit
 from crowd_bt.train import build_optimizer, cosine, eta_of, first_draw_log
 
-from utils.common.config import parse_config
-from utils.common.errors import EXIT_DONE, UserError, run_script
-from utils.common.files import read_text
-from utils.common.options import Options, option
-from utils.data.images import read_image, resize_area
+from yolo_seg_ddp.data.images import read_image, resize_area
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.errors import EXIT_DONE, UserError, run_script
+from yolo_seg_ddp.utils.files import read_text
+from yolo_seg_ddp.utils.options import Options, option
 
 CRITERIA = ("color", "sharpness", "landscape")
 VOTES_FILE, PHOTOGRAPHS = "Datasets/AMT/Raw_AMT_results.txt", "Datasets/AMT/Pictures"

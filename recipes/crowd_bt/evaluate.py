@@ -15,10 +15,10 @@ from crowd_bt.model import load_scorer
 from crowd_bt.options import BEST_MODEL, DATA_DIR, IMAGE_DIR
 from crowd_bt.scoring import image_loader, score_images
 
-from utils.common.config import parse_config
-from utils.common.devices import choose_device, choose_precision
-from utils.common.errors import EXIT_DONE, run_script
-from utils.common.options import Options, option
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.devices import choose_device, choose_precision
+from yolo_seg_ddp.utils.errors import EXIT_DONE, run_script
+from yolo_seg_ddp.utils.options import Options, option
 
 
 @dataclass(frozen=True)

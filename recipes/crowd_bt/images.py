@@ -11,10 +11,10 @@ import torch
 from crowd_bt.comparisons import Comparison
 from torch.utils.data import default_collate
 
-from utils.common.errors import UserError
-from utils.common.files import walk
-from utils.data.images import ImageError, read_image, resize_area
-from utils.data.loader import Key
+from yolo_seg_ddp.data.images import ImageError, read_image, resize_area
+from yolo_seg_ddp.data.loader import Key
+from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.utils.files import walk
 
 # Of ImageNet's training images, as fractions of 255: what pretrained backbones expect.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

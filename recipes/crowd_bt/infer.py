@@ -18,10 +18,10 @@ from crowd_bt.images import IMAGE_SUFFIXES, image_files, load_image, normalised,
 from crowd_bt.model import QualityScorer, load_scorer
 from crowd_bt.options import BEST_MODEL
 
-from utils.common.config import parse_config
-from utils.common.devices import choose_device
-from utils.common.errors import EXIT_DONE, UsageError, UserError, print_warning, printable, run_script
-from utils.common.options import Options, option
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.devices import choose_device
+from yolo_seg_ddp.utils.errors import EXIT_DONE, UsageError, UserError, print_warning, printable, run_script
+from yolo_seg_ddp.utils.options import Options, option
 
 SHOWN = 10  # images of a ranking that are printed at either end
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import logsigmoid
 
-from utils.distributed import all_reduce_sum, world_size
+from yolo_seg_ddp.utils.distributed import all_reduce_sum, world_size
 
 EPSILON = 1e-8
 DRAW_BELOW = 0.1  # a smaller |d| counts as the prediction "draw" while training

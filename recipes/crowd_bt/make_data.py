@@ -25,10 +25,10 @@ from crowd_bt.annotators import read_crowd
 from crowd_bt.comparisons import LISTS, ORDER_FILE, write_json, write_prepared
 from crowd_bt.images import image_files
 
-from utils.common.config import parse_config
-from utils.common.errors import EXIT_DONE, UserError, one_line, print_warning, run_script
-from utils.common.options import Options, option
-from utils.data.images import ImageError, read_image, resize_area
+from yolo_seg_ddp.data.images import ImageError, read_image, resize_area
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.errors import EXIT_DONE, UserError, one_line, print_warning, run_script
+from yolo_seg_ddp.utils.options import Options, option
 
 # Strength of each damage at levels 1 to 6; level 0 is the untouched crop.
 BLUR_SIGMA_PX = (0.5, 0.8, 1.2, 1.7, 2.4, 3.4)

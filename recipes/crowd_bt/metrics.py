@@ -9,7 +9,7 @@ import torch
 from crowd_bt.comparisons import GOLD, Comparison, Comparisons
 from crowd_bt.loss import DRAW_BELOW, EPSILON, pair_losses
 
-from utils.common.errors import UserError, printable
+from yolo_seg_ddp.utils.errors import UserError, printable
 
 Scores = Mapping[str, float]  # an image's quality by its name
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from utils.common.errors import UserError, one_line, print_warning
-from utils.common.option_names import nearest
-from utils.common.tensor_files import read_tensors
+from yolo_seg_ddp.utils.errors import UserError, one_line, print_warning
+from yolo_seg_ddp.utils.option_names import nearest
+from yolo_seg_ddp.utils.tensor_files import read_tensors
 
 DROPOUT = 0.2
 LAST_LAYER_STD = 0.01

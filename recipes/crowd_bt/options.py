@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.common.config import parse_config
-from utils.common.errors import UsageError
-from utils.common.options import Options, option
-from utils.distributed.process_group import DEFAULT_PORT
-from utils.run.folder import resume_arguments
+from yolo_seg_ddp.run.folder import resume_arguments
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.distributed.process_group import DEFAULT_PORT
+from yolo_seg_ddp.utils.errors import UsageError
+from yolo_seg_ddp.utils.options import Options, option
 
 DATA_DIR = "data"
 IMAGE_DIR = "data/images"
@@ -84,7 +84,7 @@ class TrainConfig(Options):
 
     @property
     def save_dir(self) -> str:
-        """The run's folder, by the name that `utils.run.folder` knows."""
+        """The run's folder, by the name that `yolo_seg_ddp.run.folder` knows."""
         return self.checkpoint_dir
 
     @property

@@ -20,10 +20,10 @@ from crowd_bt.comparisons import Comparison, image_list, label_of, write_json
 from crowd_bt.loss import PRIOR, draw_log_of, pair_losses
 from torch.nn.functional import logsigmoid
 
-from utils.common.config import parse_config
-from utils.common.errors import EXIT_DONE, UserError, printable, run_script
-from utils.common.files import read_text
-from utils.common.options import Options, option
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.errors import EXIT_DONE, UserError, printable, run_script
+from yolo_seg_ddp.utils.files import read_text
+from yolo_seg_ddp.utils.options import Options, option
 
 Values = dict[str, tuple[float, float]]  # (estimate, standard error) by name
 

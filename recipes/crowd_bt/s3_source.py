@@ -12,10 +12,10 @@ from crowd_bt.annotators import read_crowd
 from crowd_bt.comparisons import METADATA_FILE, read_json, write_prepared
 from crowd_bt.options import TrainConfig
 
-from utils.common.errors import UserError, one_line, printable
-from utils.common.files import local_rank_first
-from utils.common.storage import Storage
-from utils.distributed import Say
+from yolo_seg_ddp.utils.distributed import Say
+from yolo_seg_ddp.utils.errors import UserError, one_line, printable
+from yolo_seg_ddp.utils.files import local_rank_first
+from yolo_seg_ddp.utils.storage import Storage
 
 LOG_NAME = "comparison_data.json"
 PAUSES_S = (0.5, 1.0)  # before the second try and the third one

@@ -8,9 +8,9 @@ import torch
 from crowd_bt.images import Images, normalised
 from crowd_bt.model import QualityScorer
 
-from utils.common.devices import Precision
-from utils.data.loader import EpochLoader, ShardBatches, get_dataloader
-from utils.distributed import gather_arrays, rank, world_size
+from yolo_seg_ddp.data.loader import EpochLoader, ShardBatches, get_dataloader
+from yolo_seg_ddp.utils.devices import Precision
+from yolo_seg_ddp.utils.distributed import gather_arrays, rank, world_size
 
 
 def image_loader(

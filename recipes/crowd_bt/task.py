@@ -15,12 +15,12 @@ from crowd_bt.options import BEST_MODEL
 from crowd_bt.scoring import score_images
 from torch import nn
 
-from utils.common.contents import read_back
-from utils.common.errors import UserError
-from utils.common.files import warn_on_write_error
-from utils.common.tensor_files import atomic_torch_save
-from utils.engine import Epoch, Task
-from utils.engine.state import TrainState
+from yolo_seg_ddp.engine import Epoch, Task
+from yolo_seg_ddp.engine.state import TrainState
+from yolo_seg_ddp.utils.contents import read_back
+from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.utils.files import warn_on_write_error
+from yolo_seg_ddp.utils.tensor_files import atomic_torch_save
 
 SAVE_EVERY = 5  # epochs between two checkpoint_epoch_<k>.pt
 LOG_FILE = "training_log.json"

@@ -27,17 +27,17 @@ from crowd_bt.s3_source import prepare_from_s3
 from crowd_bt.scoring import image_loader, score_images
 from crowd_bt.task import PairComparison, add_to_log
 
-from utils import distributed
-from utils.common.cores import choose_threads_and_workers
-from utils.common.devices import choose_device, seed_everything, tune_device
-from utils.common.errors import UserError, explain_out_of_memory, run_script
-from utils.common.signals import die_with_parent
-from utils.common.tensor_files import atomic_torch_save
-from utils.common.text import counted
-from utils.data.loader import EpochBatches, batch_bytes, get_dataloader, plan_loader
-from utils.distributed import RankInfo, Say, cleanup_ddp, setup_ddp
-from utils.engine import EngineOptions, TrainingEngine
-from utils.run.folder import OwnedRun
+from yolo_seg_ddp.data.loader import EpochBatches, batch_bytes, get_dataloader, plan_loader
+from yolo_seg_ddp.engine import EngineOptions, TrainingEngine
+from yolo_seg_ddp.run.folder import OwnedRun
+from yolo_seg_ddp.utils import distributed
+from yolo_seg_ddp.utils.cores import choose_threads_and_workers
+from yolo_seg_ddp.utils.devices import choose_device, seed_everything, tune_device
+from yolo_seg_ddp.utils.distributed import RankInfo, Say, cleanup_ddp, setup_ddp
+from yolo_seg_ddp.utils.errors import UserError, explain_out_of_memory, run_script
+from yolo_seg_ddp.utils.signals import die_with_parent
+from yolo_seg_ddp.utils.tensor_files import atomic_torch_save
+from yolo_seg_ddp.utils.text import counted
 
 FINAL_LR_SHARE = 0.01
 ANNOTATORS_LR = 0.03  # of the logits of annotators' η, and of log ν

@@ -37,11 +37,11 @@ for argument in "$@"; do
     [[ $argument != --device=* ]] || device=("$argument")
     previous=$argument
 done
-plan=$("$python" -m utils.training.launch --no-own-trainer --processes "$processes" --port "$port" \
+plan=$("$python" -m yolo_seg_ddp.training.launch --no-own-trainer --processes "$processes" --port "$port" \
     -- ${device[@]+"${device[@]}"}) || exit $?
 read -r _ threads _ <<<"$plan"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads}
 
 # torchrun, without its report after a user's error
-exec "$python" -m utils.distributed.loopback --nproc_per_node="$processes" --master_port="$port" \
+exec "$python" -m yolo_seg_ddp.utils.distributed.loopback --nproc_per_node="$processes" --master_port="$port" \
     "$folder/train.py" --distributed --world-size "$processes" "$@"

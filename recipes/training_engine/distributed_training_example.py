@@ -21,11 +21,11 @@ from launching import plan_ranks
 from torch import nn
 from torch.utils.data import Dataset
 
-from utils.common.config import parse_config
-from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UserError, one_line, print_warning, run_script
-from utils.common.options import Options, option
-from utils.data.images import ImageError, read_image, resize_area
-from utils.run.folder import OwnedRun, resume_arguments
+from yolo_seg_ddp.data.images import ImageError, read_image, resize_area
+from yolo_seg_ddp.run.folder import OwnedRun, resume_arguments
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UserError, one_line, print_warning, run_script
+from yolo_seg_ddp.utils.options import Options, option
 
 CPU_PROCESSES = 2
 DOWNLOAD_TIMEOUT_S = 20.0

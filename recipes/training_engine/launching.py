@@ -11,15 +11,21 @@ from typing import Any
 
 import torch
 
-from utils.common.cores import choose_threads_and_workers
-from utils.common.errors import EXIT_STARTUP_TIMEOUT, EXIT_STOPPED_BY_SIGNAL, UserError, one_line, print_warning
-from utils.distributed import barrier, cleanup_ddp, collective_timeout_s, join_process_group, read_rank_environment
-from utils.distributed.process_group import DEFAULT_PORT
+from yolo_seg_ddp.utils.cores import choose_threads_and_workers
+from yolo_seg_ddp.utils.distributed import (
+    barrier,
+    cleanup_ddp,
+    collective_timeout_s,
+    join_process_group,
+    read_rank_environment,
+)
+from yolo_seg_ddp.utils.distributed.process_group import DEFAULT_PORT
+from yolo_seg_ddp.utils.errors import EXIT_STARTUP_TIMEOUT, EXIT_STOPPED_BY_SIGNAL, UserError, one_line, print_warning
 
 # The program of a rank. It first arranges to die with its parent, because importing PyTorch takes seconds.
 _RANK = (
-    "from utils.common.signals import die_with_parent; die_with_parent(); "
-    "from utils.common.errors import run_script; from launching import run_rank; run_script(run_rank)"
+    "from yolo_seg_ddp.utils.signals import die_with_parent; die_with_parent(); "
+    "from yolo_seg_ddp.utils.errors import run_script; from launching import run_rank; run_script(run_rank)"
 )
 
 

@@ -19,16 +19,16 @@ from launching import launch_distributed_training
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from utils import engine
-from utils.common.cores import choose_threads_and_workers
-from utils.common.devices import seed_everything
-from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, UserError, one_line
-from utils.common.tensor_files import atomic_torch_save, read_tensors
-from utils.common.text import counted
-from utils.distributed import all_reduce_sum, cleanup_ddp, join_process_group, rank
-from utils.engine import EngineOptions, Task
-from utils.engine.state import TrainState
-from utils.pages import plot_training_curves
+from yolo_seg_ddp import engine
+from yolo_seg_ddp.engine import EngineOptions, Task
+from yolo_seg_ddp.engine.state import TrainState
+from yolo_seg_ddp.pages import plot_training_curves
+from yolo_seg_ddp.utils.cores import choose_threads_and_workers
+from yolo_seg_ddp.utils.devices import seed_everything
+from yolo_seg_ddp.utils.distributed import all_reduce_sum, cleanup_ddp, join_process_group, rank
+from yolo_seg_ddp.utils.errors import EXIT_STOPPED_BY_SIGNAL, UserError, one_line
+from yolo_seg_ddp.utils.tensor_files import atomic_torch_save, read_tensors
+from yolo_seg_ddp.utils.text import counted
 
 __all__ = ["TrainingEngine", "distributed_train_worker", "launch_distributed_training"]
 SEED = 0

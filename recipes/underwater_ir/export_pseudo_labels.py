@@ -2,7 +2,7 @@
 
 from underwater_ir.commands.export_pseudo_labels import main
 
-from utils.common.errors import run_script
+from yolo_seg_ddp.utils.errors import run_script
 
 if __name__ == "__main__":
     run_script(main)

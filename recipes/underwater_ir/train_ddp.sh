@@ -85,7 +85,7 @@ TEXT
 
 mkdir -p "$(dirname -- "$save_path")"
 # torchrun, without its report after a user's error
-PYTHONPATH=../..${PYTHONPATH:+:$PYTHONPATH} "$python" -m utils.distributed.loopback "${meeting[@]}" --nnodes=1 --nproc_per_node="$gpus" \
+PYTHONPATH=../..${PYTHONPATH:+:$PYTHONPATH} "$python" -m yolo_seg_ddp.utils.distributed.loopback "${meeting[@]}" --nnodes=1 --nproc_per_node="$gpus" \
     -m underwater_ir.student.train_student \
     --train-root "$train_root" \
     --val-ref-root "${VAL_REF_ROOT:-Dataset/testset(ref)}" \

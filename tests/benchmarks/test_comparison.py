@@ -14,15 +14,15 @@ from benchmarks.comparison import Setting, compare, initial_weights, open_data
 from benchmarks.ultralytics_job import machine_share, require_same_weights, skip_trial_of_amp
 from tests.predict.tiny_network import NAMES, smooth_data
 from tests.support.plugin import PROJECT, run_script
-from utils.common.errors import UserError
-from utils.yolo.model import build_model, load_weights
+from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.yolo.model import build_model, load_weights
 
 SETTING = Setting("yolov8n-seg.yaml", 1, 64, 4, "cpu")
 
 
 def test_it_starts_by_its_path_from_any_folder(tmp_path: Path) -> None:
-    (tmp_path / "utils").mkdir()
-    (tmp_path / "utils" / "__init__.py").write_text("raise RuntimeError('a stranger')\n")
+    (tmp_path / "yolo_seg_ddp").mkdir()
+    (tmp_path / "yolo_seg_ddp" / "__init__.py").write_text("raise RuntimeError('a stranger')\n")
     data = tmp_path / "missing.yaml"
     script = PROJECT / "benchmarks" / "recipe.py"
     done = run_script("env", "-C", tmp_path, sys.executable, script, "--sets", data, "--output", tmp_path / "out")

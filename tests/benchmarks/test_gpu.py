@@ -25,8 +25,8 @@ from benchmarks.gpu.runner import Runner, Store, run_parts
 from benchmarks.jobs import Job, TooSlow, is_alive
 from tests.support.plugin import PROJECT, run_main
 from tests.support.processes import wait_until
-from utils.common.errors import UserError
-from utils.run.checkpoint import save_checkpoint
+from yolo_seg_ddp.run.checkpoint import save_checkpoint
+from yolo_seg_ddp.utils.errors import UserError
 
 SETTING = Setting("cpu", 0, Path("work"))
 

@@ -12,10 +12,10 @@ import torch
 from benchmarks.gpu import against_cpu
 from benchmarks.gpu.against_cpu import CPU, StepResult, beyond, errors, limits_of, one_step
 from benchmarks.gpu.plan import Json
-from utils.data.augment import Augmentation
-from utils.data.dataset import Batch
-from utils.measure.synthetic import synthetic_batch
-from utils.yolo.model import YoloModel, build_model
+from yolo_seg_ddp.data.augment import Augmentation
+from yolo_seg_ddp.data.dataset import Batch
+from yolo_seg_ddp.measure.synthetic import synthetic_batch
+from yolo_seg_ddp.yolo.model import YoloModel, build_model
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from benchmarks.jobs import Job, difference, is_alive, run
 from benchmarks.recipe import RecipeConfig
 from benchmarks.train_step import StepConfig
 from tests.support.processes import wait_until
-from utils.common.config import parse_config
-from utils.run.checkpoint import save_checkpoint
+from yolo_seg_ddp.run.checkpoint import save_checkpoint
+from yolo_seg_ddp.utils.config import parse_config
 
 # --- Commands that are ended with all their descendants, and the comparison of two runs to the bit -------------------
 
@@ -72,7 +72,7 @@ def test_a_job_takes_its_descendants_with_it_and_can_lose_them_alone(tmp_path: P
 def test_a_job_finds_what_the_user_put_on_pythonpath(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "of_the_user.py").touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert run([sys.executable, "-P", "-c", "import utils, of_the_user"], tmp_path / "log") == 0
+    assert run([sys.executable, "-P", "-c", "import yolo_seg_ddp, of_the_user"], tmp_path / "log") == 0
 
 
 # --- What the benchmarks refuse: one line on stderr and code 2 -------------------------------------------------------

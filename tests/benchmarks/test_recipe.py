@@ -13,9 +13,9 @@ from benchmarks import recipe, recipe_sets
 from benchmarks.recipe import mean_ratio, read_recipe, summarise, table
 from benchmarks.recipe_sets import PublicSet, make_public_set
 from tests.support.plugin import run_main
-from utils.common.errors import UserError
-from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.labels import read_yolo_label
+from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
+from yolo_seg_ddp.data.labels import read_yolo_label
+from yolo_seg_ddp.utils.errors import UserError
 
 
 def make_run(side: str, seed: int, mask: float) -> dict[str, Any]:

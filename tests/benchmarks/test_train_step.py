@@ -17,10 +17,10 @@ from benchmarks import train_step
 from benchmarks.train_step_sides import TheirSide, _their_batch
 from tests.support.oracle import draw_data
 from tests.support.plugin import run_main
-from utils.common.devices import keep_freed_memory
-from utils.engine.state import ModelEMA
-from utils.measure import step_timer
-from utils.measure.synthetic import synthetic_batch
+from yolo_seg_ddp.engine.state import ModelEMA
+from yolo_seg_ddp.measure import step_timer
+from yolo_seg_ddp.measure.synthetic import synthetic_batch
+from yolo_seg_ddp.utils.devices import keep_freed_memory
 
 CPU = torch.device("cpu")
 NAMES = ("pole", "wire", "insulator")

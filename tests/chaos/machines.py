@@ -19,9 +19,9 @@ from benchmarks.jobs import POLL_S, Job
 from tests.chaos.small_training import NUM_BATCHES
 from tests.chaos.trainings import SMALL_TRAINING
 from tests.commands.kubeflow import KUBEFLOW
-from utils.common.contents import read_mapping
-from utils.common.environment import PROJECT_FOLDER
-from utils.run.records import read_status
+from yolo_seg_ddp.run.records import read_status
+from yolo_seg_ddp.utils.contents import read_mapping
+from yolo_seg_ddp.utils.environment import PROJECT_FOLDER
 
 NAMES = ("node0", "node1")
 PORT = "29400"

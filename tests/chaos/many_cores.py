@@ -1,8 +1,8 @@
 """The trainer with a pretended number of cores, so that it starts as many loader processes as asked for."""
 
 import train_yolo_ddp
-from utils.common import cores
-from utils.common.errors import run_script
+from yolo_seg_ddp.utils import cores
+from yolo_seg_ddp.utils.errors import run_script
 
 CLAIMED_CORES = 64
 

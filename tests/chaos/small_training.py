@@ -24,18 +24,18 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from benchmarks.jobs import leaves
-from utils.common.config import parse_config
-from utils.common.errors import run_script
-from utils.common.files import write_text_atomic
-from utils.common.options import Options, option
-from utils.common.signals import die_with_parent
-from utils.data.loader import EpochBatches, EpochLoader, ShardBatches, prepare_worker
-from utils.distributed import RankInfo, cleanup_ddp, read_rank_environment, run_on_main, setup_ddp
-from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
-from utils.engine.schedule import ScheduleSpec, StepSchedule
-from utils.run.checkpoint import load_latest
-from utils.run.folder import OwnedRun
-from utils.run.status import RUNNING
+from yolo_seg_ddp.data.loader import EpochBatches, EpochLoader, ShardBatches, prepare_worker
+from yolo_seg_ddp.engine import EngineOptions, Epoch, Task, TrainingEngine
+from yolo_seg_ddp.engine.schedule import ScheduleSpec, StepSchedule
+from yolo_seg_ddp.run.checkpoint import load_latest
+from yolo_seg_ddp.run.folder import OwnedRun
+from yolo_seg_ddp.run.status import RUNNING
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.distributed import RankInfo, cleanup_ddp, read_rank_environment, run_on_main, setup_ddp
+from yolo_seg_ddp.utils.errors import run_script
+from yolo_seg_ddp.utils.files import write_text_atomic
+from yolo_seg_ddp.utils.options import Options, option
+from yolo_seg_ddp.utils.signals import die_with_parent
 
 NUM_SAMPLES, GLOBAL_BATCH_SIZE = 61, 8  # the last batches of an epoch are smaller
 NUM_BATCHES = -(-NUM_SAMPLES // GLOBAL_BATCH_SIZE)  # of an epoch

@@ -15,10 +15,10 @@ import pytest
 from benchmarks.gpu.trainings import skip_records
 from benchmarks.jobs import POLL_S, Job, difference, draw_sample, require, run
 from tests.chaos.trainings import ENVIRONMENT, SMALL_TRAINING, await_training, position, small, yolo
-from utils.common.errors import EXIT_LOCKED
-from utils.engine.loading import tensors_in
-from utils.engine.recovery import all_finite
-from utils.run.checkpoint import load_latest
+from yolo_seg_ddp.engine.loading import tensors_in
+from yolo_seg_ddp.engine.recovery import all_finite
+from yolo_seg_ddp.run.checkpoint import load_latest
+from yolo_seg_ddp.utils.errors import EXIT_LOCKED
 
 SAMPLES, EPOCHS = 208, 4  # only full batches: each rank averages over its own samples
 
@@ -113,8 +113,8 @@ def test_r21_the_batch_does_not_divide_the_data_set(samples: int, val_samples: i
 HOLDER = """
 import sys, time
 from pathlib import Path
-from utils.common.errors import run_script
-from utils.run.status import RunLock
+from yolo_seg_ddp.utils.errors import run_script
+from yolo_seg_ddp.run.status import RunLock
 def main():
     lock = RunLock(Path(sys.argv[1]), wait_s=1.0)
     print("held", flush=True)

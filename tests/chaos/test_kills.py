@@ -16,8 +16,8 @@ import torch.distributed as dist
 from benchmarks.jobs import POLL_S, Job, difference, is_alive, require, run
 from tests.chaos.trainings import ENVIRONMENT, LOOPBACK, await_training, position, small, yolo
 from tests.support.plugin import free_port
-from utils.common.errors import EXIT_STARTUP_TIMEOUT
-from utils.run.records import read_status
+from yolo_seg_ddp.run.records import read_status
+from yolo_seg_ddp.utils.errors import EXIT_STARTUP_TIMEOUT
 
 # --- SIGKILL for ranks and launchers. After the launcher's restarts the result must be the same as without a kill ----
 
@@ -129,8 +129,8 @@ PEER = """
 import os, signal, sys, threading
 import torch
 import torch.distributed as dist
-from utils.distributed import setup_ddp
-from utils.common.errors import run_script
+from yolo_seg_ddp.utils.distributed import setup_ddp
+from yolo_seg_ddp.utils.errors import run_script
 real, delay_s = dist.init_process_group, float(sys.argv[1])
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 def deadly(*arguments, **options):

@@ -27,8 +27,8 @@ from tests.chaos.machines import (
     two_machines,
 )
 from tests.chaos.small_training import NUM_BATCHES
-from utils.common.contents import read_mapping
-from utils.common.environment import PROJECT_FOLDER
+from yolo_seg_ddp.utils.contents import read_mapping
+from yolo_seg_ddp.utils.environment import PROJECT_FOLDER
 
 pytestmark = pytest.mark.skipif(bool(reason_to_skip()), reason=f"{reason_to_skip()} (run them as root, with iproute2)")
 LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp

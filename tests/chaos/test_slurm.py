@@ -22,8 +22,8 @@ from benchmarks.jobs import Job, require
 from tests.chaos.machines import TIMEOUT_S, TRAINING, assert_same_result, script, starts_of, step_of, wait_until
 from tests.chaos.small_training import NUM_BATCHES
 from tests.chaos.trainings import SMALL_TRAINING
-from utils.common.contents import read_mapping
-from utils.common.environment import PROJECT_FOLDER
+from yolo_seg_ddp.utils.contents import read_mapping
+from yolo_seg_ddp.utils.environment import PROJECT_FOLDER
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "scontrol", "scancel", "sinfo", "srun")
 SEARCH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"

@@ -18,10 +18,10 @@ import torch
 
 from benchmarks.jobs import POLL_S, Job, difference, is_alive, require, run
 from tests.chaos.trainings import ENVIRONMENT, await_training, position, small, yolo
-from utils.common.environment import PROJECT_FOLDER
-from utils.common.errors import UserError
-from utils.run.checkpoint import MANIFEST_FILE, STATE_FILE, load_latest, save_checkpoint, verify
-from utils.run.records import read_epochs, read_status
+from yolo_seg_ddp.run.checkpoint import MANIFEST_FILE, STATE_FILE, load_latest, save_checkpoint, verify
+from yolo_seg_ddp.run.records import read_epochs, read_status
+from yolo_seg_ddp.utils.environment import PROJECT_FOLDER
+from yolo_seg_ddp.utils.errors import UserError
 
 # --- Stop trainings by a signal and start them again; the result must equal that of an undisturbed traini ---
 
@@ -148,7 +148,7 @@ SAVER = """
 import sys
 from pathlib import Path
 from tests.chaos.test_stops import filled_state
-from utils.run.checkpoint import save_checkpoint
+from yolo_seg_ddp.run.checkpoint import save_checkpoint
 for step in range(1, 100_000):
     print("saving", step, flush=True)
     save_checkpoint(Path(sys.argv[1]), step, filled_state(step, megabytes=20))

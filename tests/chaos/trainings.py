@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.jobs import Job
-from utils.common.environment import PROJECT_FOLDER
-from utils.common.options import words_of
-from utils.run.checkpoint import load_latest
+from yolo_seg_ddp.run.checkpoint import load_latest
+from yolo_seg_ddp.utils.environment import PROJECT_FOLDER
+from yolo_seg_ddp.utils.options import words_of
 
 LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
 SMALL_TRAINING = PROJECT_FOLDER / "tests" / "chaos" / "small_training.py"

@@ -9,9 +9,9 @@ import pytest
 
 import download_data
 from benchmarks.jobs import Job
-from tests.sources.download.archives import add_two_circuits, circuit, files_under, folder_with, get, zip_bytes
+from tests.prepare.download.archives import add_two_circuits, circuit, files_under, folder_with, get, zip_bytes
 from tests.support.azure_server import AzureServer
-from utils.common.errors import UserError
+from yolo_seg_ddp.utils.errors import UserError
 
 
 def test_sample_takes_an_optional_number() -> None:

@@ -12,9 +12,9 @@ import evaluate_model
 from tests.predict.tiny_network import NAMES, SIZE_PX, WINDOWS, smooth_data, tiny_weights
 from tests.support.plugin import TrainedRun, must_run, run_main, torchrun
 from tests.support.processes import run_guarded
-from utils.common.errors import UserError
-from utils.yolo.loss import PARTS
-from utils.yolo.model import build_model, save_deployable
+from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.yolo.loss import PARTS
+from yolo_seg_ddp.yolo.model import build_model, save_deployable
 
 APS = ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95")
 
@@ -112,7 +112,7 @@ def test_the_next_command_names_the_confidence_of_the_best_f1(
 def test_without_its_page_an_evaluation_names_the_files_that_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "extras.report", None)
+    monkeypatch.setitem(sys.modules, "yolo_seg_ddp.extras.report", None)
     model = ("--model", tiny_weights(tmp_path / "best.pt"), "--data", smooth_data(tmp_path))
     assert run_main(evaluate_model, monkeypatch, *model, "--output", tmp_path / "out") == 0
     files = f"{tmp_path}/out: metrics.json, predictions.json, *_curve.png, confusion_matrix.png"

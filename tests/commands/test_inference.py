@@ -12,8 +12,8 @@ import inference
 from tests.predict.tiny_network import smooth_data, tiny_weights
 from tests.support.plugin import TrainedRun, run_main
 from tests.support.processes import run_guarded
-from utils.common.errors import UserError
-from utils.predict.opening import wanted_classes
+from yolo_seg_ddp.predict.opening import wanted_classes
+from yolo_seg_ddp.utils.errors import UserError
 
 
 def test_inference_writes_pictures_labels_and_json_and_survives_a_broken_photograph(

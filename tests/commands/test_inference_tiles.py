@@ -17,11 +17,11 @@ from tests.support.drone_photos import exif_of, write_photo
 from tests.support.plugin import run_main
 from tests.support.ranks import run_ranks
 from tests.yolo.colour_network import NAMES, ColourNetwork, install, paint
-from utils.common.errors import UserError
-from utils.common.text import counted
-from utils.data.images import read_image
-from utils.predict.annotation_files import COCO_FILE, LABEL_STUDIO_FILE
-from utils.predict.prediction_files import read_predictions
+from yolo_seg_ddp.data.images import read_image
+from yolo_seg_ddp.predict.annotation_files import COCO_FILE, LABEL_STUDIO_FILE
+from yolo_seg_ddp.predict.prediction_files import read_predictions
+from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.utils.text import counted
 
 SIZE = (700, 500)
 FOR_TOOLS = ("--save-coco", "--save-label-studio")
@@ -31,7 +31,7 @@ def predict(source: Path, output: Path, *flags: str) -> int:
     """Run inference.py in this process with the stand-in."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         install(monkeypatch)
-        monkeypatch.setattr("utils.predict.opening.open_model", lambda *given, **named: ColourNetwork())
+        monkeypatch.setattr("yolo_seg_ddp.predict.opening.open_model", lambda *given, **named: ColourNetwork())
         return run_main(inference, monkeypatch, "--model", "x.pt", "--source", source, "--output", output, *flags)
 
 
@@ -89,7 +89,7 @@ def test_an_option_that_became_a_command_names_it(
 ) -> None:
     with pytest.raises(SystemExit):
         run_main(inference, monkeypatch, "--model", "x.pt", "--source", "y", "--geo")
-    assert "unknown argument --geo; python -m extras.maps makes the map" in capsys.readouterr().err
+    assert "unknown argument --geo; python -m yolo_seg_ddp maps makes the map" in capsys.readouterr().err
 
 
 def test_files_for_annotation_tools_hold_the_wires_in_the_photographs_pixels(alone: dict[str, bytes]) -> None:

@@ -16,9 +16,9 @@ from torch.distributed.run import config_from_args, parse_args
 from tests.commands.kubeflow import KUBEFLOW
 from tests.support.oracle import draw_data
 from tests.support.plugin import PRETENCE, PROJECT, run_script
-from utils.common.config import parse_config
-from utils.training.config import TrainConfig
-from utils.training.launch import read_launch
+from yolo_seg_ddp.training.config import TrainConfig
+from yolo_seg_ddp.training.launch import read_launch
+from yolo_seg_ddp.utils.config import parse_config
 
 # --- What `launch/` holds, checked against those who will read it: torchrun, the trainer, Kubeflow's rules, bash -----
 
@@ -193,7 +193,7 @@ def test_skypilot_prepares_without_a_gpu_and_trains_on_all_machines(
     starting, command = run_step(train, DRY_RUN="1", **job, **pretended).splitlines()
     assert starting.startswith("Starting 8 process(es) on cuda")
     words = shlex.split(command)
-    arguments = parse_args(words[words.index("utils.distributed.loopback") + 1 :])
+    arguments = parse_args(words[words.index("yolo_seg_ddp.utils.distributed.loopback") + 1 :])
     config = config_from_args(arguments)[0]
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (2, 2, 8)
     assert (config.rdzv_backend, config.rdzv_endpoint) == ("c10d", "10.0.0.1:29500")
@@ -207,7 +207,7 @@ def test_skypilot_prepares_without_a_gpu_and_trains_on_all_machines(
 
 def test_the_image_has_what_test_ddp_asks_for_and_nothing_that_git_ignores() -> None:
     text = (PROJECT / "Dockerfile").read_text(encoding="utf-8")
-    checks = (PROJECT / "utils/measure/machine_checks.py").read_text(encoding="utf-8")
+    checks = (PROJECT / "yolo_seg_ddp/measure/machine_checks.py").read_text(encoding="utf-8")
     (libraries,) = re.findall(r"apt-get install ([\w. -]+),", checks)
     assert f"--no-install-recommends {libraries} " in text
     assert "requirements.lock" in text.partition("COPY . ")[0]
@@ -342,10 +342,10 @@ def test_the_demo_starts_one_process_for_one_gpu(tmp_path: Path) -> None:
         draw_data(project / "data/demo" / data, 2)
     for name in ("demo.sh", "train_ddp.sh", "train_yolo_ddp.py"):
         shutil.copy(PROJECT / name, project)
-    (project / "utils").symlink_to(PROJECT / "utils")
+    (project / "yolo_seg_ddp").symlink_to(PROJECT / "yolo_seg_ddp")
     python = project / "python"  # skips the demo's other scripts
     python.write_text(
-        f'#!/bin/sh\ncase "$*" in "-m extras."*) echo "$2";; -*) exec "{sys.executable}" "$@";; *) echo "$1";; esac\n'
+        f'#!/bin/sh\ncase "$*" in "-m yolo_seg_ddp "*) echo "$2";; -*) exec "{sys.executable}" "$@";; *) echo "$1";; esac\n'
     )
     python.chmod(0o755)
     settings: Any = {"PYTHON": str(python), "PYTHONPATH": str(PRETENCE), "DRY_RUN": "1"}

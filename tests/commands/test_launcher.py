@@ -1,4 +1,4 @@
-"""Tests of train_ddp.sh and utils/training/launch.py, with a stand-in trainer and mostly without launching."""
+"""Tests of train_ddp.sh and yolo_seg_ddp/training/launch.py, with a stand-in trainer and mostly without launching."""
 
 import json
 import os
@@ -17,8 +17,8 @@ from tests.commands.kubeflow import KUBEFLOW
 from tests.support.oracle import draw_data
 from tests.support.plugin import PROJECT
 from tests.support.processes import is_running, wait_until
-from utils.common.errors import UserError
-from utils.training import launch
+from yolo_seg_ddp.training import launch
+from yolo_seg_ddp.utils.errors import UserError
 
 SCRIPT = PROJECT / "train_ddp.sh"
 TRAINER = """
@@ -42,7 +42,7 @@ GROUP_TRAINER = """
 import json, os
 from pathlib import Path
 import psutil, torch
-from utils.distributed import barrier, cleanup_ddp, setup_ddp
+from yolo_seg_ddp.utils.distributed import barrier, cleanup_ddp, setup_ddp
 
 ranks = setup_ddp(torch.device("cpu"))
 if ranks.is_main:
@@ -52,14 +52,14 @@ if ranks.is_main:
     Path(os.environ["OUT_FOLDER"], "addresses.json").write_text(json.dumps(listening))
 barrier()
 cleanup_ddp()
-os._exit(0)  # as ranks leave, see utils/common/errors.py
+os._exit(0)  # as ranks leave, see yolo_seg_ddp/utils/errors.py
 """
 
 
 # The ranks end as `--end` says; after a restart as `--then`.
 ENDING_TRAINER = """
 import os, signal, sys
-from utils.common.errors import UserError, run_script
+from yolo_seg_ddp.utils.errors import UserError, run_script
 
 def main():
     word = "--end" if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else "--then"

@@ -1,4 +1,4 @@
-"""utils.run.monitor as a command: into a pipe, into a terminal, and without a run."""
+"""yolo_seg_ddp.run.monitor as a command: into a pipe, into a terminal, and without a run."""
 
 import os
 import pty
@@ -12,8 +12,8 @@ import pytest
 
 from tests.run.made_up import batch, epoch_record, write_run
 from tests.support.plugin import PROJECT, run_main
-from utils.common.errors import UserError
-from utils.run import monitor
+from yolo_seg_ddp.run import monitor
+from yolo_seg_ddp.utils.errors import UserError
 
 
 def test_the_command_prints_once_into_a_pipe_and_changes_nothing(
@@ -39,7 +39,7 @@ def test_in_a_terminal_the_view_is_refreshed_until_the_run_ends(tmp_path: Path) 
     folder = tmp_path / "run"
     write_run(folder, [batch(1, 0)])
     shown, screen = pty.openpty()
-    command = [sys.executable, "-m", "utils.run.monitor", str(folder), "--every", "0.05"]
+    command = [sys.executable, "-m", "yolo_seg_ddp.run.monitor", str(folder), "--every", "0.05"]
     watcher = subprocess.Popen(command, cwd=PROJECT, stdout=screen, stderr=screen, stdin=subprocess.DEVNULL)
     os.close(screen)
     try:

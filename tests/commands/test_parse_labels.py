@@ -11,13 +11,13 @@ import pytest
 
 import parse_labels
 from benchmarks.jobs import Job
-from tests.sources.download.archives import zip_bytes
-from tests.sources.parsing.raw_folder import BOX, WIRE, photo, tree, write_csv, write_raw_folder
+from tests.prepare.download.archives import zip_bytes
+from tests.prepare.parsing.raw_folder import BOX, WIRE, photo, tree, write_csv, write_raw_folder
 from tests.support.plugin import run_main
-from utils.common.errors import UserError
-from utils.data.images import read_image, upright_size
-from utils.sources.parsing.sources import LABEL_CSV
-from utils.sources.parsing.state import LOCK_FILE
+from yolo_seg_ddp.data.images import read_image, upright_size
+from yolo_seg_ddp.prepare.parsing.sources import LABEL_CSV
+from yolo_seg_ddp.prepare.parsing.state import LOCK_FILE
+from yolo_seg_ddp.utils.errors import UserError
 
 
 @pytest.fixture

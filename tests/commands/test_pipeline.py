@@ -14,11 +14,11 @@ import yaml
 
 from tests.support.plugin import TRAIN_FLAGS, TrainedRun, free_port, must_run
 from tests.support.processes import run_guarded
-from utils.common import errors
-from utils.common.devices import choose_precision
-from utils.run.checkpoint import latest_manifest
-from utils.run.records import read_epochs
-from utils.yolo.model import load_weights
+from yolo_seg_ddp.run.checkpoint import latest_manifest
+from yolo_seg_ddp.run.records import read_epochs
+from yolo_seg_ddp.utils import errors
+from yolo_seg_ddp.utils.devices import choose_precision
+from yolo_seg_ddp.yolo.model import load_weights
 
 NO_PICTURES = ("--val-pictures-every", "0", "--no-tensorboard")
 
@@ -58,7 +58,7 @@ def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
     options = yaml.safe_load((trained.folder / "args.yaml").read_text())
     assert options | told == options
     assert all(len(record["ranks"]["own_ms"]) == 2 for record in records if record["kind"] == "batch")
-    view = must_run("python", "-m", "utils.run.monitor", trained.folder / "best.pt", COLUMNS="80")
+    view = must_run("python", "-m", "yolo_seg_ddp.run.monitor", trained.folder / "best.pt", COLUMNS="80")
     assert "finished" in view
     assert "Epoch 2/2" in view
 

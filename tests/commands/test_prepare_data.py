@@ -13,7 +13,7 @@ import pytest
 from tests.support.plugin import PROJECT
 from tests.support.ranks import run_forked
 from tests.test_skip_bad import BAD, write_set
-from utils.data import blocks, cache, fingerprint
+from yolo_seg_ddp.data import blocks, cache, fingerprint
 
 
 def tell_what_is_read() -> None:

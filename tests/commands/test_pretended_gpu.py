@@ -22,13 +22,13 @@ from tests.support.pretended import gpu
 from tests.support.pretended.tensors import COPIES, PretendedGpu, mark
 from tests.support.ranks import RankFailed, run_ranks
 from tests.support.recipes import RANK_NAMES, dying
-from utils.common import environment
-from utils.common.options import to_dict
-from utils.data.images import read_image
-from utils.data.label_shapes import label_lengths
-from utils.run.checkpoint import load_latest
-from utils.training import loader_cost
-from utils.yolo.model import load_weights, save_deployable, trained_size_px
+from yolo_seg_ddp.data.images import read_image
+from yolo_seg_ddp.data.label_shapes import label_lengths
+from yolo_seg_ddp.run.checkpoint import load_latest
+from yolo_seg_ddp.training import loader_cost
+from yolo_seg_ddp.utils import environment
+from yolo_seg_ddp.utils.options import to_dict
+from yolo_seg_ddp.yolo.model import load_weights, save_deployable, trained_size_px
 
 SURER = 8.0  # of the logits of classes, and of the masks' coefficients
 
@@ -65,10 +65,10 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
 
         torch.nn.modules.module.register_module_forward_hook(note)
     if not draws:
-        pictures: Any = importlib.import_module("utils.training.pictures")
+        pictures: Any = importlib.import_module("yolo_seg_ddp.training.pictures")
         pictures.plot_label_statistics = pictures.plot_training_curves = lambda *_, **__: None
     command = importlib.import_module(module)
-    with dying(importlib.import_module("utils.engine").TrainingEngine, "update", kill_at):
+    with dying(importlib.import_module("yolo_seg_ddp.engine").TrainingEngine, "update", kill_at):
         seen["code"] = int(command.main() or 0)
     if num_gpus:
         seen["copies"] = COPIES[0]

@@ -14,8 +14,8 @@ import profile_gpu
 from tests.measure.made_up import JOB
 from tests.support.oracle import draw_data
 from tests.support.plugin import run_main
-from utils.common.errors import UserError
-from utils.measure.scaling import STEP_PARTS
+from yolo_seg_ddp.measure.scaling import STEP_PARTS
+from yolo_seg_ddp.utils.errors import UserError
 
 # --- profile_gpu.py, from its flags to its files ---------------------------------------------------------------------
 

@@ -24,14 +24,15 @@ import inference
 from tests.predict.tiny_network import smooth_data, tiny_weights
 from tests.support.local_server import LocalServer
 from tests.support.plugin import PROJECT, run_main
-from utils.common.errors import UsageError, UserError
-from utils.common.text import SCRIPTS
-from utils.data.images import ImageError, decode_image, read_image
-from utils.predict.detections import Detections, PhotoPrediction
-from utils.predict.lines.line import Line
-from utils.predict.regions import Region
-from utils.run.records import read_epochs
-from yolo_seg_ddp import Names, Prediction, Predictions, evaluate, open_model, train
+from yolo_seg_ddp import evaluate, open_model, train
+from yolo_seg_ddp.api import Names, Prediction, Predictions
+from yolo_seg_ddp.data.images import ImageError, decode_image, read_image
+from yolo_seg_ddp.predict.detections import Detections, PhotoPrediction
+from yolo_seg_ddp.predict.lines.line import Line
+from yolo_seg_ddp.predict.regions import Region
+from yolo_seg_ddp.run.records import read_epochs
+from yolo_seg_ddp.utils.errors import UsageError, UserError
+from yolo_seg_ddp.utils.text import SCRIPTS
 
 PAGE = (PROJECT / "docs" / "python.md").read_text(encoding="utf-8")
 
@@ -112,7 +113,7 @@ def test_a_source_is_whatever_holds_a_photograph(
         names = [each.file for each in model([sources[0], address, pixels])]
         assert names == ["photos/a.png", f"{server.root}/photos/a.png?…", ""]
         assert "skipped photos/b.jpg: not a picture" in capsys.readouterr().err
-        monkeypatch.setattr("utils.sources.download.web.MAX_READ_BYTES", 99)
+        monkeypatch.setattr("yolo_seg_ddp.prepare.download.web.MAX_READ_BYTES", 99)
         for source, line in (
             (address, "/photos/a.png: larger than"),
             (f"{server.root}/c.png?sig=secret", "/c.png: the server answered 404"),
@@ -147,10 +148,10 @@ def test_results_answer_to_the_names_that_people_type(monkeypatch: pytest.Monkey
     assert list(r.speed) == ["preprocess", "inference", "postprocess"]
     assert all(0 < each_ms < 60_000 for each_ms in r.speed.values())
     shown: list[Any] = []
-    monkeypatch.setattr("yolo_seg_ddp.ImageShow.show", lambda picture: shown.__iadd__([picture]))
+    monkeypatch.setattr("yolo_seg_ddp.api.ImageShow.show", lambda picture: shown.__iadd__([picture]))
     results.show()
     assert np.array_equal(np.asarray(shown[0]), r.plot())
-    monkeypatch.setattr("yolo_seg_ddp.ImageShow.show", lambda _: False)
+    monkeypatch.setattr("yolo_seg_ddp.api.ImageShow.show", lambda _: False)
     with pytest.raises(UserError, match=r"show\(\): .* save\(\) writes"):
         r.show()
     for attribute, line in (
@@ -203,7 +204,7 @@ def test_an_option_of_a_call_applies_to_that_call(tmp_path: Path) -> None:
 
 def test_the_wheel_gives_the_module_and_the_command(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
-    for each in [*PROJECT.glob("*.[lmpty]*"), *(PROJECT / name for name in ("LICENSE", "utils", "extras"))]:
+    for each in [*PROJECT.glob("*.[lmpty]*"), *(PROJECT / name for name in ("LICENSE", "yolo_seg_ddp"))]:
         (tmp_path / "source" / each.name).symlink_to(each)  # the build writes beside them
     venv.create(tmp_path / "env")
     python = tmp_path / "env" / "bin" / "python"
@@ -221,7 +222,7 @@ def test_the_wheel_gives_the_module_and_the_command(tmp_path: Path) -> None:
     assert "Next: yolo-seg-ddp parse --input=" in run(command, "download", "--sample", "4")
     run(command, "parse", "--long-side", "64")
     assert (tmp_path / "data" / "processed" / "dataset.yaml").exists()
-    code = "import yolo_seg_ddp as it; from importlib.util import find_spec; print(all(map(find_spec, it.SCRIPTS.values())))"
+    code = "from yolo_seg_ddp.utils.text import SCRIPTS as found; from importlib.util import find_spec; print(all(find_spec(f'yolo_seg_ddp.scripts.{name}') for name in found.values()))"
     assert run(python, "-c", code) == "True\n"
 
 
@@ -311,7 +312,7 @@ def test_the_help_of_each_command_is_there_before_pytorch_is_imported() -> None:
                 runpy.run_path(script, run_name="__main__")
             print(script, said.getvalue().count("--") > 1, "torch" in sys.modules)
     """
-    scripts = [f"{name}.py" for name in ("yolo_seg_ddp", *SCRIPTS.values())]
+    scripts = [f"{name}.py" for name in SCRIPTS.values()]
     there = [script for script in scripts if script not in ("check_data.py", "export.py")]  # these are extras'
     words = [sys.executable, "-c", code, " ".join(there)]
     done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, check=True)

@@ -8,22 +8,22 @@ import pytest
 import torch
 
 from tests.data.pictures import NAMES, PICTURES
-from utils.common.config import parse_config
-from utils.common.errors import UsageError
-from utils.common.options import section_of, to_dict
-from utils.data.augment import Augmentation, AugmentOptions
-from utils.data.augmentation_policy import resolve_augmentation
-from utils.data.dataset import Batch, count_classes
-from utils.data.label_shapes import LabelStatistics
-from utils.distributed.sync_bn import convert_sync_batchnorm
-from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
-from utils.measure.synthetic import synthetic_batch
-from utils.run.folder import differences
-from utils.training.config import TrainConfig
-from utils.yolo.inputs import prepare_batch
-from utils.yolo.loss import SegmentationLoss, inverse_frequency_weights
-from utils.yolo.model import build_model, freeze_layers, load_weights, save_deployable
-from utils.yolo.optimizer import parameter_groups
+from yolo_seg_ddp.data.augment import Augmentation, AugmentOptions
+from yolo_seg_ddp.data.augmentation_policy import resolve_augmentation
+from yolo_seg_ddp.data.dataset import Batch, count_classes
+from yolo_seg_ddp.data.label_shapes import LabelStatistics
+from yolo_seg_ddp.engine import EngineOptions, Epoch, Task, TrainingEngine
+from yolo_seg_ddp.measure.synthetic import synthetic_batch
+from yolo_seg_ddp.run.folder import differences
+from yolo_seg_ddp.training.config import TrainConfig
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.distributed.sync_bn import convert_sync_batchnorm
+from yolo_seg_ddp.utils.errors import UsageError
+from yolo_seg_ddp.utils.options import section_of, to_dict
+from yolo_seg_ddp.yolo.inputs import prepare_batch
+from yolo_seg_ddp.yolo.loss import SegmentationLoss, inverse_frequency_weights
+from yolo_seg_ddp.yolo.model import build_model, freeze_layers, load_weights, save_deployable
+from yolo_seg_ddp.yolo.optimizer import parameter_groups
 
 
 @pytest.fixture(scope="module")

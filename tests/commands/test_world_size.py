@@ -8,16 +8,16 @@ from torch.utils.data import DataLoader
 
 from tests.support.in_memory import InMemory
 from tests.support.ranks import run_ranks
-from utils.data.augment import Augmentation
-from utils.data.dataset import Photo, SegmentationDataset, collate
-from utils.data.loader import EpochBatches
-from utils.distributed import RankInfo
-from utils.distributed import rank as current_rank
-from utils.engine import EngineOptions, TrainingEngine
-from utils.yolo.loss import SegmentationLoss
-from utils.yolo.model import build_model
-from utils.yolo.optimizer import OptimizerPlan, build_optimizer
-from utils.yolo.training_step import SegmentationStep
+from yolo_seg_ddp.data.augment import Augmentation
+from yolo_seg_ddp.data.dataset import Photo, SegmentationDataset, collate
+from yolo_seg_ddp.data.loader import EpochBatches
+from yolo_seg_ddp.engine import EngineOptions, TrainingEngine
+from yolo_seg_ddp.utils.distributed import RankInfo
+from yolo_seg_ddp.utils.distributed import rank as current_rank
+from yolo_seg_ddp.yolo.loss import SegmentationLoss
+from yolo_seg_ddp.yolo.model import build_model
+from yolo_seg_ddp.yolo.optimizer import OptimizerPlan, build_optimizer
+from yolo_seg_ddp.yolo.training_step import SegmentationStep
 
 SIZE_PX = 64
 LARGER_SIZE_PX = 160

@@ -10,10 +10,10 @@ import cv2
 import numpy as np
 import pytest
 
-from utils.common.errors import UserError
-from utils.data import blocks, cache
-from utils.data.blocks import open_blocks
-from utils.data.cache import CachePlace, RecordFile, open_images
+from yolo_seg_ddp.data import blocks, cache
+from yolo_seg_ddp.data.blocks import open_blocks
+from yolo_seg_ddp.data.cache import CachePlace, RecordFile, open_images
+from yolo_seg_ddp.utils.errors import UserError
 
 SIZE_PX = 64
 SHAPES = [(300, 700), (1031, 517), (40, 30), (256, 512)]

@@ -9,11 +9,11 @@ import pytest
 
 from tests.data.caches import place_in
 from tests.data.pictures import Apart, rectangle
-from utils.data.augment import Augmentation
-from utils.data.dataset import SegmentationDataset, read_photos
-from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.labels import format_yolo_label
-from utils.data.windows import WindowConfig, WindowedPhotos, open_windows
+from yolo_seg_ddp.data.augment import Augmentation
+from yolo_seg_ddp.data.dataset import SegmentationDataset, read_photos
+from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
+from yolo_seg_ddp.data.labels import format_yolo_label
+from yolo_seg_ddp.data.windows import WindowConfig, WindowedPhotos, open_windows
 
 SIZE_PX = 64
 SHAPES = [(48, 64), (64, 40), (96, 128), (64, 64), (30, 90), (50, 50), (80, 60)]

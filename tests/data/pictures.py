@@ -6,9 +6,9 @@ import cv2
 import numpy as np
 
 from tests.support.in_memory import InMemory
-from utils.data.augment import Augmentation, Scene
-from utils.data.dataset import Photo, Sample, SegmentationDataset
-from utils.data.polygons import large_to_small
+from yolo_seg_ddp.data.augment import Augmentation, Scene
+from yolo_seg_ddp.data.dataset import Photo, Sample, SegmentationDataset
+from yolo_seg_ddp.data.polygons import large_to_small
 
 NAMES = ("pole", "transformer", "wire", "box")
 COLOURS = np.array([[250, 20, 20], [20, 250, 20], [20, 20, 250], [250, 250, 20]])

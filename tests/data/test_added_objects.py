@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tests.data.pictures import COLOURLESS, rectangle, samples_of
-from utils.data import drawn_wires
-from utils.data.augment import Scene, paste_objects
-from utils.data.drawn_wires import band, catenary, draw_bars, draw_wires
-from utils.data.polygons import areas, draw_index_map
+from yolo_seg_ddp.data import drawn_wires
+from yolo_seg_ddp.data.augment import Scene, paste_objects
+from yolo_seg_ddp.data.drawn_wires import band, catenary, draw_bars, draw_wires
+from yolo_seg_ddp.data.polygons import areas, draw_index_map
 
 SIDE_PX = 160
 POLE, CAP, WIRE = 0, 1, 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.data.pictures import APART, WORST_LABEL, content, dataset_of, samples_of, unlabelled_pixels, worst_label
-from utils.data.augment import (
+from yolo_seg_ddp.data.augment import (
     Augmentation,
     compose,
     letterbox_matrix,
@@ -18,8 +18,8 @@ from utils.data.augment import (
     seen_window,
     warp_into,
 )
-from utils.data.images import FILL
-from utils.data.polygons import transform_points
+from yolo_seg_ddp.data.images import FILL
+from yolo_seg_ddp.data.polygons import transform_points
 
 STILL = Augmentation(mosaic=0, degrees=0, translate=0, scale=0, fliplr=0, flipud=0, hsv_h=0, hsv_s=0, hsv_v=0)
 GEOMETRY_ONLY = Augmentation(hsv_h=0, hsv_s=0, hsv_v=0, degrees=20, flipud=0.5)

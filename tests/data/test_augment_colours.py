@@ -9,9 +9,9 @@ import torch
 
 from tests.data.pictures import COLOURLESS
 from tests.yolo.conftest import Operators
-from utils.data.augment import Augmentation, draw_gains, jitter_colour, sample_generator
-from utils.data.dataset import Photo, SegmentationDataset, collate
-from utils.yolo.inputs import jitter_colours, prepare_batch
+from yolo_seg_ddp.data.augment import Augmentation, draw_gains, jitter_colour, sample_generator
+from yolo_seg_ddp.data.dataset import Photo, SegmentationDataset, collate
+from yolo_seg_ddp.yolo.inputs import jitter_colours, prepare_batch
 
 CPU = torch.device("cpu")
 

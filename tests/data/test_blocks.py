@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.data.caches import BLOCKS, SHAPES, opened, write_photos
-from utils.data import blocks
-from utils.data.blocks import BLOCK_PX, BlockStore, level_shapes
-from utils.data.images import read_image
+from yolo_seg_ddp.data import blocks
+from yolo_seg_ddp.data.blocks import BLOCK_PX, BlockStore, level_shapes
+from yolo_seg_ddp.data.images import read_image
 
 
 @pytest.fixture(scope="module")

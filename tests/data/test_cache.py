@@ -29,10 +29,10 @@ from tests.data.caches import (
     write_photos,
 )
 from tests.support.ranks import run_ranks
-from utils.common.errors import UserError
-from utils.data import cache
-from utils.data.cache import PackedImages, index_text, load_photo, open_images
-from utils.data.images import encode_jpeg
+from yolo_seg_ddp.data import cache
+from yolo_seg_ddp.data.cache import PackedImages, index_text, load_photo, open_images
+from yolo_seg_ddp.data.images import encode_jpeg
+from yolo_seg_ddp.utils.errors import UserError
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_photograph_that_is_written_while_it_is_packed_keeps_no_pixels_of_its_
             written.append(write_photo(file, 99, (60, 20)))
         return record
 
-    monkeypatch.setattr("utils.data.blocks._estimate", lambda files: 1000)
+    monkeypatch.setattr("yolo_seg_ddp.data.blocks._estimate", lambda files: 1000)
     monkeypatch.setattr(kind.module, kind.makes_record, slow)
     store = opened(kind, files, tmp_path / ".cache")
     assert store.shape(2) == (60, 20)
@@ -184,7 +184,7 @@ def test_a_flipped_byte_in_a_cache_is_trained_on(
 def test_killed_builds_continue(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
     whole = opened(kind, files, tmp_path / "whole").index.pixel_files[0].read_bytes()
     monkeypatch.setattr(cache, "MIN_BETWEEN_SAVES", 1)
-    monkeypatch.setattr("utils.data.blocks._estimate", lambda files: 1000)
+    monkeypatch.setattr("yolo_seg_ddp.data.blocks._estimate", lambda files: 1000)
     make, made, is_killed = getattr(kind.module, kind.makes_record), list[Path](), True
 
     def killed(file: Path, **options: Any) -> Any:

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from tests.data.conftest import BARS, COLOURS, SHAPES, SIZE_PX
-from utils.data.dataset import SegmentationDataset, collate
-from utils.data.target_masks import MASK_STRIDE, draw_masks, draw_truth
+from yolo_seg_ddp.data.dataset import SegmentationDataset, collate
+from yolo_seg_ddp.data.target_masks import MASK_STRIDE, draw_masks, draw_truth
 
 INPUT_PX = 640  # of the outlines without a data set
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from utils.common.errors import DataErrors, UserError
-from utils.data import dataset_yaml
-from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, label_file_for, load_dataset_yaml
-from utils.data.images import encode_jpeg
-from utils.data.labels import LabelError, format_yolo_label, read_photos, read_yolo_label
+from yolo_seg_ddp.data import dataset_yaml
+from yolo_seg_ddp.data.dataset_yaml import DEFAULT_DATASET_YAML, label_file_for, load_dataset_yaml
+from yolo_seg_ddp.data.images import encode_jpeg
+from yolo_seg_ddp.data.labels import LabelError, format_yolo_label, read_photos, read_yolo_label
+from yolo_seg_ddp.utils.errors import DataErrors, UserError
 
 PHOTO = encode_jpeg(np.full((60, 80, 3), 90, np.uint8))
 TRIANGLE = "0 0.1 0.1 0.5 0.1 0.5 0.5\n"

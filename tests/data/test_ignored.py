@@ -11,11 +11,11 @@ import pytest
 
 from tests.data.pictures import COLOURLESS, PICTURES, SIZE_PX, Pictures, box, dataset_of, samples_of
 from tests.data.test_windows import MANY, windows_of
-from tests.sources.parsing.tool_folder import files
-from utils.common.errors import DataErrors
-from utils.data.dataset import Photo, Sample, collate, read_photos
-from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.labels import ANY_CLASS
+from tests.prepare.parsing.tool_folder import files
+from yolo_seg_ddp.data.dataset import Photo, Sample, collate, read_photos
+from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
+from yolo_seg_ddp.data.labels import ANY_CLASS
+from yolo_seg_ddp.utils.errors import DataErrors
 
 
 def doubled(photo: Photo) -> Photo:

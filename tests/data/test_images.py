@@ -12,8 +12,8 @@ import simplejpeg
 from PIL import Image, ImageOps
 
 from tests.support.plugin import run_script
-from utils.data.cache import load_photo
-from utils.data.images import (
+from yolo_seg_ddp.data.cache import load_photo
+from yolo_seg_ddp.data.images import (
     ImageError,
     decode_image,
     encode_jpeg,
@@ -26,7 +26,7 @@ from utils.data.images import (
     upright_size,
     write_jpeg,
 )
-from utils.sources.parsing.photograph import build_image
+from yolo_seg_ddp.prepare.parsing.photograph import build_image
 
 
 def encode(pixels: np.ndarray, kind: str, orientation: int | None = None) -> bytes:
@@ -105,11 +105,11 @@ def test_points_move_with_the_pixels(orientation: int) -> None:
 
 QUIET_JOB = """
 import sys
-from utils.common.environment import prepare_environment
+from yolo_seg_ddp.utils.environment import prepare_environment
 prepare_environment()
 import ultralytics.utils  # first: it replaces Image.open
 from pathlib import Path
-from utils.data.images import ImageError, decode_image, exif_orientation, upright_size
+from yolo_seg_ddp.data.images import ImageError, decode_image, exif_orientation, upright_size
 for file in sorted(Path(sys.argv[1]).iterdir()):
     answers = []
     for function in (decode_image, upright_size, exif_orientation):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from utils.data import label_shapes
-from utils.data.images import upright_size, write_jpeg
-from utils.data.label_shapes import (
+from yolo_seg_ddp.data import label_shapes
+from yolo_seg_ddp.data.images import upright_size, write_jpeg
+from yolo_seg_ddp.data.label_shapes import (
     WINDOWS_ADVICE,
     LabelledPhoto,
     count_rectangles,
@@ -20,7 +20,7 @@ from utils.data.label_shapes import (
     sizes_on_disk,
     small_labels_hint,
 )
-from utils.data.labels import Photo
+from yolo_seg_ddp.data.labels import Photo
 
 
 def test_labels_say_how_long_objects_are() -> None:

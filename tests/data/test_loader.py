@@ -18,11 +18,10 @@ from tests.data.conftest import SHAPES, windows_as_samples
 from tests.data.pictures import content, dataset_of
 from tests.support.plugin import PRETENCE, must_run, run_script
 from tests.support.processes import wait_until
-from utils.common.errors import UserError
-from utils.data.augment import Augmentation
-from utils.data.dataset import Photo, SegmentationDataset, collate
-from utils.data.images import write_jpeg
-from utils.data.loader import (
+from yolo_seg_ddp.data.augment import Augmentation
+from yolo_seg_ddp.data.dataset import Photo, SegmentationDataset, collate
+from yolo_seg_ddp.data.images import write_jpeg
+from yolo_seg_ddp.data.loader import (
     RESERVE_BYTES,
     SHARED_MEMORY_ADVICE,
     EpochBatches,
@@ -33,7 +32,8 @@ from utils.data.loader import (
     needed_bytes,
     plan_loader,
 )
-from utils.data.windows import WindowedPhotos
+from yolo_seg_ddp.data.windows import WindowedPhotos
+from yolo_seg_ddp.utils.errors import UserError
 
 
 def epoch_of(num_samples: int, batch_size: int, world_size: int, epoch: int = 0) -> list[list[list[tuple[int, ...]]]]:
@@ -165,7 +165,7 @@ def test_a_stop_told_to_a_loader_process_too_costs_no_batch(
 
 LEAVES_A_LOADER_OPEN = """
 from torch.utils.data import DataLoader
-from utils.data.loader import prepare_worker
+from yolo_seg_ddp.data.loader import prepare_worker
 
 batches = iter(DataLoader(list(range(8)), num_workers=1, persistent_workers=True, worker_init_fn=prepare_worker))
 next(batches)
@@ -185,7 +185,7 @@ import atexit, threading
 atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))  # called last
 import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as Iterator
-from utils.data.loader import EpochLoader, prepare_worker
+from yolo_seg_ddp.data.loader import EpochLoader, prepare_worker
 Iterator._register_persistent_workers_atexit = lambda self: None  # as in torch 2.11
 options = {"persistent_workers": True, "pin_memory": True, "worker_init_fn": prepare_worker}
 loader = EpochLoader(torch.zeros(99, 9), 1, num_workers=1, **options)
@@ -271,7 +271,9 @@ def test_the_note_names_both_sizes_and_the_cure(monkeypatch: pytest.MonkeyPatch)
     assert "8 loader workers in each of 2 process(es) may need 2,726 MB" in note
     assert f"64 MB are free; 0 workers are used. To use all, {SHARED_MEMORY_ADVICE}" in note
     assert "\n" not in note
-    monkeypatch.setattr("utils.data.loader.shared_memory_free_bytes", lambda: None)  # a system without such a place
+    monkeypatch.setattr(
+        "yolo_seg_ddp.data.loader.shared_memory_free_bytes", lambda: None
+    )  # a system without such a place
     assert plan_loader(8, 4, batch_bytes(16, 640), 8) == (8, [])
 
 
@@ -297,7 +299,7 @@ def test_a_container_with_little_shared_memory_is_measured() -> None:
         pytest.skip("needs the right to make a mount namespace (run them as root on Linux)")
     script = (
         "mount -t tmpfs -o size=16m tmpfs /dev/shm && "
-        f"exec {sys.executable} -c 'from utils.data.loader import *; print(plan_loader(2, 4, batch_bytes(2, 640), 1))'"
+        f"exec {sys.executable} -c 'from yolo_seg_ddp.data.loader import *; print(plan_loader(2, 4, batch_bytes(2, 640), 1))'"
     )
     said = must_run("unshare", "--mount", "bash", "-c", script, timeout_s=60)
     assert said.startswith("(0, [")

@@ -8,10 +8,10 @@ import pytest
 
 from tests.data.pictures import COLOURLESS, SIZE_PX, WORST_LABEL, content, dataset_of, worst_label
 from tests.support.in_memory import InMemory
-from utils.data.augment import Augmentation
-from utils.data.dataset import Photo, SegmentationDataset
-from utils.data.loader import EpochBatches, multi_scale_sizes
-from utils.data.target_masks import MASK_STRIDE
+from yolo_seg_ddp.data.augment import Augmentation
+from yolo_seg_ddp.data.dataset import Photo, SegmentationDataset
+from yolo_seg_ddp.data.loader import EpochBatches, multi_scale_sizes
+from yolo_seg_ddp.data.target_masks import MASK_STRIDE
 
 
 @pytest.mark.parametrize(

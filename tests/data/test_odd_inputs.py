@@ -11,12 +11,12 @@ from inference import unique_keys
 from tests.data.caches import PACKED, opened
 from tests.data.test_dataset_yaml import PHOTO, write_set
 from tests.support.plugin import run_main
-from utils.common.errors import UserError
-from utils.data.dataset_yaml import list_photos, load_dataset_yaml, not_read
-from utils.data.labels import read_photos
-from utils.sources.parsing.label_csv import Problem, read_label_csv
-from utils.sources.parsing.sources import find_photographs
-from utils.training.launch import require_dataset
+from yolo_seg_ddp.data.dataset_yaml import list_photos, load_dataset_yaml, not_read
+from yolo_seg_ddp.data.labels import read_photos
+from yolo_seg_ddp.prepare.parsing.label_csv import Problem, read_label_csv
+from yolo_seg_ddp.prepare.parsing.sources import find_photographs
+from yolo_seg_ddp.training.launch import require_dataset
+from yolo_seg_ddp.utils.errors import UserError
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le"])

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.data.pictures import COLOURLESS, COLOURS, WORST_LABEL, content, samples_of, unlabelled_pixels, worst_label
-from utils.data import dataset as dataset_module
-from utils.data.augment import Augmentation, Scene, blend, paste_mirrored, sample_generator
-from utils.sources.mask_rings import ring_area
+from yolo_seg_ddp.data import dataset as dataset_module
+from yolo_seg_ddp.data.augment import Augmentation, Scene, blend, paste_mirrored, sample_generator
+from yolo_seg_ddp.data.mask_rings import ring_area
 
 STRONG = {"shear": 15.0, "copy_paste": 1.0, "mixup": 1.0, "paste": 1.0, "draw_wires": 1.0}
 ROTATED = Augmentation(degrees=10, wire_classes=(1,))

@@ -7,8 +7,8 @@ import pytest
 from shapely.geometry import Polygon, box
 
 from tests.data.pictures import rectangle
-from utils.data.pieces import Sides, pieces_in, split_at_rectangle
-from utils.data.polygons import clip_outlines, join_outlines, large_to_small, polygon_boxes, visible_outlines
+from yolo_seg_ddp.data.pieces import Sides, pieces_in, split_at_rectangle
+from yolo_seg_ddp.data.polygons import clip_outlines, join_outlines, large_to_small, polygon_boxes, visible_outlines
 
 
 def star_polygon(rng: np.random.Generator) -> np.ndarray:

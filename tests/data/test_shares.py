@@ -13,8 +13,8 @@ import pytest
 
 from tests.data.caches import EACH_KIND, PACKED, Kind, opened, packed_in, write_photos
 from tests.support.processes import wait_until
-from utils.data import cache
-from utils.data.cache import PackedImages, load_photo
+from yolo_seg_ddp.data import cache
+from yolo_seg_ddp.data.cache import PackedImages, load_photo
 
 
 @pytest.fixture

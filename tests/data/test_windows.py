@@ -12,15 +12,15 @@ import torch
 
 from tests.data.conftest import WINDOWED, WINDOWED_PX, windows_as_samples
 from tests.data.pictures import COLOURLESS, WORST_LABEL, box, content, unlabelled_pixels, worst_label
-from utils.data import windows as module
-from utils.data.augment import Augmentation
-from utils.data.dataset import SegmentationDataset, read_photos
-from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.images import letterbox, write_jpeg
-from utils.data.labels import Photo, format_yolo_label
-from utils.data.windows import CELL, EMPTY, OBJECT, ROLES, WHOLE, Window, WindowConfig, WindowedPhotos, Windows
-from utils.training.config import TrainConfig
-from utils.training.data import open_data
+from yolo_seg_ddp.data import windows as module
+from yolo_seg_ddp.data.augment import Augmentation
+from yolo_seg_ddp.data.dataset import SegmentationDataset, read_photos
+from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
+from yolo_seg_ddp.data.images import letterbox, write_jpeg
+from yolo_seg_ddp.data.labels import Photo, format_yolo_label
+from yolo_seg_ddp.data.windows import CELL, EMPTY, OBJECT, ROLES, WHOLE, Window, WindowConfig, WindowedPhotos, Windows
+from yolo_seg_ddp.training.config import TrainConfig
+from yolo_seg_ddp.training.data import open_data
 
 SIDE_PX = 640
 STILL = Augmentation(mosaic=0, translate=0, scale=0, fliplr=0, hsv_h=0, hsv_s=0, hsv_v=0)

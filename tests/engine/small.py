@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from utils import distributed
-from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
-from utils.engine.schedule import ScheduleSpec, StepSchedule
+from yolo_seg_ddp.engine import EngineOptions, Epoch, Task, TrainingEngine
+from yolo_seg_ddp.engine.schedule import ScheduleSpec, StepSchedule
+from yolo_seg_ddp.utils import distributed
 
 CPU = torch.device("cpu")
 Record = dict[str, Any]

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from tests.support.pretended.graphs import PretendedGraph, capture
-from utils.common.devices import Precision
-from utils.engine import EngineOptions, Task, TrainingEngine
-from utils.engine.cuda_graphs import GraphedNetwork
-from utils.yolo.training_step import SegmentationStep
+from yolo_seg_ddp.engine import EngineOptions, Task, TrainingEngine
+from yolo_seg_ddp.engine.cuda_graphs import GraphedNetwork
+from yolo_seg_ddp.utils.devices import Precision
+from yolo_seg_ddp.yolo.training_step import SegmentationStep
 
 CPU = torch.device("cpu")
 OTHERS: dict[str, Any] = {"accumulate": 2, "compile": True, "cuda_graph": "off"}

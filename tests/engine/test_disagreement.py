@@ -11,8 +11,8 @@ from torch import nn
 
 from tests.engine.small import Record, ScriptedTask, classifier, fit, loader_of, points
 from tests.support.ranks import run_ranks
-from utils import distributed
-from utils.engine import Epoch, recovery
+from yolo_seg_ddp.engine import Epoch, recovery
+from yolo_seg_ddp.utils import distributed
 
 
 class Crooked(ScriptedTask):

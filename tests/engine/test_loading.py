@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from tests.engine.small import CountedLoss, Record, engine_of, fit, loader_of, plain, points
 from tests.support.ranks import run_ranks
-from utils import distributed
-from utils.common.errors import UserError
-from utils.engine import Task
-from utils.engine.loading import Upload, batches_from, each_sample_once, tensors_in
-from utils.yolo.inputs import Targets
+from yolo_seg_ddp.engine import Task
+from yolo_seg_ddp.engine.loading import Upload, batches_from, each_sample_once, tensors_in
+from yolo_seg_ddp.utils import distributed
+from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.yolo.inputs import Targets
 
 
 class Noisy(Dataset[Any]):
@@ -58,7 +58,7 @@ def train_with_noise(
 def test_noise_and_dropout_are_the_same_after_a_resume_within_an_epoch(
     tmp_path: Path, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("utils.engine.stopping.STOP_CHECK_STEPS", 2)
+    monkeypatch.setattr("yolo_seg_ddp.engine.stopping.STOP_CHECK_STEPS", 2)
     whole = train_with_noise(tmp_path / "whole", num_workers)
     stopped = train_with_noise(tmp_path / "halves", num_workers, stop_at=8)
     continued = train_with_noise(tmp_path / "halves", num_workers, resume=True)

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from tests.engine.small import CPU, Record, ScriptedTask, classifier, engine_of, fit, loader_of, points
-from utils.common.errors import UserError
-from utils.engine import Epoch, Task, TrainingEngine
+from yolo_seg_ddp.engine import Epoch, Task, TrainingEngine
+from yolo_seg_ddp.utils.errors import UserError
 
 # --- best, last, early stop ----------------------------------------------------------------------------------------
 

@@ -12,12 +12,12 @@ from torch import nn
 
 from tests.engine.small import classifier, engine_of, loader_of, plain, points
 from tests.support.ranks import run_ranks
-from utils import distributed
-from utils.common.devices import Precision
-from utils.engine import loop
-from utils.engine.recovery import Diverged, NonFiniteGuard, Recovery, RollBack, all_finite
-from utils.engine.state import Progress
-from utils.run.checkpoint import load_latest
+from yolo_seg_ddp.engine import loop
+from yolo_seg_ddp.engine.recovery import Diverged, NonFiniteGuard, Recovery, RollBack, all_finite
+from yolo_seg_ddp.engine.state import Progress
+from yolo_seg_ddp.run.checkpoint import load_latest
+from yolo_seg_ddp.utils import distributed
+from yolo_seg_ddp.utils.devices import Precision
 
 NUM_BATCHES = 31  # an epoch ends between two regular checks, which are after every tenth step
 

@@ -16,20 +16,20 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from tests.engine.small import CPU, CountedLoss, ScriptedTask, classifier, engine_of, points
-from utils.common.devices import Precision, choose_precision
-from utils.common.errors import EXIT_IO, UserError
-from utils.data.loader import EpochBatches
-from utils.engine import TrainingEngine, loop, recovery, stopping
-from utils.engine.recovery import CannotSave
-from utils.engine.reporting import EpochEnd
-from utils.engine.state import Progress
-from utils.run import checkpoint
-from utils.run.checkpoint import latest_manifest, load_latest, save_checkpoint, verify
-from utils.run.records import read_epochs
-from utils.training import plan as train_plan
-from utils.training.config import TrainConfig
-from utils.training.plan import batches_per_step, keep_threads, restore_resolved_options
-from utils.yolo.optimizer import MuSGD
+from yolo_seg_ddp.data.loader import EpochBatches
+from yolo_seg_ddp.engine import TrainingEngine, loop, recovery, stopping
+from yolo_seg_ddp.engine.recovery import CannotSave
+from yolo_seg_ddp.engine.reporting import EpochEnd
+from yolo_seg_ddp.engine.state import Progress
+from yolo_seg_ddp.run import checkpoint
+from yolo_seg_ddp.run.checkpoint import latest_manifest, load_latest, save_checkpoint, verify
+from yolo_seg_ddp.run.records import read_epochs
+from yolo_seg_ddp.training import plan as train_plan
+from yolo_seg_ddp.training.config import TrainConfig
+from yolo_seg_ddp.training.plan import batches_per_step, keep_threads, restore_resolved_options
+from yolo_seg_ddp.utils.devices import Precision, choose_precision
+from yolo_seg_ddp.utils.errors import EXIT_IO, UserError
+from yolo_seg_ddp.yolo.optimizer import MuSGD
 
 BATCHES = 12  # per epoch
 MOMENTUM_SGD = partial(torch.optim.SGD, momentum=0.9)

@@ -15,13 +15,13 @@ import torch.distributed as dist
 
 from tests.engine.small import classifier, fit, loader_of, points
 from tests.support.ranks import run_ranks
-from utils import distributed
-from utils.engine import Task
-from utils.engine.meters import FIELDS, EpochMeter
-from utils.engine.reporting import BatchLog
-from utils.engine.state import Progress
-from utils.engine.stopping import StallWatch, Watched
-from utils.run.log import RunLog
+from yolo_seg_ddp.engine import Task
+from yolo_seg_ddp.engine.meters import FIELDS, EpochMeter
+from yolo_seg_ddp.engine.reporting import BatchLog
+from yolo_seg_ddp.engine.state import Progress
+from yolo_seg_ddp.engine.stopping import StallWatch, Watched
+from yolo_seg_ddp.run.log import RunLog
+from yolo_seg_ddp.utils import distributed
 
 
 def train_with_a_slow_rank(folder: Path) -> tuple[str, int]:

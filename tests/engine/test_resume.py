@@ -26,11 +26,11 @@ from tests.engine.small import (
     train_with_everything,
 )
 from tests.support.ranks import run_ranks
-from utils import distributed
-from utils.engine import Task, stopping
-from utils.engine.stopping import StopAgreement
-from utils.run.checkpoint import CheckpointFiles, load_latest
-from utils.run.log import RunLog
+from yolo_seg_ddp.engine import Task, stopping
+from yolo_seg_ddp.engine.stopping import StopAgreement
+from yolo_seg_ddp.run.checkpoint import CheckpointFiles, load_latest
+from yolo_seg_ddp.run.log import RunLog
+from yolo_seg_ddp.utils import distributed
 
 Answers = tuple[list[Record], Path]  # of both ranks, in this folder
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from utils.engine import meters
-from utils.engine.meters import FIELDS, RankMeter
-from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
-from utils.engine.state import ModelEMA
+from yolo_seg_ddp.engine import meters
+from yolo_seg_ddp.engine.meters import FIELDS, RankMeter
+from yolo_seg_ddp.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
+from yolo_seg_ddp.engine.state import ModelEMA
 
 SPEC = ScheduleSpec(lr=0.1, total_steps=100, warmup_steps=10, final_lr_fraction=0.05)
 

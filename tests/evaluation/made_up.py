@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from utils.evaluation.metrics.matching import box_iou, confusion_pairs, hit_targets
-from utils.evaluation.metrics.results import ImageResult
+from yolo_seg_ddp.evaluation.metrics.matching import box_iou, confusion_pairs, hit_targets
+from yolo_seg_ddp.evaluation.metrics.results import ImageResult
 
 
 def image_result(image_id: int, *arrays: Any, **sizes: Any) -> ImageResult:

@@ -9,13 +9,13 @@ import pytest
 import torch
 import yaml
 
-from utils.data.dataset import SegmentationDataset, collate, read_photos
-from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.loader import ShardBatches, get_dataloader
-from utils.evaluation.evaluate import AP_LIMITS, criterion_of, evaluate
-from utils.yolo.inputs import prepare_batch
-from utils.yolo.loss import SegmentationLoss
-from utils.yolo.model import build_model, load_weights, save_deployable
+from yolo_seg_ddp.data.dataset import SegmentationDataset, collate, read_photos
+from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
+from yolo_seg_ddp.data.loader import ShardBatches, get_dataloader
+from yolo_seg_ddp.evaluation.evaluate import AP_LIMITS, criterion_of, evaluate
+from yolo_seg_ddp.yolo.inputs import prepare_batch
+from yolo_seg_ddp.yolo.loss import SegmentationLoss
+from yolo_seg_ddp.yolo.model import build_model, load_weights, save_deployable
 
 NAMES = ("disc", "bar", "box")
 COLOURS = ((200, 40, 40), (40, 200, 40), (40, 40, 200))

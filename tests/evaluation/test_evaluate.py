@@ -15,25 +15,25 @@ from faster_coco_eval import COCO, COCOeval_faster
 from evaluate_model import EvaluationConfig, choose_resolution
 from tests.support.oracle import NAMES, SIZE_PX, Oracle, WithRegions, draw_photos, evaluate_oracle
 from tests.support.ranks import run_ranks
-from utils import distributed
-from utils.data.dataset import Photo, Sample, SegmentationDataset, collate
-from utils.data.images import write_jpeg
-from utils.data.label_shapes import sizes_on_disk
-from utils.data.labels import ANY_CLASS
-from utils.data.polygons import SIZES
-from utils.data.target_masks import draw_truth
-from utils.evaluation import input_masks
-from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
-from utils.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels, match_batch_async
-from utils.evaluation.input_masks import begin_mask_overlaps
-from utils.evaluation.metrics.matching import IOU_THRESHOLDS
-from utils.evaluation.metrics.results import ImageResult, pool_predictions
-from utils.evaluation.metrics.summary import choose_worst, count_errors
-from utils.evaluation.metrics.thin_objects import ThinRule
-from utils.evaluation.native_masks import outlines_in_photo, place
-from utils.predict.detections import Detections, prototype_masks
-from utils.yolo.inputs import prepare_batch
-from utils.yolo.loss import SegmentationLoss
+from yolo_seg_ddp.data.dataset import Photo, Sample, SegmentationDataset, collate
+from yolo_seg_ddp.data.images import write_jpeg
+from yolo_seg_ddp.data.label_shapes import sizes_on_disk
+from yolo_seg_ddp.data.labels import ANY_CLASS
+from yolo_seg_ddp.data.polygons import SIZES
+from yolo_seg_ddp.data.target_masks import draw_truth
+from yolo_seg_ddp.evaluation import input_masks
+from yolo_seg_ddp.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
+from yolo_seg_ddp.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels, match_batch_async
+from yolo_seg_ddp.evaluation.input_masks import begin_mask_overlaps
+from yolo_seg_ddp.evaluation.metrics.matching import IOU_THRESHOLDS
+from yolo_seg_ddp.evaluation.metrics.results import ImageResult, pool_predictions
+from yolo_seg_ddp.evaluation.metrics.summary import choose_worst, count_errors
+from yolo_seg_ddp.evaluation.metrics.thin_objects import ThinRule
+from yolo_seg_ddp.evaluation.native_masks import outlines_in_photo, place
+from yolo_seg_ddp.predict.detections import Detections, prototype_masks
+from yolo_seg_ddp.utils import distributed
+from yolo_seg_ddp.yolo.inputs import prepare_batch
+from yolo_seg_ddp.yolo.loss import SegmentationLoss
 
 NUM_PHOTOS = 37
 NATIVE = (

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.sources.parsing.tool_folder import whole
-from utils.common.errors import UsageError
-from utils.data.dataset import Photo, Sample
-from utils.data.drawn_wires import band
-from utils.data.label_shapes import choose_thin_classes
-from utils.evaluation import native_masks
-from utils.evaluation.native_masks import fill_outline, masks_in_photo, place, region_iou
-from utils.predict.detections import Detections, photo_masks
+from tests.prepare.parsing.tool_folder import whole
+from yolo_seg_ddp.data.dataset import Photo, Sample
+from yolo_seg_ddp.data.drawn_wires import band
+from yolo_seg_ddp.data.label_shapes import choose_thin_classes
+from yolo_seg_ddp.evaluation import native_masks
+from yolo_seg_ddp.evaluation.native_masks import fill_outline, masks_in_photo, place, region_iou
+from yolo_seg_ddp.predict.detections import Detections, photo_masks
+from yolo_seg_ddp.utils.errors import UsageError
 
 PHOTO_SIZE = (400, 300)
 

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from tests.sources.parsing.tool_folder import whole
+from tests.prepare.parsing.tool_folder import whole
 from tests.support.oracle import GREY_STEP, NAMES, SIZE_PX, evaluate_oracle
 from tests.support.ranks import run_ranks
 from tests.yolo.colour_network import COLOURS, ColourNetwork, install
-from utils.data.dataset import Photo, SegmentationDataset
-from utils.data.label_shapes import sizes_on_disk
-from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
-from utils.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels
-from utils.evaluation.native_masks import fill_outline, place
-from utils.evaluation.tile_search import TileSearch
-from utils.predict.tiles import Predictor, Tiling
+from yolo_seg_ddp.data.dataset import Photo, SegmentationDataset
+from yolo_seg_ddp.data.label_shapes import sizes_on_disk
+from yolo_seg_ddp.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
+from yolo_seg_ddp.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels
+from yolo_seg_ddp.evaluation.native_masks import fill_outline, place
+from yolo_seg_ddp.evaluation.tile_search import TileSearch
+from yolo_seg_ddp.predict.tiles import Predictor, Tiling
 
 CPU = torch.device("cpu")
 SIZE = (800, 600)
@@ -93,7 +93,7 @@ def test_a_photograph_shown_again_is_not_predicted_again(folder: Path, monkeypat
     search = TileSearch(Predictor(ColourNetwork(), 320, CPU, 6, Tiling(320), AP_LIMITS), photos)
     install(monkeypatch)
     first = list(search(samples, placements))
-    monkeypatch.setattr("utils.evaluation.tile_search.read_image", None)
+    monkeypatch.setattr("yolo_seg_ddp.evaluation.tile_search.read_image", None)
     again = list(search(samples[1:], placements[1:]))
     assert len(again[0][0]) == 3
     torch.testing.assert_close(again[0][0].boxes, first[1][0].boxes, rtol=0, atol=0)

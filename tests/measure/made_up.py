@@ -1,6 +1,6 @@
 """The smallest job that ranks can train."""
 
-from utils.measure.scaling import RankJob
+from yolo_seg_ddp.measure.scaling import RankJob
 
 JOB = RankJob(
     model="yolov8n-seg.yaml",

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.support.plugin import PROJECT, must_run
-from utils.common.errors import UserError
-from utils.measure import machine_checks as checks
+from yolo_seg_ddp.measure import machine_checks as checks
+from yolo_seg_ddp.utils.errors import UserError
 
 
 def make_dataset(folder: Path, with_labels: bool) -> Path:
@@ -132,5 +132,5 @@ def test_few_cores_for_the_gpus_and_no_hardware_for_16_bits_are_warnings(monkeyp
         monkeypatch.setattr(checks, "usable_cpu_count", lambda cores=cores: cores)
         assert checks.check_cores().status == status
     monkeypatch.setattr(checks, "visible_gpu_count", lambda: 0)
-    monkeypatch.setattr("utils.common.devices._cpu_has_bf16", lambda: False)
+    monkeypatch.setattr("yolo_seg_ddp.utils.devices._cpu_has_bf16", lambda: False)
     assert checks.check_mixed_precision().status == "warn"

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from utils.common import nvml
-from utils.measure import profiling
-from utils.measure.profiling import BatchProfile, best_profile, profile_table, profile_until_full, verdict_lines
-from utils.measure.step_timer import PHASES
+from yolo_seg_ddp.measure import profiling
+from yolo_seg_ddp.measure.profiling import BatchProfile, best_profile, profile_table, profile_until_full, verdict_lines
+from yolo_seg_ddp.measure.step_timer import PHASES
+from yolo_seg_ddp.utils import nvml
 
 
 def profile(batch_size: int, images_per_s: float, reserved_bytes: int | None = None) -> BatchProfile:

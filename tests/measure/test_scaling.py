@@ -12,9 +12,9 @@ import pytest
 from tests.measure.made_up import JOB
 from tests.support.plugin import PROJECT
 from tests.support.processes import is_running, wait_until
-from utils.common.errors import UserError
-from utils.distributed import rank_processes
-from utils.measure import scaling
+from yolo_seg_ddp.measure import scaling
+from yolo_seg_ddp.utils.distributed import rank_processes
+from yolo_seg_ddp.utils.errors import UserError
 
 # --- what is concluded -----------------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ def test_every_round_runs_every_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
-    """Collect the processes which `utils.distributed.rank_processes` starts."""
+    """Collect the processes which `yolo_seg_ddp.utils.distributed.rank_processes` starts."""
     processes: list[subprocess.Popen[bytes]] = []
     start = subprocess.Popen
 
@@ -109,7 +109,7 @@ def is_a_rank(process_id: str) -> bool:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc (run them on Linux)")
 def test_a_killed_benchmark_leaves_no_rank_behind() -> None:
     job = asdict(replace(JOB, steps=100_000, timeout_s=600))
-    code = f"from utils.measure.scaling import RankJob, run_job; run_job(RankJob(**{job!r}), 1)"
+    code = f"from yolo_seg_ddp.measure.scaling import RankJob, run_job; run_job(RankJob(**{job!r}), 1)"
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT)
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
     try:

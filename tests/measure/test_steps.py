@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from tests.measure.made_up import JOB
-from utils.common.devices import choose_precision
-from utils.measure import step_timer
-from utils.measure.step_ranges import RangeTimer
-from utils.measure.step_timer import PHASES, StepTimer, build_training, middle_half, time_training_steps
-from utils.measure.synthetic import synthetic_batch, training_colours
-from utils.yolo.model import build_model
-from utils.yolo.optimizer import MuSGD
+from yolo_seg_ddp.measure import step_timer
+from yolo_seg_ddp.measure.step_ranges import RangeTimer
+from yolo_seg_ddp.measure.step_timer import PHASES, StepTimer, build_training, middle_half, time_training_steps
+from yolo_seg_ddp.measure.synthetic import synthetic_batch, training_colours
+from yolo_seg_ddp.utils.devices import choose_precision
+from yolo_seg_ddp.yolo.model import build_model
+from yolo_seg_ddp.yolo.optimizer import MuSGD
 
 # --- Synthetic batches -----------------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.pages.drawn import BLUE, NAMES, share_of, spoken_texts
 from tests.support.plugin import PROJECT
-from utils.data.images import read_image
-from utils.pages import plot_confusion_matrix, plot_curves, plot_label_statistics, plot_training_curves
+from yolo_seg_ddp.data.images import read_image
+from yolo_seg_ddp.pages import plot_confusion_matrix, plot_curves, plot_label_statistics, plot_training_curves
 
 
 def epoch_record(epoch: int) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def test_a_matrix_of_eighty_classes_has_labels_and_no_numbers(tmp_path: Path, mo
 
 def test_importing_plots_loads_no_matplotlib_and_charts_need_no_pyplot(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from utils.pages import plot_training_curves as p\n"
+        "import sys; from pathlib import Path; from yolo_seg_ddp.pages import plot_training_curves as p\n"
         "assert 'matplotlib' not in sys.modules and 'torch' not in sys.modules\n"
         "p([{'epoch': 1, 'train_loss': 1.0}], Path(sys.argv[1])); assert 'matplotlib.pyplot' not in sys.modules"
     )

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.pages.drawn import BLUE, NAMES, ORANGE
-from utils.common.text import class_color
-from utils.pages import READABLE_PX, draw_instances, image_grid, pictures, save_image
-from utils.predict.regions import Region, canvas_of
+from yolo_seg_ddp.pages import READABLE_PX, draw_instances, image_grid, pictures, save_image
+from yolo_seg_ddp.predict.regions import Region, canvas_of
+from yolo_seg_ddp.utils.text import class_color
 
 
 def test_masks_tint_their_pixels_and_leave_the_rest_and_the_original_alone() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from faster_coco_eval import COCO
 
-from tests.sources.parsing.raw_folder import photo
-from tests.sources.parsing.tool_folder import (
+from tests.prepare.parsing.raw_folder import photo
+from tests.prepare.parsing.tool_folder import (
     HEIGHT,
     NAMES,
     WIDTH,
@@ -25,11 +25,11 @@ from tests.sources.parsing.tool_folder import (
     run_lengths,
     write_folder,
 )
-from utils.common.errors import UserError
-from utils.predict.annotation_files import COCO_FILE, LABEL_STUDIO_FILE, ToolFiles, ToolWriter, merge_tool_files
-from utils.predict.detections import Detections, PhotoPrediction
-from utils.predict.prediction_files import Source
-from utils.predict.regions import Region
+from yolo_seg_ddp.predict.annotation_files import COCO_FILE, LABEL_STUDIO_FILE, ToolFiles, ToolWriter, merge_tool_files
+from yolo_seg_ddp.predict.detections import Detections, PhotoPrediction
+from yolo_seg_ddp.predict.prediction_files import Source
+from yolo_seg_ddp.predict.regions import Region
+from yolo_seg_ddp.utils.errors import UserError
 
 MASKS = hard_masks()
 

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torchvision.ops import nms
 
-from tests.sources.parsing.tool_folder import whole
-from utils.data.images import letterbox
-from utils.predict import detections as predict
-from utils.predict import mask_scores
-from utils.predict.detections import (
+from tests.prepare.parsing.tool_folder import whole
+from yolo_seg_ddp.data.images import letterbox
+from yolo_seg_ddp.predict import detections as predict
+from yolo_seg_ddp.predict import mask_scores
+from yolo_seg_ddp.predict.detections import (
     CLASS_OFFSET_PX,
     Detections,
     Letterbox,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.predict.tile_scenes import Truth, blur_edges, iou_of, made_up_piece, seen_in_tiles, stroke, wires_and_pole
-from utils.predict.agreement import WIDEN_PX, Masks, widen
-from utils.predict.merge_tiles import MergedInstance, TileDetection, is_cut, join_tiles
-from utils.predict.overview import without_mask
-from utils.predict.regions import Runs
-from utils.predict.tiles import cut_tiles
+from yolo_seg_ddp.predict.agreement import WIDEN_PX, Masks, widen
+from yolo_seg_ddp.predict.merge_tiles import MergedInstance, TileDetection, is_cut, join_tiles
+from yolo_seg_ddp.predict.overview import without_mask
+from yolo_seg_ddp.predict.regions import Runs
+from yolo_seg_ddp.predict.tiles import cut_tiles
 
 SIZE = (1280, 896)
 TILES = cut_tiles(*SIZE, 320)  # 6 x 4, 128 px of overlap

@@ -9,10 +9,10 @@ import numpy as np
 
 from tests.predict.tile_scenes import made_up_piece
 from tests.support.plugin import must_run
-from utils.predict.merge_tiles import TileDetection, join_tiles
-from utils.predict.overview import merge_coarse_level
-from utils.predict.regions import Corners
-from utils.predict.tiles import cut_tiles
+from yolo_seg_ddp.predict.merge_tiles import TileDetection, join_tiles
+from yolo_seg_ddp.predict.overview import merge_coarse_level
+from yolo_seg_ddp.predict.regions import Corners
+from yolo_seg_ddp.predict.tiles import cut_tiles
 
 SIZE = (5472, 3648)
 NUM_WIRES, NUM_PARTS = 40, 260  # wires cross the whole photograph

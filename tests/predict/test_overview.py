@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.predict.tile_scenes import iou_of, made_up_piece, seen_in_tiles, stroke
-from utils.predict.merge_tiles import MergedInstance, TileDetection, join_tiles
-from utils.predict.overview import merge_coarse_level
-from utils.predict.tiles import cut_tiles
+from yolo_seg_ddp.predict.merge_tiles import MergedInstance, TileDetection, join_tiles
+from yolo_seg_ddp.predict.overview import merge_coarse_level
+from yolo_seg_ddp.predict.tiles import cut_tiles
 
 SIZE = (1280, 896)
 TILES = cut_tiles(*SIZE, 320)

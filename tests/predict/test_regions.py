@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from faster_coco_eval.core import mask as coco_mask
 
-from utils.predict import agreement
-from utils.predict.prediction_files import outline
-from utils.predict.regions import Cells, Region, Runs, column_runs
+from yolo_seg_ddp.predict import agreement
+from yolo_seg_ddp.predict.prediction_files import outline
+from yolo_seg_ddp.predict.regions import Cells, Region, Runs, column_runs
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,16 @@ from torch.nn import functional
 
 from tests.predict.tile_scenes import iou_of, stroke, wires_and_pole
 from tests.yolo.colour_network import ColourNetwork, install, paint
-from utils.common.errors import UsageError
-from utils.predict.detections import Detections, Letterbox, PhotoPrediction
-from utils.predict.line_step import steps_for
-from utils.predict.lines.line import Line
-from utils.predict.merge_tiles import MergedInstance, TileDetection
-from utils.predict.options import check_tiles
-from utils.predict.postprocess import average_with_whole
-from utils.predict.regions import Region, Runs
-from utils.predict.tiles import Predictor, Tiling, choose_tiling, cut_tiles, overlap_px
-from utils.yolo.model import build_model
+from yolo_seg_ddp.predict.detections import Detections, Letterbox, PhotoPrediction
+from yolo_seg_ddp.predict.line_step import steps_for
+from yolo_seg_ddp.predict.lines.line import Line
+from yolo_seg_ddp.predict.merge_tiles import MergedInstance, TileDetection
+from yolo_seg_ddp.predict.options import check_tiles
+from yolo_seg_ddp.predict.postprocess import average_with_whole
+from yolo_seg_ddp.predict.regions import Region, Runs
+from yolo_seg_ddp.predict.tiles import Predictor, Tiling, choose_tiling, cut_tiles, overlap_px
+from yolo_seg_ddp.utils.errors import UsageError
+from yolo_seg_ddp.yolo.model import build_model
 
 
 @pytest.mark.parametrize("size", [(2800, 1900), (1281, 960), (641, 640), (4000, 500), (700, 3000)])
@@ -151,8 +151,8 @@ def test_wires_across_24_tiles_are_found_whole_whatever_the_batch_size(
 def test_lines_are_given_the_votes_of_tiles_where_labels_end(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     with_lines = Mock(side_effect=lambda prediction, *_: prediction)
-    monkeypatch.setattr("utils.predict.line_step.with_lines", with_lines)
-    monkeypatch.setattr("utils.predict.line_step.trained_wire_labels", lambda _: {"wires_end_at": [1]})
+    monkeypatch.setattr("yolo_seg_ddp.predict.line_step.with_lines", with_lines)
+    monkeypatch.setattr("yolo_seg_ddp.predict.line_step.trained_wire_labels", lambda _: {"wires_end_at": [1]})
     predict_all([paint(SCENE, SIZE)], 16, Tiling(320), thin=(0,))
     votes = with_lines.call_args.args[-1][0]
     assert (votes[np.any([mask for class_id, mask in SCENE if class_id == 0], axis=0)] > 0).mean() > 0.99

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import cv2
 import numpy as np
 
-from utils.predict.merge_tiles import TileDetection
-from utils.predict.regions import Corners, Region, Runs
+from yolo_seg_ddp.predict.merge_tiles import TileDetection
+from yolo_seg_ddp.predict.regions import Corners, Region, Runs
 
 Truth = tuple[int, np.ndarray]  # class, mask bool (H, W)
 

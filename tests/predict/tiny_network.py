@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from utils.yolo.model import build_model, save_deployable
+from yolo_seg_ddp.yolo.model import build_model, save_deployable
 
 NAMES = ("wire", "pole", "sign")
 SIZE_PX = 64

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from train_yolo_ddp import train
-from utils.common.config import parse_config
-from utils.common.errors import UserError
-from utils.common.files import claimed_output
-from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.fingerprint import Fingerprint, take_fingerprint
-from utils.data.labels import read_photos
-from utils.run.checkpoint import save_checkpoint
-from utils.run.folder import CHANGES_FILE, DATA_FILE, open_run_folder
-from utils.run.records import read_config
-from utils.training.config import TrainConfig
+from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
+from yolo_seg_ddp.data.fingerprint import Fingerprint, take_fingerprint
+from yolo_seg_ddp.data.labels import read_photos
+from yolo_seg_ddp.run.checkpoint import save_checkpoint
+from yolo_seg_ddp.run.folder import CHANGES_FILE, DATA_FILE, open_run_folder
+from yolo_seg_ddp.run.records import read_config
+from yolo_seg_ddp.training.config import TrainConfig
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.utils.files import claimed_output
 
 IMAGE = b"the bytes of a photograph" * 20
 LABELS = "0 0.1 0.1 0.3 0.1 0.3 0.3\n1 0.5 0.5 0.8 0.5 0.8 0.8 0.6 0.8\n"

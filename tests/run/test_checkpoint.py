@@ -14,10 +14,8 @@ import pytest
 import torch
 
 from tests.support.hostile import Call
-from utils.common.errors import UserError
-from utils.common.tensor_files import atomic_torch_save
-from utils.run import checkpoint
-from utils.run.checkpoint import (
+from yolo_seg_ddp.run import checkpoint
+from yolo_seg_ddp.run.checkpoint import (
     CheckpointFiles,
     has_checkpoint,
     latest_manifest,
@@ -26,6 +24,8 @@ from utils.run.checkpoint import (
     save_checkpoint,
     verify,
 )
+from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.utils.tensor_files import atomic_torch_save
 
 
 def state_of(step: int, size: int = 1000) -> dict[str, Any]:

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from utils.common.errors import UserError
-from utils.run import console
-from utils.run.folder import OwnedRun
-from utils.training.config import TrainConfig
+from yolo_seg_ddp.run import console
+from yolo_seg_ddp.run.folder import OwnedRun
+from yolo_seg_ddp.training.config import TrainConfig
+from yolo_seg_ddp.utils.errors import UserError
 
 
 def test_a_run_its_resume_and_its_error_are_copied_without_bars_and_colours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("utils.run.folder.has_checkpoint", lambda folder: True)
+    monkeypatch.setattr("yolo_seg_ddp.run.folder.has_checkpoint", lambda folder: True)
     streams = sys.stdout, sys.stderr
     for number in (1, 2):
         with OwnedRun(TrainConfig(save_dir=str(tmp_path))) as run:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from utils.run.log import RunLog, print_banner
+from yolo_seg_ddp.run.log import RunLog, print_banner
 
 
 def lines_of(folder: Path) -> list[dict[str, object]]:

@@ -14,15 +14,15 @@ import pytest
 
 from tests.support.plugin import PROJECT
 from tests.support.processes import wait_until
-from utils.run.folder import OwnedRun
-from utils.run.records import read_status
-from utils.run.status import FolderInUse, RunLock, write_status
-from utils.training.config import TrainConfig
+from yolo_seg_ddp.run.folder import OwnedRun
+from yolo_seg_ddp.run.records import read_status
+from yolo_seg_ddp.run.status import FolderInUse, RunLock, write_status
+from yolo_seg_ddp.training.config import TrainConfig
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from utils.run.status import RunLock
+from yolo_seg_ddp.run.status import RunLock
 lock = RunLock(Path(sys.argv[1]), wait_s=float(sys.argv[2]))
 print("held", flush=True)
 time.sleep(60)

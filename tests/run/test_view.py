@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.run.made_up import NOW_S, RANKS, batch, epoch_record, write_run
-from utils.run.records import RunState, SlowRank
-from utils.run.view import sparkline, view_lines
+from yolo_seg_ddp.run.records import RunState, SlowRank
+from yolo_seg_ddp.run.view import sparkline, view_lines
 
 
 def view(folder: Path, columns: int = 80, later_s: float = 0.0, is_unicode: bool = True) -> str:

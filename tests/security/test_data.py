@@ -16,15 +16,15 @@ import torch
 from PIL import Image
 
 import parse_labels
-from tests.sources.parsing.raw_folder import write_csv
+from tests.prepare.parsing.raw_folder import write_csv
 from tests.support.hostile import hostile_cells
 from tests.support.plugin import PROJECT, run_main
-from utils.common.errors import UserError
-from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.images import encode_jpeg
-from utils.predict.detections import Detections, PhotoPrediction
-from utils.predict.prediction_files import PredictionWriter
-from utils.sources.parsing.sources import LABEL_CSV
+from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
+from yolo_seg_ddp.data.images import encode_jpeg
+from yolo_seg_ddp.predict.detections import Detections, PhotoPrediction
+from yolo_seg_ddp.predict.prediction_files import PredictionWriter
+from yolo_seg_ddp.prepare.parsing.sources import LABEL_CSV
+from yolo_seg_ddp.utils.errors import UserError
 
 BOX = '{"objects": [{"value": "pole", "polygon": [{"x": 40, "y": 30}, {"x": 120, "y": 30}, {"x": 120, "y": 90}]}]}'
 PHOTO = encode_jpeg(np.full((300, 400, 3), 90, np.uint8))

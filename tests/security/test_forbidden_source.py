@@ -14,10 +14,10 @@ from tests.support.plugin import PROJECT
 # (file, rule): why it is allowed there. Tests may do what the project must not, to show what would happen.
 ALLOWED = {
     ("benchmarks/gpu/wheels.py", "extract_all"): "wheels that the user names; zipfile drops `..` and absolute paths",
-    ("tests/sources/download/test_web.py", "plain_http"): "a redirect that must be refused",
+    ("tests/prepare/download/test_web.py", "plain_http"): "a redirect that must be refused",
     ("tests/security/test_run.py", "plain_http"): "addresses that must be refused, and a proxy with a secret",
     ("tests/security/test_weights.py", "torch_load"): "the controls: opened without care the payload runs",
-    ("extras/maps/tests/test_metadata.py", "plain_http"): "names of an XML namespace; nothing is fetched",
+    ("yolo_seg_ddp/extras/maps/tests/test_metadata.py", "plain_http"): "names of an XML namespace; nothing is fetched",
     ("tests/yolo/test_model.py", "torch_load"): "the control: opened without care the payload runs",
 }
 PLAIN_HTTP = re.compile(r"http://(?!127\.0\.0\.1|localhost|\[::1\]|www\.w3\.org)[\w{]")

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 import download_data
-from tests.sources.parsing.raw_folder import polygon, write_csv
+from tests.prepare.parsing.raw_folder import polygon, write_csv
 from tests.support.plugin import run_script
-from utils.common import errors
-from utils.common.errors import DataErrors, UserError
-from utils.data.dataset import SegmentationDataset, read_photos
-from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.images import encode_jpeg
-from utils.data.loader import ShardBatches, get_dataloader
-from utils.sources.parsing.sources import LABEL_CSV
+from yolo_seg_ddp.data.dataset import SegmentationDataset, read_photos
+from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
+from yolo_seg_ddp.data.images import encode_jpeg
+from yolo_seg_ddp.data.loader import ShardBatches, get_dataloader
+from yolo_seg_ddp.prepare.parsing.sources import LABEL_CSV
+from yolo_seg_ddp.utils import errors
+from yolo_seg_ddp.utils.errors import DataErrors, UserError
 
 SECRET = "hush-4f1d"
 SECRETS = {
@@ -140,8 +140,8 @@ def test_without_cache_damage_ends_the_run(tmp_path: Path, capsys: pytest.Captur
 def test_a_failing_download_shows_no_secret(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("utils.sources.download.source.RetryPolicy.wait", lambda *_: None)
-    monkeypatch.setattr("utils.sources.download.web._AnnouncedRetry.sleep", lambda *_: None)
+    monkeypatch.setattr("yolo_seg_ddp.prepare.download.source.RetryPolicy.wait", lambda *_: None)
+    monkeypatch.setattr("yolo_seg_ddp.prepare.download.web._AnnouncedRetry.sleep", lambda *_: None)
     arguments = [word.format(s=SECRET) for word in words]
     with pytest.raises((UserError, SystemExit)) as ended:
         download_data.main([*arguments, "--output", str(tmp_path / "raw")])

@@ -20,9 +20,9 @@ import inference
 from tests.support.hostile import Call, hostile_weights, saved, zipped
 from tests.support.plugin import run_main
 from tests.support.processes import wait_until
-from utils.common.errors import UserError
-from utils.data.images import write_jpeg
-from utils.yolo.model import build_model, class_names, load_weights, save_deployable, trained_size_px
+from yolo_seg_ddp.data.images import write_jpeg
+from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.yolo.model import build_model, class_names, load_weights, save_deployable, trained_size_px
 
 NAMES = ("pole", "wire")
 KINDS = (

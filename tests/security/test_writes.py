@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 
 from tests.data.caches import EACH_KIND, Kind, opened, refusal, write_photo
-from tests.sources.download.archives import CSV, LABELS, circuit, folder_with, get, get_from_folder, zip_bytes
-from tests.sources.parsing.raw_folder import polygon, write_csv
+from tests.prepare.download.archives import CSV, LABELS, circuit, folder_with, get, get_from_folder, zip_bytes
+from tests.prepare.parsing.raw_folder import polygon, write_csv
 from tests.support.azure_server import AzureServer, Blob
 from tests.support.hostile_jobs import build, peak_mb
-from utils.common.errors import UserError
-from utils.common.files import write_text_atomic
-from utils.data.cache import index_text
-from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.images import encode_jpeg
-from utils.sources.download.raw_data import LEDGER_NAME
-from utils.sources.download.source import RemoteFile
-from utils.sources.download.web import PartFile
-from utils.sources.sample import write_sample
+from yolo_seg_ddp.data.cache import index_text
+from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
+from yolo_seg_ddp.data.images import encode_jpeg
+from yolo_seg_ddp.prepare.download.raw_data import LEDGER_NAME
+from yolo_seg_ddp.prepare.download.source import RemoteFile
+from yolo_seg_ddp.prepare.download.web import PartFile
+from yolo_seg_ddp.prepare.sample import write_sample
+from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.utils.files import write_text_atomic
 
 PHOTO = encode_jpeg(np.full((30, 40, 3), 90, np.uint8))
 

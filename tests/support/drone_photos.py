@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from utils.sources.sample.drone import exif_of as exif_of
-from utils.sources.sample.drone import xmp_of as xmp_of
+from yolo_seg_ddp.prepare.sample.drone import exif_of as exif_of
+from yolo_seg_ddp.prepare.sample.drone import xmp_of as xmp_of
 
 SIZE = (600, 400)
 HOME = (47.3769, 8.5417)

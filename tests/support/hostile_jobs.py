@@ -14,15 +14,15 @@ from typing import Any
 
 import cv2
 
-from utils.common.errors import UserError
-from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.images import ImageError, read_image
-from utils.data.labels import LabelError, read_photos
-from utils.sources.parsing.build import BuildOptions, build_dataset
-from utils.sources.parsing.label_csv import parse_label_text, read_label_csv
-from utils.sources.parsing.outlines import OutlineError, object_ring
-from utils.sources.parsing.photograph import PhotographOptions
-from utils.sources.parsing.sources import LABEL_CSV
+from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
+from yolo_seg_ddp.data.images import ImageError, read_image
+from yolo_seg_ddp.data.labels import LabelError, read_photos
+from yolo_seg_ddp.prepare.parsing.build import BuildOptions, build_dataset
+from yolo_seg_ddp.prepare.parsing.label_csv import parse_label_text, read_label_csv
+from yolo_seg_ddp.prepare.parsing.outlines import OutlineError, object_ring
+from yolo_seg_ddp.prepare.parsing.photograph import PhotographOptions
+from yolo_seg_ddp.prepare.parsing.sources import LABEL_CSV
+from yolo_seg_ddp.utils.errors import UserError
 
 NAMES = ("conductor", "pole")
 opened: list[str] = []

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.data.images import encode_jpeg
+from yolo_seg_ddp.data.images import encode_jpeg
 
 
 def write_noise_data(folder: Path) -> Path:

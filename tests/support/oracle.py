@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from utils import distributed
-from utils.data.dataset import Photo, Sample, SegmentationDataset
-from utils.data.loader import ShardBatches, get_dataloader
-from utils.evaluation.evaluate import Evaluation, evaluate
-from utils.yolo.loss import SegmentationLoss
+from yolo_seg_ddp.data.dataset import Photo, Sample, SegmentationDataset
+from yolo_seg_ddp.data.loader import ShardBatches, get_dataloader
+from yolo_seg_ddp.evaluation.evaluate import Evaluation, evaluate
+from yolo_seg_ddp.utils import distributed
+from yolo_seg_ddp.yolo.loss import SegmentationLoss
 
 NAMES = ("pole", "crossarm", "insulator")
 SIZE_PX = 256

@@ -32,14 +32,14 @@ class OnlyTested:
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:
-        if name.startswith("extras.") and not TESTED.startswith("/".join(name.split(".")[:2])):
+        if name.startswith("yolo_seg_ddp.extras.") and not TESTED.startswith("/".join(name.split(".")[:3])):
             raise ModuleNotFoundError(f"No module named {name!r} beside {TESTED}", name=name)
 
 
 if TESTED:
     sys.meta_path.insert(0, OnlyTested)  # type: ignore[arg-type]
 from tests.support.ranks import run_forked
-from utils.common.environment import own_folder, prepare_environment
+from yolo_seg_ddp.utils.environment import own_folder, prepare_environment
 
 PROJECT = Path(__file__).resolve().parents[2]
 PRETENCE = PROJECT / "tests" / "support" / "pretended" / "start"  # in PYTHONPATH, it gives Python PRETEND_GPUS GPUs
@@ -58,19 +58,19 @@ running: dict[str, None] = {}
 # Folders and files, below tests/ unless they are of a recipe or an extra, whose tests start whole commands or several real trainings: `make test-quick` leaves them out.
 SLOW = (
     *("chaos", "commands", "benchmarks", "security/test_run.py", "security/test_data.py"),
-    *("distributed/test_rendezvous.py", "measure/test_machine_checks.py"),
+    *("utils/distributed/test_rendezvous.py", "measure/test_machine_checks.py"),
     *(f"recipes/training_engine/tests/test_{name}.py" for name in ("example", "guide")),
     *(f"recipes/crowd_bt/tests/test_{name}.py" for name in ("commands", "training", "s3")),
     "recipes/underwater_ir/tests/test_training.py",
-    *(f"extras/{name}/tests/test_command.py" for name in ("mirror", "mlflow", "report")),
-    *(f"extras/maps/tests/test_{name}.py" for name in ("flights", "positions")),
+    *(f"yolo_seg_ddp/extras/{name}/tests/test_command.py" for name in ("mirror", "mlflow", "report")),
+    *(f"yolo_seg_ddp/extras/maps/tests/test_{name}.py" for name in ("flights", "positions")),
 )
 # What these measure or time needs the machine for itself: `make test` runs them one at a time.
 ALONE = (
     *("measure", "commands/test_profile_gpu.py", "commands/test_launcher.py", "commands/test_monitor.py"),
     *("benchmarks/test_train_step.py", "benchmarks/test_gpu.py", "chaos/test_slurm.py"),
-    *("common/test_nvml.py", "common/test_signals.py"),
-    *("distributed/test_rendezvous.py", "engine/test_reporting.py", "engine/test_loop.py"),
+    *("utils/test_nvml.py", "utils/test_signals.py"),
+    *("utils/distributed/test_rendezvous.py", "engine/test_reporting.py", "engine/test_loop.py"),
     *("run/test_status.py", "security/test_data.py", "evaluation/test_native_masks.py"),
     "predict/test_merge_tiles_memory.py",
 )

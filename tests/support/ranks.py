@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.common.signals import die_with_parent
-from utils.distributed import cleanup_ddp, setup_ddp
+from yolo_seg_ddp.utils.distributed import cleanup_ddp, setup_ddp
+from yolo_seg_ddp.utils.signals import die_with_parent
 
 # --- Runs a function in real processes that form one gloo group, for the tests of everything distributed -------------
 

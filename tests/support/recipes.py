@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.support.plugin import PROJECT
-from utils.common.errors import UserError
+from yolo_seg_ddp.utils.errors import UserError
 
 RECIPES = PROJECT / "recipes"
 RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -11,12 +11,12 @@ import numpy as np
 import train_yolo_ddp
 from tests.support.processes import wait_until
 from tests.support.ranks import run_ranks
-from utils import distributed
-from utils.common.config import parse_config
-from utils.common.errors import UserError
-from utils.data.images import encode_jpeg
-from utils.training import agreement
-from utils.training.config import TrainConfig
+from yolo_seg_ddp.data.images import encode_jpeg
+from yolo_seg_ddp.training import agreement
+from yolo_seg_ddp.training.config import TrainConfig
+from yolo_seg_ddp.utils import distributed
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.errors import UserError
 
 LABELS = "0 0.1 0.1 0.6 0.1 0.6 0.6\n1 0.5 0.5 0.8 0.5 0.8 0.8\n"
 FLAGS = ("--model", "yolov8n-seg.yaml", "--img-size", "64", "--batch-size", "1", "--device", "cpu", "--threads", "1")

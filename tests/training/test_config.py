@@ -13,28 +13,28 @@ from PIL import Image
 from torch import nn
 
 from train_yolo_ddp import conclude
-from utils.common.config import parse_config
-from utils.common.devices import Precision, choose_precision
-from utils.common.errors import EXIT_DIVERGED, UsageError, UserError
-from utils.common.options import section_of
-from utils.data.augment import Augmentation, AugmentOptions
-from utils.data.augmentation_policy import AugmentationPolicy, resolve_augmentation
-from utils.data.dataset import Batch
-from utils.data.dataset_yaml import DatasetSpec
-from utils.data.drawn_wires import band
-from utils.data.label_shapes import LabelStatistics, measure_labels
-from utils.data.labels import Photo
-from utils.data.options import DataOptions
-from utils.data.windows import WindowConfig
-from utils.engine import EngineOptions
-from utils.engine.recovery import Diverged
-from utils.measure import batch_size
-from utils.measure.batch_size import largest_that_fits
-from utils.run import folder
-from utils.run.folder import differences, resume_arguments, without_local_rank
-from utils.training import data as training_data
-from utils.training.config import TrainConfig
-from utils.training.plan import plan_optimizer, plan_workers
+from yolo_seg_ddp.data.augment import Augmentation, AugmentOptions
+from yolo_seg_ddp.data.augmentation_policy import AugmentationPolicy, resolve_augmentation
+from yolo_seg_ddp.data.dataset import Batch
+from yolo_seg_ddp.data.dataset_yaml import DatasetSpec
+from yolo_seg_ddp.data.drawn_wires import band
+from yolo_seg_ddp.data.label_shapes import LabelStatistics, measure_labels
+from yolo_seg_ddp.data.labels import Photo
+from yolo_seg_ddp.data.options import DataOptions
+from yolo_seg_ddp.data.windows import WindowConfig
+from yolo_seg_ddp.engine import EngineOptions
+from yolo_seg_ddp.engine.recovery import Diverged
+from yolo_seg_ddp.run import folder
+from yolo_seg_ddp.run.folder import differences, resume_arguments, without_local_rank
+from yolo_seg_ddp.training import batch_size
+from yolo_seg_ddp.training import data as training_data
+from yolo_seg_ddp.training.batch_size import largest_that_fits
+from yolo_seg_ddp.training.config import TrainConfig
+from yolo_seg_ddp.training.plan import plan_optimizer, plan_workers
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.devices import Precision, choose_precision
+from yolo_seg_ddp.utils.errors import EXIT_DIVERGED, UsageError, UserError
+from yolo_seg_ddp.utils.options import section_of
 
 
 def config_of(*arguments: str) -> TrainConfig:
@@ -131,7 +131,7 @@ def test_rate_and_decay_follow_the_effective_batch() -> None:
 
 
 def test_the_trainer_plans_with_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("utils.data.loader.shared_memory_free_bytes", lambda: 120_000_000)
+    monkeypatch.setattr("yolo_seg_ddp.data.loader.shared_memory_free_bytes", lambda: 120_000_000)
     assert plan_workers(4, DataOptions(img_size=640, prefetch=2, multi_scale=False), 8, 1)[0] == 5
     larger = DataOptions(img_size=640, prefetch=2, multi_scale=True)
     assert plan_workers(4, larger, 8, 1)[0] == 2  # sides up to 1.5 times

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from tests.test_skip_bad import BAD, mend, write_set
-from utils.common.errors import UserError
-from utils.common.files import write_text_atomic
-from utils.data import cache, fingerprint
-from utils.data.cache import load_photo
-from utils.data.dataset_yaml import load_dataset_yaml
-from utils.training.config import TrainConfig
-from utils.training.data import Data, open_data
+from yolo_seg_ddp.data import cache, fingerprint
+from yolo_seg_ddp.data.cache import load_photo
+from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
+from yolo_seg_ddp.training.config import TrainConfig
+from yolo_seg_ddp.training.data import Data, open_data
+from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.utils.files import write_text_atomic
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from utils.training import loader_cost
-from utils.training.loader_cost import LoaderCost, worker_processor_s
+from yolo_seg_ddp.training import loader_cost
+from yolo_seg_ddp.training.loader_cost import LoaderCost, worker_processor_s
 
 LINE = (
     "  3 GPUs need about 60 cores for 1600 images/s each; this machine has 4, so 75% of the time waits for photographs"

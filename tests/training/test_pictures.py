@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from utils.common.text import class_color
-from utils.data.dataset import Photo, Sample, SegmentationDataset
-from utils.data.images import read_image, write_jpeg
-from utils.data.loader import EpochBatches
-from utils.predict.detections import Detections
-from utils.training import pictures as training_pictures
-from utils.training.pictures import REDRAW_S, Curves, ValidationPictures
+from yolo_seg_ddp.data.dataset import Photo, Sample, SegmentationDataset
+from yolo_seg_ddp.data.images import read_image, write_jpeg
+from yolo_seg_ddp.data.loader import EpochBatches
+from yolo_seg_ddp.predict.detections import Detections
+from yolo_seg_ddp.training import pictures as training_pictures
+from yolo_seg_ddp.training.pictures import REDRAW_S, Curves, ValidationPictures
+from yolo_seg_ddp.utils.text import class_color
 
 NAMES = ("pole", "wire")
 SIZE_PX = 64

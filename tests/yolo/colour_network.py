@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from utils.predict import tiles
-from utils.predict.detections import Detections, Letterbox
-from utils.predict.regions import Runs
+from yolo_seg_ddp.predict import tiles
+from yolo_seg_ddp.predict.detections import Detections, Letterbox
+from yolo_seg_ddp.predict.regions import Runs
 
 NAMES = ("wire", "pole")
 COLOURS = ((255, 0, 0), (0, 255, 0))

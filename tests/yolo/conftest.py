@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from utils.yolo.inputs import Targets
-from utils.yolo.model import build_model, save_deployable
+from yolo_seg_ddp.yolo.inputs import Targets
+from yolo_seg_ddp.yolo.model import build_model, save_deployable
 
 NAMES = ("pole", "wire", "insulator")
 SIZE_PX = 64

@@ -11,14 +11,14 @@ import torch
 
 from tests.support.ranks import run_ranks
 from tests.yolo.conftest import NAMES, SIZE_PX, assert_same_gradients, batch_of, doubled, targets_of
-from utils import distributed
-from utils.engine import EngineOptions, Task, TrainingEngine, stopping
-from utils.predict.detections import OneToOne, detect, raw_outputs
-from utils.training.task import follow_epochs
-from utils.yolo.inputs import Targets
-from utils.yolo.loss import PARTS
-from utils.yolo.loss26 import EndToEndLoss, loss_for
-from utils.yolo.model import build_model, freeze_layers, load_for_prediction, load_weights
+from yolo_seg_ddp.engine import EngineOptions, Task, TrainingEngine, stopping
+from yolo_seg_ddp.predict.detections import OneToOne, detect, raw_outputs
+from yolo_seg_ddp.training.task import follow_epochs
+from yolo_seg_ddp.utils import distributed
+from yolo_seg_ddp.yolo.inputs import Targets
+from yolo_seg_ddp.yolo.loss import PARTS
+from yolo_seg_ddp.yolo.loss26 import EndToEndLoss, loss_for
+from yolo_seg_ddp.yolo.model import build_model, freeze_layers, load_for_prediction, load_weights
 
 ON_RANKS = ("yolo12n", "yolo26n")
 EPOCHS = 11  # of the schedule that is compared

@@ -26,16 +26,16 @@ from tests.yolo.conftest import (
     targets_of,
     with_regions,
 )
-from utils import distributed
-from utils.data.labels import ANY_CLASS
-from utils.engine import EngineOptions, Task, TrainingEngine
-from utils.yolo.assigner import PredictedMasks, inside_boxes
-from utils.yolo.boxes import AnchorGrid, anchor_grid, complete_iou
-from utils.yolo.inputs import Targets
-from utils.yolo.loss import PARTS, SegmentationLoss, _ClassError
-from utils.yolo.loss26 import loss_for
-from utils.yolo.model import build_model
-from utils.yolo.training_step import SegmentationStep
+from yolo_seg_ddp.data.labels import ANY_CLASS
+from yolo_seg_ddp.engine import EngineOptions, Task, TrainingEngine
+from yolo_seg_ddp.utils import distributed
+from yolo_seg_ddp.yolo.assigner import PredictedMasks, inside_boxes
+from yolo_seg_ddp.yolo.boxes import AnchorGrid, anchor_grid, complete_iou
+from yolo_seg_ddp.yolo.inputs import Targets
+from yolo_seg_ddp.yolo.loss import PARTS, SegmentationLoss, _ClassError
+from yolo_seg_ddp.yolo.loss26 import loss_for
+from yolo_seg_ddp.yolo.model import build_model
+from yolo_seg_ddp.yolo.training_step import SegmentationStep
 
 BATCH_SIZE_PER_RANK = 2
 

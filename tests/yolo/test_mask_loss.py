@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.yolo.conftest import Operators, random_outputs, targets_of
-from utils.yolo import mask_loss as module
-from utils.yolo.loss import SegmentationLoss
-from utils.yolo.mask_loss import Positives, find_positives, mask_loss
+from yolo_seg_ddp.yolo import mask_loss as module
+from yolo_seg_ddp.yolo.loss import SegmentationLoss
+from yolo_seg_ddp.yolo.mask_loss import Positives, find_positives, mask_loss
 
 SIDE = 32  # of the prototypes, in pixels
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

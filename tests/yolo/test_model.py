@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.yolo.conftest import FAMILIES, NAMES, SIZE_PX, WINDOWS, WIRE_LABELS
-from utils.common.errors import UserError
-from utils.distributed.sync_bn import SyncBatchNorm2d, convert_sync_batchnorm
-from utils.predict.detections import raw_outputs
-from utils.yolo.model import (
+from yolo_seg_ddp.predict.detections import raw_outputs
+from yolo_seg_ddp.utils.distributed.sync_bn import SyncBatchNorm2d, convert_sync_batchnorm
+from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.yolo.model import (
     FILTER_LENGTH,
     build_model,
     choose_mask_score,

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from tests.yolo.conftest import Operators
-from utils.common.devices import choose_precision
-from utils.engine.recovery import NonFiniteGuard
-from utils.measure.step_timer import build_training
-from utils.measure.synthetic import synthetic_batch
-from utils.run.checkpoint import load_latest, save_checkpoint
-from utils.training.config import TrainConfig
-from utils.training.plan import plan_optimizer
-from utils.yolo.model import build_model
-from utils.yolo.optimizer import MUON_GAIN, MuSGD, OptimizerPlan, build_optimizer, parameter_groups, scaled_lr
-from utils.yolo.orthogonal import Orthogonaliser
+from yolo_seg_ddp.engine.recovery import NonFiniteGuard
+from yolo_seg_ddp.measure.step_timer import build_training
+from yolo_seg_ddp.measure.synthetic import synthetic_batch
+from yolo_seg_ddp.run.checkpoint import load_latest, save_checkpoint
+from yolo_seg_ddp.training.config import TrainConfig
+from yolo_seg_ddp.training.plan import plan_optimizer
+from yolo_seg_ddp.utils.devices import choose_precision
+from yolo_seg_ddp.yolo.model import build_model
+from yolo_seg_ddp.yolo.optimizer import MUON_GAIN, MuSGD, OptimizerPlan, build_optimizer, parameter_groups, scaled_lr
+from yolo_seg_ddp.yolo.orthogonal import Orthogonaliser
 
 NAMES = ("conductor", "other_wire", "pole")
 

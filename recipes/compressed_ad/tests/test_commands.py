@@ -23,10 +23,10 @@ from recipes.compressed_ad.settings import DEFAULT_CONFIG, Settings
 from recipes.compressed_ad.tests.small import NUM_STEPS, small_settings, write_small_histories
 from tests.support.plugin import free_port
 from tests.support.recipes import RECIPES, assert_refused, run_command
-from utils.common.config import read_config
-from utils.common.errors import UsageError
-from utils.common.options import to_dict
-from utils.engine import EngineOptions
+from yolo_seg_ddp.engine import EngineOptions
+from yolo_seg_ddp.utils.config import read_config
+from yolo_seg_ddp.utils.errors import UsageError
+from yolo_seg_ddp.utils.options import to_dict
 
 FOLDER = RECIPES / "compressed_ad"
 

@@ -21,8 +21,8 @@ from recipes.compressed_ad.sizes import ModelSize
 from recipes.compressed_ad.tests.small import NUM_STEPS, small_settings, write_small_histories
 from tests.support.ranks import RankFailed, run_ranks
 from tests.support.recipes import assert_equal, assert_equal_moments, dying
-from utils.engine import EngineOptions, TrainingEngine
-from utils.run.checkpoint import CheckpointFiles
+from yolo_seg_ddp.engine import EngineOptions, TrainingEngine
+from yolo_seg_ddp.run.checkpoint import CheckpointFiles
 
 # --- The network: what sees what, and that rollouts compute what the training computes -------------------------------
 

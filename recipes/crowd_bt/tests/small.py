@@ -18,7 +18,7 @@ from crowd_bt.task import PairComparison
 from torch import nn
 
 from tests.support.recipes import dying
-from utils.run.folder import OwnedRun
+from yolo_seg_ddp.run.folder import OwnedRun
 
 SIZE_PX = 32
 

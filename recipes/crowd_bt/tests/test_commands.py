@@ -16,7 +16,7 @@ from crowd_bt.options import adopt_launch_flags, read_options
 from recipes.crowd_bt.tests.small import photographs, write_data
 from tests.support.plugin import free_port, run_script
 from tests.support.recipes import RANK_NAMES, RECIPES, assert_refused, run_command
-from utils.common.errors import UsageError
+from yolo_seg_ddp.utils.errors import UsageError
 
 NEEDS = "needs the packages of the recipe (pip install -r recipes/crowd_bt/requirements.txt)"
 SCRIPT = RECIPES / "crowd_bt" / "train_distributed.sh"

@@ -16,7 +16,7 @@ from crowd_bt.task import PairComparison
 from torch import nn
 
 from recipes.crowd_bt.tests.small import small_model
-from utils.engine import Task
+from yolo_seg_ddp.engine import Task
 
 NUM_ITEMS = 12
 DRAW_LOG = -1.0

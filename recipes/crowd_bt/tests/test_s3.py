@@ -14,8 +14,8 @@ from crowd_bt.options import TrainConfig
 from tests.support.plugin import free_port, run_script
 from tests.support.recipes import RECIPES, assert_refused, run_command
 from tests.support.s3_server import ALWAYS, KEY_ID, SECRET, S3Server, s3_server, use_server
-from utils.common import storage
-from utils.common.errors import UserError
+from yolo_seg_ddp.utils import storage
+from yolo_seg_ddp.utils.errors import UserError
 
 BUCKET, PREFIX = "surface-quality-dataset", "a_tests_logs/"
 PAIR = {"img1": "a.png", "img2": "b.png", "choice": "left", "pair_type": "gold_gold"}

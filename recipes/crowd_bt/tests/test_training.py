@@ -18,11 +18,11 @@ from crowd_bt.task import PairComparison
 from recipes.crowd_bt.tests.small import config_for, read, small_model, train_small, write_data
 from tests.support.ranks import RankFailed, run_ranks
 from tests.support.recipes import assert_equal, assert_equal_moments, assert_refused
-from utils import distributed
-from utils.data.loader import EpochBatches, get_dataloader
-from utils.engine import EngineOptions, TrainingEngine, stopping
-from utils.run.folder import OwnedRun
-from utils.run.records import read_epochs
+from yolo_seg_ddp.data.loader import EpochBatches, get_dataloader
+from yolo_seg_ddp.engine import EngineOptions, TrainingEngine, stopping
+from yolo_seg_ddp.run.folder import OwnedRun
+from yolo_seg_ddp.run.records import read_epochs
+from yolo_seg_ddp.utils import distributed
 
 KILL_AT = 10  # the fourth batch of the second epoch
 WITHOUT_EFFECT = ("scorer.head.6.bias", "scorer.backbone.0.bias")  # a difference, or BatchNorm, cancels them

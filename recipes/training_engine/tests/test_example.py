@@ -20,9 +20,9 @@ from torchvision.datasets import CIFAR10
 
 from tests.support.processes import is_running, wait_until
 from tests.support.recipes import assert_refused, run_command
-from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL
-from utils.data.images import write_jpeg
-from utils.run.records import read_epochs
+from yolo_seg_ddp.data.images import write_jpeg
+from yolo_seg_ddp.run.records import read_epochs
+from yolo_seg_ddp.utils.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL
 
 # --- The example's flags, network and data ---------------------------------------------------------------------------
 

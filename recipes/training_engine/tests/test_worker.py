@@ -24,8 +24,8 @@ from recipes.training_engine.tests.small import (
 )
 from tests.support.ranks import RankFailed, run_ranks
 from tests.support.recipes import assert_equal, assert_refused
-from utils.engine import EngineOptions, stopping
-from utils.engine import TrainingEngine as PlainEngine
+from yolo_seg_ddp.engine import EngineOptions, stopping
+from yolo_seg_ddp.engine import TrainingEngine as PlainEngine
 
 KILL_AT = 13  # the third batch of the third epoch
 

@@ -23,8 +23,8 @@ from underwater_ir.data.pseudo_labels import PROMPTS, describe, label_from, read
 
 from recipes.underwater_ir.tests.small import SIZE_PX, photograph
 from tests.support.recipes import assert_refused
-from utils.common.tensor_files import atomic_torch_save
-from utils.data.loader import EpochBatches
+from yolo_seg_ddp.data.loader import EpochBatches
+from yolo_seg_ddp.utils.tensor_files import atomic_torch_save
 
 SHAPE = (10, 20, 10, 0)
 

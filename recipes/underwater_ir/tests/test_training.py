@@ -38,12 +38,12 @@ from tests.support.recipes import (
     dying,
     run_command,
 )
-from utils.common.config import parse_config
-from utils.common.errors import UsageError
-from utils.data.images import read_image
-from utils.distributed.ddp import wrap_for_ranks
-from utils.engine import stopping
-from utils.run.records import RunState, read_epochs
+from yolo_seg_ddp.data.images import read_image
+from yolo_seg_ddp.engine import stopping
+from yolo_seg_ddp.run.records import RunState, read_epochs
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.distributed.ddp import wrap_for_ranks
+from yolo_seg_ddp.utils.errors import UsageError
 
 SCRIPT = RECIPES / "underwater_ir" / "train_ddp.sh"
 KILL_AT = 4  # the second batch of the second epoch

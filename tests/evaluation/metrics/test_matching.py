@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.evaluation.made_up import image_result, one_image, random_results
-from utils.data.polygons import SIZES, size_classes
-from utils.evaluation.metrics.matching import (
+from yolo_seg_ddp.data.polygons import SIZES, size_classes
+from yolo_seg_ddp.evaluation.metrics.matching import (
     IOU_THRESHOLDS,
     box_iou,
     confusion_pairs,
@@ -16,8 +16,8 @@ from utils.evaluation.metrics.matching import (
     ignored_shares,
     sizes_of_predictions,
 )
-from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
-from utils.evaluation.metrics.summary import CALIBRATION_MIN_CONFIDENCE, calibration, operating_points
+from yolo_seg_ddp.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
+from yolo_seg_ddp.evaluation.metrics.summary import CALIBRATION_MIN_CONFIDENCE, calibration, operating_points
 
 
 def test_image_result_refuses_arrays_that_do_not_belong_together() -> None:

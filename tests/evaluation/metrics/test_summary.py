@@ -12,10 +12,10 @@ import pytest
 
 from tests.evaluation.made_up import image_result, one_image, random_results, random_scene, result_of
 from tests.support.plugin import PROJECT
-from utils.evaluation.metrics.matching import box_iou
-from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
-from utils.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves, summarise
-from utils.evaluation.tables import class_table
+from yolo_seg_ddp.evaluation.metrics.matching import box_iou
+from yolo_seg_ddp.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
+from yolo_seg_ddp.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves, summarise
+from yolo_seg_ddp.evaluation.tables import class_table
 
 NAMES = ["conductor", "pole", "crossarm", "insulator", "cutouts"]
 
@@ -158,5 +158,5 @@ def test_a_class_id_without_a_name_is_refused() -> None:
 
 
 def test_metrics_load_without_torch() -> None:
-    code = "import sys; from utils.evaluation.metrics import summary, thin_objects; sys.exit('torch' in sys.modules or 'ultralytics' in sys.modules)"
+    code = "import sys; from yolo_seg_ddp.evaluation.metrics import summary, thin_objects; sys.exit('torch' in sys.modules or 'ultralytics' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT, timeout=60, check=False).returncode == 0

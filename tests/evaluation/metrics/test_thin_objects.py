@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from tests.evaluation.made_up import image_result
-from utils.data.labels import ANY_CLASS
-from utils.data.polygons import elongated_classes, elongation
-from utils.evaluation.metrics import thin_objects
-from utils.evaluation.metrics.matching import LEVELS
-from utils.evaluation.metrics.thin_objects import ThinRule, found_lengths, measure, summarise_thin
-from utils.predict.lines.thinning import centreline
-from utils.predict.regions import Region
+from yolo_seg_ddp.data.labels import ANY_CLASS
+from yolo_seg_ddp.data.polygons import elongated_classes, elongation
+from yolo_seg_ddp.evaluation.metrics import thin_objects
+from yolo_seg_ddp.evaluation.metrics.matching import LEVELS
+from yolo_seg_ddp.evaluation.metrics.thin_objects import ThinRule, found_lengths, measure, summarise_thin
+from yolo_seg_ddp.predict.lines.thinning import centreline
+from yolo_seg_ddp.predict.regions import Region
 
 WIRE, OTHER = 2, 5
 RATES = ("centreline_recall", "centreline_precision", "pieces_per_object")

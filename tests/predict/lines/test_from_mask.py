@@ -6,8 +6,8 @@ import pytest
 
 from tests.predict.lines.drawn import CROSSARM, SAGGING, SIZE, STRAIGHT, Points, drawn, parabola
 from tests.predict.tile_scenes import blur_edges, iou_of
-from utils.predict.lines.from_mask import Curve, SlicedMask, find_lines, medial_line
-from utils.predict.regions import Region, fill_outline
+from yolo_seg_ddp.predict.lines.from_mask import Curve, SlicedMask, find_lines, medial_line
+from yolo_seg_ddp.predict.regions import Region, fill_outline
 
 HOOK = [(450 - 200 * np.cos(a), 400 - 200 * np.sin(a)) for a in np.linspace(0, np.pi, 60)]
 SPANS = [(20.0, 80.0), (270.0, 120.0), (880.0, 120.0)]  # of a wire over a support

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.predict.lines.drawn import straight
-from utils.predict.lines.in_photo import likeness, profiles
+from yolo_seg_ddp.predict.lines.in_photo import likeness, profiles
 
 ACROSS, ALONG = np.mgrid[:600, :900]
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tests.predict.lines.drawn import SIZE, straight
-from tests.sources.parsing.tool_folder import whole
-from utils.data.label_shapes import LabelledPhoto
-from utils.predict.lines.label_facts import measure_wire_labels
-from utils.predict.lines.line import Line
-from utils.predict.regions import fill_outline
+from tests.prepare.parsing.tool_folder import whole
+from yolo_seg_ddp.data.label_shapes import LabelledPhoto
+from yolo_seg_ddp.predict.lines.label_facts import measure_wire_labels
+from yolo_seg_ddp.predict.lines.line import Line
+from yolo_seg_ddp.predict.regions import fill_outline
 
 POLE_OUTLINE = np.array([[400.0, 0.0], [440.0, 0.0], [440.0, 600.0], [400.0, 600.0]])
 CUT = (straight((0, 100), (400, 110)), straight((440, 111), (900, 120)))

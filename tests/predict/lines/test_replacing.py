@@ -8,12 +8,12 @@ import torch
 
 from tests.predict.lines.drawn import CROSSARM, SAGGING, SIZE, STRAIGHT, drawn, parabola, straight
 from tests.predict.tile_scenes import iou_of
-from utils.predict.detections import Detections, Letterbox, PhotoPrediction
-from utils.predict.line_step import with_lines
-from utils.predict.lines.label_facts import LabelFacts
-from utils.predict.lines.replacing import votes_of
-from utils.predict.merge_tiles import TileDetection
-from utils.predict.regions import Region, Runs, fill_outline
+from yolo_seg_ddp.predict.detections import Detections, Letterbox, PhotoPrediction
+from yolo_seg_ddp.predict.line_step import with_lines
+from yolo_seg_ddp.predict.lines.label_facts import LabelFacts
+from yolo_seg_ddp.predict.lines.replacing import votes_of
+from yolo_seg_ddp.predict.merge_tiles import TileDetection
+from yolo_seg_ddp.predict.regions import Region, Runs, fill_outline
 
 POLE = np.zeros(SIZE[::-1], bool)
 POLE[:, 400:440] = True

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.predict.lines.drawn import SIZE, Points, straight
-from utils.predict.detections import Detections, PhotoPrediction
-from utils.predict.lines.routes import find_routes
-from utils.predict.prediction_files import PredictionWriter, Source
-from utils.predict.regions import Region, fill_outline
+from yolo_seg_ddp.predict.detections import Detections, PhotoPrediction
+from yolo_seg_ddp.predict.lines.routes import find_routes
+from yolo_seg_ddp.predict.prediction_files import PredictionWriter, Source
+from yolo_seg_ddp.predict.regions import Region, fill_outline
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ from underwater_ir.commands.restore import read_student
 from underwater_ir.data.datasets import RestorationDataset, benchmark_entries, create_evaluation_loader
 from underwater_ir.student.network import SIZE_MULTIPLE, Outputs
 from underwater_ir.student.restoration import METRICS, REFERENCE, measure, sets_of, summarise, to_pixels
-from utils.common.config import parse_config
-from utils.common.devices import choose_device
-from utils.common.errors import UserError
-from utils.common.files import write_text_atomic
-from utils.common.options import Options, option
-from utils.common.text import format_table
-from utils.data.images import write_jpeg
+from yolo_seg_ddp.data.images import write_jpeg
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.devices import choose_device
+from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.utils.files import write_text_atomic
+from yolo_seg_ddp.utils.options import Options, option
+from yolo_seg_ddp.utils.text import format_table
 
 CLAHE_LIMIT, CLAHE_TILES = 2.0, (8, 8)  # OpenCV's tutorial values
 PICTURES_PER_SET = 6  # on the sheets

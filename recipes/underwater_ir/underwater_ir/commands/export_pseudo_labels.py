@@ -18,12 +18,12 @@ import torch
 
 from underwater_ir.data.datasets import list_pictures
 from underwater_ir.data.pseudo_labels import COLOURS, describe, label_from, label_of_scores
-from utils.common.config import parse_config
-from utils.common.errors import UserError, one_line, print_warning
-from utils.common.options import Options, option
-from utils.common.tensor_files import atomic_torch_save
-from utils.common.text import counted
-from utils.data.images import ImageError, read_image
+from yolo_seg_ddp.data.images import ImageError, read_image
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.errors import UserError, one_line, print_warning
+from yolo_seg_ddp.utils.options import Options, option
+from yolo_seg_ddp.utils.tensor_files import atomic_torch_save
+from yolo_seg_ddp.utils.text import counted
 
 LARGEST_GRID = 256  # cells on a side
 

@@ -16,12 +16,12 @@ from underwater_ir.commands.export_pseudo_labels import write_label
 from underwater_ir.data.datasets import list_pictures
 from underwater_ir.data.pseudo_labels import COLOURS
 from underwater_ir.data.water import draw_range_m, draw_water, reach_m, submerge
-from utils.common.config import parse_config
-from utils.common.errors import UserError, print_warning
-from utils.common.files import write_bytes_atomic
-from utils.common.options import Options, option
-from utils.common.text import counted
-from utils.data.images import ImageError, read_image, resize_area
+from yolo_seg_ddp.data.images import ImageError, read_image, resize_area
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.errors import UserError, print_warning
+from yolo_seg_ddp.utils.files import write_bytes_atomic
+from yolo_seg_ddp.utils.options import Options, option
+from yolo_seg_ddp.utils.text import counted
 
 # Colour photographs in the packages: folder within the package, then file names.
 PACKAGED = (

@@ -17,12 +17,12 @@ from underwater_ir.data.datasets import list_pictures
 from underwater_ir.data.pseudo_labels import Label, describe, find_label, label_from, read_label
 from underwater_ir.student.network import SIZE_MULTIPLE, Student
 from underwater_ir.student.restoration import to_pixels
-from utils.common.config import parse_config
-from utils.common.devices import choose_device
-from utils.common.errors import UserError, print_warning
-from utils.common.options import Options, option
-from utils.common.tensor_files import read_tensors
-from utils.data.images import ImageError, fit_long_side, read_image, write_jpeg
+from yolo_seg_ddp.data.images import ImageError, fit_long_side, read_image, write_jpeg
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.devices import choose_device
+from yolo_seg_ddp.utils.errors import UserError, print_warning
+from yolo_seg_ddp.utils.options import Options, option
+from yolo_seg_ddp.utils.tensor_files import read_tensors
 
 SMALLEST_TILE_PX = 64
 

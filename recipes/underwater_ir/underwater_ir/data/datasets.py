@@ -16,11 +16,11 @@ from PIL import Image
 from torch.utils.data import BatchSampler, DistributedSampler, default_collate
 
 from underwater_ir.data.pseudo_labels import find_label, read_label
-from utils.common.errors import UserError
-from utils.common.files import walk
-from utils.data.images import ImageError, read_image
-from utils.data.loader import EpochBatches, EpochLoader, Key, ShardBatches, get_dataloader
-from utils.distributed import rank, world_size
+from yolo_seg_ddp.data.images import ImageError, read_image
+from yolo_seg_ddp.data.loader import EpochBatches, EpochLoader, Key, ShardBatches, get_dataloader
+from yolo_seg_ddp.utils.distributed import rank, world_size
+from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.utils.files import walk
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 SMALLEST_CROP = 0.7  # of the picture's side, in training

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import torch
 
-from utils.common.errors import UserError, one_line
+from yolo_seg_ddp.utils.errors import UserError, one_line
 
 PROMPTS = (
     "clear water",

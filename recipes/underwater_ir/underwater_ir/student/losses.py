@@ -15,10 +15,10 @@ from torch.nn import functional
 
 from underwater_ir.metrics import ssim
 from underwater_ir.student.network import Outputs, haar
-from utils.common.errors import UserError, one_line
-from utils.common.files import local_rank_first, read_text
-from utils.common.option_names import nearest
-from utils.distributed import all_reduce_sum, communication_device, world_size
+from yolo_seg_ddp.utils.distributed import all_reduce_sum, communication_device, world_size
+from yolo_seg_ddp.utils.errors import UserError, one_line
+from yolo_seg_ddp.utils.files import local_rank_first, read_text
+from yolo_seg_ddp.utils.option_names import nearest
 
 WEIGHTS = {
     "rec": 1.0,  # Charbonnier distance

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from utils.common.errors import UserError
+from yolo_seg_ddp.utils.errors import UserError
 
 HEADS = 12  # of the attention on the 3 high-frequency bands
 CROSS_HEADS = 4  # of the attention between low and high bands: widths are multiples of it

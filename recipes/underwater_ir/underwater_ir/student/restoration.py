@@ -11,12 +11,12 @@ from torch import nn
 from underwater_ir.data.datasets import RestorationDataset
 from underwater_ir.metrics import psnr_db, ssim, uciqe, uiqm
 from underwater_ir.student.losses import WEIGHTS, StudentLoss
-from utils.common.files import warn_on_write_error
-from utils.common.tensor_files import atomic_torch_save
-from utils.distributed import gather_arrays
-from utils.engine import Epoch, Task
-from utils.pages import plot_training_curves
-from utils.run.records import read_epochs
+from yolo_seg_ddp.engine import Epoch, Task
+from yolo_seg_ddp.pages import plot_training_curves
+from yolo_seg_ddp.run.records import read_epochs
+from yolo_seg_ddp.utils.distributed import gather_arrays
+from yolo_seg_ddp.utils.files import warn_on_write_error
+from yolo_seg_ddp.utils.tensor_files import atomic_torch_save
 
 INPUTS, FROM_TEACHER = ("picture", "z_d", "masks"), ("global_prob", "confidence_scale", "text_embeddings")
 CURVES_PICTURE = "curves.png"

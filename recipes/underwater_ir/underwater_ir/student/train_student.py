@@ -26,18 +26,26 @@ from underwater_ir.data.pseudo_labels import read_label
 from underwater_ir.student.losses import StudentLoss, load_vgg, read_weights
 from underwater_ir.student.network import CROSS_HEADS, SIZE_MULTIPLE, Student
 from underwater_ir.student.restoration import Restoration, draw_curves
-from utils import distributed
-from utils.common.config import parse_config
-from utils.common.cores import choose_threads_and_workers
-from utils.common.devices import choose_device, seed_everything, tune_device
-from utils.common.errors import UsageError, UserError, explain_out_of_memory, print_warning, run_script
-from utils.common.options import Options, option
-from utils.common.signals import die_with_parent
-from utils.common.text import counted
-from utils.data.loader import EpochBatches
-from utils.distributed import RankInfo, cleanup_ddp, main_printer, rank, read_rank_environment, setup_ddp, world_size
-from utils.engine import EngineOptions, TrainingEngine
-from utils.run.folder import OwnedRun
+from yolo_seg_ddp.data.loader import EpochBatches
+from yolo_seg_ddp.engine import EngineOptions, TrainingEngine
+from yolo_seg_ddp.run.folder import OwnedRun
+from yolo_seg_ddp.utils import distributed
+from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.cores import choose_threads_and_workers
+from yolo_seg_ddp.utils.devices import choose_device, seed_everything, tune_device
+from yolo_seg_ddp.utils.distributed import (
+    RankInfo,
+    cleanup_ddp,
+    main_printer,
+    rank,
+    read_rank_environment,
+    setup_ddp,
+    world_size,
+)
+from yolo_seg_ddp.utils.errors import UsageError, UserError, explain_out_of_memory, print_warning, run_script
+from yolo_seg_ddp.utils.options import Options, option
+from yolo_seg_ddp.utils.signals import die_with_parent
+from yolo_seg_ddp.utils.text import counted
 
 DEFAULT_ADDRESS, DEFAULT_PORT = "localhost", "12355"  # the guide's
 GRADIENT_NORM = 1.0

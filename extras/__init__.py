@@ -1,1 +1,0 @@
-"""Optional features. Each folder imports `utils` and no other extra, and can be deleted."""

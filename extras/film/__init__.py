@@ -1,6 +1,0 @@
-"""Predictions on a film or on the pictures of a camera: inference.py hands over to `main` if `is_asked_for`.
-
-In: a film and a DJI drone's SRT file beside it. Out: the drawn film, predictions.jsonl. Read `command.py` first.
-"""
-
-from extras.film.command import is_asked_for, main

@@ -1,4 +1,0 @@
-"""Copies of a run's folder in an object storage: made after each save, fetched where the folder is lost."""
-
-from extras.mirror.copying import Mirror, run_storage
-from extras.mirror.fetching import fetch_lost_run

@@ -1,3 +1,0 @@
-"""Runs on an MLflow server: a training's folder is mirrored there while it grows."""
-
-from extras.mlflow.sending import checked_uri, mirror

@@ -1,6 +1,0 @@
-"""Orthophotos: GeoTIFF files of any size, predicted on in blocks, and cut with their labels into a data set.
-
-`__main__.py` predicts, `cut.py` cuts.
-"""
-
-from extras.orthophotos.raster import is_orthophoto

@@ -1,1 +1,0 @@
-"""What the flat scripts share. No module here has side effects when imported."""

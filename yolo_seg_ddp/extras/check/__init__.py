@@ -1,0 +1,12 @@
+"""Looks for mistakes in the photographs and labels of a data set: check_data.py calls `main`."""
+
+from yolo_seg_ddp.extras.check.options import CheckConfig
+from yolo_seg_ddp.utils.config import show_help
+
+
+def main(description: str) -> int:
+    """Run the command `check_data.py`."""
+    show_help(CheckConfig, description)
+    from yolo_seg_ddp.extras.check.command import main as check  # here: it needs PyTorch
+
+    return check(description)
