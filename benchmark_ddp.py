@@ -4,8 +4,8 @@
     python benchmark_ddp.py --processes 1 4 --batch-size 8
     python benchmark_ddp.py --data data/processed/dataset.yaml
 
-Start it plainly, without torchrun: it starts the processes itself, each with a batch of its own. Without --data one synthetic
-batch is trained again and again.
+Start it plainly, without torchrun: it starts the processes itself, each with a batch of its own.
+Without --data one synthetic batch is trained again and again.
 """
 
 from dataclasses import replace
@@ -36,7 +36,9 @@ from yolo_seg_ddp.utils.files import output_folder, write_text_atomic
 from yolo_seg_ddp.utils.text import csv_text
 from yolo_seg_ddp.yolo.model import weights_or_description
 
-SHARES_NOTE = "The last four columns are shares of a step's time. Imbalance: waiting for the slowest process."
+SHARES_NOTE = (
+    "The last four columns are shares of a step's time. Imbalance: waiting for the slowest process."
+)
 
 
 def main() -> int:
@@ -86,34 +88,53 @@ def main() -> int:
     return 0
 
 
-def describe(config: BenchmarkConfig, img_size: int, counts: Sequence[int], device: torch.device) -> str:
+def describe(
+    config: BenchmarkConfig, img_size: int, counts: Sequence[int], device: torch.device
+) -> str:
     """Return one line with the model, the data, the input size, the precision and the devices."""
     is_gpu = device.type == "cuda"
-    place = f"up to {max(counts)} x {torch.cuda.get_device_name(0)}" if is_gpu else "CPU cores, 1 for each process"
+    place = (
+        f"up to {max(counts)} x {torch.cuda.get_device_name(0)}"
+        if is_gpu
+        else "CPU cores, 1 for each process"
+    )
     source = f"photographs of {config.data}" if config.data else "synthetic images"
     precision = choose_precision(config.amp, device).name
     computed_in = "fp32" if precision == "off" else precision
-    return f"Training {Path(config.model).stem} on {source} at {img_size} pixels in {computed_in} on {place}"
+    return (
+        f"Training {Path(config.model).stem} on {source} at {img_size} pixels in {computed_in} on "
+        f"{place}"
+    )
 
 
 def choose_counts(config: BenchmarkConfig, gpus: int) -> tuple[int, ...]:
-    """Return the process counts in ascending order: 1, 2, 4, … up to the number of devices, and that number itself.
+    """Return the process counts in ascending order: 1, 2, 4, … up to the number of devices, and
+    that number itself.
 
     Raises UserError for counts that this machine cannot run.
     """
     if config.device == "cuda" and not gpus:
-        raise UserError("--device cuda: PyTorch sees no CUDA GPU; use --device cpu or see python test_ddp.py")
+        raise UserError(
+            "--device cuda: PyTorch sees no CUDA GPU; use --device cpu or see python test_ddp.py"
+        )
     limit, kind = (gpus, "visible GPU(s)") if gpus else (usable_cpu_count(), "usable core(s)")
     most = gpus or min(limit, MAX_CPU_PROCESSES)
     counts = config.processes or (*(2**power for power in range(most.bit_length())), most)
     if max(counts) > limit:
-        raise UserError(f"--processes {max(counts)}: this machine has {limit} {kind}, and each process needs its own")
+        raise UserError(
+            f"--processes {max(counts)}: this machine has {limit} {kind}, and each process needs "
+            "its own"
+        )
     return tuple(sorted(set(counts)))
 
 
 def announce(run: Run) -> None:
     """Print the speed of a run."""
-    print(f"  round {run['repeat']}, {run['processes']} process(es): {run['images_per_s']:.1f} images/s", flush=True)
+    print(
+        f"  round {run['repeat']}, {run['processes']} process(es): {run['images_per_s']:.1f} "
+        "images/s",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,10 @@ from yolo_seg_ddp.utils.extras import require_extra
 
 
 def main() -> int:
-    """Run yolo_seg_ddp/extras/check; return the exit code. Raises UserError if that folder is not there."""
+    """Run yolo_seg_ddp/extras/check; return the exit code.
+
+    Raises UserError if that folder is not there.
+    """
     return int(require_extra("check").main(__doc__))
 
 

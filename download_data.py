@@ -1,4 +1,5 @@
-"""Download EPRI's label file and circuits from the publisher, a mirror or a folder; or write the sample.
+"""Download EPRI's label file and circuits from the publisher, a mirror or a folder; or write the
+sample.
 
     python download_data.py                       # circuits 1 and 10 (tens of GB)
     python download_data.py --max-images 50       # 50 photographs per circuit
@@ -32,7 +33,10 @@ class DownloadConfig(Options):
     """Options of download_data.py."""
 
     circuits: tuple[str, ...] = option(
-        ("1", "10"), "circuits such as 1 10 13b, or all", metavar="CIRCUIT", needs=("not sample", "not source")
+        ("1", "10"),
+        "circuits such as 1 10 13b, or all",
+        metavar="CIRCUIT",
+        needs=("not sample", "not source"),
     )
     base_url: str = option(
         DEFAULT_BASE_URL,
@@ -42,7 +46,8 @@ class DownloadConfig(Options):
     )
     source: str | None = option(
         None,
-        "folder in an object storage, such as s3://bucket/epri: get all files there (docs/storage.md)",
+        "folder in an object storage, such as s3://bucket/epri: get all files there "
+        "(docs/storage.md)",
         metavar="ADDRESS",
         needs="not sample",
     )
@@ -54,10 +59,14 @@ class DownloadConfig(Options):
         needs=("not sample", "not source"),
     )
     output: str = option(
-        "data/raw", "folder for the label file and one folder of photographs per circuit", metavar="FOLDER"
+        "data/raw",
+        "folder for the label file and one folder of photographs per circuit",
+        metavar="FOLDER",
     )
     keep_zips: bool = option(
-        False, "keep each zip after its photographs are extracted", needs=("not sample", "not source", "not max_images")
+        False,
+        "keep each zip after its photographs are extracted",
+        needs=("not sample", "not source", "not max_images"),
     )
     sample: int | None = option(
         None,
@@ -67,7 +76,8 @@ class DownloadConfig(Options):
     )
     sample_size: int | None = option(
         None,
-        "longer side of the sample's photographs in pixels, such as 5472 for a drone's; unset: 1280",
+        "longer side of the sample's photographs in pixels, such as 5472 for a drone's; unset: "
+        "1280",
         metavar="PX",
         at_least=1280,
         at_most=8192,
@@ -75,7 +85,8 @@ class DownloadConfig(Options):
     )
     wire_width: float | None = option(
         None,
-        "width of the sample's wires in pixels; unset: 14 (in photographs 1280 pixels wide), or 4 to 10 with --sample-size",
+        "width of the sample's wires in pixels; unset: 14 (in photographs 1280 pixels wide), or 4 "
+        "to 10 with --sample-size",
         metavar="PX",
         needs="sample",
     )
@@ -85,7 +96,9 @@ class DownloadConfig(Options):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Download the data, or write the sample; return the exit code."""
-    config = parse_config(DownloadConfig, __doc__, with_sample_size(sys.argv[1:] if argv is None else argv))
+    config = parse_config(
+        DownloadConfig, __doc__, with_sample_size(sys.argv[1:] if argv is None else argv)
+    )
     try:
         if config.sample is not None:
             output_folder(config.output)
@@ -94,16 +107,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fetch_files(config.output, Storage(config.source, "--source"))
         source = open_source(config.base_url)
         folder, circuits = Path(config.output), expand_circuits(source, config.circuits)
-        report = download(source, folder, circuits, max_images=config.max_images, keep_zips=config.keep_zips)
+        report = download(
+            source, folder, circuits, max_images=config.max_images, keep_zips=config.keep_zips
+        )
     except KeyboardInterrupt:
-        print("stopped by the keyboard; run the same command again to continue", file=sys.stderr, flush=True)
+        print(
+            "stopped by the keyboard; run the same command again to continue",
+            file=sys.stderr,
+            flush=True,
+        )
         return EXIT_KEYBOARD
     if report.is_unchanged:
-        print(f"{config.output}: all {report.num_photographs:,} photographs are there, nothing to do")
+        print(
+            f"{config.output}: all {report.num_photographs:,} photographs are there, nothing to do"
+        )
     else:
         print(f"{config.output}: {counted(report.num_photographs, 'photograph')}; {report.summary}")
     if report.missing:
-        raise UserError(f"{source.shown()} has no {', '.join(report.missing)}; check --circuits and --base-url")
+        raise UserError(
+            f"{source.shown()} has no {', '.join(report.missing)}; check --circuits and --base-url"
+        )
     print(next_command("python", "parse_labels.py"))
     return EXIT_DONE
 
@@ -124,7 +147,9 @@ def with_sample_size(arguments: Sequence[str]) -> list[str]:
     completed: list[str] = []
     for index, argument in enumerate(arguments):
         completed.append(argument)
-        if argument == "--sample" and (index + 1 == len(arguments) or arguments[index + 1].startswith("-")):
+        if argument == "--sample" and (
+            index + 1 == len(arguments) or arguments[index + 1].startswith("-")
+        ):
             completed.append(str(DEFAULT_SAMPLE))
     return completed
 
@@ -132,10 +157,17 @@ def with_sample_size(arguments: Sequence[str]) -> list[str]:
 def _write_sample(config: DownloadConfig, num_photographs: int) -> int:
     from yolo_seg_ddp.prepare.sample import write_sample
 
-    write_sample(Path(config.output), num_photographs, config.seed, config.wire_width, config.sample_size)
+    write_sample(
+        Path(config.output), num_photographs, config.seed, config.wire_width, config.sample_size
+    )
     print(f"{config.output}: {num_photographs:,} drawn photographs")
     # Wires are labelled as lines: as wide as they were drawn, or as the middle of 4 to 10 pixels.
-    options = words_of({"input": config.output, "line_width": config.wire_width or (7 if config.sample_size else 14)})
+    options = words_of(
+        {
+            "input": config.output,
+            "line_width": config.wire_width or (7 if config.sample_size else 14),
+        }
+    )
     print(next_command("python", "parse_labels.py", *options))
     return EXIT_DONE
 

@@ -1,11 +1,12 @@
-"""Export a trained model to ONNX, OpenVINO, TorchScript or TensorRT, and prove that it predicts the same.
+"""Export a trained model to ONNX, OpenVINO, TorchScript or TensorRT, and prove that it predicts the
+same.
 
     python export.py --model models/epri_distribution_ddp/best.pt --format openvino
     python export.py --model run/best.pt --format openvino --half --int8
 
-Ultralytics converts. Then each export is compared with the torch model: its class names and sizes, its raw outputs, and
-the AP of each class on the validation split. Only exports that pass are written. The exit code is 1 if one fails. The last
-line is a command with the fastest one.
+Ultralytics converts. Then each export is compared with the torch model: its class names and sizes,
+its raw outputs, and the AP of each class on the validation split. Only exports that pass are
+written. The exit code is 1 if one fails. The last line is a command with the fastest one.
 `inference.py` and `evaluate_model.py` open the exports (yolo_seg_ddp/extras/exports/README.md).
 """
 

@@ -1,19 +1,22 @@
 """Find objects in photographs with a trained model; write annotated pictures, JSON and YOLO labels.
 
     python inference.py --model models/epri_distribution_ddp/best.pt --source photos
-    python inference.py --model best.pt --source flight.mp4 --every 5   # a film: yolo_seg_ddp/extras/film/README.md
+    python inference.py --model best.pt --source flight.mp4 --every 5   # a film
 
-Two photographs a core are read ahead, so memory does not grow with their number. All results are in the photographs' own
-pixels, upright. A photograph that cannot be read, or whose results cannot be written, is named and skipped. Started with
-torchrun, the ranks share the photographs. A model that was trained on windows predicts on tiles of large photographs
-(docs/windows.md). The model may be an export (yolo_seg_ddp/extras/exports/README.md). `python -m yolo_seg_ddp maps` puts the detections on a map.
+Two photographs a core are read ahead, so memory does not grow with their number. All results are in
+the photographs' own pixels, upright. A photograph that cannot be read, or whose results cannot be
+written, is named and skipped. Started with torchrun, the ranks share the photographs. A model that
+was trained on windows predicts on tiles of large photographs (docs/windows.md). The model may be an
+export (yolo_seg_ddp/extras/exports/README.md). `python -m yolo_seg_ddp maps` puts the detections on
+a map.
 
-Deployment: a program of your own opens the model once, or an export that finds the same (docs/python.md):
+Deployment: a program of your own opens the model once, or an export that finds the same
+(docs/python.md):
 
     from yolo_seg_ddp import open_model
 
-    file = open_model("models/epri_distribution_ddp/best.pt").export(format="onnx")  # format="engine": TensorRT
-    model = open_model(file, conf=0.25)
+    file = open_model("models/epri_distribution_ddp/best.pt").export(format="onnx")  #
+    format="engine": TensorRT model = open_model(file, conf=0.25)
     for prediction in model("photos", stream=True):
         print(prediction.file, prediction)  # 3 detections of 2 classes in 640 x 480: 2 pole, 1 wire
 """
@@ -40,9 +43,21 @@ import numpy as np
 from yolo_seg_ddp.data.dataset_yaml import list_photos
 from yolo_seg_ddp.data.images import NATIVE_LONG_SIDE_PX, ImageError, Stretch, read_image
 from yolo_seg_ddp.pages import NO_DETECTIONS, READABLE_PX, draw_instances, save_image
-from yolo_seg_ddp.predict.annotation_files import ToolFiles, ToolWriter, common_folder, merge_tool_files
+from yolo_seg_ddp.predict.annotation_files import (
+    ToolFiles,
+    ToolWriter,
+    common_folder,
+    merge_tool_files,
+)
 from yolo_seg_ddp.predict.opening import cores_of, open_predictor
-from yolo_seg_ddp.predict.prediction_files import ABOUT, PredictionWriter, Source, keys_of, merge_parts, remove_results
+from yolo_seg_ddp.predict.prediction_files import (
+    ABOUT,
+    PredictionWriter,
+    Source,
+    keys_of,
+    merge_parts,
+    remove_results,
+)
 from yolo_seg_ddp.predict.thresholds import Thresholds
 from yolo_seg_ddp.utils import distributed
 from yolo_seg_ddp.utils.distributed import cleanup_ddp, setup_ddp
@@ -73,13 +88,16 @@ def main() -> int:
 
 
 def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.RankInfo) -> int:
-    """Predict on photographs, which the ranks share; return the exit code: 1 if none could be read."""
+    """Predict on photographs, which the ranks share; return the exit code: 1
+    if none could be read.
+    """
     files = list_photos(config.source)
     predictor, names = open_predictor(config, ranks)
     setup_ddp(predictor.device, ranks)
     sources = [Source(position, *item) for position, item in enumerate(unique_keys(files))]
     mine = sources[ranks.rank :: ranks.world_size]
-    counts = np.zeros(len(names) + 2, np.int64)  # of each class's detections, of those without a mask, of photographs
+    # of each class's detections, of those without a mask, of photographs
+    counts = np.zeros(len(names) + 2, np.int64)
     model = Path(config.model).absolute()
     version, root = f"{model.parent.name}/{model.stem}", common_folder(config.source, files)
     tools = ToolFiles(output, names, root, version, config.save_coco, config.save_label_studio)
@@ -88,7 +106,9 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     spent_s, best_score = np.zeros(3), np.zeros(1)  # on predictions; see PhotoPrediction
     former = distributed.run_on_main(lambda: keys_of(output))
     with (
-        PredictionWriter(output, names, ranks.rank, promise.statement if promise else None) as writer,
+        PredictionWriter(
+            output, names, ranks.rank, promise.statement if promise else None
+        ) as writer,
         ToolWriter(tools, ranks.rank) as tool_writer,
     ):
         photos = read_photos(mine, config, cores_of(ranks), trained_stretch(predictor.model))
@@ -96,7 +116,9 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
         progress = Progress("photographs", len(mine), ranks.is_main)
         for source, photo, prediction in distributed.apart(progress(predictions)):
             writer.add(source, photo.shape, prediction)
-            picture = draw_instances(photo, *prediction.drawn, names, nothing=NO_DETECTIONS, min_px=READABLE_PX)
+            picture = draw_instances(
+                photo, *prediction.drawn, names, nothing=NO_DETECTIONS, min_px=READABLE_PX
+            )
             save_image(output / f"{source.key}.jpg", picture)
             if config.save_crops:
                 writer.save_crops(source.key, photo, prediction)
@@ -105,10 +127,19 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
             counts[-2:] += (prediction.num_without_mask, 1)
             spent_s += prediction.spent_s
             best_score = np.maximum(best_score, prediction.best_score)
-            traits += [] if prediction.traits is None else [np.append(source.position, prediction.traits)]
-    gathered = {"counts": counts, "traits": np.array(traits), "spent_s": spent_s, "best_score": best_score}
+            traits += (
+                [] if prediction.traits is None else [np.append(source.position, prediction.traits)]
+            )
+    gathered = {
+        "counts": counts,
+        "traits": np.array(traits),
+        "spent_s": spent_s,
+        "best_score": best_score,
+    }
     parts = distributed.gather_arrays(gathered)
-    *totals, num_without_mask, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
+    *totals, num_without_mask, num_read = np.sum(
+        [part["counts"] for part in parts], axis=0
+    ).tolist()
     traits = [part["traits"] for part in parts]
     is_alike = [promise.line, promise.compare(traits, files)] if promise and num_read else []
     about = {"model": config.model, "classes": names, "notes": is_alike}
@@ -121,16 +152,32 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     distributed.run_on_main(finish)
     if ranks.is_main:
         highest = max(float(part["best_score"].max()) for part in parts)
-        nothing = f"nothing (the highest confidence seen is {highest:.3f}, --conf is {config.conf:g})"
-        summary = ", ".join(f"{count} {name}" for name, count in zip(names, totals, strict=True) if count) or nothing
-        print(f"{counted(num_read, 'photograph')}, {len(files) - num_read} skipped; found {summary}")
+        nothing = (
+            f"nothing (the highest confidence seen is {highest:.3f}, --conf is {config.conf:g})"
+        )
+        summary = (
+            ", ".join(f"{count} {name}" for name, count in zip(names, totals, strict=True) if count)
+            or nothing
+        )
+        print(
+            f"{counted(num_read, 'photograph')}, {len(files) - num_read} skipped; found {summary}"
+        )
         if num_read:
-            print(", ".join([f"Results in {config.output}: pictures, labels/, predictions.json", *tools.written]))
+            print(
+                ", ".join(
+                    [
+                        f"Results in {config.output}: pictures, labels/, predictions.json",
+                        *tools.written,
+                    ]
+                )
+            )
             each_ms = 1000 * float(sum(part["spent_s"].sum() for part in parts)) / num_read
             print(f"{each_ms:,.0f} ms per photograph to predict, without reading and writing")
         num_removed = remove_results(output, (former or set()) - keys_of(output))
         removed = (
-            f"Removed {counted(num_removed, 'file')} of an earlier run on other photographs" if num_removed else ""
+            f"Removed {counted(num_removed, 'file')} of an earlier run on other photographs"
+            if num_removed
+            else ""
         )
         for line in filter(None, [without_mask_line(num_without_mask), *is_alike, removed]):
             print(line)
@@ -141,7 +188,10 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
 def read_photos(
     sources: list[Source], config: InferenceConfig, cores: int, stretch: Stretch | None
 ) -> Iterator[tuple[Source, np.ndarray]]:
-    """Yield the photographs, two a core read ahead. Names those that cannot be read, or whose results cannot be written."""
+    """Yield the photographs, two a core read ahead.
+
+    Names those that cannot be read, or whose results cannot be written.
+    """
 
     def read(source: Source) -> tuple[Source, Any]:
         try:
@@ -149,11 +199,16 @@ def read_photos(
             names += [f"{source.key}_{last}.jpg"] * config.save_crops
             longest = max(len(os.fsencode(name)) for name in names)
             if longest > MAX_NAME_BYTES:
-                reason = f"results would have names of {longest} bytes, more than {MAX_NAME_BYTES}; rename it"
+                reason = (
+                    f"results would have names of {longest} bytes, more than {MAX_NAME_BYTES}; "
+                    "rename it"
+                )
                 raise ImageError(reason)
             photo = read_image(source.file, stretch=stretch)
             if max(photo.shape) > NATIVE_LONG_SIDE_PX:
-                raise ImageError(f"a JPEG with its detections has at most {NATIVE_LONG_SIDE_PX} pixels a side")
+                raise ImageError(
+                    f"a JPEG with its detections has at most {NATIVE_LONG_SIDE_PX} pixels a side"
+                )
             return source, photo
         except (ImageError, OSError) as error:
             return source, error
@@ -162,11 +217,16 @@ def read_photos(
         if isinstance(photo, np.ndarray):
             yield source, photo
         else:
-            print(f"skipped {printable(str(source.file), 400)}: {printable(str(photo), 400)}", flush=True)
+            print(
+                f"skipped {printable(str(source.file), 400)}: {printable(str(photo), 400)}",
+                flush=True,
+            )
 
 
 def unique_keys(files: list[Path]) -> Iterator[tuple[Path, str]]:
-    """Yield each file with a unique name for its results: its stem, with a number if the stem occurred before."""
+    """Yield each file with a unique name for its results: its stem, with a number if the stem
+    occurred before.
+    """
     stems = {file.stem.lower() for file in files}
     taken: set[str] = set()
     # Of each stem: numbers that were tried are not free later.
@@ -175,7 +235,9 @@ def unique_keys(files: list[Path]) -> Iterator[tuple[Path, str]]:
         key = file.stem
         if key.lower() in taken:
             numbered = (f"{file.stem}_{number}" for number in numbers[key.lower()])
-            key = next(name for name in numbered if name.lower() not in stems and name.lower() not in taken)
+            key = next(
+                name for name in numbered if name.lower() not in stems and name.lower() not in taken
+            )
         taken.add(key.lower())
         yield file, key
 

@@ -38,33 +38,47 @@ class ParseConfig(Options):
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
     input: str = option(
         "data/raw",
-        "folder with the labels and the photographs, in folders or zips; or its address in an object storage",
+        "folder with the labels and the photographs, in folders or zips; or its address in an "
+        "object storage",
         metavar="DIR",
     )
-    format: str = option(AUTO, "format of the labels; auto: found by the content of the files", choices=FORMAT_CHOICES)
+    format: str = option(
+        AUTO,
+        "format of the labels; auto: found by the content of the files",
+        choices=FORMAT_CHOICES,
+    )
     classes: tuple[str, ...] | None = option(
-        None, "classes and their order; unset: those of the label file, and for EPRI's labels those of dataset.yaml"
+        None,
+        "classes and their order; unset: those of the label file, and for EPRI's labels those of "
+        "dataset.yaml",
     )
     output: str = option(
-        "data/processed", "output folder; other files in its images and labels folders are removed", metavar="DIR"
+        "data/processed",
+        "output folder; other files in its images and labels folders are removed",
+        metavar="DIR",
     )
     long_side: int = option(
         1280,
-        "longer side of the output images in pixels; smaller images keep their size; native: all do",
+        "longer side of the output images in pixels; smaller images keep their size; native: all "
+        "do",
         words={"native": NATIVE_LONG_SIDE_PX},
         at_least=16,
         at_most=NATIVE_LONG_SIDE_PX,
     )
     line_width: float = option(
         6.0,
-        "width of objects drawn as lines (EPRI's format, LabelMe, CVAT, VIA, RSML), in pixels of the original photograph",
+        "width of objects drawn as lines (EPRI's format, LabelMe, CVAT, VIA, RSML), in pixels of "
+        "the original photograph",
         above=0,
         at_most=1000,
-        needs=tuple(f"not format={name}" for name, reader in FORMATS.items() if not reader.has_lines),
+        needs=tuple(
+            f"not format={name}" for name, reader in FORMATS.items() if not reader.has_lines
+        ),
     )
     split_by: str = option(
         AUTO,
-        "split by the input's folders train, val and test, by a hash of each photograph's name, by circuit (or folder), or by "
+        "split by the input's folders train, val and test, by a hash of each photograph's name, "
+        "by circuit (or folder), or by "
         "pauses in time; auto: by such folders if some hold val or test, else hash",
         choices=SPLIT_BY_CHOICES,
     )
@@ -75,7 +89,9 @@ class ParseConfig(Options):
         needs="split_by=time",
         metavar="SECONDS",
     )
-    val_fraction: float = option(0.2, "share of the photographs for validation, between 0 and 1", above=0, below=1)
+    val_fraction: float = option(
+        0.2, "share of the photographs for validation, between 0 and 1", above=0, below=1
+    )
     exif_frame: str = option(
         "auto",
         "whether outlines of EXIF-rotated photographs refer to upright or stored pixels",
@@ -86,12 +102,15 @@ class ParseConfig(Options):
     )
     keep_unusable: bool = option(
         False,
-        "keep photographs whose objects all are unusable, as images without objects, and go on if more than half of the "
+        "keep photographs whose objects all are unusable, as images without objects, and go on if "
+        "more than half of the "
         "objects, or all of a class, are lost",
     )
     trust_links: bool = option(False, TRUST_LINKS_HELP)
     workers: int = option(0, "threads; 0: all usable cores", at_least=0)
-    strict: bool = option(False, "exit with code 1 when a row, a photograph or a zip cannot be read")
+    strict: bool = option(
+        False, "exit with code 1 when a row, a photograph or a zip cannot be read"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -139,7 +158,11 @@ def build(config: ParseConfig, read_file: ReadFile = Path.read_bytes) -> int:
     print("\n".join(report_lines(manifest, has_circuits=has_circuits)))
     spec = load_dataset_yaml(Path(config.output) / DATASET_FILE, trust_links=config.trust_links)
     picture = Path(config.output) / PICTURE_FILE
-    photos = {split: read_photos(spec, split) for split, number in manifest["counts"]["photographs"].items() if number}
+    photos = {
+        split: read_photos(spec, split)
+        for split, number in manifest["counts"]["photographs"].items()
+        if number
+    }
     every = [photo for own in photos.values() for photo in own]
     sizes, rectangles = class_sizes(every, spec.names, manifest["photographs"], SIZE_PX)
     print("\n".join(account_lines(manifest, sizes, config.line_width, rectangles)))
@@ -148,13 +171,22 @@ def build(config: ParseConfig, read_file: ReadFile = Path.read_bytes) -> int:
     hint, words = small_labels_hint(sample_labels(photos.get(TRAIN, [])), spec.names, SIZE_PX)
     size = words if "--img-size" in words else []
     if hint:
-        native = "" if size or config.long_side == NATIVE_LONG_SIDE_PX else ", parsed with --long-side native"
+        native = (
+            ""
+            if size or config.long_side == NATIVE_LONG_SIDE_PX
+            else ", parsed with --long-side native"
+        )
         print(hint + native)
-    command = next_command("python", "check_data.py", "--data", Path(config.output) / DATASET_FILE, *size)
+    command = next_command(
+        "python", "check_data.py", "--data", Path(config.output) / DATASET_FILE, *size
+    )
     print(f"{command}  # and look at {picture}")
     num_unreadable = sum(manifest["skipped"].get(kind, 0) for kind in UNREADABLE_KINDS)
     if config.strict and num_unreadable:
-        raise UserError(f"--strict: {num_unreadable} of the rows, photographs and zips in {config.input} were not read")
+        raise UserError(
+            f"--strict: {num_unreadable} of the rows, photographs and zips in {config.input} were "
+            "not read"
+        )
     return EXIT_DONE
 
 

@@ -1,11 +1,13 @@
-"""Pack the photographs for a training, and take their digests. Needs no GPU and does not read the model.
+"""Pack the photographs for a training, and take their digests. Needs no GPU and does not read the
+model.
 
     python prepare_data.py --data data/processed/dataset.yaml --img-size 640
     python prepare_data.py --config training.yaml --cache-dir /fast/packed
     srun --nodes=4 --ntasks-per-node=1 python prepare_data.py --data /shared/data/dataset.yaml
 
-The options are those of train_yolo_ddp.py; a training with the same ones then reads no photograph and packs none. The same
-command again continues what was interrupted. Machines that share the folder share the work.
+The options are those of train_yolo_ddp.py; a training with the same ones then reads no photograph
+and packs none. The same command again continues what was interrupted. Machines that share the
+folder share the work.
 """
 
 from yolo_seg_ddp.training.config import TrainConfig
@@ -44,9 +46,14 @@ def main() -> int:
         print(f"{host}{text}", flush=True)
 
     start_s = time.monotonic()
-    spec = load_dataset_yaml(config.data, trust_links=config.trust_links, cache_dir=config.cache_dir)
+    spec = load_dataset_yaml(
+        config.data, trust_links=config.trust_links, cache_dir=config.cache_dir
+    )
     data = open_data(config, spec, torch.device("cpu"), say, (ranks.rank, ranks.world_size))
-    say(f"{data.packed}, digest {data.fingerprint.digest}: ready after {time.monotonic() - start_s:.1f} s")
+    say(
+        f"{data.packed}, digest {data.fingerprint.digest}: ready after "
+        f"{time.monotonic() - start_s:.1f} s"
+    )
     if ranks.is_main:
         print(next_command("python", "train_yolo_ddp.py", *arguments))
     return EXIT_DONE

@@ -2,8 +2,8 @@
 
     python profile_gpu.py --model yolov8m-seg.pt --batch-sizes 4 8 16 32 64
 
-The steps are real training steps on synthetic images, so data loading is not measured. Without a GPU the CPU is
-profiled. The most expensive operators at the best batch size are listed.
+The steps are real training steps on synthetic images, so data loading is not measured. Without a
+GPU the CPU is profiled. The most expensive operators at the best batch size are listed.
 """
 
 from dataclasses import asdict
@@ -54,7 +54,9 @@ def main() -> int:
     tune_device(device, deterministic=False, fixed_shapes=True)
     if is_gpu:
         torch.cuda.set_device(device)
-    torch.set_num_threads(config.threads or choose_threads_and_workers(1, device_type=device.type)[0])
+    torch.set_num_threads(
+        config.threads or choose_threads_and_workers(1, device_type=device.type)[0]
+    )
     seed_everything(0)
     precision = choose_precision(config.amp, device)
     capacity_bytes = memory_of(device)
@@ -75,7 +77,9 @@ def main() -> int:
     profiles, ended = profile_until_full(config.batch_sizes, measure, announce)
     if not profiles:
         smallest = min(config.batch_sizes)
-        raise UserError(f"--batch-sizes {smallest}: does not fit at {config.img_size} pixels; try a smaller one")
+        raise UserError(
+            f"--batch-sizes {smallest}: does not fit at {config.img_size} pixels; try a smaller one"
+        )
     best = best_profile(profiles, capacity_bytes)
     folder.mkdir(parents=True, exist_ok=True)
     trace = folder / "trace.json" if config.trace else None
@@ -97,11 +101,19 @@ def main() -> int:
         "largest_batch_size": profiles[-1].batch_size,
         "ended_because": ended,
         "capacity_bytes": capacity_bytes,
-        "profiles": [{**asdict(one), "step_ms": one.step_ms, "images_per_s": one.images_per_s} for one in profiles],
+        "profiles": [
+            {**asdict(one), "step_ms": one.step_ms, "images_per_s": one.images_per_s}
+            for one in profiles
+        ],
     }
     write_text_atomic(folder / "profile.json", json.dumps(record, indent=2) + "\n")
     plot_profile(profiles, best, introduction[0], folder / "gpu_profile.png")
-    names = ("gpu_profile.png", "profiling_report.txt", "profile.json", *(("trace.json",) if trace else ()))
+    names = (
+        "gpu_profile.png",
+        "profiling_report.txt",
+        "profile.json",
+        *(("trace.json",) if trace else ()),
+    )
     print(f"Written: {', '.join(str(folder / name) for name in names)}")
     return 0
 
@@ -114,7 +126,10 @@ def describe(config: ProfileConfig, device: torch.device, precision: str) -> str
     else:
         place = f"the CPU ({torch.get_num_threads()} threads)"
     computed_in = "fp32" if precision == "off" else precision
-    return f"Training {Path(config.model).stem} at {config.img_size} pixels in {computed_in} on {place}"
+    return (
+        f"Training {Path(config.model).stem} at {config.img_size} pixels in {computed_in} on "
+        f"{place}"
+    )
 
 
 def announce(profile: BatchProfile) -> None:

@@ -1,8 +1,10 @@
-"""Checks whether this machine is ready to train: one line per check, with the fix if there is a problem.
+"""Checks whether this machine is ready to train: one line per check, with the fix if there is a
+problem.
 
     python test_ddp.py
 
-Exits with 0 if no check failed; warnings (no GPU, no data yet) are not failures. Writes only temporary files.
+Exits with 0 if no check failed; warnings (no GPU, no data yet) are not failures. Writes only
+temporary files.
 """
 
 from __future__ import annotations

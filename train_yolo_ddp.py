@@ -36,7 +36,12 @@ from yolo_seg_ddp.data.loader import (
 from yolo_seg_ddp.engine import EngineOptions, TrainingEngine
 from yolo_seg_ddp.engine.recovery import Diverged
 from yolo_seg_ddp.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
-from yolo_seg_ddp.run.folder import OwnedRun, require_same_options, resume_arguments, without_local_rank
+from yolo_seg_ddp.run.folder import (
+    OwnedRun,
+    require_same_options,
+    resume_arguments,
+    without_local_rank,
+)
 from yolo_seg_ddp.run.log import print_banner
 from yolo_seg_ddp.run.options import LoopOptions
 from yolo_seg_ddp.training.agreement import require_same_data, require_same_start
@@ -52,7 +57,13 @@ from yolo_seg_ddp.utils.extras import find_extra, require_extra
 from yolo_seg_ddp.utils.files import output_folder
 from yolo_seg_ddp.utils.signals import die_with_parent
 from yolo_seg_ddp.utils.text import coloured, counted, next_command
-from yolo_seg_ddp.yolo.model import YoloModel, build_model, equalise_filters, freeze_layers, is_trained
+from yolo_seg_ddp.yolo.model import (
+    YoloModel,
+    build_model,
+    equalise_filters,
+    freeze_layers,
+    is_trained,
+)
 from yolo_seg_ddp.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
 
 # With fewer images per GPU batch statistics are shared by default.
@@ -63,9 +74,11 @@ MOST_VAL_WORKERS = 8
 
 @contextmanager
 def started(config: TrainConfig) -> Iterator[tuple[TrainPlan, YoloModel, Data, OwnedRun]]:
-    """Do all that is slow or likely to fail, make the process group, open the run's folder, and plan the training.
+    """Do all that is slow or likely to fail, make the process group, open the run's folder, and
+    plan the training.
 
-    The group is made late, so that no rank waits in a collective for what is slow. Every rank must reach this.
+    The group is made late, so that no rank waits in a collective for what is slow. Every rank must
+    reach this.
     """
     ranks = distributed.read_rank_environment()
     say = distributed.main_printer(ranks.rank)
@@ -79,7 +92,9 @@ def started(config: TrainConfig) -> Iterator[tuple[TrainPlan, YoloModel, Data, O
             require_extra("mirror").fetch_lost_run(Path(config.save_dir), config.mirror, say)
         # Whether it is the same data set is seen when it is read.
         require_same_options(config, may_move=True)
-        spec = load_dataset_yaml(config.data, trust_links=config.trust_links, cache_dir=config.cache_dir)
+        spec = load_dataset_yaml(
+            config.data, trust_links=config.trust_links, cache_dir=config.cache_dir
+        )
         model = build_model(config.model, spec.names, say).to(memory_format=torch.channels_last)
         freeze_layers(model, config.freeze)
         if is_trained(model):
@@ -104,16 +119,21 @@ def started(config: TrainConfig) -> Iterator[tuple[TrainPlan, YoloModel, Data, O
     batch_size = agree_batch_size(config.batch_size, largest, Path(config.save_dir))
     options = replace(config, batch_size=batch_size)
     too_large = (
-        f"GPU {device.index}: --batch-size {batch_size} at {config.img_size} pixels does not fit its memory; "
+        f"GPU {device.index}: --batch-size {batch_size} at {config.img_size} pixels does not fit "
+        "its memory; "
         f"halve it and double --accumulate (the same training), or let --batch-size auto choose"
     )
     mlflow = find_extra("mlflow")
     with (
         explain_out_of_memory(too_large),
         OwnedRun(options, data=data.fingerprint if ranks.is_main else None) as run,
-        distributed.run_on_main(lambda: mlflow and mlflow.mirror(run.folder, config.mlflow)) or nullcontext(),
+        distributed.run_on_main(lambda: mlflow and mlflow.mirror(run.folder, config.mlflow))
+        or nullcontext(),
         distributed.run_on_main(
-            lambda: config.mirror and require_extra("mirror").Mirror(run.folder, config.mirror, run.resumes)
+            lambda: (
+                config.mirror
+                and require_extra("mirror").Mirror(run.folder, config.mirror, run.resumes)
+            )
         )
         or nullcontext(),
     ):
@@ -124,18 +144,25 @@ def started(config: TrainConfig) -> Iterator[tuple[TrainPlan, YoloModel, Data, O
 
 
 def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
-    """Train; return the history, one list per reported value, and the exit code. Every rank must reach this."""
+    """Train; return the history, one list per reported value, and the exit code.
+
+    Every rank must reach this.
+    """
     with started(config) as (plan, model, data, run):
         options, ranks, device = plan.options, plan.setup.ranks, plan.setup.device
 
         # The batches of each rank, and the loaders that make them.
         sizes = multi_scale_sizes(options.img_size) if options.multi_scale else ()
         share = (ranks.rank, ranks.world_size)
-        batches = EpochBatches(len(data.train), options.batch_size, *share, options.seed, sizes, options.accumulate)
+        batches = EpochBatches(
+            len(data.train), options.batch_size, *share, options.seed, sizes, options.accumulate
+        )
         val_batches = ShardBatches(len(data.val), 2 * options.batch_size, *share)
         distributed.run_on_main(lambda: save_arguments(plan, run.folder))
         if not run.resumes:
-            distributed.run_on_main(lambda: save_first_pictures(data.train, batches, data.spec.names, run.folder))
+            distributed.run_on_main(
+                lambda: save_first_pictures(data.train, batches, data.spec.names, run.folder)
+            )
 
         # What one step does with them.
         optimizer = build_optimizer(model, plan.optimizer)
@@ -144,30 +171,40 @@ def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
             **vars(section_of(options, LoopOptions)),
             precision=options.amp,
             clip_norm=GRADIENT_CLIP_NORM,
-            sync_batchnorm=options.sync_bn == "on" or (options.sync_bn == "auto" and shares_statistics),
+            sync_batchnorm=options.sync_bn == "on"
+            or (options.sync_bn == "auto" and shares_statistics),
             static_graph=options.accumulate == 1,
             monitor=options.monitor,
             save_every_s=options.save_every_minutes * 60 or None,
         )
         task = Segmentation(plan, model, run, data)
-        engine = TrainingEngine(model, device, engine_options, task=task, run=run.folder, manifest=plan.choices)
+        engine = TrainingEngine(
+            model, device, engine_options, task=task, run=run.folder, manifest=plan.choices
+        )
         follow_epochs(task.criterion, engine)
         steps = -(-len(batches) // options.accumulate)
         warmup = warmup_steps(options.warmup_epochs, steps, options.epochs)
-        schedule = ScheduleSpec(plan.optimizer.lr, steps * options.epochs, warmup, momentum=plan.optimizer.momentum)
+        schedule = ScheduleSpec(
+            plan.optimizer.lr, steps * options.epochs, warmup, momentum=plan.optimizer.momentum
+        )
         engine.begin(optimizer, scheduler=StepSchedule(optimizer, schedule))
 
         pins = device.type == "cuda"
         train_loader = get_dataloader(data.train, batches, plan.workers, pins, options.prefetch)
         val_workers = min(plan.workers, len(val_batches), MOST_VAL_WORKERS)
-        val_loader = get_dataloader(data.val, val_batches, val_workers, pins, val_prefetch(options.prefetch))
+        val_loader = get_dataloader(
+            data.val, val_batches, val_workers, pins, val_prefetch(options.prefetch)
+        )
 
         with engine.running(train_loader, resume=run.resumes):
             # No epoch begins after the last, after --patience, or when the ranks were told to stop.
             while engine.begin_epoch():
-                # After several gradients that are not finite the run returns to its last checkpoint.
+                # After several gradients that are not finite the run returns to its last
+                # checkpoint.
                 with engine.rolling_back():
-                    record = engine.progress.record_awaiting_validation or engine.train_one_epoch(train_loader)
+                    record = engine.progress.record_awaiting_validation or engine.train_one_epoch(
+                        train_loader
+                    )
                     # This validates, reports and saves.
                     engine.finish_epoch(record, train_loader, val_loader)
         code = conclude(engine, run, plan)
@@ -177,23 +214,44 @@ def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
 
 
 def conclude(engine: TrainingEngine, run: OwnedRun, plan: TrainPlan) -> int:
-    """Report how the training ended, on the console and in the run's status; return the exit code. Raises Diverged without a model."""
+    """Report how the training ended, on the console and in the run's status; return the exit code.
+
+    Raises Diverged without a model.
+    """
     progress, monitor, say = engine.progress, engine.options.monitor, engine.log.print
     if progress.best_value is None and not engine.stopped_by:
-        raise Diverged(f"{run.folder}: no best.pt, because {monitor} was never a number; lower --lr or --batch-size")
+        raise Diverged(
+            f"{run.folder}: no best.pt, because {monitor} was never a number; lower --lr or "
+            "--batch-size"
+        )
     reason = "stopped early" if progress.stopped_early else ""
     code = run.conclude(engine.stopped_by, reason, epoch=progress.epoch, step=progress.global_step)
     if engine.stopped_by:
         return code
-    words, best = f"\nTraining complete after {counted(progress.epoch, 'epoch')}", progress.best_epoch
+    words, best = (
+        f"\nTraining complete after {counted(progress.epoch, 'epoch')}",
+        progress.best_epoch,
+    )
     say(f"{words}; the best is epoch {best + 1}, by {monitor} {progress.best_value:.4f}:")
-    scores = [f"{kind} mAP50-95 {progress.history[f'{kind}_map50_95'][best]:.4f}" for kind in ("mask", "box")]
+    scores = [
+        f"{kind} mAP50-95 {progress.history[f'{kind}_map50_95'][best]:.4f}"
+        for kind in ("mask", "box")
+    ]
     where = "windows" if plan.options.windows else "whole photographs"
     say(f"  {coloured(', '.join(scores), 'green')} on {where} at {plan.options.img_size} px")
     if plan.options.windows:
         say("  evaluate_model.py measures whole photographs at their own size: other scores")
     say(f"Files in {run.folder}: best.pt, last.pt, results.csv, results.png")
-    say(next_command("python", "evaluate_model.py", "--model", run.folder / "best.pt", "--data", plan.options.data))
+    say(
+        next_command(
+            "python",
+            "evaluate_model.py",
+            "--model",
+            run.folder / "best.pt",
+            "--data",
+            plan.options.data,
+        )
+    )
     return code
 
 

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Print the tokens of each part of the project beside its cap (`[tool.size.tokens]` in pyproject.toml).
+"""Print the tokens of each part of the project beside its cap (`[tool.size.tokens]` in
+pyproject.toml).
 
-A token is a name, number, text or operator of Python. A docstring is one, an f-string is one, and so are adjacent
-texts. What only the formatter adds is none: the comma before a closing bracket, and parentheses that only group. Comments, blank
-lines and line breaks are none, so air costs nothing. A cap leaves 3 % of room above what was there when it was set.
+A token is a name, number, text or operator of Python. A docstring is one, an f-string is one, and
+so are adjacent texts. What only the formatter adds is none: the comma before a closing bracket, and
+parentheses that only group. Comments, blank lines and line breaks are none, so air costs nothing. A
+cap leaves 3 % of room above what was there when it was set.
 
-Ends with 1 where a part exceeds its cap, and where a cap is above the one on the main branch or of the commit before: caps only
-fall. A part that an issue allows to grow is named in `[tool.size-raised]` with that reason, until the change has landed.
+Ends with 1 where a part exceeds its cap, and where a cap is above the one on the main branch or of
+the commit before: caps only fall. A part that an issue allows to grow is named in
+`[tool.size-raised]` with that reason, until the change has landed.
 """
 
 from __future__ import annotations
@@ -27,11 +30,15 @@ EARLIER = ("HEAD~1", "HEAD", "main", "origin/main")
 
 def git(*words: str) -> str:
     """Return what git prints, or nothing if it fails."""
-    return subprocess.run(["git", *words], cwd=PROJECT, capture_output=True, text=True, check=False).stdout
+    return subprocess.run(
+        ["git", *words], cwd=PROJECT, capture_output=True, text=True, check=False
+    ).stdout
 
 
 def count_tokens(text: str) -> int:
-    """Return the number of tokens of Python code; an f-string counts as one in every version of Python."""
+    """Return the number of tokens of Python code; an f-string counts as one in every version of
+    Python.
+    """
     counted = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP)
     number = depth = 0
     last = ""
@@ -55,15 +62,19 @@ def count_tokens(text: str) -> int:
 
 
 def measure(part: str, files: list[str], parts: Collection[str]) -> int:
-    """Return the tokens of the Python files in a part, which is `./` (all), folders, or `*.py` in the root.
+    """Return the tokens of the Python files in a part, which is `./` (all), folders, or `*.py` in
+    the root.
 
-    A folder is counted without those in it that are other `parts`. Of a page (`README.md`): its words.
+    A folder is counted without those in it that are other `parts`. Of a page (`README.md`): its
+    words.
     """
     if part.endswith(".md"):
         return len((PROJECT / part).read_text(encoding="utf-8").split())
     if part.endswith("/"):
         folders = tuple(folder.removeprefix("./") for folder in part.split())
-        apart = tuple(each for each in parts if part not in ("./", each) and each.startswith(folders))
+        apart = tuple(
+            each for each in parts if part not in ("./", each) and each.startswith(folders)
+        )
         chosen = [file for file in files if file.startswith(folders) and not file.startswith(apart)]
         chosen = [file for file in chosen if file.endswith(".py")]
     else:
@@ -72,7 +83,9 @@ def measure(part: str, files: list[str], parts: Collection[str]) -> int:
 
 
 def rises(tool: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    """Return the parts whose cap is above an earlier one, without those that an issue allows to grow."""
+    """Return the parts whose cap is above an earlier one, without those that an issue allows to
+    grow.
+    """
     old = before.get("size", {}).get("tokens", {})
     return [
         part
@@ -101,7 +114,8 @@ def main() -> int:
     risen = sorted({part for old in revisions if old for part in rises(tool, old["tool"])})
     if risen:
         print(
-            f"A cap only falls: {', '.join(risen)}. It may rise where an issue says so: name it in [tool.size-raised]."
+            f"A cap only falls: {', '.join(risen)}. It may rise where an issue says so: name it "
+            "in [tool.size-raised]."
         )
     return 1 if exceeded or risen else 0
 

@@ -1,1 +1,4 @@
-"""Long measurements behind the figures of the README. Nothing else imports this package, except its tests."""
+"""Long measurements behind the figures of the README.
+
+Nothing else imports this package, except its tests.
+"""

@@ -41,8 +41,8 @@ Run = Json
 class Setting:
     """Options that both sides get; everything else is each side's default.
 
-    `nominal_batch` is for Ultralytics only, which accumulates gradients over that many images before a step; `extra` are
-    further options of our training.
+    `nominal_batch` is for Ultralytics only, which accumulates gradients over that many images
+    before a step; `extra` are further options of our training.
     """
 
     model: str
@@ -56,7 +56,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Data:
-    """One data set for both sides: the same images, with a YAML of absolute paths for Ultralytics."""
+    """One data set for both sides: the same images, with a YAML
+    of absolute paths for Ultralytics.
+    """
 
     yaml_file: Path
     ultralytics_yaml: Path
@@ -80,22 +82,37 @@ def open_data(yaml_file: Path, folder: Path) -> Data:
     copy = folder / f"data-{digest.hexdigest()[:8]}.yaml"
     folder.mkdir(parents=True, exist_ok=True)
     write_text_atomic(copy, yaml.safe_dump({**content, **splits}, sort_keys=False))
-    return Data(yaml_file.resolve(), copy.resolve(), spec, len(files["train"]), len(files["val"]), digest.hexdigest())
+    return Data(
+        yaml_file.resolve(),
+        copy.resolve(),
+        spec,
+        len(files["train"]),
+        len(files["val"]),
+        digest.hexdigest(),
+    )
 
 
 def compare(setting: Setting, data: Data, seed: int, side: str, folder: Path) -> tuple[Run, bool]:
-    """Train `side` with `seed` and evaluate its best.pt with all EVALUATORS; return the run and whether it was kept.
+    """Train `side` with `seed` and evaluate its best.pt with all EVALUATORS; return the run and
+    whether it was kept.
 
-    Kept means that `folder` already held a finished training with the same inputs. Raises UserError when a step fails.
+    Kept means that `folder` already held a finished training with the same inputs. Raises UserError
+    when a step fails.
     """
     run, home, is_kept = train_side(setting, data, seed, side, folder)
     best = (home / run["best"]).resolve()  # stored relative, so that the folder may be moved
-    run["scores"] = {evaluator: scores(setting, data, best, evaluator, home) for evaluator in EVALUATORS}
+    run["scores"] = {
+        evaluator: scores(setting, data, best, evaluator, home) for evaluator in EVALUATORS
+    }
     return run, is_kept
 
 
-def train_side(setting: Setting, data: Data, seed: int, side: str, folder: Path) -> tuple[Run, Path, bool]:
-    """Train `side` with `seed`; return the run without scores, its folder, and whether it was kept (see `compare`)."""
+def train_side(
+    setting: Setting, data: Data, seed: int, side: str, folder: Path
+) -> tuple[Run, Path, bool]:
+    """Train `side` with `seed`; return the run without scores, its folder, and whether it was kept
+    (see `compare`).
+    """
     start = initial_weights(setting, data, seed, folder)
     options = {
         **vars(setting),
@@ -122,8 +139,16 @@ def train_side(setting: Setting, data: Data, seed: int, side: str, folder: Path)
 
 
 def initial_weights(setting: Setting, data: Data, seed: int, folder: Path) -> Path:
-    """Return the weights file with which both sides start for this seed; it is written once, in half precision."""
-    key = {"model": setting.model, "seed": seed, "names": data.spec.names, "img_size": setting.img_size, **_versions()}
+    """Return the weights file with which both sides start for this seed; it is written once, in
+    half precision.
+    """
+    key = {
+        "model": setting.model,
+        "seed": seed,
+        "names": data.spec.names,
+        "img_size": setting.img_size,
+        **_versions(),
+    }
     if Path(setting.model).is_file():
         key["digest"] = _digest([Path(setting.model)])
     home = folder / f"start-seed{seed}-{_short(key)}"
@@ -131,46 +156,84 @@ def initial_weights(setting: Setting, data: Data, seed: int, folder: Path) -> Pa
     if not weights.exists():
         home.mkdir(parents=True, exist_ok=True)
         job = {"action": "start", "model": setting.model, "seed": seed, "names": data.spec.names}
-        place = {"weights": str(weights.resolve()), "img_size": setting.img_size, "data": str(data.yaml_file)}
+        place = {
+            "weights": str(weights.resolve()),
+            "img_size": setting.img_size,
+            "data": str(data.yaml_file),
+        }
         _ultralytics_job({**job, **place}, home, "start")
     return weights.resolve()
 
 
-def scores(setting: Setting, data: Data, weights: Path, evaluator: str, home: Path) -> dict[str, float]:
+def scores(
+    setting: Setting, data: Data, weights: Path, evaluator: str, home: Path
+) -> dict[str, float]:
     """Return the AP of a weights file by one of EVALUATORS; reuse a result in `home`."""
     key = {"weights": _digest([weights]), "source": source_digest(), **_versions()}
     output = home / f"by-{evaluator}-{_short(key)}"
     answer_file = output.with_suffix(".json")
     if not answer_file.exists():
-        size = {"img_size": setting.img_size, "batch_size": setting.batch_size, "device": setting.device}
+        size = {
+            "img_size": setting.img_size,
+            "batch_size": setting.batch_size,
+            "device": setting.device,
+        }
         if evaluator != ULTRALYTICS:
-            options = {"model": weights, "data": data.yaml_file, "output": output, "predictions": False}
+            options = {
+                "model": weights,
+                "data": data.yaml_file,
+                "output": output,
+                "predictions": False,
+            }
             options |= {"mask_resolution": "native" if evaluator == NATIVE else None, **size}
             run_script(["evaluate_model.py", *words_of(options)], output.with_suffix(".log"))
             found = _read_json(output / "metrics.json")
         else:
-            job = {"action": "val", "weights": str(weights), "data": str(data.ultralytics_yaml), "folder": str(output)}
+            job = {
+                "action": "val",
+                "weights": str(weights),
+                "data": str(data.ultralytics_yaml),
+                "folder": str(output),
+            }
             found, _, _ = _ultralytics_job({**job, **size}, home, output.name)
         _write_json(answer_file, {name: found[name] for name in SCORES})
     return _read_json(answer_file)
 
 
 def source_digest() -> str:
-    """Return a digest of the code that affects the training and evaluation of the project's side."""
-    return _digest([*sorted((PROJECT_FOLDER / "yolo_seg_ddp").rglob("*.py")), *sorted(PROJECT_FOLDER.glob("*.py"))])
+    """Return a digest of the code that affects the training and evaluation
+    of the project's side.
+    """
+    return _digest(
+        [
+            *sorted((PROJECT_FOLDER / "yolo_seg_ddp").rglob("*.py")),
+            *sorted(PROJECT_FOLDER.glob("*.py")),
+        ]
+    )
 
 
 def _train_project(setting: Setting, data: Data, seed: int, start: Path, home: Path) -> Json:
     folder = (home / "run").resolve()
     options: Json = {"model": start, "data": data.yaml_file, "save_dir": folder}
     options |= {name: getattr(setting, name) for name in ("epochs", "img_size", "batch_size")}
-    options |= {"seed": seed, "device": setting.device, "best_metric": "mean_map", "tensorboard": False}
+    options |= {
+        "seed": seed,
+        "device": setting.device,
+        "best_metric": "mean_map",
+        "tensorboard": False,
+    }
     command = ["train_yolo_ddp.py", *words_of(options), *setting.extra]
     wall_s, usage = run_script(command, home / "train.log", home / "usage.json")
     records = read_epochs(folder)
     train_s = sum(record["epoch_time_s"] for record in records)
     epoch_s = statistics.median(record["total_epoch_time_s"] for record in records)
-    facts = {"best": "run/best.pt", "train_s": train_s, "epoch_s": epoch_s, "epochs": len(records), "command": command}
+    facts = {
+        "best": "run/best.pt",
+        "train_s": train_s,
+        "epoch_s": epoch_s,
+        "epochs": len(records),
+        "command": command,
+    }
     return {"wall_s": wall_s, **usage, **facts}
 
 
@@ -182,7 +245,9 @@ def _train_ultralytics(setting: Setting, data: Data, seed: int, start: Path, hom
 
 
 def _ultralytics_job(job: Json, home: Path, name: str) -> tuple[Json, float, Json]:
-    """Run benchmarks/ultralytics_job.py in its own process; return (answer, wall time in s, memory)."""
+    """Run benchmarks/ultralytics_job.py in its own process; return (answer, wall time in s,
+    memory).
+    """
     job_file, answer_file = home / f"{name}-job.json", home / f"{name}-answer.json"
     _write_json(job_file, job)
     command = [str(JOB_SCRIPT), str(job_file.resolve()), str(answer_file.resolve())]
@@ -190,20 +255,39 @@ def _ultralytics_job(job: Json, home: Path, name: str) -> tuple[Json, float, Jso
     return _read_json(answer_file), wall_s, usage
 
 
-def run_script(arguments: list[str], log_file: Path, usage_file: Path | None = None) -> tuple[float, Json]:
-    """Run one of the project's scripts; return (wall time in s, memory). Raises UserError when it fails."""
+def run_script(
+    arguments: list[str], log_file: Path, usage_file: Path | None = None
+) -> tuple[float, Json]:
+    """Run one of the project's scripts; return (wall time in s, memory).
+
+    Raises UserError when it fails.
+    """
     usage_file = (usage_file or log_file.with_name(f"{log_file.stem}-usage.json")).resolve()
     script = (PROJECT_FOLDER / arguments[0]).resolve()
     # -P: Python does not search the current folder, which may hold another `yolo_seg_ddp`.
-    command = [sys.executable, "-P", "-m", "benchmarks.measured", str(usage_file), str(script), *arguments[1:]]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "benchmarks.measured",
+        str(usage_file),
+        str(script),
+        *arguments[1:],
+    ]
     environment = {**os.environ, "PYTHONPATH": python_path()}
     start_s = time.perf_counter()
     with log_file.open("ab") as log:
-        code = subprocess.run(command, env=environment, stdout=log, stderr=log, check=False).returncode
+        code = subprocess.run(
+            command, env=environment, stdout=log, stderr=log, check=False
+        ).returncode
     if code:
         lines = log_file.read_text(encoding="utf-8", errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
-        raise UserError(f"{script.name} failed (code {code}): {last.removeprefix('error: ')}; see {log_file}")
+        last = next(
+            (line.strip() for line in reversed(lines) if line.strip()), "it printed nothing"
+        )
+        raise UserError(
+            f"{script.name} failed (code {code}): {last.removeprefix('error: ')}; see {log_file}"
+        )
     return time.perf_counter() - start_s, _read_json(usage_file)
 
 

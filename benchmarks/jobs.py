@@ -1,4 +1,6 @@
-"""Start commands of this project, end them with all their descendants, and compare what two trainings saved."""
+"""Start commands of this project, end them with all their descendants, and compare what two
+trainings saved.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,15 @@ from yolo_seg_ddp.utils.errors import UserError
 from yolo_seg_ddp.utils.options import words_of
 
 # Variables of an outer launcher that a command must not inherit.
-NOT_INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NNODES")
+NOT_INHERITED = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NNODES",
+)
 POLL_S = 0.02
 COMPARED = ("model", "ema", "ema_updates", "optimizer", "scheduler", "scaler", "progress")
 
@@ -32,7 +42,10 @@ class TooSlow(Exception):
 def is_alive(process: psutil.Process) -> bool:
     """Return whether a process still runs; a zombie does not."""
     with suppress(psutil.Error):
-        return bool(process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD))
+        return bool(
+            process.is_running()
+            and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        )
     return False
 
 
@@ -47,7 +60,12 @@ class Job:
             self.popen = subprocess.Popen(
                 [str(word) for word in command],
                 cwd=PROJECT_FOLDER,
-                env={**inherited, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", **environment},
+                env={
+                    **inherited,
+                    "PYTHONPATH": python_path(),
+                    "OMP_NUM_THREADS": "1",
+                    **environment,
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -75,18 +93,24 @@ class Job:
             self.popen.wait(timeout=30)
 
     def family(self) -> list[psutil.Process]:
-        """Return the command and its living descendants, including orphans that an earlier call found."""
+        """Return the command and its living descendants, including orphans that an earlier call
+        found.
+        """
         with suppress(psutil.NoSuchProcess):
             self._known.update(self.process.children(recursive=True))
         return [process for process in self._known if is_alive(process)]
 
     def ranks(self, attempt: int, world_size: int) -> list[psutil.Process]:
-        """Return the living ranks of the launcher's start number `attempt` (from 0); empty unless all of them live."""
+        """Return the living ranks of the launcher's start number `attempt` (from 0); empty unless
+        all of them live.
+        """
         found = []
         with suppress(psutil.NoSuchProcess):
             for process in filter(is_alive, self.process.children()):
                 environment = process.environ()
-                if "RANK" in environment and environment.get("TORCHELASTIC_RESTART_COUNT") == str(attempt):
+                if "RANK" in environment and environment.get("TORCHELASTIC_RESTART_COUNT") == str(
+                    attempt
+                ):
                     found.append(process)
         return found if len(found) == world_size else []
 
@@ -107,11 +131,16 @@ class Job:
             raise TooSlow(f"still running after {timeout_s:.0f} s {self._last_lines()}") from error
 
     def wait_until(self, condition: Callable[[], Any], what: str, timeout_s: float) -> float:
-        """Wait for a condition and return the seconds. Raises TooSlow, also when the job ends first."""
+        """Wait for a condition and return the seconds.
+
+        Raises TooSlow, also when the job ends first.
+        """
         start_s = time.monotonic()
         while not condition():
             if self.popen.poll() is not None and not condition():
-                raise TooSlow(f"ended with {self.popen.returncode} before {what} {self._last_lines()}")
+                raise TooSlow(
+                    f"ended with {self.popen.returncode} before {what} {self._last_lines()}"
+                )
             if time.monotonic() - start_s > timeout_s:
                 raise TooSlow(f"no {what} within {timeout_s:.0f} s {self._last_lines()}")
             time.sleep(POLL_S)
@@ -121,7 +150,9 @@ class Job:
         return "(" + " / ".join(self.output().splitlines()[-4:])[-500:] + ")"
 
 
-def run(command: Sequence[str | Path], log_file: Path, *, timeout_s: float = 900, **environment: str) -> int:
+def run(
+    command: Sequence[str | Path], log_file: Path, *, timeout_s: float = 900, **environment: str
+) -> int:
     """Run a command and return its exit code. Leaves no process behind. Raises TooSlow."""
     with Job(command, log_file, **environment) as job:
         return job.wait(timeout_s)
@@ -144,7 +175,9 @@ def draw_sample(folder: Path, num_photos: int, **choices: object) -> Path:
 
 
 def difference(run_folder: Path, reference: Path) -> str:
-    """Return a description of the difference between two runs' newest checkpoints; empty if they are bitwise equal."""
+    """Return a description of the difference between two runs' newest checkpoints; empty if they
+    are bitwise equal.
+    """
     try:
         found = [load_latest(folder / "checkpoint") for folder in (run_folder, reference)]
     except UserError as error:
@@ -160,12 +193,15 @@ def difference(run_folder: Path, reference: Path) -> str:
 
 def _compared(state: dict[str, Any]) -> dict[str, bytes]:
     values = {name: state[name] for name in COMPARED}
-    progress = {name: value for name, value in state["progress"].items() if name != "history"}  # the epochs' times
+    # the epochs' times
+    progress = {name: value for name, value in state["progress"].items() if name != "history"}
     return leaves({**values, "progress": progress})
 
 
 def leaves(value: Any, name: str = "") -> dict[str, bytes]:
-    """Return the values of nested dictionaries and lists as bits: a NaN equals itself, and -0 differs from 0."""
+    """Return the values of nested dictionaries and lists as bits: a NaN equals itself, and -0
+    differs from 0.
+    """
     if isinstance(value, torch.Tensor):
         bits = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return {name: f"{value.dtype}{tuple(value.shape)}".encode() + bits}
@@ -176,4 +212,8 @@ def leaves(value: Any, name: str = "") -> dict[str, bytes]:
         items = enumerate(value)
     else:
         return {name: repr(value).encode()}
-    return {leaf: bits for key, part in items for leaf, bits in leaves(part, f"{name}.{key}".removeprefix(".")).items()}
+    return {
+        leaf: bits
+        for key, part in items
+        for leaf, bits in leaves(part, f"{name}.{key}".removeprefix(".")).items()
+    }

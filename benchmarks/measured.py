@@ -1,7 +1,8 @@
-"""Run a script and write its process's peak memory to a file, in the same way for both sides of a comparison.
+"""Run a script and write its process's peak memory to a file, in the same way for both sides of a
+comparison.
 
-`python -m benchmarks.measured USAGE.json SCRIPT [ARGUMENTS]`, with the project's folder on PYTHONPATH. The file is written
-only when the script succeeds.
+`python -m benchmarks.measured USAGE.json SCRIPT [ARGUMENTS]`, with the project's folder on
+PYTHONPATH. The file is written only when the script succeeds.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def main(usage_file: Path, script: Path, arguments: list[str]) -> int:
     if code == 0:
         usage = {
             "peak_memory_bytes": peak_memory_bytes(torch.device("cpu")),
-            "peak_gpu_memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None,
+            "peak_gpu_memory_bytes": torch.cuda.max_memory_allocated()
+            if torch.cuda.is_initialized()
+            else None,
         }
         write_text_atomic(usage_file, json.dumps(usage) + "\n")
     return code

@@ -1,7 +1,8 @@
 """Public data sets of real photographs with outlines, on which recipes of training are compared.
 
-Each is taken from one commit of a public repository, so git and a network are needed once. Photographs of the same object
-(copies, tiles of one picture, two shots of one plant) get the same split.
+Each is taken from one commit of a public repository, so git and a network are needed once.
+Photographs of the same object (copies, tiles of one picture, two shots of one plant) get the same
+split.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ MIN_CRACK_PX = 30  # smaller parts of a mask are specks
 class PublicSet:
     """The place of a data set, and which of its photographs belong together.
 
-    labels: COCO files in the repository, beside their photographs; none: CrackForest's own format. same: a pattern for file
-    names; photographs with an equal first group belong together.
+    labels: COCO files in the repository, beside their photographs; none: CrackForest's own format.
+    same: a pattern for file names; photographs with an equal first group belong together.
     """
 
     repository: str
@@ -53,21 +54,26 @@ def _splits(folder: str = "") -> tuple[str, ...]:
 
 
 PUBLIC_SETS = {
-    "mushrooms": PublicSet("tomsains/SegMush", "78bc16de1c83846e6e4324d8bb2e2c7e58f971da", labels=_splits("data/")),
+    "mushrooms": PublicSet(
+        "tomsains/SegMush", "78bc16de1c83846e6e4324d8bb2e2c7e58f971da", labels=_splits("data/")
+    ),
     "facades": PublicSet(
         "a-hwang/building-facade-segmentation",
         "fdf532443d1c83547218bfbfce8fece3ab848c21",
         labels=_splits(),
         same=r"(.+?)(?:_scaled_\d+.*)?\.rf\.",
     ),
-    "seedlings": PublicSet(  # a plant is photographed twice within a minute: the first digits are its minute
+    # a plant is photographed twice within a minute: the first digits are its minute
+    "seedlings": PublicSet(
         "ArtemZhelnin/plant_project",
         "7d7564b6d893e893bd917b5a3b7e055a8b4f6ef1",
         labels=_splits("training/"),
         same=r"([a-z]+_\d{12})",
     ),
     "breadboards": PublicSet(
-        "liuandy1207/BreadCrumb", "a739d7465d745e8990fec5bd38372ccb5e6210cb", labels=_splits("dataset/")
+        "liuandy1207/BreadCrumb",
+        "a739d7465d745e8990fec5bd38372ccb5e6210cb",
+        labels=_splits("dataset/"),
     ),
     "potholes": PublicSet(
         "gbadrain/Pothole-Image-Segmentation-with-YOLOv8",
@@ -84,7 +90,8 @@ PUBLIC_SETS = {
 
 
 def make_public_set(name: str, folder: Path, hub: str = HUB) -> Path:
-    """Fetch a set of PUBLIC_SETS and convert it, unless `folder` holds it; return its data-set YAML.
+    """Fetch a set of PUBLIC_SETS and convert it, unless `folder` holds it; return its data-set
+    YAML.
 
     Raises UserError when git or the conversion fails.
     """
@@ -96,8 +103,24 @@ def make_public_set(name: str, folder: Path, hub: str = HUB) -> Path:
     fetch(f"{hub}{found.repository}", found.commit, clone)
     shutil.rmtree(raw, ignore_errors=True)
     write_coco(clone, found, raw)
-    shape = ["--long-side", str(LONG_SIDE_PX), "--split-by", "circuit", "--val-fraction", str(VAL_FRACTION)]
-    parse = ["parse_labels.py", "--format", "coco", "--input", str(raw), "--output", str(processed), *shape]
+    shape = [
+        "--long-side",
+        str(LONG_SIDE_PX),
+        "--split-by",
+        "circuit",
+        "--val-fraction",
+        str(VAL_FRACTION),
+    ]
+    parse = [
+        "parse_labels.py",
+        "--format",
+        "coco",
+        "--input",
+        str(raw),
+        "--output",
+        str(processed),
+        *shape,
+    ]
     _run([sys.executable, *parse], PROJECT_FOLDER)
     return processed / "dataset.yaml"
 
@@ -115,7 +138,9 @@ def fetch(url: str, commit: str, clone: Path) -> None:
 
 
 def write_coco(clone: Path, found: PublicSet, raw: Path) -> None:
-    """Write a repository's photographs and one COCO file into `raw`, with a folder for those that show the same."""
+    """Write a repository's photographs and one COCO file into `raw`, with a folder for those that
+    show the same.
+    """
     items, names = (_from_coco(clone, found.labels) if found.labels else _from_masks(clone)), set()
     groups: dict[str, list[tuple[Path, list[tuple[str, list[list[float]]]]]]] = defaultdict(list)
     for file, objects in items:
@@ -134,16 +159,29 @@ def write_coco(clone: Path, found: PublicSet, raw: Path) -> None:
             shutil.copyfile(file, folder / file.name)
             height, width = _size(file)
             image_id = len(images) + 1
-            images.append({"id": image_id, "file_name": f"{folder.name}/{file.name}", "width": width, "height": height})
+            images.append(
+                {
+                    "id": image_id,
+                    "file_name": f"{folder.name}/{file.name}",
+                    "width": width,
+                    "height": height,
+                }
+            )
             for name, rings in objects:
-                place = {"id": len(annotations) + 1, "image_id": image_id, "category_id": categories[name]}
+                place = {
+                    "id": len(annotations) + 1,
+                    "image_id": image_id,
+                    "category_id": categories[name],
+                }
                 annotations.append({**place, "segmentation": rings, "iscrowd": 0})
     classes = [{"id": number, "name": name} for name, number in categories.items()]
     content = {"images": images, "annotations": annotations, "categories": classes}
     (raw / "labels.json").write_text(json.dumps(content), encoding="utf-8")
 
 
-def _from_coco(clone: Path, labels: tuple[str, ...]) -> Iterator[tuple[Path, list[tuple[str, list[list[float]]]]]]:
+def _from_coco(
+    clone: Path, labels: tuple[str, ...]
+) -> Iterator[tuple[Path, list[tuple[str, list[list[float]]]]]]:
     """Yield each photograph of COCO files and its objects: class and outlines as x, y, x, y, ..."""
     for label in labels:
         content = json.loads((clone / label).read_text(encoding="utf-8"))
@@ -156,7 +194,10 @@ def _from_coco(clone: Path, labels: tuple[str, ...]) -> Iterator[tuple[Path, lis
         for image in content["images"]:
             folder = (clone / label).parent
             file = folder / image["file_name"]
-            yield (file if file.exists() else folder / "images" / image["file_name"]), objects[image["id"]]
+            yield (
+                (file if file.exists() else folder / "images" / image["file_name"]),
+                objects[image["id"]],
+            )
 
 
 def _from_masks(clone: Path) -> Iterator[tuple[Path, list[tuple[str, list[list[float]]]]]]:
@@ -166,7 +207,10 @@ def _from_masks(clone: Path) -> Iterator[tuple[Path, list[tuple[str, list[list[f
     """
     for file in sorted((clone / "seg").glob("*.seg")):
         head, _, body = file.read_text(encoding="latin-1").partition("\ndata\n")
-        width, height = (int(re.findall(rf"^{side} (\d+)", head, re.MULTILINE)[0]) for side in ("width", "height"))
+        width, height = (
+            int(re.findall(rf"^{side} (\d+)", head, re.MULTILINE)[0])
+            for side in ("width", "height")
+        )
         mask = np.zeros((height, width), np.uint8)
         for line in body.splitlines():
             if line.strip():
@@ -190,4 +234,7 @@ def _run(command: list[str], folder: Path) -> None:
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if result.returncode:
         lines = [line for line in (result.stderr or result.stdout).splitlines() if line.strip()]
-        raise UserError(f"{' '.join(command[:4])}: failed in {folder}: {lines[-1] if lines else 'it printed nothing'}")
+        raise UserError(
+            f"{' '.join(command[:4])}: failed in {folder}: "
+            f"{lines[-1] if lines else 'it printed nothing'}"
+        )

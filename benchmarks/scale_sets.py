@@ -1,4 +1,5 @@
-"""Draws the data sets of scale.py, in EPRI's raw layout: a folder for each circuit, and one CSV of labels.
+"""Draws the data sets of scale.py, in EPRI's raw layout: a folder for each circuit, and one CSV of
+labels.
 
 `python -m benchmarks.scale_sets N` looks for copies among N random pictures.
 """
@@ -24,7 +25,8 @@ from yolo_seg_ddp.utils.threads import ordered_map
 SMALL_SIZE_PX = (240, 180)
 LARGE_PX = 5472
 OBJECTS = 15
-NOISE = 7.0  # standard deviation of a sensor's noise: with it a file of 20 megapixels has EPRI's 10 MB
+# standard deviation of a sensor's noise: with it a file of 20 megapixels has EPRI's 10 MB
+NOISE = 7.0
 QUALITY = 95
 NAMES = load_dataset_yaml(DEFAULT_DATASET_YAML).names
 NUM_LINES = 2  # the first classes are drawn as lines
@@ -32,7 +34,10 @@ COLOURS = np.random.default_rng(0).integers(0, 256, (len(NAMES), 3)).tolist()
 
 
 def draw_small(seed: int, index: int) -> Scene:
-    """Draw a photograph that resembles no other one: lines and boxes, OBJECTS in all. Depends only on the arguments."""
+    """Draw a photograph that resembles no other one: lines and boxes, OBJECTS in all.
+
+    Depends only on the arguments.
+    """
     draw = np.random.default_rng((seed, index))
     width_px, height_px = SMALL_SIZE_PX
     background = draw.integers(40, 216, (6, 8, 3), np.uint8)
@@ -43,7 +48,10 @@ def draw_small(seed: int, index: int) -> Scene:
         is_line = class_id < NUM_LINES
         points = np.stack([np.linspace(0, width_px, 4), draw.uniform(0, height_px, 4)], axis=1)
         if not is_line:
-            middle, sides = draw.uniform(20, height_px - 20, 2).tolist(), draw.uniform(14, 32, 2).tolist()
+            middle, sides = (
+                draw.uniform(20, height_px - 20, 2).tolist(),
+                draw.uniform(14, 32, 2).tolist(),
+            )
             points = np.array(cv2.boxPoints((middle, sides, draw.uniform(0, 90))))
         cv2.polylines(image, [points.astype(np.int32)], not is_line, COLOURS[class_id], 3)
         annotations.append(Annotation(NAMES[class_id], points, is_line))
@@ -51,16 +59,23 @@ def draw_small(seed: int, index: int) -> Scene:
 
 
 def draw_large(index: int, files: Sequence[Path]) -> Scene:
-    """Draw a photograph of 20 megapixels with the noise of a camera, or give a file's picture the labels of a drawn one."""
+    """Draw a photograph of 20 megapixels with the noise of a camera, or give a file's picture the
+    labels of a drawn one.
+    """
     scene = draw_scene(0, index, LARGE_PX)
     if files:
-        return scene._replace(image=cv2.resize(read_image(files[index % len(files)]), scene.image.shape[1::-1]))
+        return scene._replace(
+            image=cv2.resize(read_image(files[index % len(files)]), scene.image.shape[1::-1])
+        )
     noise = NOISE * np.random.default_rng(index).standard_normal(scene.image.shape, np.float32)
     return scene._replace(image=np.clip(scene.image + noise, 0, 255).astype(np.uint8))
 
 
 def write_photographs(folder: Path, scenes: Iterable[Scene]) -> None:
-    """Write photographs with their labels in EPRI's raw layout, and metadata of a flight. The label file comes last."""
+    """Write photographs with their labels in EPRI's raw layout, and metadata of a flight.
+
+    The label file comes last.
+    """
 
     def write(item: tuple[int, Scene]) -> tuple[str, str]:
         index, scene = item
@@ -76,7 +91,9 @@ def write_photographs(folder: Path, scenes: Iterable[Scene]) -> None:
 
     with one_opencv_thread():
         rows = list(ordered_map(write, enumerate(scenes), usable_cpu_count()))
-    write_bytes_atomic(folder / LABEL_CSV, csv_text(("Label", "External ID"), rows).encode("utf-8-sig"))
+    write_bytes_atomic(
+        folder / LABEL_CSV, csv_text(("Label", "External ID"), rows).encode("utf-8-sig")
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Time training steps of this project and of Ultralytics in turn, on the same batch, from the same kind of model.
+"""Time training steps of this project and of Ultralytics in turn, on the same batch, from the same
+kind of model.
 
     python benchmarks/train_step.py --img-size 256 --threads 1
     python benchmarks/train_step.py --objects 60 --img-size 640 --batch-size 4
     python benchmarks/train_step.py --data data/processed/dataset.yaml
 
-Each side takes steps as its trainer does by default. On a CPU, Ultralytics computes in float32, and this project in bf16
-where the processor supports it. With --data the batch is the first one of this project's loader. The last line is this
-project's images/s divided by Ultralytics'.
+Each side takes steps as its trainer does by default. On a CPU, Ultralytics computes in float32, and
+this project in bf16 where the processor supports it. With --data the batch is the first one of this
+project's loader. The last line is this project's images/s divided by Ultralytics'.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
+# started by its path: Python would search this folder instead of the project's
+if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import numpy as np
@@ -31,7 +33,12 @@ from yolo_seg_ddp.measure.step_timer import PHASES
 from yolo_seg_ddp.measure.synthetic import synthetic_batch, training_colours
 from yolo_seg_ddp.utils.config import parse_config
 from yolo_seg_ddp.utils.cores import choose_threads_and_workers
-from yolo_seg_ddp.utils.devices import choose_device, choose_precision, keep_freed_memory, seed_everything
+from yolo_seg_ddp.utils.devices import (
+    choose_device,
+    choose_precision,
+    keep_freed_memory,
+    seed_everything,
+)
 from yolo_seg_ddp.utils.errors import run_script
 from yolo_seg_ddp.utils.options import INPUT_SIZE, PRECISION_CHOICES, Options, option
 from yolo_seg_ddp.utils.text import format_table
@@ -45,18 +52,25 @@ Json = dict[str, Any]
 @dataclass(frozen=True)
 class StepConfig(Options):
     model: str = option(
-        "yolov8n-seg.yaml", "model to train: a .pt file, or yolov8, yolo11, yolo12 or yolo26{n,s,m,l,x}-seg.yaml"
+        "yolov8n-seg.yaml",
+        "model to train: a .pt file, or yolov8, yolo11, yolo12 or yolo26{n,s,m,l,x}-seg.yaml",
     )
-    img_size: int = option(640, "side of the square network input in pixels, a multiple of 32", **INPUT_SIZE)
+    img_size: int = option(
+        640, "side of the square network input in pixels, a multiple of 32", **INPUT_SIZE
+    )
     batch_size: int = option(16, "images per step", at_least=1)
-    objects: int = option(20, "labelled objects in each image; without --data", at_least=0, needs="not data")
+    objects: int = option(
+        20, "labelled objects in each image; without --data", at_least=0, needs="not data"
+    )
     steps: int = option(5, "steps of each side per round", at_least=1)
     warmup: int = option(1, "steps before them in each round", at_least=1)
     rounds: int = option(3, "rounds; the median of all steps counts", at_least=1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     optimizer: str = option("musgd", "optimizer of both sides", choices=("musgd", "adamw"))
     amp: str = option("auto", "this project's mixed precision", choices=PRECISION_CHOICES)
-    threads: int | None = option(None, "compute threads; unset: as many as the trainer takes", at_least=1)
+    threads: int | None = option(
+        None, "compute threads; unset: as many as the trainer takes", at_least=1
+    )
     data: str | None = option(None, "data-set YAML: train on its first batch", metavar="YAML")
     json: str | None = option(None, "write the results here", metavar="FILE")
 
@@ -69,7 +83,9 @@ def main() -> int:
         torch.cuda.set_device(device)
     else:
         keep_freed_memory()  # for both sides: they share the process
-    torch.set_num_threads(config.threads or choose_threads_and_workers(1, device_type=device.type)[0])
+    torch.set_num_threads(
+        config.threads or choose_threads_and_workers(1, device_type=device.type)[0]
+    )
     seed_everything(0)
     precision = choose_precision(config.amp, device)
     names = load_dataset_yaml(Path(config.data or DEFAULT_DATASET_YAML)).names
@@ -77,21 +93,30 @@ def main() -> int:
     model = build_model(source, names)
     if config.data:
         pin_memory = device.type == "cuda"
-        batch = next(iter(training_loader(config.data, config.img_size, config.batch_size, 0, pin_memory)))
+        batch = next(
+            iter(training_loader(config.data, config.img_size, config.batch_size, 0, pin_memory))
+        )
     else:
         objects, colours = config.objects, training_colours(device)
         batch = synthetic_batch(
-            config.batch_size, config.img_size, len(names), objects_per_image=objects, colours=colours
+            config.batch_size,
+            config.img_size,
+            len(names),
+            objects_per_image=objects,
+            colours=colours,
         )
     if note:
         print(note)
     print(
-        f"{len(batch)} images of {config.img_size} px with {len(batch.boxes) / len(batch):.1f} objects each, on {device} "
+        f"{len(batch)} images of {config.img_size} px with {len(batch.boxes) / len(batch):.1f} "
+        f"objects each, on {device} "
         f"({torch.get_num_threads()} threads); this project in {precision.name}",
         flush=True,
     )
     ours = OurSide(copy.deepcopy(model), batch, device, precision, config.optimizer)
-    figures = measure({OURS: ours, THEIRS: TheirSide(model, batch, device, config.optimizer)}, len(batch), config)
+    figures = measure(
+        {OURS: ours, THEIRS: TheirSide(model, batch, device, config.optimizer)}, len(batch), config
+    )
     ratio = figures[OURS]["images_per_s"] / figures[THEIRS]["images_per_s"]
     if config.json:
         write_results(config.json, config, sides=figures, ratio=ratio)
@@ -100,10 +125,13 @@ def main() -> int:
 
 
 def measure(sides: dict[str, Side], num_images: int, config: StepConfig) -> dict[str, Json]:
-    """Train with both sides in turn; return each side's medians: ms per phase and step, images/s."""
+    """Train with both sides in turn; return each side's medians: ms per
+    phase and step, images/s.
+    """
     steps: dict[str, list[np.ndarray]] = {name: [] for name in sides}
     for number in range(config.rounds):
-        # The sides take turns in going first, so that a drift of the machine's speed favours neither.
+        # The sides take turns in going first, so that a drift of the machine's speed favours
+        # neither.
         for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
             steps[name].append(sides[name].phases_ms(config.warmup, config.steps))
     figures: dict[str, Json] = {}

@@ -27,17 +27,26 @@ from yolo_seg_ddp.yolo.optimizer import OPTIMIZER_NAMES
 
 
 class OurSide:
-    """The trainer's engine with all that it does between two batches; every step uses the same batch."""
+    """The trainer's engine with all that it does between two batches; every step uses the same
+    batch.
+    """
 
     def __init__(
-        self, model: YoloModel, batch: Batch, device: torch.device, precision: Precision, optimizer: str
+        self,
+        model: YoloModel,
+        batch: Batch,
+        device: torch.device,
+        precision: Precision,
+        optimizer: str,
     ) -> None:
         self.engine = build_training(model, device, precision, optimizer)
         self.engine.model.train()
         self.batch = batch
 
     def phases_ms(self, warmup: int, steps: int) -> np.ndarray:
-        """Train `warmup` + `steps` steps; return the ms of the PHASES of `steps` steps, (steps, 5)."""
+        """Train `warmup` + `steps` steps; return the ms of the PHASES of
+        `steps` steps, (steps, 5).
+        """
         with _trainers_switches(self.engine.device):
             return time_training_steps(self.engine, self.batch, warmup, steps)
 
@@ -45,10 +54,13 @@ class OurSide:
 class TheirSide:
     """Ultralytics' model, loss, optimizer, clip and moving average, with its trainer's defaults.
 
-    Those are deterministic algorithms, and on a GPU AMP (fp16) and weights in channels-last memory format.
+    Those are deterministic algorithms, and on a GPU AMP (fp16) and weights in channels-last memory
+    format.
     """
 
-    def __init__(self, model: YoloModel, batch: Batch, device: torch.device, optimizer: str) -> None:
+    def __init__(
+        self, model: YoloModel, batch: Batch, device: torch.device, optimizer: str
+    ) -> None:
         prepare_environment()
         from ultralytics.engine.trainer import BaseTrainer
         from ultralytics.utils.torch_utils import ModelEMA
@@ -82,7 +94,9 @@ class TheirSide:
     def _step(self, timer: StepTimer) -> None:
         timer.mark("input")
         with torch.autocast("cuda") if self.amp else nullcontext():
-            batch = {name: value.to(self.device, non_blocking=True) for name, value in self.batch.items()}
+            batch = {
+                name: value.to(self.device, non_blocking=True) for name, value in self.batch.items()
+            }
             batch["img"] = batch["img"].float() / 255
             timer.mark("forward")
             outputs = self.model(batch["img"])
@@ -99,9 +113,14 @@ Side = OurSide | TheirSide
 
 @contextmanager
 def _trainers_switches(device: torch.device) -> Iterator[None]:
-    """Set PyTorch's global switches as our trainer does, then restore them: the other side runs in the same process."""
+    """Set PyTorch's global switches as our trainer does, then restore them: the other side runs in
+    the same process.
+    """
     matmul, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    benchmark, deterministic = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+    benchmark, deterministic = (
+        torch.backends.cudnn.benchmark,
+        torch.are_deterministic_algorithms_enabled(),
+    )
     tune_device(device, deterministic=False, fixed_shapes=True)
     try:
         yield
@@ -124,7 +143,9 @@ def _their_switches() -> Iterator[None]:
 
 
 def _their_batch(batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return the batch that Ultralytics' loader would make of the same images and objects, page-locked for a GPU."""
+    """Return the batch that Ultralytics' loader would make of the same images and objects,
+    page-locked for a GPU.
+    """
     low, high = batch.boxes.split(2, 1)
     theirs = {
         "img": batch.images.permute(0, 3, 1, 2).contiguous(),
@@ -134,12 +155,20 @@ def _their_batch(batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:
         "masks": batch.masks,
         "sem_masks": _pixel_classes(batch),
     }
-    return {name: tensor.pin_memory() for name, tensor in theirs.items()} if device.type == "cuda" else theirs
+    return (
+        {name: tensor.pin_memory() for name, tensor in theirs.items()}
+        if device.type == "cuda"
+        else theirs
+    )
 
 
 def _pixel_classes(batch: Batch) -> torch.Tensor:
-    """Return the class of each mask pixel's object, 0 where there is none, float32 (B, S / 4, S / 4): for YOLO26."""
+    """Return the class of each mask pixel's object, 0 where there is none, float32 (B, S / 4, S /
+    4): for YOLO26.
+    """
     starts = torch.searchsorted(batch.batch_index, torch.arange(len(batch)))
-    numbers = (batch.masks.long() - 1 + starts[:, None, None]).clamp(0, max(len(batch.class_ids) - 1, 0))
+    numbers = (batch.masks.long() - 1 + starts[:, None, None]).clamp(
+        0, max(len(batch.class_ids) - 1, 0)
+    )
     classes = batch.class_ids[numbers] if len(batch.class_ids) else torch.zeros_like(numbers)
     return (classes * (batch.masks > 0)).float()

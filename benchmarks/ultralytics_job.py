@@ -1,6 +1,7 @@
 """Do one job with Ultralytics in its own process: `ultralytics_job.py JOB.json ANSWER.json`.
 
-The job's `action` is `start` (write initial weights), `train` (train from them) or `val` (evaluate a weights file).
+The job's `action` is `start` (write initial weights), `train` (train from them) or `val` (evaluate
+a weights file).
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def main() -> None:
 
 
 def write_initial_weights(job: Json) -> Json:
-    """Write the weights with which both trainers start: `job["model"]`, initialised with the job's seed."""
+    """Write the weights with which both trainers start: `job["model"]`, initialised with the job's
+    seed.
+    """
     seed_everything(job["seed"])
     model = build_model(job["model"], tuple(job["names"]))
     save_deployable(Path(job["weights"]), model, {}, img_size=job["img_size"], data=job["data"])
@@ -53,7 +56,10 @@ def write_initial_weights(job: Json) -> Json:
 
 
 def train(job: Json) -> Json:
-    """Train with Ultralytics; return times and settings. Raises UserError unless it starts from the given weights."""
+    """Train with Ultralytics; return times and settings.
+
+    Raises UserError unless it starts from the given weights.
+    """
     device, threads, workers = machine_share(job["device"])
     yolo = _open(job["weights"])
     skip_trial_of_amp()
@@ -99,7 +105,8 @@ def train(job: Json) -> Json:
 def skip_trial_of_amp() -> None:
     """Let Ultralytics use AMP on a GPU without the trial for which it would download yolo26n.pt.
 
-    Without a network it does the same. It still turns AMP off on the GPUs that it knows to be unsuitable.
+    Without a network it does the same. It still turns AMP off on the GPUs that it knows to be
+    unsuitable.
     """
     import ultralytics
     from ultralytics.engine import trainer
@@ -133,7 +140,9 @@ def run_ultralytics_validator(job: Json) -> Json:
 
 
 class EpochClock:
-    """Sums the seconds of the epochs' training parts, and records those of whole epochs with validation."""
+    """Sums the seconds of the epochs' training parts, and records those of whole epochs with
+    validation.
+    """
 
     def __init__(self) -> None:
         self.total_s = 0.0
@@ -151,26 +160,40 @@ class EpochClock:
         self.num_epochs += 1
 
     def end_of_epoch(self, _: Any) -> None:
-        """Record a whole epoch. Ultralytics calls this once more at the end, after evaluating its best weights."""
+        """Record a whole epoch.
+
+        Ultralytics calls this once more at the end, after evaluating its best weights.
+        """
         if len(self.epochs_s) < self.num_epochs:
             self.epochs_s.append(time.perf_counter() - self._start_s)
 
 
 def require_same_weights(weights: str, model: torch.nn.Module) -> int:
-    """Return the number of tensors of `model`. Raises UserError unless all equal those of the file."""
+    """Return the number of tensors of `model`.
+
+    Raises UserError unless all equal those of the file.
+    """
     wanted = load_weights(weights).state_dict()
     found = {name: tensor.detach().float().cpu() for name, tensor in model.state_dict().items()}
-    different = [name for name, tensor in wanted.items() if name not in found or not torch.equal(found[name], tensor)]
+    different = [
+        name
+        for name, tensor in wanted.items()
+        if name not in found or not torch.equal(found[name], tensor)
+    ]
     if different or len(found) != len(wanted):
         raise UserError(
-            f"{weights}: Ultralytics starts from other weights ({len(different)} of {len(wanted)} tensors differ, "
-            f"such as {(different or ['one more'])[0]}); use a .yaml or a .pt whose classes are the data set's"
+            f"{weights}: Ultralytics starts from other weights ({len(different)} of {len(wanted)} "
+            "tensors differ, "
+            f"such as {(different or ['one more'])[0]}); use a .yaml or a .pt whose classes are "
+            "the data set's"
         )
     return len(wanted)
 
 
 def machine_share(requested: str) -> tuple[str | int, int, int]:
-    """Return the device in Ultralytics' form, and the compute threads and loader workers that the project would use."""
+    """Return the device in Ultralytics' form, and the compute threads and loader workers that the
+    project would use.
+    """
     device = choose_device(requested, 0)
     threads, workers = choose_threads_and_workers(1, device_type=device.type)
     return ("cpu" if device.type == "cpu" else device.index or 0), threads, workers
@@ -182,7 +205,8 @@ def _open(weights: str) -> Any:
     from ultralytics import YOLO
     from ultralytics.utils import USER_CONFIG_DIR
 
-    # Before reading a data set, Ultralytics looks for this font and would download it. Nothing is drawn here.
+    # Before reading a data set, Ultralytics looks for this font and would download it. Nothing is
+    # drawn here.
     font = USER_CONFIG_DIR / "Arial.ttf"
     if not font.exists():
         source = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"

@@ -1,4 +1,7 @@
-"""The core needs no extra: it imports where none is. `make test` runs its tests there, and each extra's without the others."""
+"""The core needs no extra: it imports where none is.
+
+`make test` runs its tests there, and each extra's without the others.
+"""
 
 import ast
 import subprocess
@@ -25,7 +28,12 @@ for name in sys.argv[1:]:
 
 
 def files_of_the_core() -> list[Path]:
-    return [file for pattern in CORE for file in sorted(PROJECT.glob(pattern)) if "extras" not in file.parts]
+    return [
+        file
+        for pattern in CORE
+        for file in sorted(PROJECT.glob(pattern))
+        if "extras" not in file.parts
+    ]
 
 
 def test_nothing_but_an_extra_imports_an_extra() -> None:
@@ -49,31 +57,43 @@ def test_the_core_imports_where_there_is_no_extra() -> None:
     assert "yolo_seg_ddp.predict.tiles" in modules
     assert "inference" in modules
     command = [sys.executable, "-c", IMPORT_ALL, *modules]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, cwd=PROJECT, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def test_an_extra_is_found_by_its_name_and_its_absence_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_extra_is_found_by_its_name_and_its_absence_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert find_extra("no_such_extra") is None
-    with pytest.raises(UserError, match=r"^yolo_seg_ddp/extras/no_such_extra is not in this folder: "):
+    with pytest.raises(
+        UserError, match=r"^yolo_seg_ddp/extras/no_such_extra is not in this folder: "
+    ):
         require_extra("no_such_extra")
     there = ModuleType("yolo_seg_ddp.extras.made_up")
     monkeypatch.setitem(sys.modules, "yolo_seg_ddp.extras.made_up", there)
     assert require_extra("made_up") is there
 
 
-def test_an_export_without_its_extra_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "yolo_seg_ddp.extras.exports", None)  # an import of it then fails
+def test_an_export_without_its_extra_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # an import of it then fails
+    monkeypatch.setitem(sys.modules, "yolo_seg_ddp.extras.exports", None)
     for name in ("best.onnx", "best.torchscript", "best.engine", "."):  # a folder is OpenVINO's
         with pytest.raises(
-            UserError, match=rf"^{tmp_path / name}: an export, which yolo_seg_ddp/extras/exports opens: get that"
+            UserError,
+            match=rf"^{tmp_path / name}: an export, which yolo_seg_ddp/extras/exports opens: ",
         ):
             open_model(tmp_path / name)
     with pytest.raises(UserError, match=r"^yolo_seg_ddp/extras/exports is not in this folder: "):
         run_main(export, monkeypatch, "--model", "best.pt")
 
 
-def test_a_command_whose_extra_is_not_there_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_whose_extra_is_not_there_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "yolo_seg_ddp.extras.check", None)
     with pytest.raises(UserError, match=r"^yolo_seg_ddp/extras/check is not in this folder: "):
         check_data.main()

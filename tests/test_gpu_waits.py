@@ -1,6 +1,7 @@
 """Training, evaluation and inference on a pretended GPU: devices, CUDA kernels and host waits.
 
-All cases run in one process of their own, which has a pretended GPU and returns what the tests look at.
+All cases run in one process of their own, which has a pretended GPU and returns what the tests look
+at.
 """
 
 from collections import Counter
@@ -45,11 +46,22 @@ WAITS_OF_DETECT = {
 }
 WAITS_PER_EVALUATED_BATCH = {  # of 2 images
     # The event is the end of the batch before; the GPU has the network of this one to run.
-    "at input": {**WAITS_PER_BATCH, **WAITS_OF_DETECT, "yolo_seg_ddp/utils/devices.py wait: an earlier event": 1},
+    "at input": {
+        **WAITS_PER_BATCH,
+        **WAITS_OF_DETECT,
+        "yolo_seg_ddp/utils/devices.py wait: an earlier event": 1,
+    },
     # Each photograph's prototypes and coefficients, in one copy.
-    "native": {**WAITS_PER_BATCH, **WAITS_OF_DETECT, "yolo_seg_ddp/predict/detections.py photo_runs: to the host": 2},
+    "native": {
+        **WAITS_PER_BATCH,
+        **WAITS_OF_DETECT,
+        "yolo_seg_ddp/predict/detections.py photo_runs: to the host": 2,
+    },
 }
-WAITS_PER_INFERENCE = {**WAITS_OF_DETECT, "yolo_seg_ddp/predict/detections.py photo_runs: to the host": 2}
+WAITS_PER_INFERENCE = {
+    **WAITS_OF_DETECT,
+    "yolo_seg_ddp/predict/detections.py photo_runs: to the host": 2,
+}
 Answers = dict[str, Any]
 # All kinds of layers of YOLOv8-seg, in less than half the number.
 NETWORK = """
@@ -90,7 +102,9 @@ CASES = {
 
 
 class Laps:
-    """A loader of one batch, again and again; `waits` holds what the program waited for after each."""
+    """A loader of one batch, again and again; `waits` holds what the
+    program waited for after each.
+    """
 
     def __init__(self, batch: Batch, num_batches: int) -> None:
         self.batch, self.num_batches = batch, num_batches
@@ -108,7 +122,9 @@ class Laps:
 
 def require_gpu(*values: Any) -> None:
     astray = [
-        tuple(leaf.shape) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and not is_on_gpu(leaf)
+        tuple(leaf.shape)
+        for leaf in tree_leaves(values)
+        if isinstance(leaf, torch.Tensor) and not is_on_gpu(leaf)
     ]
     assert not astray, f"not on the GPU: {astray}"
 
@@ -116,7 +132,10 @@ def require_gpu(*values: Any) -> None:
 def network_and_batch(folder: Path, jitters: bool = False) -> tuple[YoloModel, Batch]:
     batch = synthetic_batch(2, SIZE_PX, len(NAMES), objects_per_image=5)
     batch.colour_gains = torch.ones(2, 3) if jitters else None
-    batch.ignored, batch.ignored_of = torch.ones(2, 16, 16, dtype=torch.bool), torch.tensor([[0, 1], [-1, 2]])
+    batch.ignored, batch.ignored_of = (
+        torch.ones(2, 16, 16, dtype=torch.bool),
+        torch.tensor([[0, 1], [-1, 2]]),
+    )
     batch.rough = torch.arange(len(batch.class_ids)) % 2 > 0
     description = folder / "small-seg.yaml"
     description.write_text(NETWORK)
@@ -140,7 +159,9 @@ def engine_of(model: YoloModel, case: Case, folder: Path) -> TrainingEngine:
 
 
 def train(folder: Path, case: Case) -> Answers:
-    """Train three optimizer steps, of which the first and the last are logged; look at the second."""
+    """Train three optimizer steps, of which the first and the last are
+    logged; look at the second.
+    """
     model, batch = network_and_batch(folder, case.jitters)
     OPERATORS.clear()
     PretendedGraph.replays = 0
@@ -151,13 +172,23 @@ def train(folder: Path, case: Case) -> Answers:
         loader = Laps(batch, 2 * case.accumulate + 1)
         engine.train_one_epoch(loader)
         assert engine.state.ema is not None
-        require_gpu(model.state_dict(), engine.state.optimizer.state_dict(), engine.state.ema.module.state_dict())
+        require_gpu(
+            model.state_dict(),
+            engine.state.optimizer.state_dict(),
+            engine.state.ema.module.state_dict(),
+        )
         waits = loader.waits[case.accumulate : 2 * case.accumulate]
-        return {"waits": waits, "without kernel": without_kernel(), "graphs": PretendedGraph.replays > 0}
+        return {
+            "waits": waits,
+            "without kernel": without_kernel(),
+            "graphs": PretendedGraph.replays > 0,
+        }
 
 
 def run_evaluation(folder: Path) -> Answers:
-    """Evaluate batches of two images at the input's resolution and at the photographs', then predict."""
+    """Evaluate batches of two images at the input's resolution and at the photographs', then
+    predict.
+    """
     model, batch = network_and_batch(folder)
     answers: Answers = {}
     OPERATORS.clear()
@@ -182,7 +213,7 @@ def run_evaluation(folder: Path) -> Answers:
         return answers | {"inference": dict(WAITS), "without kernel": without_kernel()}
 
 
-# -- planted faults -----------------------------------------------------------------------------------------------------
+# -- planted faults --------------------------------------------------------------------------------
 
 
 @torch.library.custom_op("planted::only_on_cpus", mutates_args=(), device_types="cpu")
@@ -207,7 +238,8 @@ def unsafe_in_half_precision(scores: torch.Tensor) -> torch.Tensor:
 
 LOSS = "yolo_seg_ddp/engine/task.py loss"
 MIXED = "all tensors to be on the same device"
-# What is planted, and what is seen: waits more than usual, the operators without a kernel, or an error.
+# What is planted, and what is seen: waits more than usual, the operators without a kernel, or an
+# error.
 FAULTS: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, int] | list[str] | str]] = {
     "none": (lambda scores: None, {}),
     "a number that is read": (lambda scores: scores.sum().item(), {f"{LOSS}: item": 1}),
@@ -216,7 +248,10 @@ FAULTS: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, int] | list[str
         lambda scores: scores + torch.tensor([1.0, 2.0, 3.0], device=GPU)[:, None],
         {f"{LOSS}: from the host": 1},
     ),
-    "an operator without CUDA kernel": (lambda scores: only_on_cpus(scores.detach()), ["planted::only_on_cpus"]),
+    "an operator without CUDA kernel": (
+        lambda scores: only_on_cpus(scores.detach()),
+        ["planted::only_on_cpus"],
+    ),
     "a tensor left on the CPU": (lambda scores: scores + torch.zeros(scores.shape), MIXED),
     "a tensor left on the CPU in a backward pass": (
         lambda scores: CpuTensorInBackward.apply(scores.detach().requires_grad_()).sum().backward(),
@@ -227,7 +262,9 @@ FAULTS: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, int] | list[str
 
 
 def plant_faults(folder: Path) -> Answers:
-    """Plant each fault in the loss of a batch; return the waits and operators seen, or the error."""
+    """Plant each fault in the loss of a batch; return the waits and
+    operators seen, or the error.
+    """
     model, batch = network_and_batch(folder)
     answers: Answers = {}
     with Watch():
@@ -239,7 +276,9 @@ def plant_faults(folder: Path) -> Answers:
         for name, (fault, _) in FAULTS.items():
             WAITS.clear()
             OPERATORS.clear()
-            task = SegmentationStep(lambda *inputs, fault=fault: (fault(inputs[0]["scores"]), criterion(*inputs))[1])
+            task = SegmentationStep(
+                lambda *inputs, fault=fault: (fault(inputs[0]["scores"]), criterion(*inputs))[1]
+            )
             try:
                 loss, _ = task.loss(outputs, targets)
                 require_gpu(loss)
@@ -249,7 +288,7 @@ def plant_faults(folder: Path) -> Answers:
     return answers
 
 
-# -- the tests ----------------------------------------------------------------------------------------------------------
+# -- the tests -------------------------------------------------------------------------------------
 
 
 def run_everything(folder: Path) -> Answers:
@@ -260,7 +299,9 @@ def run_everything(folder: Path) -> Answers:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    (found,) = run_ranks(run_everything, 1, tmp_path_factory.mktemp("gpu_waits"), join=False, timeout_s=300)
+    (found,) = run_ranks(
+        run_everything, 1, tmp_path_factory.mktemp("gpu_waits"), join=False, timeout_s=300
+    )
     return found
 
 
@@ -269,11 +310,15 @@ def test_a_training_step_waits_twice_per_batch_and_every_operator_has_a_cuda_ker
     answers: Answers, name: str
 ) -> None:
     num_batches = CASES[name].accumulate
-    expected = {"waits": [WAITS_PER_BATCH] * num_batches, "without kernel": [], "graphs": num_batches == 1}
+    expected = {
+        "waits": [WAITS_PER_BATCH] * num_batches,
+        "without kernel": [],
+        "graphs": num_batches == 1,
+    }
     assert answers[name] == expected, "graphs do not accumulate gradients"
 
 
-def test_evaluation_and_inference_wait_no_more_often_than_they_must_and_every_operator_has_a_cuda_kernel(
+def test_evaluation_and_inference_wait_no_more_than_they_must_and_operators_have_cuda_kernels(
     answers: Answers,
 ) -> None:
     expected = {**WAITS_PER_EVALUATED_BATCH, "inference": WAITS_PER_INFERENCE, "without kernel": []}

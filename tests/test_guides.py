@@ -1,4 +1,6 @@
-"""What the five guides promise (the frozen list tests/support/guides.yaml), and what the project says of itself."""
+"""What the five guides promise (the frozen list tests/support/guides.yaml), and what the project
+says of itself.
+"""
 
 import importlib
 import re
@@ -20,7 +22,9 @@ from yolo_seg_ddp.utils.config import parse_config, read_config
 from yolo_seg_ddp.utils.cores import choose_threads_and_workers
 
 SEEDS = PROJECT.parent / "shared" / "seeds"
-GUIDES: dict[str, Any] = yaml.safe_load((PROJECT / "tests/support/guides.yaml").read_text(encoding="utf-8"))
+GUIDES: dict[str, Any] = yaml.safe_load(
+    (PROJECT / "tests/support/guides.yaml").read_text(encoding="utf-8")
+)
 Row = tuple[str, ...]
 
 
@@ -35,7 +39,7 @@ def commands() -> list[tuple[str, str, dict[str, Any]]]:
     return [(guide, command, promised) for guide, one in pairs for command, promised in one.items()]
 
 
-# --- how each script reads its command line ----------------------------------------------------------------------------
+# --- how each script reads its command line -------------------------------------------------------
 
 
 def options_of(module: str, name: str, words: Sequence[str]) -> Any:
@@ -49,7 +53,9 @@ def read_student(words: Sequence[str]) -> Any:
 
 def read_settings(words: Sequence[str]) -> Any:
     settings = importlib.import_module("recipes.compressed_ad.settings")
-    return read_config(settings.Settings, PROJECT / "recipes/compressed_ad" / [*words, settings.DEFAULT_CONFIG][0])
+    return read_config(
+        settings.Settings, PROJECT / "recipes/compressed_ad" / [*words, settings.DEFAULT_CONFIG][0]
+    )
 
 
 OPTIONS = {
@@ -64,7 +70,9 @@ OPTIONS = {
 READERS: dict[str, Callable[[Sequence[str]], Any]] = {
     **{f"{script}.py": partial(options_of, script, name) for script, name in OPTIONS.items()},
     "train_yolo_ddp.py": partial(options_of, "yolo_seg_ddp.training.config", "TrainConfig"),
-    "recipes/crowd_bt/train.py": lambda words: importlib.import_module("crowd_bt.options").read_options(words),
+    "recipes/crowd_bt/train.py": lambda words: importlib.import_module(
+        "crowd_bt.options"
+    ).read_options(words),
     "recipes/training_engine/distributed_training_example.py": partial(
         options_of, "distributed_training_example", "ExampleConfig"
     ),
@@ -105,8 +113,14 @@ def read_accelerate(folder: str, words: Sequence[str]) -> Any:
 
 
 def read(folder: str, line: str) -> Any:
-    """Check a guide's command line, without running it; return the options of the script that it starts."""
-    words = [word for word in shlex.split(line.replace("[other args...]", "")) if not re.match("[A-Z_]+=", word)]
+    """Check a guide's command line, without running it; return the options of the script that it
+    starts.
+    """
+    words = [
+        word
+        for word in shlex.split(line.replace("[other args...]", ""))
+        if not re.match("[A-Z_]+=", word)
+    ]
     program, *rest = words[1:] if words[0] == "bash" else words
     if program == "accelerate":
         assert rest[0] == "launch"
@@ -117,30 +131,42 @@ def read(folder: str, line: str) -> Any:
         program, rest = "torchrun", rest[2:]
     if program == "torchrun":
         asked = parse_args(rest)
-        rest = [*(["-m"] if asked.module else []), asked.training_script, *asked.training_script_args]
+        rest = [
+            *(["-m"] if asked.module else []),
+            asked.training_script,
+            *asked.training_script_args,
+        ]
     if rest[0] == "-m":
         rest = [rest[1].replace(".", "/") + ".py", *rest[2:]]
     return read_script(folder, rest[0], rest[1:])
 
 
 @pytest.mark.parametrize(("guide", "line", "promised"), commands())
-def test_a_guides_command_is_taken_and_means_what_it_promises(guide: str, line: str, promised: dict[str, Any]) -> None:
+def test_a_guides_command_is_taken_and_means_what_it_promises(
+    guide: str, line: str, promised: dict[str, Any]
+) -> None:
     options = read(GUIDES[guide]["folder"], line)
-    expected = {name: tuple(value) if isinstance(value, list) else value for name, value in promised.items()}
+    expected = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in promised.items()
+    }
     assert {name: getattr(options, name) for name in promised} == expected
 
 
 def test_what_the_guides_say_of_defaults_in_words() -> None:
-    assert [choose_threads_and_workers(1, None, device, cores=9)[1] for device in ("cpu", "cuda")] == [2, 8]
+    assert [
+        choose_threads_and_workers(1, None, device, cores=9)[1] for device in ("cpu", "cuda")
+    ] == [2, 8]
     assert Path(PROJECT / TrainConfig().data).samefile(PROJECT / "dataset.yaml")
     assert benchmark_ddp.choose_counts(benchmark_ddp.BenchmarkConfig(), 8) == (1, 2, 4, 8)
 
 
-# --- what is printed and written ---------------------------------------------------------------------------------------
+# --- what is printed and written ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("guide", "line", "source", "test"), rows("printed"))
-def test_a_guides_line_is_printed_and_a_test_sees_it(guide: str, line: str, source: str, test: str) -> None:
+def test_a_guides_line_is_printed_and_a_test_sees_it(
+    guide: str, line: str, source: str, test: str
+) -> None:
     parts = [part.strip() for part in line.split("…")]
     printing, seeing = ((PROJECT / name).read_text(encoding="utf-8") for name in (source, test))
     assert [part for part in parts if part.removeprefix("✓ ") not in printing] == []
@@ -157,14 +183,18 @@ def test_a_guides_name_is_there(guide: str, name: str, module: str) -> None:
     assert reduce(getattr, name.split("."), importlib.import_module(module)) is not None
 
 
-# --- whether the list is whole -----------------------------------------------------------------------------------------
+# --- whether the list is whole --------------------------------------------------------------------
 
 
 def lines_of(guide: Path) -> list[str]:
     """Return the command lines of a guide's bash blocks, without comments and line breaks."""
     text = guide.read_text(encoding="utf-8").replace("\\\n", " ")
     blocks = re.findall(r"^\s*```bash\n(.*?)^\s*```\s*$", text, re.MULTILINE | re.DOTALL)
-    lines = [" ".join(re.sub(r"\s+#.*|^\s*#.*", "", line).split()) for block in blocks for line in block.splitlines()]
+    lines = [
+        " ".join(re.sub(r"\s+#.*|^\s*#.*", "", line).split())
+        for block in blocks
+        for line in block.splitlines()
+    ]
     return [line for line in lines if line]
 
 
@@ -172,9 +202,13 @@ def test_the_list_has_every_command_of_the_guides_and_only_their_lines() -> None
     files = {name: next(SEEDS.glob(f"{name[:3]}_*.txt"), None) for name in GUIDES}
     for name, file in files.items():
         if file is None:
-            pytest.skip("the guides themselves are not on this machine (put them at ../shared/seeds)")
+            pytest.skip(
+                "the guides themselves are not on this machine (put them at ../shared/seeds)"
+            )
         text = file.read_text(encoding="utf-8")
-        listed = {line for guide, line, _ in commands() if guide == name} | set(GUIDES[name]["others"])
+        listed = {line for guide, line, _ in commands() if guide == name} | set(
+            GUIDES[name]["others"]
+        )
         assert set(lines_of(file)) == listed
         for kind in ("printed", "files", "names"):
             for row in GUIDES[name].get(kind, ()):
@@ -182,11 +216,13 @@ def test_the_list_has_every_command_of_the_guides_and_only_their_lines() -> None
                 assert all(part.strip() in text for part in parts), row
 
 
-# --- the project's own pages --------------------------------------------------------------------------------------------
+# --- the project's own pages ----------------------------------------------------------------------
 
 
 def paths_in(tree: str) -> set[str]:
-    """Return the first word of each line; an indented one lies in the last folder that is indented less."""
+    """Return the first word of each line; an indented one lies in the last folder that is indented
+    less.
+    """
     paths, folders = set(), [(-1, "")]
     for line in tree.strip().splitlines():
         name, indent = line.split()[0], len(line) - len(line.lstrip())
@@ -216,12 +252,22 @@ def test_the_tree_of_files_is_true() -> None:
 
 
 def test_each_page_is_linked_from_an_index_and_no_link_is_broken() -> None:
-    indexes = [PROJECT / name for name in ("README.md", "docs/README.md", "docs/research/README.md")]
+    indexes = [
+        PROJECT / name for name in ("README.md", "docs/README.md", "docs/research/README.md")
+    ]
     indexes += PROJECT.glob("yolo_seg_ddp/extras/*/README.md")
     pages = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *(PROJECT / "docs").rglob("*.md")]
     pages += PROJECT.glob("yolo_seg_ddp/extras/*/*.md")
-    links = {page: set(re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))) for page in pages}
-    broken = {(page.name, link) for page in pages for link in links[page] if not (page.parent / link).exists()}
+    links = {
+        page: set(re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")))
+        for page in pages
+    }
+    broken = {
+        (page.name, link)
+        for page in pages
+        for link in links[page]
+        if not (page.parent / link).exists()
+    }
     assert not broken
     linked = {(page.parent / link).resolve() for page in indexes for link in links[page]}
     assert set(pages[2:]) <= linked

@@ -7,7 +7,9 @@ import pytest
 from tests.support import plugin
 
 
-def test_the_tests_that_run_are_named_until_pytest_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tests_that_run_are_named_until_pytest_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(plugin, "RUNNING_FILE", str(tmp_path / "running"))
     monkeypatch.setattr(plugin, "running", {})
     for nodeid in ("a", "b"):

@@ -1,4 +1,6 @@
-"""The scripts in the root are peers: what two of them need is in `yolo_seg_ddp/`, whose `api.py` alone calls two of them."""
+"""The scripts in the root are peers: what two of them need is in `yolo_seg_ddp/`, whose `api.py`
+alone calls two of them.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -25,7 +27,10 @@ def test_neither_a_script_nor_a_room_imports_a_script() -> None:
     named = {
         file: text
         for file, text in sources.items()
-        if any(f"import {name}" in text or f"from {name}" in text or f"scripts.{name}" in text for name in SCRIPTS)
+        if any(
+            f"import {name}" in text or f"from {name}" in text or f"scripts.{name}" in text
+            for name in SCRIPTS
+        )
     }
     found = [
         f"{file.name} imports {name}"
@@ -34,5 +39,6 @@ def test_neither_a_script_nor_a_room_imports_a_script() -> None:
         if name.removeprefix("yolo_seg_ddp.scripts.") in SCRIPTS
     ]
     assert sorted(found) == [
-        f"api.py imports yolo_seg_ddp.scripts.{name}" for name in ("evaluate_model", "train_yolo_ddp")
+        f"api.py imports yolo_seg_ddp.scripts.{name}"
+        for name in ("evaluate_model", "train_yolo_ddp")
     ]

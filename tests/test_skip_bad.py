@@ -1,4 +1,6 @@
-"""`--skip-bad`: unreadable photographs are left out by every kind of cache, on all ranks alike, and stay out on resume."""
+"""`--skip-bad`: unreadable photographs are left out by every kind of cache, on all ranks alike, and
+stay out on resume.
+"""
 
 import json
 from dataclasses import replace
@@ -30,7 +32,9 @@ NUM_PHOTOS = 9
 
 
 def write_set(root: Path) -> Path:
-    """Write nine photographs, each with one object of another place, of which three cannot be read."""
+    """Write nine photographs, each with one object of another place, of which
+    three cannot be read.
+    """
     for split in ("train", "val"):
         (root / split / "images").mkdir(parents=True)
         (root / split / "labels").mkdir()
@@ -59,7 +63,11 @@ def opened(data: Path, said: list[str] | None = None, **options: Any) -> Segment
     return replace(open_split(section_of(config, DataOptions), *of_split), augment=Augmentation())
 
 
-KINDS: dict[str, dict[str, Any]] = {"packed": {}, "blocks": {"windows": 2}, "none": {"cache": "none"}}
+KINDS: dict[str, dict[str, Any]] = {
+    "packed": {},
+    "blocks": {"windows": 2},
+    "none": {"cache": "none"},
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,13 +75,21 @@ def test_one_unreadable_photograph_no_longer_refuses_all_others(kind: str, tmp_p
     data, said = write_set(tmp_path), list[str]()
     if kind != "none":
         with pytest.raises(
-            DataErrors, match=r"3 of 9 photographs cannot be used: .*; the trainer's --skip-bad goes on"
+            DataErrors,
+            match=r"3 of 9 photographs cannot be used: .*; the trainer's --skip-bad goes on",
         ) as refused:
             opened(data, said, **KINDS[kind])
         assert [Path(line.split(": ")[0]).name for line in refused.value.details] == [*BAD]
     for _ in range(2):  # built, then found
         dataset = opened(data, said, skip_bad=True, **KINDS[kind])
-        assert [photo.file.name for photo in dataset.photos] == ["0.jpg", "2.jpg", "3.jpg", "5.jpg", "7.jpg", "8.jpg"]
+        assert [photo.file.name for photo in dataset.photos] == [
+            "0.jpg",
+            "2.jpg",
+            "3.jpg",
+            "5.jpg",
+            "7.jpg",
+            "8.jpg",
+        ]
         assert sorted(dataset.skipped) == [f"train/images/{name}" for name in BAD]
         assert "empty file" in dataset.skipped["train/images/1.jpg"]
         for index, photo in enumerate(dataset.photos):  # pixels and labels still belong together
@@ -87,7 +103,8 @@ def test_one_unreadable_photograph_no_longer_refuses_all_others(kind: str, tmp_p
         dataset[0, len(dataset) - 1]
     assert sum("packing" in line for line in said) == 1
     if kind != "none":
-        with pytest.raises(DataErrors, match="3 of 9 photographs cannot be used"):  # also from the finished cache
+        # also from the finished cache
+        with pytest.raises(DataErrors, match="3 of 9 photographs cannot be used"):
             opened(data, **KINDS[kind])
 
 
@@ -157,7 +174,9 @@ def test_a_killed_build_continues_behind_the_photographs_it_left_out(
 
 
 @pytest.mark.parametrize("unusable", [{"99": "x"}, [1], "x", None, [["train/images/0.jpg"]]])
-def test_a_cache_whose_list_of_unusable_photographs_is_wrong_is_built_again(unusable: Any, tmp_path: Path) -> None:
+def test_a_cache_whose_list_of_unusable_photographs_is_wrong_is_built_again(
+    unusable: Any, tmp_path: Path
+) -> None:
     data = write_set(tmp_path)
     opened(data, skip_bad=True)
     (index_file,) = (tmp_path / ".cache").glob("train-64-*.json")
@@ -175,24 +194,44 @@ def test_a_run_lists_what_it_left_out_and_resumes_only_with_the_same_photographs
     data = write_set(tmp_path / "set")
 
     def train(*flags: str) -> int:
-        common = ("--data", data, "--save-dir", tmp_path / "run", "--model", "yolov8n-seg.yaml", "--threads", "1")
+        common = (
+            "--data",
+            data,
+            "--save-dir",
+            tmp_path / "run",
+            "--model",
+            "yolov8n-seg.yaml",
+            "--threads",
+            "1",
+        )
         sizes = ("--img-size", "64", "--batch-size", "3", "--num-workers", "0", "--device", "cpu")
-        return run_main(train_yolo_ddp, monkeypatch, *common, *sizes, "--val-pictures-every", "0", *flags)
+        return run_main(
+            train_yolo_ddp, monkeypatch, *common, *sizes, "--val-pictures-every", "0", *flags
+        )
 
     assert train("--skip-bad", "--epochs", "1") == 0
     listed = tmp_path / "run" / SKIPPED_FILE
-    assert f"3 photographs cannot be read and are left out (--skip-bad): {listed} lists them" in capsys.readouterr().out
+    assert (
+        f"3 photographs cannot be read and are left out (--skip-bad): {listed} lists them"
+        in capsys.readouterr().out
+    )
     assert [Path(line.split(": ")[0]).name for line in listed.read_text().splitlines()] == list(BAD)
     facts = latest_manifest(tmp_path / "run" / "checkpoint")
     assert facts["skipped_photographs"] == [f"train/images/{name}" for name in BAD]
     mend(tmp_path / "set", "4.jpg")
-    with pytest.raises(UserError, match=r"train/images/4\.jpg was left out and now can be read, or is gone, and"):
+    with pytest.raises(
+        UserError, match=r"train/images/4\.jpg was left out and now can be read, or is gone, and"
+    ):
         train("--skip-bad", "--epochs", "2")
     (tmp_path / "set/train/images/4.jpg").write_bytes(BAD["4.jpg"])
     (tmp_path / "set/train/images/5.jpg").write_bytes(b"")
-    with pytest.raises(UserError, match=r"train/images/5\.jpg cannot be read any more, and a resumed run"):
+    with pytest.raises(
+        UserError, match=r"train/images/5\.jpg cannot be read any more, and a resumed run"
+    ):
         train("--skip-bad", "--epochs", "2")
-    (tmp_path / "set/train/images/5.jpg").write_bytes(encode_jpeg(np.full((96, 128, 3), 100, np.uint8)))
+    (tmp_path / "set/train/images/5.jpg").write_bytes(
+        encode_jpeg(np.full((96, 128, 3), 100, np.uint8))
+    )
     assert train("--skip-bad", "--epochs", "2") == 0
     said = capsys.readouterr().out
     assert "Training complete after 2 epochs" in said

@@ -2,7 +2,8 @@
 
 from yolo_seg_ddp import evaluate, open_model, train
 
-All scripts import this package, so importing it loads nothing else: `api.py` is read when one of the three is asked for.
+All scripts import this package, so importing it loads nothing else: `api.py` is read when one of
+the three is asked for.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,6 @@
-"""The command `yolo-seg-ddp`, also `python -m yolo_seg_ddp`: the scripts, and the extras that are commands."""
+"""The command `yolo-seg-ddp`, also `python -m yolo_seg_ddp`: the scripts, and the extras that are
+commands.
+"""
 
 import ast
 import runpy
@@ -27,7 +29,11 @@ def main() -> None:
         return
 
     # A part of an extra may be a command, too: `orthophotos.cut`.
-    module = f"yolo_seg_ddp.scripts.{SCRIPTS[name]}" if name in SCRIPTS else f"yolo_seg_ddp.extras.{name}"
+    module = (
+        f"yolo_seg_ddp.scripts.{SCRIPTS[name]}"
+        if name in SCRIPTS
+        else f"yolo_seg_ddp.extras.{name}"
+    )
     if name.partition(".")[0] not in files or find_spec(module) is None:
         print_error(f"{printable(name)} is no command; {called} lists them")
         sys.exit(EXIT_USAGE)

@@ -2,8 +2,8 @@
 
 from yolo_seg_ddp import evaluate, open_model, train
 
-Options have the scripts' names with `_` for `-` (`python inference.py --help`), and their defaults. A wrong one raises
-`UsageError`. Importing this module starts nothing.
+Options have the scripts' names with `_` for `-` (`python inference.py --help`), and their defaults.
+A wrong one raises `UsageError`. Importing this module starts nothing.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ SHOWN_PX = 1280  # longer side of a picture in a notebook
 
 
 def train(config: str | Path | None = None, **options: Any) -> dict[str, list[float]]:
-    """Train with the options of a YAML file and with `options`, which win; return one list per value, an entry an epoch.
+    """Train with the options of a YAML file and with `options`, which win; return one list per
+    value, an entry an epoch.
 
-    Every rank must reach this; without a launcher it is one process. Like the script it continues an interrupted run.
+    Every rank must reach this; without a launcher it is one process. Like the script it continues
+    an interrupted run.
     """
     from yolo_seg_ddp.run.folder import resume_arguments
     from yolo_seg_ddp.scripts.train_yolo_ddp import train as run
@@ -58,18 +60,23 @@ def train(config: str | Path | None = None, **options: Any) -> dict[str, list[fl
 
 
 def evaluate(model: str | Path, **options: Any) -> dict[str, Any]:
-    """Evaluate a checkpoint or an export; write the script's files to `output` and return what metrics.json holds.
+    """Evaluate a checkpoint or an export; write the script's files to `output` and return what
+    metrics.json holds.
 
     Every rank must reach this; ranks above 0 get an empty dictionary.
     """
     from yolo_seg_ddp.scripts.evaluate_model import EvaluationConfig, run
 
-    metrics = run(parse_config(EvaluationConfig, "", words_of({"model": model, **options}), exits=False))
+    metrics = run(
+        parse_config(EvaluationConfig, "", words_of({"model": model, **options}), exits=False)
+    )
     return metrics[0] if metrics else {}
 
 
 def open_model(model: str | Path, **options: Any) -> Model:
-    """Open a checkpoint or an export; `options` are those of inference.py that say how it predicts, such as `conf`."""
+    """Open a checkpoint or an export; `options` are those of inference.py that say how it predicts,
+    such as `conf`.
+    """
     from yolo_seg_ddp.predict.opening import open_predictor
 
     config = _options({"model": model}, options, ("model",))
@@ -77,7 +84,9 @@ def open_model(model: str | Path, **options: Any) -> Model:
     return Model(predictor, Names(names), {"model": model, **options})
 
 
-def _options(opened: Mapping[str, Any], given: Mapping[str, Any], fixed: Collection[str]) -> PredictOptions:
+def _options(
+    opened: Mapping[str, Any], given: Mapping[str, Any], fixed: Collection[str]
+) -> PredictOptions:
     from yolo_seg_ddp.predict.options import PredictOptions
 
     known = [each.name for each in fields(PredictOptions) if each.name not in fixed]
@@ -93,9 +102,16 @@ def _options(opened: Mapping[str, Any], given: Mapping[str, Any], fixed: Collect
 
 # What to type instead of Ultralytics' names that are not here.
 INSTEAD = {
-    **dict.fromkeys(("to_df", "to_csv", "to_json", "tojson", "summary"), "prediction.to_pandas() gives a table"),
-    **dict.fromkeys(("save_txt", "save_crop"), "python inference.py --save-crops writes labels/ and crops/"),
-    **dict.fromkeys(("cpu", "cuda", "to", "half", "fuse"), 'open_model(file, device="cuda:0", amp="auto") decides'),
+    **dict.fromkeys(
+        ("to_df", "to_csv", "to_json", "tojson", "summary"), "prediction.to_pandas() gives a table"
+    ),
+    **dict.fromkeys(
+        ("save_txt", "save_crop"), "python inference.py --save-crops writes labels/ and crops/"
+    ),
+    **dict.fromkeys(
+        ("cpu", "cuda", "to", "half", "fuse"),
+        'open_model(file, device="cuda:0", amp="auto") decides',
+    ),
     "orig_shape": "prediction.photo.shape[:2] is the height and width",
     **dict.fromkeys(("xyxyn", "xywhn", "xyn"), "divide xyxy, xywh or xy by width and height"),
     "track": "python inference.py --source film.mp4 predicts on a film, without track numbers",
@@ -112,7 +128,9 @@ class WithAdvice:
 
 
 class Names(tuple[str, ...]):
-    """The names of all classes, in the order of their numbers; also read as a dictionary of number and name."""
+    """The names of all classes, in the order of their numbers; also read as a dictionary of number
+    and name.
+    """
 
     def items(self) -> enumerate[str]:
         """Return each number with its name."""
@@ -132,12 +150,14 @@ class Model(WithAdvice):
     options: Mapping[str, Any]  # that it was opened with
 
     def predict(self, source: Any, *, stream: bool = False, **options: Any) -> Any:
-        """Find objects in photographs; `options`, such as `conf`, hold for this call. Return `Predictions`, a list.
+        """Find objects in photographs; `options`, such as `conf`, hold for this call. Return
+        `Predictions`, a list.
 
-        source: a file, a folder, a pattern, a .txt file with a path a line, an https address, a PIL picture, an array, or a
-        list or an iterator of these. Arrays are RGB uint8 (H, W, 3): `cv2.imread` gives BGR, so pass `picture[..., ::-1]`;
-        Ultralytics expects BGR. stream: return an iterator instead, which holds no more photographs than a batch.
-        Raises ImageError for a picture that cannot be read; in a folder it is named and skipped.
+        source: a file, a folder, a pattern, a .txt file with a path a line, an https address, a PIL
+        picture, an array, or a list or an iterator of these. Arrays are RGB uint8 (H, W, 3):
+        `cv2.imread` gives BGR, so pass `picture[..., ::-1]`; Ultralytics expects BGR. stream:
+        return an iterator instead, which holds no more photographs than a batch. Raises ImageError
+        for a picture that cannot be read; in a folder it is named and skipped.
         """
         from yolo_seg_ddp.predict.opening import predictor_for
         from yolo_seg_ddp.predict.options import FIXED
@@ -145,7 +165,9 @@ class Model(WithAdvice):
 
         predictor, model = self.predictor, self.predictor.model
         if options:
-            predictor = predictor_for(_options(self.options, options, FIXED), model, predictor.device)
+            predictor = predictor_for(
+                _options(self.options, options, FIXED), model, predictor.device
+            )
         predicted = predictor.predict(_photos(source, trained_stretch(model)))
         found = (Prediction(photo, self.names, result, file) for file, photo, result in predicted)
         return found if stream else Predictions(found)
@@ -161,12 +183,16 @@ class Model(WithAdvice):
         return evaluate(self.options["model"], **options)
 
     def export(self, **options: Any) -> str:
-        """Export with the options of export.py; return the first file. Raises UserError if a proof failed.
+        """Export with the options of export.py; return the first file. Raises UserError if a proof
+        failed.
 
-        The proof takes the photographs on which the model was trained and judged, if its run's folder says so.
+        The proof takes the photographs on which the model was trained and judged, if its run's
+        folder says so.
         """
         model = self.options["model"]
-        words = words_of({"model": model, "data": read_config(Path(model).parent).get("data"), **options})
+        words = words_of(
+            {"model": model, "data": read_config(Path(model).parent).get("data"), **options}
+        )
         files, failed = require_extra("exports").main("", words)
         if failed:
             raise UserError(f"export {' '.join(words)}: a proof failed, as the lines above say")
@@ -174,16 +200,21 @@ class Model(WithAdvice):
 
 
 def _photos(source: Any, stretch: Stretch | None) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield each photograph of a source: its file or address, empty for an array, and its pixels."""
+    """Yield each photograph of a source: its file or address, empty for
+    an array, and its pixels.
+    """
     if isinstance(source, list | tuple | Iterator):
         for each in source:
             yield from _photos(each, stretch)
     elif isinstance(source, np.ndarray | Image.Image):
         photo = np.asarray(source)
-        if isinstance(source, Image.Image) and source.mode[0] not in "IF":  # these have more than 8 bits
+        # these have more than 8 bits
+        if isinstance(source, Image.Image) and source.mode[0] not in "IF":
             photo = np.asarray(ImageOps.exif_transpose(source).convert("RGB"))
         if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3 or not photo.size:
-            raise UsageError(f"an array {photo.dtype} {photo.shape}: expected RGB uint8 (height, width, 3)")
+            raise UsageError(
+                f"an array {photo.dtype} {photo.shape}: expected RGB uint8 (height, width, 3)"
+            )
         yield getattr(source, "filename", ""), photo
     elif isinstance(source, str) and "://" in source:
         from yolo_seg_ddp.prepare.download.web import fetch_picture
@@ -198,11 +229,17 @@ def _photos(source: Any, stretch: Stretch | None) -> Iterator[tuple[str, np.ndar
                     raise
                 print_warning(f"skipped {error}")
     else:
-        raise UsageError(f"a source of type {type(source).__name__}: expected a path, address or picture, or a list")
+        raise UsageError(
+            f"a source of type {type(source).__name__}: expected a path, address or picture, or a "
+            "list"
+        )
 
 
 class Rows(WithAdvice, np.ndarray):
-    """An array with a row for each object. Ultralytics' names give tensors of the same objects, in the photograph's pixels."""
+    """An array with a row for each object.
+
+    Ultralytics' names give tensors of the same objects, in the photograph's pixels.
+    """
 
     of: Prediction
     id = None  # there are no track numbers
@@ -228,7 +265,9 @@ class Rows(WithAdvice, np.ndarray):
         """The largest outline of each mask, int32 (V, 2); `polygons()` has all parts and holes."""
         from yolo_seg_ddp.predict.prediction_files import outline
 
-        return [next(iter(outline(region)), np.zeros((0, 2), np.int32)) for region in self.of.regions]
+        return [
+            next(iter(outline(region)), np.zeros((0, 2), np.int32)) for region in self.of.regions
+        ]
 
     def __getitem__(self, index: Any) -> Any:
         part = super().__getitem__(index)
@@ -241,25 +280,40 @@ class Rows(WithAdvice, np.ndarray):
 
 
 class Predictions(list["Prediction"]):
-    """A prediction for each photograph. If there is one photograph, its attributes are here, too: `predictions.boxes`."""
+    """A prediction for each photograph.
+
+    If there is one photograph, its attributes are here, too: `predictions.boxes`.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if len(self) != 1 or name.startswith("_"):
-            raise AttributeError(f"{name} of {len(self)} photographs: take one, such as predictions[0].{name}")
+            raise AttributeError(
+                f"{name} of {len(self)} photographs: take one, such as predictions[0].{name}"
+            )
         return getattr(self[0], name)
 
     def __repr__(self) -> str:
-        counts = Counter(name for prediction in self for name in prediction.class_names).most_common()
+        counts = Counter(
+            name for prediction in self for name in prediction.class_names
+        ).most_common()
         classes = f" of {counted(len(counts), 'class')}" if counts else ""
-        sizes = [f"{prediction.photo.shape[1]} x {prediction.photo.shape[0]}" for prediction in self]
+        sizes = [
+            f"{prediction.photo.shape[1]} x {prediction.photo.shape[0]}" for prediction in self
+        ]
         place = sizes[0] if len(self) == 1 else counted(len(self), "photograph")
         each = ", ".join(f"{number} {printable(name)}" for name, number in counts)
-        return f"{counted(sum(map(len, self)), 'detection')}{classes} in {place}{': ' * bool(each)}{each}"
+        return (
+            f"{counted(sum(map(len, self)), 'detection')}{classes} in "
+            f"{place}{': ' * bool(each)}{each}"
+        )
 
 
 @dataclass(frozen=True)
 class Prediction(WithAdvice):
-    """The objects found in a photograph, RGB uint8 (H, W, 3), upright. All coordinates are in its pixels."""
+    """The objects found in a photograph, RGB uint8 (H, W, 3), upright.
+
+    All coordinates are in its pixels.
+    """
 
     photo: np.ndarray
     names: Names  # of all classes that the model knows
@@ -275,14 +329,24 @@ class Prediction(WithAdvice):
         return len(self.result.boxes)
 
     def __getitem__(self, index: Any) -> Prediction:
-        """Return a prediction with some of the objects: by a number, a slice, or an array of numbers or bools."""
+        """Return a prediction with some of the objects: by a number, a slice, or an array of
+        numbers or bools.
+        """
         numbers = np.atleast_1d(np.arange(len(self))[index]).tolist()
         return replace(self, result=self.result.chosen(numbers))
 
     @property
     def speed(self) -> dict[str, float]:
-        """Milliseconds: to make the network's inputs, to run it and suppress overlaps, to make masks and join tiles."""
-        return dict(zip(("preprocess", "inference", "postprocess"), (1000 * self.result.spent_s).tolist(), strict=True))
+        """Milliseconds: to make the network's inputs, to run it and suppress overlaps, to make
+        masks and join tiles.
+        """
+        return dict(
+            zip(
+                ("preprocess", "inference", "postprocess"),
+                (1000 * self.result.spent_s).tolist(),
+                strict=True,
+            )
+        )
 
     @property
     def boxes(self) -> Rows:
@@ -306,7 +370,9 @@ class Prediction(WithAdvice):
 
     @property
     def regions(self) -> list[Region]:
-        """The masks, each cut to its object: bool (h, w) with its upper left pixel at `left`, `top`."""
+        """The masks, each cut to its object: bool (h, w) with its upper left pixel at `left`,
+        `top`.
+        """
         return list(self.result.masks)
 
     @property
@@ -323,17 +389,22 @@ class Prediction(WithAdvice):
         return rows
 
     def arrays(self) -> dict[str, Any]:
-        """Return what `supervision.Detections(**prediction.arrays())` takes; `masks` says how large `mask` is."""
+        """Return what `supervision.Detections(**prediction.arrays())` takes; `masks` says how large
+        `mask` is.
+        """
         data = {"class_name": np.array(self.class_names, str)}
         scored = {"confidence": self.scores, "class_id": self.class_ids}
         return {"xyxy": self.result.boxes, "mask": np.asarray(self.masks), **scored, "data": data}
 
     def polygons(self) -> list[shapely.MultiPolygon]:
-        """Return each object's outline, with parts and holes: it encloses the centres of exactly its mask's pixels."""
+        """Return each object's outline, with parts and holes: it encloses the centres of exactly
+        its mask's pixels.
+        """
         return [outline_of(region.mask, region.left, region.top) for region in self.result.masks]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a table with a row for each object, all in pixels; `length_px` and `width_px` of objects with a line.
+        """Return a table with a row for each object, all in pixels; `length_px` and `width_px` of
+        objects with a line.
 
         Raises UserError if pandas is not installed.
         """
@@ -341,7 +412,9 @@ class Prediction(WithAdvice):
             import pandas
         except ImportError as error:
             raise UserError("to_pandas() needs pandas: pip install pandas") from error
-        lines = [(line.length_px, line.width_px) if line else (np.nan,) * 2 for line in self.result.lines]
+        lines = [
+            (line.length_px, line.width_px) if line else (np.nan,) * 2 for line in self.result.lines
+        ]
         columns: dict[str, Any] = {
             "image": [self.file] * len(self),
             "class": self.class_names,
@@ -355,7 +428,9 @@ class Prediction(WithAdvice):
 
     def draw(self) -> Picture:
         """Draw the objects on the photograph."""
-        pixels = draw_instances(self.photo, *self.result.drawn, self.names, nothing=NO_DETECTIONS, min_px=READABLE_PX)
+        pixels = draw_instances(
+            self.photo, *self.result.drawn, self.names, nothing=NO_DETECTIONS, min_px=READABLE_PX
+        )
         return Picture(pixels)
 
     def plot(self) -> np.ndarray:
@@ -363,15 +438,22 @@ class Prediction(WithAdvice):
         return self.draw().pixels
 
     def save(self, path: str | Path = "") -> str:
-        """Write the drawn photograph as .jpg or .png, by default to `results_<name>.jpg` here; return its path."""
+        """Write the drawn photograph as .jpg or .png, by default to `results_<name>.jpg` here;
+        return its path.
+        """
         path = path or f"results_{Path(self.file).stem or 'array'}.jpg"
         self.draw().save(path)
         return str(path)
 
     def show(self) -> None:
-        """Show the drawn photograph, in a notebook there. Raises UserError where no program shows pictures."""
+        """Show the drawn photograph, in a notebook there.
+
+        Raises UserError where no program shows pictures.
+        """
         if not ImageShow.show(Image.fromarray(self.plot())):
-            raise UserError("show(): this machine has no program that shows pictures; save() writes the picture")
+            raise UserError(
+                "show(): this machine has no program that shows pictures; save() writes the picture"
+            )
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
-"""Prove the GPU path on this machine's NVIDIA GPUs and measure it, in one command without a network.
+"""Prove the GPU path on this machine's NVIDIA GPUs and measure it, in one command without a
+network.
 
     make gpu                                          # all parts, under 9 minutes on one GPU
     DEVICE=cpu make gpu                               # a dry run with small sizes on a CPU
-    PYTHON=python3 WHEELS=wheels make gpu             # another Python; missing packages from a folder of wheels
+    PYTHON=python3 WHEELS=wheels make gpu             # another Python, and packages from a folder
     python -m benchmarks.gpu --only nccl profile      # some parts, and those that they need
 
-The last lines are a table with one row per part. Parts that ended well are kept in --output and not run again while
-code, GPU and versions stay the same; --again runs them all. docs/research/gpu.md says more.
+The last lines are a table with one row per part. Parts that ended well are kept in --output and not
+run again while code, GPU and versions stay the same; --again runs them all. docs/research/gpu.md
+says more.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from benchmarks.gpu.wheels import missing_modules, start_again_with, unpack
 
 if os.environ.get("WHEELS"):  # before the first import that may need them
     _site = Path("outputs/gpu/site")
-    print("Unpacked:", ", ".join(unpack(Path(os.environ["WHEELS"]), _site)) or "no wheels", flush=True)
+    print(
+        "Unpacked:", ", ".join(unpack(Path(os.environ["WHEELS"]), _site)) or "no wheels", flush=True
+    )
     start_again_with(_site, "benchmarks.gpu", sys.argv[1:])
 if __name__ == "__main__" and (_missing := missing_modules()):
     sys.exit(
-        f"error: {sys.executable} cannot import {'; '.join(_missing)}: install requirements.txt and pytest, or set WHEELS "
+        f"error: {sys.executable} cannot import {'; '.join(_missing)}: install requirements.txt "
+        "and pytest, or set WHEELS "
         f"to a folder with wheels for this Python"
     )
 
@@ -52,18 +57,29 @@ MINUTES = {"cuda": 9.0, "cpu": 10.0}
 
 @dataclass(frozen=True)
 class GpuConfig(Options):
-    device: str = option("auto", "auto: the GPUs, which must be there; cpu: a dry run", choices=("auto", "cuda", "cpu"))
+    device: str = option(
+        "auto",
+        "auto: the GPUs, which must be there; cpu: a dry run",
+        choices=("auto", "cuda", "cpu"),
+    )
     minutes: float | None = option(None, "time for everything; unset: 9, on a CPU 10", above=0)
-    only: tuple[str, ...] = option((), "parts to run, with those that they need; unset: all", metavar="PART")
+    only: tuple[str, ...] = option(
+        (), "parts to run, with those that they need; unset: all", metavar="PART"
+    )
     again: bool = option(False, "also run what is finished")
     output: str = option("outputs/gpu", "folder for data, logs and finished parts", metavar="DIR")
-    json: str | None = option(None, "folder for all results; unset: results in --output", metavar="DIR")
+    json: str | None = option(
+        None, "folder for all results; unset: results in --output", metavar="DIR"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         unknown = set(self.only) - {part.name for part in PARTS}
         if unknown:
-            raise UsageError(f"--only {' '.join(sorted(unknown))}: there is {' '.join(part.name for part in PARTS)}")
+            raise UsageError(
+                f"--only {' '.join(sorted(unknown))}: there is "
+                f"{' '.join(part.name for part in PARTS)}"
+            )
 
 
 def main() -> int:
@@ -73,12 +89,18 @@ def main() -> int:
     prepare_environment()
     num_gpus = 0 if config.device == "cpu" else torch.cuda.device_count()
     if config.device != "cpu" and not num_gpus:
-        raise UsageError(f"--device {config.device}: PyTorch sees no GPU; DEVICE=cpu make gpu is a dry run without one")
+        raise UsageError(
+            f"--device {config.device}: PyTorch sees no GPU; DEVICE=cpu make gpu is a dry run "
+            "without one"
+        )
     root = Path(config.output).resolve()
     setting = Setting("cuda" if num_gpus else "cpu", num_gpus, root / "work")
     facts = hardware(setting)
     names = ", ".join(gpu["name"] for gpu in facts["gpus"]) or "no GPU: a dry run"
-    print(f"{names}; driver {facts['driver']}, torch {facts['torch']}, CUDA {facts['cuda']}", flush=True)
+    print(
+        f"{names}; driver {facts['driver']}, torch {facts['torch']}, CUDA {facts['cuda']}",
+        flush=True,
+    )
     store = Store(root / "state", key_of(facts, setting))
     parts = with_needed(config.only) if config.only else PARTS
     for part in parts:
@@ -93,25 +115,37 @@ def main() -> int:
 
     def write() -> None:
         minutes = round((time.monotonic() - start_s) / 60, 2)
-        write_results(folder, root, {**facts, "minutes": minutes}, command, PARTS, {**kept, **ended})
+        write_results(
+            folder, root, {**facts, "minutes": minutes}, command, PARTS, {**kept, **ended}
+        )
 
     def on_end(part: Part, outcome: Outcome) -> None:
         store.keep(part, outcome)
         ended[part.name] = outcome
         elapsed_s = time.monotonic() - start_s
-        print(f"[{elapsed_s:3.0f} s] {part.name}: {outcome.status}, {outcome.seconds:.0f} s", flush=True)
+        print(
+            f"[{elapsed_s:3.0f} s] {part.name}: {outcome.status}, {outcome.seconds:.0f} s",
+            flush=True,
+        )
         write()
 
     slots = min(max(usable_cpu_count() // 2, 2), 8)
     runner = Runner(setting, root / "logs")
-    outcomes = run_parts(parts, ended, runner, lambda: total_s - (time.monotonic() - start_s), slots, on_end)
+    outcomes = run_parts(
+        parts, ended, runner, lambda: total_s - (time.monotonic() - start_s), slots, on_end
+    )
     write()
-    print(f"\n{table(parts, outcomes)}\n\n{verdict(outcomes)}. All results, with logs and the trace: {folder}")
+    print(
+        f"\n{table(parts, outcomes)}\n\n{verdict(outcomes)}. All results, with logs and the "
+        f"trace: {folder}"
+    )
     return EXIT_FAILED if any(outcome.status in BAD for outcome in outcomes.values()) else EXIT_DONE
 
 
 def prepare_folders(folder: Path, parts: Sequence[Part]) -> None:
-    """Remove what an earlier start left of the parts that run now; without the data nothing of it counts."""
+    """Remove what an earlier start left of the parts that run now; without the data nothing of it
+    counts.
+    """
     names = {part.name for part in parts}
     for place in [folder] if "data" in names else [folder / name for name in names]:
         shutil.rmtree(place, ignore_errors=True)
@@ -120,9 +154,13 @@ def prepare_folders(folder: Path, parts: Sequence[Part]) -> None:
 def key_of(facts: dict[str, object], setting: Setting) -> str:
     """Return a digest of what finished parts depend on: code, device, versions, sizes."""
     named = {name: facts[name] for name in ("gpus", "driver", "torch", "ultralytics")}
-    own = [file.read_bytes() for file in sorted(Path(__file__).resolve().parent.parent.rglob("*.py"))]
+    own = [
+        file.read_bytes() for file in sorted(Path(__file__).resolve().parent.parent.rglob("*.py"))
+    ]
     digest = hashlib.sha256(b"".join(own)).hexdigest()
-    return hashlib.sha256(f"{source_digest()} {digest} {named} {setting.sizes}".encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        f"{source_digest()} {digest} {named} {setting.sizes}".encode()
+    ).hexdigest()[:16]
 
 
 if __name__ == "__main__":

@@ -31,7 +31,10 @@ from yolo_seg_ddp.utils.distributed import (
 
 
 def wrong_collectives() -> list[str]:
-    """Return the names of COLLECTIVES that give this rank a wrong answer. Every rank must reach this."""
+    """Return the names of COLLECTIVES that give this rank a wrong answer.
+
+    Every rank must reach this.
+    """
     return [name for name, is_right in COLLECTIVES.items() if not is_right(rank(), world_size())]
 
 
@@ -57,7 +60,9 @@ def _agreement(rank: int, world: int) -> bool:
 
 def _gathered(rank: int, world: int) -> bool:
     parts = gather_arrays({"x": np.arange(3 + rank), "y": np.ones((rank, 2), np.float32)})
-    return [(len(part["x"]), part["y"].shape) for part in parts] == [(3 + other, (other, 2)) for other in range(world)]
+    return [(len(part["x"]), part["y"].shape) for part in parts] == [
+        (3 + other, (other, 2)) for other in range(world)
+    ]
 
 
 def _files(rank: int, world: int) -> bool:
@@ -74,15 +79,24 @@ def _reached(rank: int, world: int) -> bool:
     return True
 
 
-# Every function of yolo_seg_ddp.utils.distributed that all ranks must reach, and whether this rank gets the right answer.
+# Every function of yolo_seg_ddp.utils.distributed that all ranks must reach, and whether this rank
+# gets the right answer.
 COLLECTIVES: dict[str, Callable[[int, int], bool]] = {
-    "all_reduce_sum": lambda rank, world: all_reduce_sum(_values(rank, 1)).tolist() == [world * (world - 1) / 2, world],
+    "all_reduce_sum": lambda rank, world: (
+        all_reduce_sum(_values(rank, 1)).tolist() == [world * (world - 1) / 2, world]
+    ),
     "any_rank": lambda rank, world: any_rank(rank == world - 1) and not any_rank(False),
     "max_over_ranks": lambda rank, world: max_over_ranks([rank, True, -rank]) == [world - 1, 1, 0],
-    "broadcast_from_main": lambda rank, world: broadcast_from_main({"a": [1, rank]}) == {"a": [1, 0]},
+    "broadcast_from_main": lambda rank, world: (
+        broadcast_from_main({"a": [1, rank]}) == {"a": [1, 0]}
+    ),
     "gather_json": lambda rank, world: gather_json([rank]) == [[each] for each in range(world)],
-    "run_on_main": lambda rank, world: run_on_main(lambda: "done") == ("done" if rank == 0 else None),
-    "run_once_per_machine": lambda rank, world: run_once_per_machine(lambda: 1, rank) == (1 if rank == 0 else None),
+    "run_on_main": lambda rank, world: (
+        run_on_main(lambda: "done") == ("done" if rank == 0 else None)
+    ),
+    "run_once_per_machine": lambda rank, world: (
+        run_once_per_machine(lambda: 1, rank) == (1 if rank == 0 else None)
+    ),
     "barrier": _reached,
     "average_tensors": _average,
     "check_ranks_agree": _agreement,

@@ -1,4 +1,6 @@
-"""Parts that check this machine: its tests, its collectives, and what happens when memory runs out."""
+"""Parts that check this machine: its tests, its collectives, and what happens
+when memory runs out.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,17 @@ from yolo_seg_ddp.utils.distributed.rank_processes import run_ranks
 from yolo_seg_ddp.utils.environment import PROJECT_FOLDER
 
 RANK_CODE = "from benchmarks.gpu.ranks import check_ranks; run_script(check_ranks)"
-# Of a training step with yolov8m at 1280 px in 16 bits, about: four times docs/research/gpu.md's figure for 640 px.
+# Of a training step with yolov8m at 1280 px in 16 bits, about: four times docs/research/gpu.md's
+# figure for 640 px.
 BYTES_PER_LARGE_IMAGE = 1.4 * 2**30
 LARGE_PX = 1280
 TOO_MUCH = 2.0  # times the memory of the largest GPU
 
 
 def make_data(setting: Setting) -> Finding:
-    """Draw the built-in sample, and a second data set with each training photograph several times (hard links)."""
+    """Draw the built-in sample, and a second data set with each training photograph several times
+    (hard links).
+    """
     sizes = setting.sizes
     folder = setting.data.parent
     if not setting.data.exists():
@@ -40,7 +45,9 @@ def make_data(setting: Setting) -> Finding:
         split: sum(is_photograph(file.name) for file in (folder / split / "images").iterdir())
         for split in ("train", "val")
     }
-    return Finding(f"{counts['train']} photographs for training, {counts['val']} for validation", dict(counts))
+    return Finding(
+        f"{counts['train']} photographs for training, {counts['val']} for validation", dict(counts)
+    )
 
 
 def check_machine(setting: Setting) -> Finding:
@@ -53,17 +60,38 @@ def check_machine(setting: Setting) -> Finding:
     if code:
         raise PartFailed("; ".join(bad[:3]) or f"test_ddp.py ended with {code}", lines=lines)
     warnings = [line for line in lines if line.startswith("!")]
-    return Finding(f"{lines[-1]} {len(lines) - 1} checks, {len(warnings)} warnings", {"lines": lines})
+    return Finding(
+        f"{lines[-1]} {len(lines) - 1} checks, {len(warnings)} warnings", {"lines": lines}
+    )
 
 
 def run_gpu_tests(setting: Setting) -> Finding:
     """Run the tests marked `gpu`. On a CPU they are collected, and all skipped."""
-    files = [file for file in (PROJECT_FOLDER / "tests").rglob("test_*.py") if "pytest.mark.gpu" in file.read_text()]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", *map(str, sorted(files))]
+    files = [
+        file
+        for file in (PROJECT_FOLDER / "tests").rglob("test_*.py")
+        if "pytest.mark.gpu" in file.read_text()
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "gpu",
+        *map(str, sorted(files)),
+    ]
     with Job(command, setting.folder / "tests" / "log") as job:
         code = job.wait(300)
-    found = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", job.output())}
-    said = ", ".join(f"{number} {word}" for word, number in found.items()) or job.output().strip()[-300:]
+    found = {
+        word: int(number)
+        for number, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", job.output())
+    }
+    said = (
+        ", ".join(f"{number} {word}" for word, number in found.items())
+        or job.output().strip()[-300:]
+    )
     if code:
         raise PartFailed(said, **found)
     if not setting.is_gpu:
@@ -89,14 +117,25 @@ def check_two_ranks(setting: Setting) -> Finding:
 
 
 def ranks_found(setting: Setting, devices: list[str], backend: str, precisions: list[str]) -> Json:
-    """Run `check_ranks` on one rank per device. Raises UserError when a rank fails, PartFailed when an answer is wrong."""
+    """Run `check_ranks` on one rank per device.
+
+    Raises UserError when a rank fails, PartFailed when an answer is wrong.
+    """
     job = {"devices": devices, "backend": backend, "precisions": precisions, "timeout_s": 120.0}
-    answers = run_ranks(RANK_CODE, len(devices), {**job, "img_size": setting.sizes.small_px}, timeout_s=280)
-    found: Json = {"ranks": len(devices), "backend": answers[0]["backend"], "losses": answers[0]["losses"]}
+    answers = run_ranks(
+        RANK_CODE, len(devices), {**job, "img_size": setting.sizes.small_px}, timeout_s=280
+    )
+    found: Json = {
+        "ranks": len(devices),
+        "backend": answers[0]["backend"],
+        "losses": answers[0]["losses"],
+    }
     found["synchronised_layers"] = answers[0]["synchronised_layers"]
     wrong = sorted({name for answer in answers for name in answer["wrong"]})
     if wrong or found["backend"] != backend:
-        raise PartFailed(f"backend {found['backend']}, wrong answers of {', '.join(wrong) or 'none'}", **found)
+        raise PartFailed(
+            f"backend {found['backend']}, wrong answers of {', '.join(wrong) or 'none'}", **found
+        )
     return found
 
 
@@ -104,22 +143,32 @@ def said_of(found: Json) -> str:
     """Return one line about the ranks."""
     layers = f", {found['synchronised_layers']} layers by synchronised BatchNorm's kernels"
     return (
-        f"{found['ranks']} rank(s) over {found['backend']}: all collectives right, {len(found['losses'])} trainings equal"
+        f"{found['ranks']} rank(s) over {found['backend']}: all collectives right, "
+        f"{len(found['losses'])} trainings equal"
         f"{layers if found['synchronised_layers'] else ''}"
     )
 
 
 def exhaust_memory(setting: Setting) -> Finding:
-    """Train with far too large a batch: it must end with its one line and a non-zero code, and nobody may wait."""
+    """Train with far too large a batch: it must end with its one line and a non-zero code, and
+    nobody may wait.
+    """
     if not setting.is_gpu:
         raise NeedsGpu("a batch that no GPU holds")
     import torch
 
-    memory_bytes = max(torch.cuda.get_device_properties(number).total_memory for number in range(setting.num_gpus))
+    memory_bytes = max(
+        torch.cuda.get_device_properties(number).total_memory for number in range(setting.num_gpus)
+    )
     batch_size = math.ceil(TOO_MUCH * memory_bytes / BYTES_PER_LARGE_IMAGE)
     folder = setting.folder / "out_of_memory"
     data = setting.data.with_name("long_epoch.yaml")
-    flags = ["--model=yolov8m-seg.yaml", f"--data={data}", f"--save-dir={folder / 'run'}", "--mosaic=0"]
+    flags = [
+        "--model=yolov8m-seg.yaml",
+        f"--data={data}",
+        f"--save-dir={folder / 'run'}",
+        "--mosaic=0",
+    ]
     flags += [f"--batch-size={batch_size}", f"--img-size={LARGE_PX}", "--prefetch=1"]
     flags += ["--no-tensorboard", "--device=cuda"]
     if setting.num_gpus == 1:
@@ -131,5 +180,9 @@ def exhaust_memory(setting: Setting) -> Finding:
     lines = [line for line in job.output().splitlines() if "does not fit its memory" in line]
     found = {"batch_size": batch_size, "exit_code": code, "ranks_that_said_so": len(lines)}
     if code == 0 or not lines:
-        raise PartFailed(f"exit code {code}, {len(lines)} lines about memory; see {folder / 'log'}", **found)
-    return Finding(f"batch {batch_size} at {LARGE_PX} px: exit code {code}, {lines[0].strip()[:90]}…", found)
+        raise PartFailed(
+            f"exit code {code}, {len(lines)} lines about memory; see {folder / 'log'}", **found
+        )
+    return Finding(
+        f"batch {batch_size} at {LARGE_PX} px: exit code {code}, {lines[0].strip()[:90]}…", found
+    )

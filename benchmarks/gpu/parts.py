@@ -1,4 +1,5 @@
-"""The table of parts, the most important ones first. Parts that measure run alone. docs/research/gpu.md says more.
+"""The table of parts, the most important ones first. Parts that measure run alone.
+docs/research/gpu.md says more.
 
 `python -m benchmarks.gpu.parts NAME SETTING.json ANSWER.json` runs a part in a process of its own.
 """
@@ -25,29 +26,133 @@ DATA = ("data",)
 TRAINED = ("precision_musgd",)
 PRECISION = "finite weights in bf16 and fp16, fp32's loss, no steps skipped after the first"
 PARTS: tuple[Part, ...] = (
-    Part("same_as_cpu", "a batch gives what the CPU computes", against_cpu.compare_with_cpu, 200, 30),
+    Part(
+        "same_as_cpu", "a batch gives what the CPU computes", against_cpu.compare_with_cpu, 200, 30
+    ),
     Part("data", "the built-in sample for the other parts", checks.make_data, 120, 20),
-    Part("nccl", "collectives, DDP and synchronised BatchNorm over NCCL on all GPUs", checks.check_nccl, 290, 30),
+    Part(
+        "nccl",
+        "collectives, DDP and synchronised BatchNorm over NCCL on all GPUs",
+        checks.check_nccl,
+        290,
+        30,
+    ),
     Part("machine", "test_ddp.py finds nothing wrong", checks.check_machine, 150, 15, after=DATA),
-    Part("precision_musgd", PRECISION, partial(trainings.compare_precisions, "musgd"), 200, 40, after=DATA),
-    Part("deterministic", "equal runs end with equal bits", trainings.compare_deterministic_runs, 280, 60, after=DATA),
-    Part("precision_adamw", PRECISION, partial(trainings.compare_precisions, "adamw"), 200, 40, after=DATA),
-    Part("variants", "accumulation, multi-scale, YOLO11, YOLO26", trainings.train_variants, 200, 40, after=DATA),
-    Part("launcher", "train_ddp.sh: one process per GPU", trainings.train_with_launcher, 200, 30, after=DATA),
+    Part(
+        "precision_musgd",
+        PRECISION,
+        partial(trainings.compare_precisions, "musgd"),
+        200,
+        40,
+        after=DATA,
+    ),
+    Part(
+        "deterministic",
+        "equal runs end with equal bits",
+        trainings.compare_deterministic_runs,
+        280,
+        60,
+        after=DATA,
+    ),
+    Part(
+        "precision_adamw",
+        PRECISION,
+        partial(trainings.compare_precisions, "adamw"),
+        200,
+        40,
+        after=DATA,
+    ),
+    Part(
+        "variants",
+        "accumulation, multi-scale, YOLO11, YOLO26",
+        trainings.train_variants,
+        200,
+        40,
+        after=DATA,
+    ),
+    Part(
+        "launcher",
+        "train_ddp.sh: one process per GPU",
+        trainings.train_with_launcher,
+        200,
+        30,
+        after=DATA,
+    ),
     Part("two_ranks", "two ranks share a GPU, over gloo", checks.check_two_ranks, 290, 30),
     Part("tests", "the tests marked gpu", checks.run_gpu_tests, 280, 60),
-    Part("default", "the same without --deterministic", trainings.compare_default_runs, 280, 60, after=DATA),
-    Part("train_step_n", "a step of yolov8n with both", partial(speed.compare_steps, "n"), 90, 40, True, DATA),
+    Part(
+        "default",
+        "the same without --deterministic",
+        trainings.compare_default_runs,
+        280,
+        60,
+        after=DATA,
+    ),
+    Part(
+        "train_step_n",
+        "a step of yolov8n with both",
+        partial(speed.compare_steps, "n"),
+        90,
+        40,
+        True,
+        DATA,
+    ),
     Part("profile", "yolov8m: speed and memory by batch size", speed.profile, 200, 120, True),
     Part("operators", "kernels and host waits; a trace", steps.look_at_steps, 90, 45, True),
-    Part("loader", "does the loader keep up, with 8 processes and more?", speed.loading, 200, 100, True, DATA),
-    Part("train_step_m", "a step of yolov8m with both", partial(speed.compare_steps, "m"), 90, 45, True),
-    Part("options", "ms per step of precisions, options and models", steps.cost_of_options, 150, 75, True),
-    Part("inference", "images/s of the network, and to masks", throughput.inference, 60, 40, True, TRAINED),
+    Part(
+        "loader",
+        "does the loader keep up, with 8 processes and more?",
+        speed.loading,
+        200,
+        100,
+        True,
+        DATA,
+    ),
+    Part(
+        "train_step_m",
+        "a step of yolov8m with both",
+        partial(speed.compare_steps, "m"),
+        90,
+        45,
+        True,
+    ),
+    Part(
+        "options",
+        "ms per step of precisions, options and models",
+        steps.cost_of_options,
+        150,
+        75,
+        True,
+    ),
+    Part(
+        "inference",
+        "images/s of the network, and to masks",
+        throughput.inference,
+        60,
+        40,
+        True,
+        TRAINED,
+    ),
     Part("evaluation", "images/s of an evaluation", throughput.evaluation, 90, 20, True, TRAINED),
-    Part("out_of_memory", "a batch too large ends with one line", checks.exhaust_memory, 200, 60, True, DATA),
+    Part(
+        "out_of_memory",
+        "a batch too large ends with one line",
+        checks.exhaust_memory,
+        200,
+        60,
+        True,
+        DATA,
+    ),
     Part("compile", "ms per step with --compile", steps.cost_of_compiling, 180, 60, True),
-    Part("vs_ultralytics", "the same short training with both", speed.against_ultralytics, 300, 180, True, DATA),
+    Part(
+        "vs_ultralytics",
+        "the same short training with both",
+        speed.against_ultralytics,
+        300,
+        180,
+        True,
+        DATA,
+    ),
 )
 
 
@@ -72,11 +177,18 @@ def main() -> None:
 
 
 def outcome_of(part: Part, setting: Setting) -> Outcome:
-    """Run a part here and return how it ended. An error's traceback goes to stderr, which is the part's log."""
+    """Run a part here and return how it ended.
+
+    An error's traceback goes to stderr, which is the part's log.
+    """
     try:
         found = part.run(setting)
     except PartFailed as error:
-        return Outcome(NEEDS_GPU if isinstance(error, NeedsGpu) else FAILED, said=str(error), figures=error.figures)
+        return Outcome(
+            NEEDS_GPU if isinstance(error, NeedsGpu) else FAILED,
+            said=str(error),
+            figures=error.figures,
+        )
     except (TooSlow, UserError) as error:
         return Outcome(FAILED, said=one_line(error, 600))
     except Exception as error:  # noqa: BLE001 # it counts as failed, and the other parts still run

@@ -23,7 +23,10 @@ class PartFailed(Exception):
 
 
 class NeedsGpu(PartFailed):
-    """The part cannot be checked on a CPU. The message says what was checked instead, if anything."""
+    """The part cannot be checked on a CPU.
+
+    The message says what was checked instead, if anything.
+    """
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class Sizes:
     small_model: str = "yolov8n-seg.yaml"
     large_model: str = "yolov8m-seg.yaml"
     epochs: int = 3
-    loss_within: float = 0.1  # of fp32's, relative, the mean of the run; bf16 on a CPU: AdamW 0.011, MuSGD 0.038
+    # of fp32's, relative, the mean of the run; bf16 on a CPU: AdamW 0.011, MuSGD 0.038
+    loss_within: float = 0.1
     steps: int = 10
     rounds: int = 3
     seconds: float = 2.0  # of each throughput
@@ -80,7 +84,10 @@ ON_CPU = Sizes(
 
 @dataclass(frozen=True)
 class Setting:
-    """The settings of all parts. `folder` is for the files that the parts make; each part has a folder of its own in it."""
+    """The settings of all parts.
+
+    `folder` is for the files that the parts make; each part has a folder of its own in it.
+    """
 
     device: str  # cuda or cpu
     num_gpus: int
@@ -98,12 +105,16 @@ class Setting:
 
     @property
     def threads(self) -> list[str]:
-        """The flag for the scripts' compute threads: the dry run may share its cores, where several would wait."""
+        """The flag for the scripts' compute threads: the dry run may share its cores, where several
+        would wait.
+        """
         return [] if self.is_gpu else ["--threads=1"]
 
     @property
     def patience(self) -> float:
-        """The factor for the parts' time limits: the dry run may share its cores with other programs."""
+        """The factor for the parts' time limits: the dry run may share its cores with other
+        programs.
+        """
         return 1.0 if self.is_gpu else 2.0
 
     @property
@@ -116,8 +127,9 @@ class Setting:
 class Part:
     """One row of the table.
 
-    limit_s: after this time it is ended. needed_s: it is not begun with less time left; about what it takes on a GPU.
-    alone: it measures time or takes all memory, so nothing else may run. after: parts that must have ended before.
+    limit_s: after this time it is ended. needed_s: it is not begun with less time left; about what
+    it takes on a GPU. alone: it measures time or takes all memory, so nothing else may run. after:
+    parts that must have ended before.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""The program of each rank in the parts `nccl` and `two_ranks`: every collective, then training steps under DDP."""
+"""The program of each rank in the parts `nccl` and `two_ranks`: every collective, then training
+steps under DDP.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +27,23 @@ from yolo_seg_ddp.yolo.training_step import SegmentationStep
 
 NAMES = tuple("abcdefgh")
 STEPS = 4
-WITHIN = 0.02  # of one rank's losses with and without synchronised BatchNorm, which are the same but for rounding
+# of one rank's losses with and without synchronised BatchNorm, which are the same but for rounding
+WITHIN = 0.02
 
 
 def check_ranks() -> None:
-    """Run one rank of the job: `devices` (one per rank), `backend`, `precisions`, `img_size`, `timeout_s`.
+    """Run one rank of the job: `devices` (one per rank), `backend`, `precisions`, `img_size`,
+    `timeout_s`.
 
-    The answer holds the wrong collectives, the losses of each training, and how many layers PyTorch's kernels of
-    synchronised BatchNorm computed.
+    The answer holds the wrong collectives, the losses of each training, and how many layers
+    PyTorch's kernels of synchronised BatchNorm computed.
     """
     prepare_environment()
     job = read_job()
     device = torch.device(job["devices"][read_rank_environment().local_rank])
     join_ranks(device, job["timeout_s"], job["backend"])
-    if world_size() == 1:  # the collectives are shortcuts then; here the one rank goes through the backend
+    # the collectives are shortcuts then; here the one rank goes through the backend
+    if world_size() == 1:
         collectives.is_distributed = lambda: True
     wrong = wrong_collectives()
     losses: dict[str, Sequence[float]] = {}
@@ -46,22 +51,35 @@ def check_ranks() -> None:
         for precision in job["precisions"]:
             is_exact = precision == "off"
             tune_device(device, deterministic=is_exact, fixed_shapes=True)
-            plain, synced = (train(device, precision, job["img_size"], sync) for sync in (False, True))
+            plain, synced = (
+                train(device, precision, job["img_size"], sync) for sync in (False, True)
+            )
             losses |= {precision: plain, f"{precision} with synchronised BatchNorm": synced}
-            compared = slice(STEPS if is_exact else 1)  # in 16 bits the steps' rounding grows to 10 %
-            if world_size() == 1 and not np.allclose(plain[compared], synced[compared], rtol=WITHIN):
+            # in 16 bits the steps' rounding grows to 10 %
+            compared = slice(STEPS if is_exact else 1)
+            if world_size() == 1 and not np.allclose(
+                plain[compared], synced[compared], rtol=WITHIN
+            ):
                 wrong.append(f"synchronised BatchNorm in {precision}")
     layers = kernel.call_count
     if device.type == "cuda" and not layers:
         wrong.append("synchronised BatchNorm, which used no kernel")
-    write_answer({"backend": dist.get_backend(), "wrong": wrong, "losses": losses, "synchronised_layers": layers})
+    write_answer(
+        {
+            "backend": dist.get_backend(),
+            "wrong": wrong,
+            "losses": losses,
+            "synchronised_layers": layers,
+        }
+    )
     dist.destroy_process_group()
 
 
 def train(device: torch.device, precision: str, img_size: int, sync: bool) -> Sequence[float]:
     """Train a few steps under DDP, each rank on its own batch; return this rank's losses.
 
-    Raises RankDisagreement when weights or statistics differ between the ranks, Diverged when they are not finite.
+    Raises RankDisagreement when weights or statistics differ between the ranks, Diverged when they
+    are not finite.
     """
     torch.manual_seed(rank())  # DDP must copy rank 0's weights
     options = EngineOptions(
@@ -73,7 +91,9 @@ def train(device: torch.device, precision: str, img_size: int, sync: bool) -> Se
     )
     model = build_model("yolov8n-seg.yaml", NAMES).to(device, memory_format=torch.channels_last)
     engine = TrainingEngine(model, device, options, task=SegmentationStep(), distributed=True)
-    optimizer: Any = torch.optim.SGD(parameter_groups(engine.state.model, 5e-4), lr=1e-3, momentum=0.9, fused=True)
+    optimizer: Any = torch.optim.SGD(
+        parameter_groups(engine.state.model, 5e-4), lr=1e-3, momentum=0.9, fused=True
+    )
     engine.begin(optimizer, SegmentationLoss(model))
     engine.model.train()
     batch = synthetic_batch(4, img_size, len(NAMES), objects_per_image=3 + 9 * rank(), seed=rank())

@@ -1,9 +1,11 @@
-"""Time the training step of a recipe on one GPU in fp32, bf16 and fp16: what `DEVICE=cuda` adds to the recipes' demos.
+"""Time the training step of a recipe on one GPU in fp32, bf16 and fp16: what `DEVICE=cuda` adds to
+the recipes' demos.
 
     python -m benchmarks.gpu.recipes gpu.json 20 recipes/crowd_bt/train --batch-size 8 ...
 
-The training command, given as folder/module with its options, runs up to its first batch. This batch is trained for 20
-steps in each precision, after as many unmeasured ones, each time from the same weights. The results go to gpu.json.
+The training command, given as folder/module with its options, runs up to its first batch. This
+batch is trained for 20 steps in each precision, after as many unmeasured ones, each time from the
+same weights. The results go to gpu.json.
 """
 
 import copy
@@ -34,25 +36,41 @@ ONE_GPU = Setting("cuda", 1, Path())
 def main() -> None:
     """Let the command run until it trains, then measure."""
     if len(sys.argv) < 4 or not sys.argv[2].isdigit():
-        raise UsageError("expected FILE STEPS FOLDER/MODULE [OPTION ...], such as gpu.json 20 recipes/crowd_bt/train")
+        raise UsageError(
+            "expected FILE STEPS FOLDER/MODULE [OPTION ...], such as gpu.json 20 "
+            "recipes/crowd_bt/train"
+        )
     if not torch.cuda.device_count():
         raise UserError("PyTorch sees no GPU; the step of a recipe is measured on a GPU only")
     file, steps, script, *options = sys.argv[1:]
     folder, _, module = script.rpartition("/")
 
     def train(
-        engine: TrainingEngine, loader: Any, _: Any, optimizer: Any, criterion: Any = None, *__: Any, **___: Any
+        engine: TrainingEngine,
+        loader: Any,
+        _: Any,
+        optimizer: Any,
+        criterion: Any = None,
+        *__: Any,
+        **___: Any,
     ) -> None:
         engine.begin(optimizer, criterion)
         batch = next(iter(batches_from(loader, 0, 0, engine.options.seed)))
         found = {name: measure(engine, name, batch, int(steps)) for name in precisions_of(ONE_GPU)}
-        facts = {"command": " ".join([script, *options]), "environment": hardware(ONE_GPU), "steps": found}
+        facts = {
+            "command": " ".join([script, *options]),
+            "environment": hardware(ONE_GPU),
+            "steps": found,
+        }
         write_text_atomic(Path(file), json.dumps(facts, indent=2) + "\n")
         print(f"\nTraining steps of {script} on {torch.cuda.get_device_name()}, also in {file}:")
         for name, now in found.items():
             share, memory = now["ms"] / found["off"]["ms"], format_bytes(now["peak_memory_bytes"])
             title = "fp32" if name == "off" else name
-            print(f"  {title}: {now['ms']:.1f} ms ({share:.2f} of fp32), {memory}, mean loss {now['train_loss']:.4f}")
+            print(
+                f"  {title}: {now['ms']:.1f} ms ({share:.2f} of fp32), {memory}, mean loss "
+                f"{now['train_loss']:.4f}"
+            )
         raise SystemExit  # the rest of the command is not needed
 
     sys.path.insert(0, str(PROJECT_FOLDER / folder))
@@ -66,7 +84,9 @@ def main() -> None:
 
 
 def measure(first: TrainingEngine, precision: str, batch: Any, steps: int) -> Json:
-    """Return the step's time, peak memory and mean loss in a precision; leave weights and optimizer as they were."""
+    """Return the step's time, peak memory and mean loss in a precision; leave weights and optimizer
+    as they were.
+    """
     model, optimizer, loader = first.state.model, first.state.optimizer, [batch] * steps
     start = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     gc.collect()  # of the precision before
@@ -75,7 +95,8 @@ def measure(first: TrainingEngine, precision: str, batch: Any, steps: int) -> Js
     options = replace(first.options, precision=precision, quiet=True, log_interval=10**9)
     engine = TrainingEngine(model, first.device, options, task=first.task, run=first.log.run_dir)
     engine.begin(optimizer)
-    first.task.state = engine.state  # type: ignore[attr-defined] # some tasks read the optimizer's rate there
+    # some tasks read the optimizer's rate there
+    first.task.state = engine.state  # type: ignore[attr-defined]
     engine.train_one_epoch(loader)  # the first steps do extra work
     record: Any = engine.train_one_epoch(loader)
     model.load_state_dict(start[0])

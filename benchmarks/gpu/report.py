@@ -32,7 +32,11 @@ def table(parts: Sequence[Part], outcomes: Mapping[str, Outcome]) -> str:
     rows: list[list[str]] = []
     for part in parts:
         outcome = outcomes.get(part.name, NOT_YET)
-        seconds = "" if not outcome.seconds else f"{outcome.seconds:.0f}{' kept' if outcome.is_kept else ''}"
+        seconds = (
+            ""
+            if not outcome.seconds
+            else f"{outcome.seconds:.0f}{' kept' if outcome.is_kept else ''}"
+        )
         lines = textwrap.wrap(outcome.said or part.what, WIDTH) or [""]
         rows.append([part.name, outcome.status, seconds, lines[0]])
         rows += [["", "", "", line] for line in lines[1:]]
@@ -42,7 +46,9 @@ def table(parts: Sequence[Part], outcomes: Mapping[str, Outcome]) -> str:
 def verdict(outcomes: Mapping[str, Outcome]) -> str:
     """Return one line that counts the parts by how they ended."""
     counts = Counter(outcome.status for outcome in outcomes.values())
-    return f"{len(outcomes)} parts: " + ", ".join(f"{number} {status}" for status, number in counts.items())
+    return f"{len(outcomes)} parts: " + ", ".join(
+        f"{number} {status}" for status, number in counts.items()
+    )
 
 
 def hardware(setting: Setting) -> Json:
@@ -51,7 +57,13 @@ def hardware(setting: Setting) -> Json:
     for number in range(setting.num_gpus):
         facts = torch.cuda.get_device_properties(number)
         capability = f"{facts.major}.{facts.minor}"
-        gpus.append({"name": facts.name, "memory_bytes": facts.total_memory, "compute_capability": capability})
+        gpus.append(
+            {
+                "name": facts.name,
+                "memory_bytes": facts.total_memory,
+                "compute_capability": capability,
+            }
+        )
     return {**environment_report(), "driver": driver_version(), "gpus": gpus}
 
 
@@ -61,27 +73,53 @@ def driver_version() -> str:
         return "none"
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-    return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout.strip() else "none"
+    return (
+        done.stdout.splitlines()[0].strip()
+        if done.returncode == 0 and done.stdout.strip()
+        else "none"
+    )
 
 
 def write_results(
-    folder: Path, root: Path, facts: Json, command: str, parts: Sequence[Part], outcomes: Mapping[str, Outcome]
+    folder: Path,
+    root: Path,
+    facts: Json,
+    command: str,
+    parts: Sequence[Part],
+    outcomes: Mapping[str, Outcome],
 ) -> None:
-    """Write all that is needed to judge a run into `folder`: figures, the table, all logs, and the trace of `root`.
+    """Write all that is needed to judge a run into `folder`: figures, the table, all logs, and the
+    trace of `root`.
 
-    Paths become relative to the project's folder. Call it after each part: what a killed run has found is kept.
+    Paths become relative to the project's folder. Call it after each part: what a killed run has
+    found is kept.
     """
     found = {}
     for part in parts:
         outcome = outcomes.get(part.name, NOT_YET)
-        seen = {"status": outcome.status, "seconds": round(outcome.seconds, 1), "said": outcome.said}
+        seen = {
+            "status": outcome.status,
+            "seconds": round(outcome.seconds, 1),
+            "said": outcome.said,
+        }
         found[part.name] = {"what": part.what, **seen, "figures": outcome.figures}
-    content = {"command": command, "environment": facts, "result": verdict(outcomes), "parts": found}
-    text = json.dumps(content, indent=2).replace(f"{PROJECT_FOLDER}/", "").replace(str(Path.home()), "~")
+    content = {
+        "command": command,
+        "environment": facts,
+        "result": verdict(outcomes),
+        "parts": found,
+    }
+    text = (
+        json.dumps(content, indent=2)
+        .replace(f"{PROJECT_FOLDER}/", "")
+        .replace(str(Path.home()), "~")
+    )
     folder.mkdir(parents=True, exist_ok=True)
     write_text_atomic(folder / "results.json", text + "\n")
     head = "\n".join(f"{name}: {value}" for name, value in facts.items())
-    write_text_atomic(folder / "report.txt", f"{head}\n\n{table(parts, outcomes)}\n\n{verdict(outcomes)}\n")
+    write_text_atomic(
+        folder / "report.txt", f"{head}\n\n{table(parts, outcomes)}\n\n{verdict(outcomes)}\n"
+    )
     write_bytes_atomic(folder / "logs.tar.gz", packed_logs(root))
     trace = root / "work" / "operators" / "trace.json"
     if trace.exists():

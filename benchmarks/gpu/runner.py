@@ -1,4 +1,7 @@
-"""Runs the parts within the time limit: parts that measure alone, others side by side. Finished parts do not run again."""
+"""Runs the parts within the time limit: parts that measure alone, others side by side.
+
+Finished parts do not run again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ RUN_PART = ("-m", "benchmarks.gpu.parts")
 
 
 class Store:
-    """Keeps the outcomes in a folder, one file per part. `key` names code, device and versions: others do not count."""
+    """Keeps the outcomes in a folder, one file per part.
+
+    `key` names code, device and versions: others do not count.
+    """
 
     def __init__(self, folder: Path, key: str) -> None:
         self.folder, self.key = folder, key
@@ -61,20 +67,29 @@ class Runner:
         for file in (log, answer):
             file.unlink(missing_ok=True)
         self.logs.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(setting_file, json.dumps({**asdict(self.setting), "folder": str(self.setting.folder)}))
+        write_text_atomic(
+            setting_file, json.dumps({**asdict(self.setting), "folder": str(self.setting.folder)})
+        )
         # The dry run may share its cores with others: threads that wait must not spin.
         environment = {} if self.setting.is_gpu else {"OMP_WAIT_POLICY": "PASSIVE"}
         start_s = time.monotonic()
-        with Job([sys.executable, *RUN_PART, part.name, setting_file, answer], log, **environment) as job:
+        with Job(
+            [sys.executable, *RUN_PART, part.name, setting_file, answer], log, **environment
+        ) as job:
             self._running.add(job)
             if self._is_ended:
                 job.kill()
             try:
                 code = job.wait(limit_s)
             except TooSlow:
-                outcome = Outcome(TOO_SLOW, said=f"not done after {limit_s:.0f} s; {job.last_line()}")
+                outcome = Outcome(
+                    TOO_SLOW, said=f"not done after {limit_s:.0f} s; {job.last_line()}"
+                )
             else:
-                found = read_mapping(answer) or {"status": FAILED, "said": f"ended with code {code}; {job.last_line()}"}
+                found = read_mapping(answer) or {
+                    "status": FAILED,
+                    "said": f"ended with code {code}; {job.last_line()}",
+                }
                 outcome = Outcome(**found)
             self._running.remove(job)
         return replace(outcome, seconds=time.monotonic() - start_s)
@@ -96,8 +111,9 @@ def run_parts(
 ) -> dict[str, Outcome]:
     """Run the parts that are not `kept`, in the order of the table; return how every part ended.
 
-    Parts that measure run one by one, when all before them have ended; of others in a row at most `slots` run at once.
-    `left_s` returns the time left for all. `on_end` is called by one thread at a time.
+    Parts that measure run one by one, when all before them have ended; of others in a row at most
+    `slots` run at once. `left_s` returns the time left for all. `on_end` is called by one thread at
+    a time.
     """
     outcomes = dict(kept)
     lock, is_stopped = threading.Lock(), threading.Event()
@@ -106,7 +122,11 @@ def run_parts(
         wait(needed)
         seconds = left_s()
         has_time = seconds >= part.needed_s
-        outcome = runner.run(part, seconds) if has_time else Outcome(NO_TIME, said=f"needs about {part.needed_s:.0f} s")
+        outcome = (
+            runner.run(part, seconds)
+            if has_time
+            else Outcome(NO_TIME, said=f"needs about {part.needed_s:.0f} s")
+        )
         with lock:
             if not is_stopped.is_set():
                 outcomes[part.name] = outcome

@@ -40,15 +40,25 @@ def inference(setting: Setting) -> Finding:
         for name, dtype in inference_precisions(setting).items():
             seconds = timed(partial(raw_outputs, model, images, dtype), device, sizes.seconds)
             speeds[name] = batch_size / seconds
-    photos = [read_image(photo.file) for photo in read_photos(load_dataset_yaml(setting.data), "val")[:batch_size]]
+    photos = [
+        read_image(photo.file)
+        for photo in read_photos(load_dataset_yaml(setting.data), "val")[:batch_size]
+    ]
     limits = {"confidence": 0.25, "iou": 0.7}
 
     def predict() -> list[Any]:
-        return list(Predictor(model, sizes.full_px, device, batch_size, None, limits).predict(enumerate(photos)))
+        return list(
+            Predictor(model, sizes.full_px, device, batch_size, None, limits).predict(
+                enumerate(photos)
+            )
+        )
 
     speeds["photographs to masks, fp32"] = len(photos) / timed(predict, device, sizes.seconds)
     said = ", ".join(f"{name} {speed:.0f}" for name, speed in speeds.items())
-    return Finding(f"images/s at batch {batch_size}: {said}", {"batch_size": batch_size, "images_per_s": speeds})
+    return Finding(
+        f"images/s at batch {batch_size}: {said}",
+        {"batch_size": batch_size, "images_per_s": speeds},
+    )
 
 
 def evaluation(setting: Setting) -> Finding:
@@ -56,20 +66,31 @@ def evaluation(setting: Setting) -> Finding:
     sizes, device = setting.sizes, choose_device(setting.device, 0)
     workers = set_threads(setting)
     model = trained_model(setting, device)
-    dataset = SegmentationDataset(read_photos(load_dataset_yaml(setting.data), "train"), sizes.full_px)
+    dataset = SegmentationDataset(
+        read_photos(load_dataset_yaml(setting.data), "train"), sizes.full_px
+    )
     speeds, scores = {}, {}
     for name, dtype in inference_precisions(setting).items():
         seconds = []
         for _ in range(2):  # the first pass fills caches
-            loader = get_dataloader(dataset, ShardBatches(len(dataset), 16, 0, 1), workers, setting.is_gpu)
+            loader = get_dataloader(
+                dataset, ShardBatches(len(dataset), 16, 0, 1), workers, setting.is_gpu
+            )
             start_s = time.perf_counter()
             precision = Precision("off" if dtype is None else name, dtype, False)
-            found = evaluate(model, loader, class_names(model), loss_for(model), device, precision=precision)
+            found = evaluate(
+                model, loader, class_names(model), loss_for(model), device, precision=precision
+            )
             seconds.append(time.perf_counter() - start_s)
         speeds[name] = len(dataset) / seconds[-1]
         scores[name] = found.metrics["mask_map50_95"]
     said = ", ".join(f"{name} {speed:.0f}" for name, speed in speeds.items())
-    figures = {"images": len(dataset), "workers": workers, "images_per_s": speeds, "mask_map50_95": scores}
+    figures = {
+        "images": len(dataset),
+        "workers": workers,
+        "images_per_s": speeds,
+        "mask_map50_95": scores,
+    }
     return Finding(f"images/s with loading ({workers} workers): {said}", figures)
 
 

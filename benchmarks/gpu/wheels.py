@@ -13,14 +13,37 @@ from yolo_seg_ddp.utils.environment import prepare_environment
 
 # The modules of requirements.txt that the parts import.
 NEEDED = (
-    *("torch", "torchvision", "ultralytics", "numpy", "cv2", "yaml", "requests", "urllib3", "matplotlib", "simplejpeg"),
-    *("PIL", "shapely", "remotezip", "filelock", "tensorboard", "faster_coco_eval", "pynvml", "tqdm", "psutil"),
+    *(
+        "torch",
+        "torchvision",
+        "ultralytics",
+        "numpy",
+        "cv2",
+        "yaml",
+        "requests",
+        "urllib3",
+        "matplotlib",
+        "simplejpeg",
+    ),
+    *(
+        "PIL",
+        "shapely",
+        "remotezip",
+        "filelock",
+        "tensorboard",
+        "faster_coco_eval",
+        "pynvml",
+        "tqdm",
+        "psutil",
+    ),
     "pytest",
 )
 
 
 def unpack(wheels: Path, site: Path) -> list[str]:
-    """Unpack the wheels of a folder into `site`, unless they lie there already; return their names."""
+    """Unpack the wheels of a folder into `site`, unless they lie there
+    already; return their names.
+    """
     files = sorted(wheels.glob("*.whl"))
     done = site / ".unpacked"
     names = [file.name for file in files]
@@ -34,7 +57,10 @@ def unpack(wheels: Path, site: Path) -> list[str]:
 
 
 def start_again_with(site: Path, module: str, arguments: list[str]) -> None:
-    """Replace this process by `python -m module` that also finds packages in `site`. PYTHONPATH is kept, not replaced."""
+    """Replace this process by `python -m module` that also finds packages in `site`.
+
+    PYTHONPATH is kept, not replaced.
+    """
     search = [*filter(None, [os.environ.get("PYTHONPATH")]), str(site.resolve())]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search)}
     del environment["WHEELS"]
@@ -42,7 +68,9 @@ def start_again_with(site: Path, module: str, arguments: list[str]) -> None:
 
 
 def missing_modules() -> list[str]:
-    """Import each needed module; return those that fail, with the reason, such as a wheel of another Python."""
+    """Import each needed module; return those that fail, with the reason, such as a wheel of
+    another Python.
+    """
     missing = []
     with suppress(ImportError):  # of torch, which is named below
         prepare_environment()

@@ -36,7 +36,8 @@ def main() -> int:
     write_histories(settings.data_file, collected())
     curve = sum(means) / len(means)
     print(
-        f"{settings.data_file}: {len(means)} goals x {settings.source_streams} histories of {settings.source_steps} steps; "
+        f"{settings.data_file}: {len(means)} goals x {settings.source_streams} histories of "
+        f"{settings.source_steps} steps; "
         f"mean return {curve[0]:.1f} in the first episode, {curve[-1]:.1f} in the last"
     )
     return EXIT_DONE
@@ -49,7 +50,9 @@ def histories_of(settings: Settings) -> Iterator[tuple[int, History]]:
     job = partial(learn, settings)
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         yield from zip(
-            goals, tqdm(pool.map(job, goals), "Collecting", len(goals), unit="goal", disable=None), strict=True
+            goals,
+            tqdm(pool.map(job, goals), "Collecting", len(goals), unit="goal", disable=None),
+            strict=True,
         )
 
 

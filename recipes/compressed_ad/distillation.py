@@ -20,9 +20,11 @@ from yolo_seg_ddp.utils.devices import copy_to_device
 
 
 class Distillation(Task):
-    """Predicts the learner's actions: cross-entropy, a mean over each record's targets, then over records.
+    """Predicts the learner's actions: cross-entropy, a mean over each record's targets, then over
+    records.
 
-    Ranks have equal numbers of records but not of targets. So the mean over the ranks equals that of one large batch.
+    Ranks have equal numbers of records but not of targets. So the mean over the ranks equals that
+    of one large batch.
     """
 
     samples = "records"
@@ -36,12 +38,18 @@ class Distillation(Task):
     def prepare(self, batch: Any, device: torch.device) -> tuple[Any, Any]:
         """Move a batch of `Records.batch` to the device."""
         segments = [copy_to_device(part, device) for part in batch["segments"]]
-        moved = {name: copy_to_device(value, device) for name, value in batch.items() if name != "segments"}
+        moved = {
+            name: copy_to_device(value, device)
+            for name, value in batch.items()
+            if name != "segments"
+        }
         targets = moved.pop("targets")
         return {**moved, "segments": segments}, targets
 
     def loss(self, outputs: Any, targets: Any) -> Any:
-        """Return the mean over records of scores (B, queries, actions) and targets (B, queries), -1 for padding."""
+        """Return the mean over records of scores (B, queries, actions) and targets (B, queries), -1
+        for padding.
+        """
         is_target = targets >= 0
         losses = functional.cross_entropy(
             outputs.float().flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none"
@@ -59,7 +67,9 @@ class Distillation(Task):
         """Write the guide's scalars; samples_per_sec is the speed since the last line."""
         values = {name: record[name] for name in ("loss", "loss_action", "acc_action")}
         values["lr"] = self.state.optimizer.param_groups[0]["lr"]
-        values["samples_per_sec"] = self.config.train_batch_size * self.world_size / (record["step_ms"] / 1000)
+        values["samples_per_sec"] = (
+            self.config.train_batch_size * self.world_size / (record["step_ms"] / 1000)
+        )
         log.scalars("train", values, record["global_step"])
 
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
@@ -67,16 +77,22 @@ class Distillation(Task):
         values = {name: record[f"val_{name}"] for name in ("loss_action", "acc_action")}
         epoch.log.scalars("test", values, record["global_step"])
         epoch.log.print(
-            f"  Step {record['global_step']}: action accuracy {record['train_acc_action']:.3f} in training, "
+            f"  Step {record['global_step']}: action accuracy {record['train_acc_action']:.3f} in "
+            "training, "
             f"{values['acc_action']:.3f} on test goals"
         )
 
 
-def loaders(config: Settings, accumulate: int, rank: int, world_size: int) -> tuple[TrainBatches, TestBatches]:
+def loaders(
+    config: Settings, accumulate: int, rank: int, world_size: int
+) -> tuple[TrainBatches, TestBatches]:
     """Return this rank's training and test batches."""
     train_goals, test_goals = split_goals(config.goals, config.env_split_seed)
     histories, records = [], []
-    for goals, streams, seed in ((train_goals, config.train_streams, 0), (test_goals, config.test_streams, 1)):
+    for goals, streams, seed in (
+        (train_goals, config.train_streams, 0),
+        (test_goals, config.test_streams, 1),
+    ):
         found = read_histories(config, goals, streams, config.train_source_steps)
         histories.append(found)
         drawn = draw_records(len(found), found.shape[1], seed)

@@ -1,17 +1,22 @@
-"""Darkroom and key-to-door: hidden cells on a square grid. Many copies are stepped at once, with NumPy."""
+"""Darkroom and key-to-door: hidden cells on a square grid.
+
+Many copies are stepped at once, with NumPy.
+"""
 
 import numpy as np
 
-MOVES = np.array([[1, 0], [-1, 0], [0, 1], [0, -1], [0, 0]])  # row and column of each action; the last one stays
+# row and column of each action; the last one stays
+MOVES = np.array([[1, 0], [-1, 0], [0, 1], [0, -1], [0, 0]])
 NUM_ACTIONS = len(MOVES)
 TRAIN_SHARE = 0.9  # of the goals
 
 
 class Darkroom:
-    """Copies of a room of `grid_size` x `grid_size` cells, one for each goal in `goals`, int (N,): row * size + column.
+    """Copies of a room of `grid_size` x `grid_size` cells, one for each goal in `goals`, int (N,):
+    row * size + column.
 
-    An episode starts in the centre and lasts `horizon` steps. The reward is 1 after each step that ends on the goal,
-    else 0. Walls stop a move.
+    An episode starts in the centre and lasts `horizon` steps. The reward is 1 after each step that
+    ends on the goal, else 0. Walls stop a move.
     """
 
     num_phases = 1  # what an episode's rewards so far tell of the next one
@@ -34,10 +39,11 @@ class Darkroom:
         return np.arange(grid_size**2)
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Take one action (N,) in each copy; return the cells (N,), the rewards (N,) and whether the episode is over.
+        """Take one action (N,) in each copy; return the cells (N,), the rewards (N,) and whether
+        the episode is over.
 
-        After the end of an episode `cells` and `phases` are the first of the next one; the cells returned are the last
-        of the old one.
+        After the end of an episode `cells` and `phases` are the first of the next one; the cells
+        returned are the last of the old one.
         """
         reached = self.after[self.cells, actions]
         self.cells = reached
@@ -53,10 +59,12 @@ class Darkroom:
 
 
 class KeyToDoor(Darkroom):
-    """The same with a hidden key and a hidden door (Dark Key-to-Door of Laskin et al. 2022): a goal is key * cells + door.
+    """The same with a hidden key and a hidden door (Dark Key-to-Door of Laskin et al. 2022): a goal
+    is key * cells + door.
 
-    The first step onto the key has the reward 1, then the first step onto the door, then nothing. The agent sees neither
-    where they are nor whether it has the key. `phases` (N,) are 0 without the key, 1 with it, 2 after the door.
+    The first step onto the key has the reward 1, then the first step onto the door, then nothing.
+    The agent sees neither where they are nor whether it has the key. `phases` (N,) are 0 without
+    the key, 1 with it, 2 after the door.
     """
 
     num_phases = 3

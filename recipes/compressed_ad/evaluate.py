@@ -1,4 +1,5 @@
-"""Evaluate in context: let the trained model act for many episodes with each test goal, and draw its returns.
+"""Evaluate in context: let the trained model act for many episodes with each test goal, and draw
+its returns.
 
     python evaluate.py [configs/darkroom.yaml]
 
@@ -41,14 +42,16 @@ def main() -> int:
     _save(config, curves)
     first, last = ours[:, 0], ours[:, -5:].mean(1)
     print(
-        f"{config.run_folder}, step {step}: {len(ours)} test goals x {config.eval_rollouts} rollouts x "
+        f"{config.run_folder}, step {step}: {len(ours)} test goals x {config.eval_rollouts} "
+        "rollouts x "
         f"{config.eval_episodes} episodes in {time.perf_counter() - start_s:.0f} s"
     )
     for name, values in curves.items():
         numbers = " ".join(f"{value:.1f}" for value in values.mean(0)[_shown(values.shape[1])])
         print(f"  {name:14} {numbers}")
     print(
-        f"  mean return {first.mean():.2f} (deviation {first.std():.2f} over goals) in the first episode, "
+        f"  mean return {first.mean():.2f} (deviation {first.std():.2f} over goals) in the first "
+        "episode, "
         f"{last.mean():.2f} ({last.std():.2f}) in the last five"
     )
     print(f"{config.run_folder / RESULT_FILE}, {PICTURE_FILE}")
@@ -59,25 +62,39 @@ def trained_model(config: Settings) -> tuple[CompressedAD, int]:
     """Return the model of the run's newest checkpoint, and its step."""
     found = CheckpointFiles(config.run_folder).load()
     if found is None:
-        raise UserError(f"{config.run_folder}: no ckpt-<step>.pt; train first with {same_config('train.py')}")
+        raise UserError(
+            f"{config.run_folder}: no ckpt-<step>.pt; train first with {same_config('train.py')}"
+        )
     path, saved = found
     model = CompressedAD(section_of(config, ModelSize))
     try:
         model.load_state_dict(saved["model"])
         return model, int(saved["step"])
     except (KeyError, RuntimeError, TypeError) as error:
-        raise UserError(f"{path}: another model than in this configuration ({one_line(error)})") from error
+        raise UserError(
+            f"{path}: another model than in this configuration ({one_line(error)})"
+        ) from error
 
 
 def returns_of_all(config: Settings, model: CompressedAD) -> dict[str, np.ndarray]:
-    """Return the returns (goals, episodes) of the model, of the source learner's histories and of random actions."""
+    """Return the returns (goals, episodes) of the model, of the source learner's histories and of
+    random actions.
+    """
     _, goals = split_goals(config.goals, config.env_split_seed)
     streams, steps = config.source_streams, config.source_steps // config.horizon * config.horizon
     source = read_histories(config, goals, streams, steps)[..., 2]
-    source = source.reshape(len(goals), streams, -1, config.horizon).sum(3).mean(1)[:, : config.eval_episodes]
+    source = (
+        source.reshape(len(goals), streams, -1, config.horizon)
+        .sum(3)
+        .mean(1)[:, : config.eval_episodes]
+    )
     everywhere = np.repeat(goals, config.eval_rollouts)
     rooms = [config.room(everywhere, config.grid_size, config.horizon) for _ in range(2)]
-    policy = {"most_recent": config.eval_recent, "segment": config.eval_segment, "seed": config.seed}
+    policy = {
+        "most_recent": config.eval_recent,
+        "segment": config.eval_segment,
+        "seed": config.seed,
+    }
     ours = roll_out(model, rooms[0], config.eval_episodes, **policy)
     chance = random_returns(rooms[1], config.eval_episodes, config.seed)
     by_goal = (len(goals), config.eval_rollouts, -1)
@@ -90,7 +107,11 @@ def returns_of_all(config: Settings, model: CompressedAD) -> dict[str, np.ndarra
 
 def _shown(num_episodes: int) -> list[int]:
     """Return the episodes that are printed: the first few, then fewer."""
-    return [number - 1 for number in (1, 2, 4, 6, 8, 10, 15, 20, 30, 40, 50, 100, 200, 500) if number <= num_episodes]
+    return [
+        number - 1
+        for number in (1, 2, 4, 6, 8, 10, 15, 20, 30, 40, 50, 100, 200, 500)
+        if number <= num_episodes
+    ]
 
 
 def _save(config: Settings, curves: dict[str, np.ndarray]) -> None:
@@ -102,7 +123,9 @@ def _save(config: Settings, curves: dict[str, np.ndarray]) -> None:
         episodes, mean = np.arange(1, values.shape[1] + 1), values.mean(0)
         error = values.std(0) / np.sqrt(len(values))
         axes.plot(episodes, mean, color=figure_color(number), label=name)
-        axes.fill_between(episodes, mean - error, mean + error, color=figure_color(number), alpha=0.2, linewidth=0)
+        axes.fill_between(
+            episodes, mean - error, mean + error, color=figure_color(number), alpha=0.2, linewidth=0
+        )
     axes.set(
         title="Test goals: mean, and its standard error over goals",
         xlabel="episode in context",

@@ -1,7 +1,7 @@
 """The file of learning histories: HDF5, one group for each goal, named by its number ("0" to "80").
 
-Each group holds `states` and `next_states` int32 (steps, streams, 2), `actions` and `rewards` int32 (steps, streams),
-`dones` bool (steps, streams).
+Each group holds `states` and `next_states` int32 (steps, streams, 2), `actions` and `rewards` int32
+(steps, streams), `dones` bool (steps, streams).
 """
 
 import os
@@ -27,7 +27,9 @@ def write_histories(file: Path, histories: Iterable[tuple[int, History]]) -> Non
             for goal, history in histories:
                 group = content.create_group(str(goal))
                 for name in NAMES:
-                    group.create_dataset(name, data=history[name], compression="gzip", compression_opts=1)
+                    group.create_dataset(
+                        name, data=history[name], compression="gzip", compression_opts=1
+                    )
         os.replace(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
@@ -36,12 +38,17 @@ def write_histories(file: Path, histories: Iterable[tuple[int, History]]) -> Non
 def existing_file(config: Settings) -> Path:
     """Return the data file. Raises UserError when it is not there."""
     if not config.data_file.is_file():
-        raise UserError(f"{config.data_file}: no such file; make it with {same_config('collect.py')}")
+        raise UserError(
+            f"{config.data_file}: no such file; make it with {same_config('collect.py')}"
+        )
     return config.data_file
 
 
-def read_histories(config: Settings, goals: np.ndarray, num_streams: int, num_steps: int) -> np.ndarray:
-    """Return the first streams and steps of the goals: uint8 (goals x streams, steps, 4), see `sizes.STEP_FIELDS`.
+def read_histories(
+    config: Settings, goals: np.ndarray, num_streams: int, num_steps: int
+) -> np.ndarray:
+    """Return the first streams and steps of the goals: uint8 (goals x streams, steps, 4), see
+    `sizes.STEP_FIELDS`.
 
     Raises UserError when the file is missing, damaged, or holds other goals, streams or steps.
     """
@@ -51,19 +58,25 @@ def read_histories(config: Settings, goals: np.ndarray, num_streams: int, num_st
     try:
         with _h5py().File(file, "r") as content:
             if len(content) != expected:
-                raise UserError(f"{file}: {len(content)} goals, but the configuration has {expected}; run {again}")
+                raise UserError(
+                    f"{file}: {len(content)} goals, but the configuration has {expected}; run "
+                    f"{again}"
+                )
             for goal in goals:
                 group = content[str(goal)]
                 steps, streams = group["actions"].shape
                 if steps < num_steps or streams < num_streams:
                     raise UserError(
-                        f"{file}: goal {goal} has {streams} streams of {steps} steps, {num_streams} of {num_steps} are "
+                        f"{file}: goal {goal} has {streams} streams of {steps} steps, "
+                        f"{num_streams} of {num_steps} are "
                         f"asked for; lower train_streams or train_source_steps, or run {again}"
                     )
                 columns = [np.asarray(group[name][:num_steps, :num_streams]) for name in NAMES[:4]]
                 parts.append(_packed(columns, config.grid_size))
     except (OSError, KeyError, ValueError, TypeError) as error:
-        raise UserError(f"{file}: not a file of histories ({one_line(error)}); run {again}") from error
+        raise UserError(
+            f"{file}: not a file of histories ({one_line(error)}); run {again}"
+        ) from error
     return np.concatenate(parts)
 
 
@@ -71,11 +84,15 @@ def _h5py() -> Any:
     try:
         import h5py
     except ImportError as error:
-        raise UserError("h5py is missing: pip install -r requirements.txt in this folder") from error
+        raise UserError(
+            "h5py is missing: pip install -r requirements.txt in this folder"
+        ) from error
     return h5py
 
 
 def _packed(columns: list[np.ndarray], grid_size: int) -> np.ndarray:
     states, actions, rewards, next_states = columns
-    cells, reached = (places[..., 0] * grid_size + places[..., 1] for places in (states, next_states))
+    cells, reached = (
+        places[..., 0] * grid_size + places[..., 1] for places in (states, next_states)
+    )
     return np.stack([cells, actions, rewards, reached], axis=-1).astype(np.uint8).swapaxes(0, 1)

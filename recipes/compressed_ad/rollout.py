@@ -1,4 +1,6 @@
-"""Rollouts in context: the model acts in unknown rooms and learns from its own steps, without training."""
+"""Rollouts in context: the model acts in unknown rooms and learns from its own steps, without
+training.
+"""
 
 import numpy as np
 import torch
@@ -10,7 +12,9 @@ from recipes.compressed_ad.model import Cache, CompressedAD, training_mask
 class InContext:
     """The state of N rollouts: latents, recent steps, and the decoder's keys and values of both."""
 
-    def __init__(self, model: CompressedAD, num_rollouts: int, most_recent: int, segment: int) -> None:
+    def __init__(
+        self, model: CompressedAD, num_rollouts: int, most_recent: int, segment: int
+    ) -> None:
         self.model = model.eval()
         self.most_recent = most_recent
         self.segment = segment
@@ -25,21 +29,34 @@ class InContext:
         return scores
 
     def observe(self, steps: torch.Tensor) -> None:
-        """Append a step (N, 4). When there are `most_recent`, the oldest `segment` are compressed (AD: forgotten)."""
+        """Append a step (N, 4).
+
+        When there are `most_recent`, the oldest `segment` are compressed (AD: forgotten).
+        """
         self.recent = torch.cat([self.recent, steps[:, None]], 1)
         if self.recent.shape[1] < self.most_recent:
-            _, self.cache = self._decoded(self.model.step_tokens(steps[:, None], self.recent.shape[1] - 1), None)
+            _, self.cache = self._decoded(
+                self.model.step_tokens(steps[:, None], self.recent.shape[1] - 1), None
+            )
             return
         if len(self.model.encoder):
             self.latents = self.model.compress(self.latents, self.recent[:, : self.segment])
         self.recent = self.recent[:, self.segment :]
         self.cache = []
-        num_latents, num_steps = 0 if self.latents is None else self.latents.shape[1], self.recent.shape[1]
-        visible = training_mask(num_latents, num_steps, num_steps, steps.device)[:-1, :-1]  # without the query
+        num_latents, num_steps = (
+            0 if self.latents is None else self.latents.shape[1],
+            self.recent.shape[1],
+        )
+        # without the query
+        visible = training_mask(num_latents, num_steps, num_steps, steps.device)[:-1, :-1]
         _, self.cache = self._decoded(self.model.prefix(self.latents, self.recent), visible)
 
-    def _decoded(self, tokens: torch.Tensor, visible: torch.Tensor | None) -> tuple[torch.Tensor, Cache]:
-        """Pass tokens through the decoder, after those in the cache; return them and the cache that holds them, too."""
+    def _decoded(
+        self, tokens: torch.Tensor, visible: torch.Tensor | None
+    ) -> tuple[torch.Tensor, Cache]:
+        """Pass tokens through the decoder, after those in the cache; return them and the cache that
+        holds them, too.
+        """
         cache: Cache = []
         for number, block in enumerate(self.model.decoder):
             tokens, kept = block(tokens, visible, self.cache[number] if self.cache else None)
@@ -49,9 +66,17 @@ class InContext:
 
 @torch.inference_mode()
 def roll_out(
-    model: CompressedAD, room: Darkroom, num_episodes: int, *, most_recent: int, segment: int, seed: int
+    model: CompressedAD,
+    room: Darkroom,
+    num_episodes: int,
+    *,
+    most_recent: int,
+    segment: int,
+    seed: int,
 ) -> np.ndarray:
-    """Return the return of each episode, float64 (rooms, episodes); actions are drawn from the model's probabilities."""
+    """Return the return of each episode, float64 (rooms, episodes); actions are drawn from the
+    model's probabilities.
+    """
     generator = torch.Generator().manual_seed(seed)
     context = InContext(model, len(room.goals), most_recent, segment)
     returns = np.zeros((len(room.goals), num_episodes))
@@ -62,7 +87,9 @@ def roll_out(
             actions = torch.multinomial(chances, 1, generator=generator)[:, 0].numpy()
             reached, rewards, _ = room.step(actions)
             returns[:, episode] += rewards
-            context.observe(torch.from_numpy(np.stack([cells, actions, rewards, reached], 1)).byte())
+            context.observe(
+                torch.from_numpy(np.stack([cells, actions, rewards, reached], 1)).byte()
+            )
     return returns
 
 
@@ -70,6 +97,9 @@ def random_returns(room: Darkroom, num_episodes: int, seed: int) -> np.ndarray:
     """Return the same for actions drawn at random."""
     generator = np.random.default_rng(seed)
     steps = [
-        room.step(generator.integers(NUM_ACTIONS, size=len(room.goals)))[1] for _ in range(num_episodes * room.horizon)
+        room.step(generator.integers(NUM_ACTIONS, size=len(room.goals)))[1]
+        for _ in range(num_episodes * room.horizon)
     ]
-    return np.stack(steps, 1).reshape(len(room.goals), num_episodes, room.horizon).sum(2).astype(float)
+    return (
+        np.stack(steps, 1).reshape(len(room.goals), num_episodes, room.horizon).sum(2).astype(float)
+    )

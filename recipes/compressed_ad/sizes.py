@@ -22,7 +22,9 @@ class ModelSize(Options):
     width: int = option(128, "channels", at_least=1)
     heads: int = option(8, "attention heads", at_least=1)
     feedforward: int = option(512, "channels between a block's last two layers", at_least=1)
-    encoder_layers: int = option(3, "blocks that compress; 0: the baseline, which forgets instead", at_least=0)
+    encoder_layers: int = option(
+        3, "blocks that compress; 0: the baseline, which forgets instead", at_least=0
+    )
     decoder_layers: int = option(4, "blocks that predict", at_least=1)
     latents: int = option(40, "tokens of the compressed history", at_least=1)
     dropout: float = option(0.1, "share of channels set to 0 in training", at_least=0, below=1)

@@ -2,7 +2,8 @@
 
     accelerate launch --config_file accelerate_config.yaml train.py [configs/darkroom.yaml]
 
-It takes no flags; the YAML file holds all options. The same command again continues an interrupted run.
+It takes no flags; the YAML file holds all options. The same command again continues an interrupted
+run.
 """
 
 from __future__ import annotations
@@ -62,13 +63,17 @@ def start(config: Settings) -> Accelerator:
         from accelerate import Accelerator
         from accelerate.utils import parse_flag_from_env
     except ImportError as error:
-        raise UserError("accelerate is missing: pip install -r requirements.txt in this folder") from error
+        raise UserError(
+            "accelerate is missing: pip install -r requirements.txt in this folder"
+        ) from error
     ranks = read_rank_environment()
     gpus = 0 if parse_flag_from_env("ACCELERATE_USE_CPU") else torch.cuda.device_count()
     if gpus and ranks.local_world_size > gpus:
         raise UserError(
-            f"{ranks.local_world_size} processes but {gpus} visible GPU(s): set num_processes to {gpus} in "
-            f"accelerate_config.yaml (--num_processes={gpus}), or use python train.py for a single one"
+            f"{ranks.local_world_size} processes but {gpus} visible GPU(s): set num_processes to "
+            f"{gpus} in "
+            f"accelerate_config.yaml (--num_processes={gpus}), or use python train.py for a "
+            "single one"
         )
     device = torch.device("cuda", ranks.local_rank) if gpus else torch.device("cpu")
     if "OMP_NUM_THREADS" not in os.environ:  # accelerate launch sets it
@@ -79,8 +84,8 @@ def start(config: Settings) -> Accelerator:
             print("fp16 needs a GPU: training in fp32 on the CPU", flush=True)
         wanted = "no"
     config = replace(config, mixed_precision=wanted)  # which the guide's line reads
-    # Without a GPU Accelerator would leave each process on its own, unless it is told that the CPU is meant; with the
-    # process group that exists already it takes that one.
+    # Without a GPU Accelerator would leave each process on its own, unless it is told that the CPU
+    # is meant; with the process group that exists already it takes that one.
     setup_ddp(device, ranks)
     accelerator = Accelerator(
         cpu=not gpus,
@@ -109,10 +114,19 @@ def train(config: Settings, accelerator: Accelerator, resume: bool) -> TrainingE
     seed_everything(config.seed)
     model = CompressedAD(section_of(config, ModelSize)).to(accelerator.device)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=config.lr, betas=(0.9, 0.99), weight_decay=config.weight_decay, fused=True
+        model.parameters(),
+        lr=config.lr,
+        betas=(0.9, 0.99),
+        weight_decay=config.weight_decay,
+        fused=True,
     )
     spec = ScheduleSpec(
-        config.lr, config.train_timesteps, config.warmup_steps, final_lr_fraction=0, momentum=0.9, warmup_momentum=0.9
+        config.lr,
+        config.train_timesteps,
+        config.warmup_steps,
+        final_lr_fraction=0,
+        momentum=0.9,
+        warmup_momentum=0.9,
     )
     options = EngineOptions(
         epochs=config.train_timesteps // config.eval_interval,
@@ -129,16 +143,29 @@ def train(config: Settings, accelerator: Accelerator, resume: bool) -> TrainingE
     )
     task = Distillation(config, world_size)
     engine = TrainingEngine(
-        model, accelerator.device, options, task=task, run=config.run_folder, manifest={"config": to_dict(config)}
+        model,
+        accelerator.device,
+        options,
+        task=task,
+        run=config.run_folder,
+        manifest={"config": to_dict(config)},
     )
     task.state = engine.state
     engine.log.print(
         f"{sum(weight.numel() for weight in model.parameters())} weights, "
-        f"{sum(map(len, train_batches.records))} training records, {sum(map(len, test_batches.records))} test records",
+        f"{sum(map(len, train_batches.records))} training records, "
+        f"{sum(map(len, test_batches.records))} test records",
         f"Effective batch: {config.train_batch_size} x {world_size} x {accumulate} = "
-        f"{config.train_batch_size * world_size * accumulate}; one epoch is {config.eval_interval} steps",
+        f"{config.train_batch_size * world_size * accumulate}; one epoch is "
+        f"{config.eval_interval} steps",
     )
-    engine.train(train_batches, test_batches, optimizer, scheduler=StepSchedule(optimizer, spec), resume=resume)
+    engine.train(
+        train_batches,
+        test_batches,
+        optimizer,
+        scheduler=StepSchedule(optimizer, spec),
+        resume=resume,
+    )
     return engine
 
 

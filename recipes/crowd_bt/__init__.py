@@ -1,4 +1,6 @@
-"""The Crowd-BT quality scorer: learns one quality value per image from comparisons of pairs (README.md)."""
+"""The Crowd-BT quality scorer: learns one quality value per image from comparisons of pairs
+(README.md).
+"""
 
 import sys
 from pathlib import Path

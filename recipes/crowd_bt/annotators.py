@@ -1,4 +1,6 @@
-"""Annotators' logs: their answers, their reliability on gold pairs, and which answers can be used."""
+"""Annotators' logs: their answers, their reliability on gold pairs, and which
+answers can be used.
+"""
 
 import re
 from collections.abc import Mapping
@@ -19,12 +21,15 @@ class Crowd:
     """The comparisons of all users, and what was dropped."""
 
     rows: list[Comparison] = field(default_factory=list)
-    reliabilities: dict[str, float | None] = field(default_factory=dict)  # of every user but test users
+    # of every user but test users
+    reliabilities: dict[str, float | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
 def category_rank(category: Any) -> int:
-    """Return a category's rank by the names in it: goldensample 100, POS_5 to POS_0 5 to 0, anything else -1."""
+    """Return a category's rank by the names in it: goldensample 100, POS_5 to POS_0 5 to 0,
+    anything else -1.
+    """
     text = category if isinstance(category, str) else ""
     if "goldensample" in text:
         return GOLDEN_SAMPLE
@@ -33,10 +38,11 @@ def category_rank(category: Any) -> int:
 
 
 def user_reliability(items: list[Any]) -> float | None:
-    """Return r = (correct + near draws / 2) / gold pairs of one user's comparisons; None without gold pairs.
+    """Return r = (correct + near draws / 2) / gold pairs of one user's comparisons; None without
+    gold pairs.
 
-    The category's rank says which answer is correct: equal ranks are a draw. A near draw is the answer "draw" for ranks
-    that differ by 1 at most, neither of which is a golden sample.
+    The category's rank says which answer is correct: equal ranks are a draw. A near draw is the
+    answer "draw" for ranks that differ by 1 at most, neither of which is a golden sample.
     """
     points, num_gold = 0.0, 0
     for item in items:
@@ -57,7 +63,8 @@ def user_reliability(items: list[Any]) -> float | None:
 def read_crowd(logs: Mapping[str, Any]) -> Crowd:
     """Collect the comparisons of users' logs, each `{"comparisons": [...]}`, by the rules above.
 
-    Every annotation stays a sample of its own, with its user's reliability. Entries that cannot be read are counted.
+    Every annotation stays a sample of its own, with its user's reliability. Entries that cannot be
+    read are counted.
     """
     crowd = Crowd()
     dropped = {"test users": 0, "unreadable entries": 0}
@@ -67,7 +74,9 @@ def read_crowd(logs: Mapping[str, Any]) -> Crowd:
             continue
         items = log.get("comparisons") if isinstance(log, dict) else None
         if not isinstance(items, list):
-            crowd.notes.append(f"WARNING: {printable(user)}: its log holds no list of comparisons; left out")
+            crowd.notes.append(
+                f"WARNING: {printable(user)}: its log holds no list of comparisons; left out"
+            )
             continue
         reliability = crowd.reliabilities[user] = user_reliability(items)
         rows = [_row(item, user, reliability) for item in items]
@@ -75,7 +84,10 @@ def read_crowd(logs: Mapping[str, Any]) -> Crowd:
         dropped["unreadable entries"] += rows.count(None)
     counts = ", ".join(f"{number} {what}" for what, number in dropped.items() if number)
     users = len({row.annotator_id for row in crowd.rows})
-    crowd.notes.append(f"{len(crowd.rows)} comparisons of {users} users" + (f"; dropped {counts}" if counts else ""))
+    crowd.notes.append(
+        f"{len(crowd.rows)} comparisons of {users} users"
+        + (f"; dropped {counts}" if counts else "")
+    )
     return crowd
 
 
@@ -85,4 +97,6 @@ def _row(item: Any, user: str, reliability: float | None) -> Comparison | None:
         label = label_of(item.get("choice"))
     except ValueError:
         return None
-    return Comparison(first, second, label, pair_type_of(item.get("pair_type")), 1.0, user, reliability)
+    return Comparison(
+        first, second, label, pair_type_of(item.get("pair_type")), 1.0, user, reliability
+    )

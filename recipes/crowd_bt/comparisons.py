@@ -1,4 +1,6 @@
-"""Comparisons of image pairs: the local lists, the prepared format, and the split into training and validation."""
+"""Comparisons of image pairs: the local lists, the prepared format, and the split into training and
+validation.
+"""
 
 import json
 import math
@@ -26,7 +28,9 @@ MIN_RELIABILITY = 0.5  # an answer by a measurably worse annotator is used only 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """An answer about two images: `label` +1 says that the first is better, -1 the second, 0 a draw."""
+    """An answer about two images: `label` +1 says that the first is better, -1 the second, 0 a
+    draw.
+    """
 
     img1: str
     img2: str
@@ -34,19 +38,28 @@ class Comparison:
     pair_type: str
     weight: float = 1.0
     annotator_id: str | None = None
-    annotator_reliability: float | None = None  # from 0 to 1, the share of right answers on gold pairs: a measured η
+    # from 0 to 1, the share of right answers on gold pairs: a measured η
+    annotator_reliability: float | None = None
 
     @property
     def annotator(self) -> str:
-        """Who answered; answers of the same reliability count as one annotator's where no name is known."""
+        """Who answered; answers of the same reliability count as one annotator's where no name is
+        known.
+        """
         if self.annotator_id is not None:
             return self.annotator_id
-        return "" if self.annotator_reliability is None else f"reliability {self.annotator_reliability:g}"
+        return (
+            ""
+            if self.annotator_reliability is None
+            else f"reliability {self.annotator_reliability:g}"
+        )
 
 
 @dataclass(frozen=True)
 class Comparisons:
-    """The training and the validation comparisons, and the known qualities of images, if there are any."""
+    """The training and the validation comparisons, and the known qualities of images, if there are
+    any.
+    """
 
     train: list[Comparison]
     val: list[Comparison]
@@ -54,7 +67,9 @@ class Comparisons:
 
     @property
     def measured(self) -> dict[str, float | None]:
-        """Each annotator's measured reliability, None where it is unknown, in the order of names; empty for one crowd."""
+        """Each annotator's measured reliability, None where it is unknown, in the order of names;
+        empty for one crowd.
+        """
         found = {row.annotator: row.annotator_reliability for row in [*self.val, *self.train]}
         return dict(sorted(found.items())) if any(found) else {}
 
@@ -64,7 +79,10 @@ class Comparisons:
 
 
 def load_local(folder: Path, image_folder: Path, seed: int, say: Say) -> Comparisons:
-    """Read the lists in a folder, leave out pairs with missing images, and split them. Raises UserError."""
+    """Read the lists in a folder, leave out pairs with missing images, and split them.
+
+    Raises UserError.
+    """
     rows: list[Comparison] = []
     for name in LISTS:
         if not (folder / name).is_file():
@@ -72,31 +90,48 @@ def load_local(folder: Path, image_folder: Path, seed: int, say: Say) -> Compari
             continue
         rows += read_rows(folder / name, _local_row)
     if not rows:
-        raise UserError(f"{folder}: none of {', '.join(LISTS)} has a comparison; python make_data.py makes an example")
+        raise UserError(
+            f"{folder}: none of {', '.join(LISTS)} has a comparison; python make_data.py makes an "
+            "example"
+        )
     train, val = split_rows(with_images(rows, image_folder, say), seed)
     return _checked(Comparisons(train, val, read_known_order(folder)), folder)
 
 
-def load_prepared(folder: Path, image_folder: Path, say: Say, *, learns_eta: bool = False) -> Comparisons:
-    """Read a folder in the prepared format, leaving out pairs with missing images. Raises UserError.
+def load_prepared(
+    folder: Path, image_folder: Path, say: Say, *, learns_eta: bool = False
+) -> Comparisons:
+    """Read a folder in the prepared format, leaving out pairs with missing images. Raises
+    UserError.
 
-    Annotations of a measured reliability below 0.5 are left out, too: only a training that learns each annotator's η
-    can use them.
+    Annotations of a measured reliability below 0.5 are left out, too: only a training that learns
+    each annotator's η can use them.
     """
     if not (folder / METADATA_FILE).is_file():
-        raise UserError(f"{folder}: no {METADATA_FILE}; --data-source s3 and make_data.py write the prepared format")
+        raise UserError(
+            f"{folder}: no {METADATA_FILE}; --data-source s3 and make_data.py write the prepared "
+            "format"
+        )
     splits = {}
     for split in ("train", "val"):
         file = folder / f"{split}_comparisons.json"
         found = with_images(read_rows(file, _prepared_row), image_folder, say)
-        splits[split] = found if learns_eta and split == "train" else [row for row in found if is_reliable(row)]
+        splits[split] = (
+            found if learns_eta and split == "train" else [row for row in found if is_reliable(row)]
+        )
         if dropped := len(found) - len(splits[split]):
-            say(f"{file}: {dropped} annotations by annotators of a reliability below {MIN_RELIABILITY:g} are left out")
+            say(
+                f"{file}: {dropped} annotations by annotators of a reliability below "
+                f"{MIN_RELIABILITY:g} are left out"
+            )
     return _checked(Comparisons(splits["train"], splits["val"], read_known_order(folder)), folder)
 
 
-def write_prepared(folder: Path, rows: Sequence[Comparison], facts: dict[str, Any], seed: int) -> None:
-    """Split comparisons and write the prepared format; `metadata.json` comes last and makes the folder complete.
+def write_prepared(
+    folder: Path, rows: Sequence[Comparison], facts: dict[str, Any], seed: int
+) -> None:
+    """Split comparisons and write the prepared format; `metadata.json` comes last and makes the
+    folder complete.
 
     `facts` must hold `user_reliabilities`; the others go into `metadata.json`.
     """
@@ -107,7 +142,9 @@ def write_prepared(folder: Path, rows: Sequence[Comparison], facts: dict[str, An
     write_json(folder / "user_reliabilities.json", reliabilities)
     has_fixed = any(row.annotator_reliability is not None for row in rows)
     counts = {"num_train": len(train), "num_val": len(val), "num_users": len(reliabilities)}
-    write_json(folder / METADATA_FILE, {"uses_fixed_eta": has_fixed, "seed": seed, **counts, **facts})
+    write_json(
+        folder / METADATA_FILE, {"uses_fixed_eta": has_fixed, "seed": seed, **counts, **facts}
+    )
 
 
 def is_reliable(row: Comparison) -> bool:
@@ -116,7 +153,10 @@ def is_reliable(row: Comparison) -> bool:
 
 
 def split_rows(rows: Sequence[Comparison], seed: int) -> tuple[list[Comparison], list[Comparison]]:
-    """Split comparisons 80 to 20 within each pair type. The split depends on the rows' order and the seed only."""
+    """Split comparisons 80 to 20 within each pair type.
+
+    The split depends on the rows' order and the seed only.
+    """
     places: dict[str, list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
         places[row.pair_type].append(number)
@@ -136,14 +176,18 @@ def with_images(rows: Sequence[Comparison], folder: Path, say: Say) -> list[Comp
     if missing:
         example = printable(min(missing))
         say(
-            f"WARNING: {len(rows) - len(kept)} of {len(rows)} comparisons are left out: {len(missing)} images are not "
+            f"WARNING: {len(rows) - len(kept)} of {len(rows)} comparisons are left out: "
+            f"{len(missing)} images are not "
             f"in {folder}, such as {example}"
         )
     return kept
 
 
 def read_known_order(folder: Path) -> dict[str, float]:
-    """Return the known qualities {image: quality} of a data folder; empty without that file. Raises UserError."""
+    """Return the known qualities {image: quality} of a data folder; empty without that file.
+
+    Raises UserError.
+    """
     file = folder / ORDER_FILE
     found = read_json(file) if file.is_file() else {}
     if not isinstance(found, dict) or not all(_is_number(value) for value in found.values()):
@@ -203,16 +247,26 @@ def _local_row(item: Any) -> Comparison:
         label = label_of(item.get("expected_choice"))
     except ValueError as error:
         raise ValueError(f"expected_choice {error}") from error
-    return Comparison(first, second, label, pair_type_of(item.get("type")), annotator_id=_annotator(item))
+    return Comparison(
+        first, second, label, pair_type_of(item.get("type")), annotator_id=_annotator(item)
+    )
 
 
 def _prepared_row(item: Any) -> Comparison:
     first, second = image_names(item)
-    label, weight, reliability = item.get("label"), item.get("weight", 1.0), item.get("annotator_reliability")
+    label, weight, reliability = (
+        item.get("label"),
+        item.get("weight", 1.0),
+        item.get("annotator_reliability"),
+    )
     if label not in (-1, 0, 1) or not _is_number(weight) or weight <= 0:
-        raise ValueError(f"label {printable(repr(label))} is not -1, 0 or 1, or weight is not a number above 0")
+        raise ValueError(
+            f"label {printable(repr(label))} is not -1, 0 or 1, or weight is not a number above 0"
+        )
     if reliability is not None and not (_is_number(reliability) and 0 <= reliability <= 1):
-        raise ValueError(f"annotator_reliability {printable(repr(reliability))} is not a number from 0 to 1")
+        raise ValueError(
+            f"annotator_reliability {printable(repr(reliability))} is not a number from 0 to 1"
+        )
     kind, annotator = pair_type_of(item.get("pair_type")), _annotator(item)
     return Comparison(first, second, int(label), kind, float(weight), annotator, reliability)
 
@@ -240,7 +294,8 @@ def _stays_inside(name: str) -> bool:
 def _checked(found: Comparisons, folder: Path) -> Comparisons:
     if not found.train or not found.val:
         raise UserError(
-            f"{folder}: {len(found.train)} training and {len(found.val)} validation comparisons remain; both are needed"
+            f"{folder}: {len(found.train)} training and {len(found.val)} validation comparisons "
+            "remain; both are needed"
         )
     return found
 

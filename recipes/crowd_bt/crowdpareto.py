@@ -1,11 +1,12 @@
-"""Measure the scorer with real people: their votes on photographs that it has never seen, beside four baselines.
+"""Measure the scorer with real people: their votes on photographs that it has never seen, beside
+four baselines.
 
     git clone https://github.com/idirlab/crowdpareto ../../outputs/crowdpareto
     python crowdpareto.py                               # the table of README.md
 
-Asudeh et al., "Crowdsourcing Pareto-optimal object finding by pairwise comparisons", CIKM 2015: 100 photographs, three
-criteria, five answers about each of 14,850 pairs. Each seed trains on the pairs among 70 photographs and judges on those
-among the 30 others; equal files are on the same side.
+Asudeh et al., "Crowdsourcing Pareto-optimal object finding by pairwise comparisons", CIKM 2015: 100
+photographs, three criteria, five answers about each of 14,850 pairs. Each seed trains on the pairs
+among 70 photographs and judges on those among the 30 others; equal files are on the same side.
 """
 
 import re
@@ -44,7 +45,9 @@ LEARNING_RATE = 5e-3
 
 @dataclass(frozen=True)
 class CrowdConfig(Options):
-    repository: str = option("../../outputs/crowdpareto", "a clone of github.com/idirlab/crowdpareto", metavar="DIR")
+    repository: str = option(
+        "../../outputs/crowdpareto", "a clone of github.com/idirlab/crowdpareto", metavar="DIR"
+    )
     seeds: int = option(3, "seeds of the split and the training", at_least=1)
     size: int = option(64, "side of the network's input in pixels", at_least=32)
     steps: int = option(100, "steps of each training", at_least=1)
@@ -56,8 +59,12 @@ def main() -> int:
     torch.set_num_threads(1)
     votes = read_votes(Path(config.repository) / VOTES_FILE)
     files = {name: Path(config.repository) / PHOTOGRAPHS / name for name in image_list(votes)}
-    images = {name: read_image(file, min_long_side_px=STATISTICS_PX) for name, file in files.items()}
-    pictures = {name: resize_area(image, config.size, config.size) for name, image in images.items()}
+    images = {
+        name: read_image(file, min_long_side_px=STATISTICS_PX) for name, file in files.items()
+    }
+    pictures = {
+        name: resize_area(image, config.size, config.size) for name, image in images.items()
+    }
     statistics = {name: image_statistics(image) for name, image in images.items()}
     for criterion in CRITERIA:
         results = defaultdict(list)
@@ -69,9 +76,13 @@ def main() -> int:
             weights = linear_model(known, statistics)
             ways = {
                 "network": network(known, pictures, unseen, config.steps, seed),
-                "linear in image statistics": {name: float(statistics[name] @ weights) for name in unseen},
+                "linear in image statistics": {
+                    name: float(statistics[name] @ weights) for name in unseen
+                },
                 "Laplacian": {name: float(statistics[name][-1]) for name in unseen},
-                "Bradley-Terry that saw the answers": {name: found[0] for name, found in fit(asked, 0.1)[0].items()},
+                "Bradley-Terry that saw the answers": {
+                    name: found[0] for name, found in fit(asked, 0.1)[0].items()
+                },
             }
             for way, scores in ways.items():
                 results[way].append(agreement(asked, scores))
@@ -84,7 +95,9 @@ def main() -> int:
 
 
 def read_votes(file: Path) -> list[Comparison]:
-    """Return the votes: each answer that a pair received, with the number of people who gave it as its weight."""
+    """Return the votes: each answer that a pair received, with the number of people who gave it as
+    its weight.
+    """
     rows = []
     for number, line in enumerate(read_text(file).splitlines(), 1):
         if not re.fullmatch(r"[0-2];\d+;\d+;[-01,]+", line):
@@ -93,7 +106,9 @@ def read_votes(file: Path) -> list[Comparison]:
         # One line has `0-1`, two answers without a comma.
         for label, people in Counter(re.findall("-1|0|1", answers)).items():
             kind = CRITERIA[int(criterion)]
-            rows.append(Comparison(f"({first}).jpg", f"({second}).jpg", int(label), kind, float(people)))
+            rows.append(
+                Comparison(f"({first}).jpg", f"({second}).jpg", int(label), kind, float(people))
+            )
     return rows
 
 
@@ -110,11 +125,17 @@ def choose_unseen(files: Mapping[str, bytes], seed: int) -> list[str]:
 
 
 def network(
-    known: Sequence[Comparison], photographs: Mapping[str, np.ndarray], unseen: Sequence[str], steps: int, seed: int
+    known: Sequence[Comparison],
+    photographs: Mapping[str, np.ndarray],
+    unseen: Sequence[str],
+    steps: int,
+    seed: int,
 ) -> dict[str, float]:
-    """Train a small network from random weights; return the qualities of the unseen photographs, uint8 (S, S, 3).
+    """Train a small network from random weights; return the qualities of the unseen photographs,
+    uint8 (S, S, 3).
 
-    Each step scores every photograph of the pairs once and compares all pairs. All else is as in train.py.
+    Each step scores every photograph of the pairs once and compares all pairs. All else is as in
+    train.py.
     """
     torch.manual_seed(seed)
     names = image_list(known)
@@ -124,31 +145,44 @@ def network(
     model = PairModel(scorer, *eta_of(config, comparisons), first_draw_log(comparisons))
     optimizer, generator = build_optimizer(model, config), np.random.default_rng(seed)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, steps))
-    first, second = (torch.tensor([names.index(getattr(row, side)) for row in known]) for side in ("img1", "img2"))
+    first, second = (
+        torch.tensor([names.index(getattr(row, side)) for row in known])
+        for side in ("img1", "img2")
+    )
     said = torch.tensor([[row.label, row.weight] for row in known]).float()
     answers = Answers(*said.T, torch.zeros(len(known), dtype=torch.int64))
     for _ in range(steps):
-        images = torch.stack([to_tensor(varied(photographs[name], generator, 0.0)) for name in names])
+        images = torch.stack(
+            [to_tensor(varied(photographs[name], generator, 0.0)) for name in names]
+        )
         scores = model.scorer(normalised(images))
         optimizer.zero_grad()
         crowd_loss(scores[first] - scores[second], model.eta, model.draw_log, answers)[0].backward()
         optimizer.step()
         scheduler.step()
     pictures = [to_tensor(photographs[name]) for name in unseen]
-    return dict(zip(unseen, scores_of_tensors(scorer.eval(), pictures, torch.device("cpu")), strict=True))
+    return dict(
+        zip(unseen, scores_of_tensors(scorer.eval(), pictures, torch.device("cpu")), strict=True)
+    )
 
 
 def image_statistics(image: np.ndarray) -> np.ndarray:
-    """Return statistics of colours, contrast and edges; the last one is the log of the Laplacian's variance."""
+    """Return statistics of colours, contrast and edges; the last one is the log of the Laplacian's
+    variance.
+    """
     factor = STATISTICS_PX / max(image.shape[:2])
     image = cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_AREA)
     grey, hsv = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.cvtColor(image, cv2.COLOR_RGB2HSV)
     laplacian = np.log1p(cv2.Laplacian(grey, cv2.CV_32F).var())
-    return np.array([*image.mean((0, 1)), *hsv.mean((0, 1)), *hsv.std((0, 1)), grey.std(), laplacian])
+    return np.array(
+        [*image.mean((0, 1)), *hsv.mean((0, 1)), *hsv.std((0, 1)), grey.std(), laplacian]
+    )
 
 
 def linear_model(rows: Sequence[Comparison], statistics: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the weights of a Bradley-Terry model of the decided votes that is linear in the statistics."""
+    """Return the weights of a Bradley-Terry model of the decided votes that is linear in the
+    statistics.
+    """
     from sklearn.linear_model import LogisticRegression
 
     decided = [row for row in rows if row.label]
@@ -160,14 +194,18 @@ def linear_model(rows: Sequence[Comparison], statistics: Mapping[str, np.ndarray
 
 
 def agreement(rows: Sequence[Comparison], scores: Mapping[str, float]) -> tuple[float, float]:
-    """Return the share of pairs in the majority's order, and Kendall's τ with the order by pairs that a majority preferred."""
+    """Return the share of pairs in the majority's order, and Kendall's τ with the order by pairs
+    that a majority preferred.
+    """
     sums, points = Counter[tuple[str, str]](), Counter[str]()
     for row in rows:
         sums[row.img1, row.img2] += row.label * round(row.weight)
     majority = [Comparison(*pair, int(np.sign(total)), "majority") for pair, total in sums.items()]
     for row in majority:
         points.update({row.img1: row.label, row.img2: -row.label})
-    return pair_accuracies(majority, scores)["overall_accuracy"], order_values(scores, points)["kendall_tau"]
+    return pair_accuracies(majority, scores)["overall_accuracy"], order_values(scores, points)[
+        "kendall_tau"
+    ]
 
 
 if __name__ == "__main__":

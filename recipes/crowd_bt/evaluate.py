@@ -24,17 +24,27 @@ from yolo_seg_ddp.utils.options import Options, option
 @dataclass(frozen=True)
 class EvaluateConfig(Options):
     checkpoint: str = option(f"results/{BEST_MODEL}", "trained model", metavar="FILE")
-    backbone: str | None = option(None, "must be the checkpoint's, which is the default", metavar="NAME")
-    input_size: int | None = option(None, "side of the input in pixels; unset: the checkpoint's", at_least=32)
+    backbone: str | None = option(
+        None, "must be the checkpoint's, which is the default", metavar="NAME"
+    )
+    input_size: int | None = option(
+        None, "side of the input in pixels; unset: the checkpoint's", at_least=32
+    )
     device: str = option("auto", "auto, cuda or cpu")
     image_dir: str = option(IMAGE_DIR, "folder of the images", metavar="DIR")
-    data_dir: str = option(DATA_DIR, "folder of the lists", metavar="DIR", wants="not prepared_data_dir")
-    prepared_data_dir: str | None = option(None, "folder in the prepared format, instead of --data-dir", metavar="DIR")
+    data_dir: str = option(
+        DATA_DIR, "folder of the lists", metavar="DIR", wants="not prepared_data_dir"
+    )
+    prepared_data_dir: str | None = option(
+        None, "folder in the prepared format, instead of --data-dir", metavar="DIR"
+    )
     split: str = option("val", "which comparisons", choices=SPLITS)
     output: str = option("evaluation_results.json", "file for the result", metavar="FILE")
     batch_size: int = option(64, "images scored at once", at_least=1)
     num_workers: int = option(0, "loader processes", at_least=0)
-    seed: int = option(42, "seed of the split, as in training", at_least=0, wants="not prepared_data_dir")
+    seed: int = option(
+        42, "seed of the split, as in training", at_least=0, wants="not prepared_data_dir"
+    )
 
 
 def main() -> int:
@@ -51,7 +61,9 @@ def main() -> int:
     loader = image_loader(names, images, facts["input_size"], config.batch_size, config.num_workers)
     scores = score_images(scorer, loader, names, device, choose_precision("off", device))
     found = evaluation(rows, scores, comparisons.known_order)
-    print(f"{config.checkpoint} on {len(rows)} comparisons ({config.split}) of {len(names)} images:")
+    print(
+        f"{config.checkpoint} on {len(rows)} comparisons ({config.split}) of {len(names)} images:"
+    )
     print("\n".join(evaluation_lines(found)))
     content = {"checkpoint": config.checkpoint, "split": config.split, **found, "scores": scores}
     write_json(Path(config.output), content)

@@ -25,7 +25,9 @@ GREY = np.array([0.299, 0.587, 0.114], np.float32)  # luma of ITU-R BT.601
 
 
 class Pairs:
-    """Training pairs: `pairs[epoch, index]` depends on (seed, epoch, index) only, not on loader workers or ranks."""
+    """Training pairs: `pairs[epoch, index]` depends on (seed, epoch, index) only, not on loader
+    workers or ranks.
+    """
 
     collate: Callable[[list[Any]], Any] = staticmethod(default_collate)
 
@@ -50,13 +52,21 @@ class Pairs:
         return len(self.rows)
 
     def __getitem__(self, key: Key) -> dict[str, Any]:
-        """Return images uint8 (2, 3, S, S), label, weight and the annotator's position (0 in a crowd without names)."""
+        """Return images uint8 (2, 3, S, S), label, weight and the annotator's position (0 in a
+        crowd without names).
+        """
         epoch, index = key
         row = self.rows[index]
         images = []
         for side, name in enumerate((row.img1, row.img2)):
             generator = np.random.default_rng((self.seed, epoch, index, side))
-            images.append(to_tensor(varied(load_image(self.folder / name, self.size_px), generator, self.rotation_deg)))
+            images.append(
+                to_tensor(
+                    varied(
+                        load_image(self.folder / name, self.size_px), generator, self.rotation_deg
+                    )
+                )
+            )
         return {
             "images": torch.stack(images),
             "label": np.float32(row.label),
@@ -90,7 +100,10 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def load_image(path: Path, size_px: int) -> np.ndarray:
-    """Return an image, resized to a square, as RGB uint8 (S, S, 3). Raises UserError that names the file."""
+    """Return an image, resized to a square, as RGB uint8 (S, S, 3).
+
+    Raises UserError that names the file.
+    """
     try:
         return resize_area(read_image(path, min_long_side_px=size_px), size_px, size_px)
     except ImageError as error:
@@ -103,25 +116,37 @@ def to_tensor(image: np.ndarray) -> torch.Tensor:
 
 
 def normalised(images: torch.Tensor) -> torch.Tensor:
-    """Return uint8 images (..., 3, H, W) as the network expects them: float32, ImageNet's mean 0 and deviation 1."""
+    """Return uint8 images (..., 3, H, W) as the network expects them: float32, ImageNet's mean 0
+    and deviation 1.
+    """
     mean, std = statistics_on(images.device)
     return (images.float() - mean) / std
 
 
 @functools.lru_cache(maxsize=4)
 def statistics_on(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ImageNet's mean and standard deviation of pixels from 0 to 255, float32 (3, 1, 1) each."""
-    mean, std = (255 * torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    """Return ImageNet's mean and standard deviation of pixels from 0 to 255, float32 (3, 1, 1)
+    each.
+    """
+    mean, std = (
+        255 * torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD)
+    )
     return mean.to(device), std.to(device)
 
 
 def varied(image: np.ndarray, generator: np.random.Generator, rotation_deg: float) -> np.ndarray:
-    """Return an image flipped, rotated and with other colours at random, RGB uint8 of the same size.
+    """Return an image flipped, rotated and with other colours at random, RGB uint8 of the same
+    size.
 
-    Corners that a rotation uncovers show the mirrored image. A rotation takes the nearest pixel: averages would blur.
+    Corners that a rotation uncovers show the mirrored image. A rotation takes the nearest pixel:
+    averages would blur.
     """
     flips, angle = generator.random(2) < 0.5, generator.uniform(-1, 1) * rotation_deg
-    brightness, contrast, saturation = 1 + generator.uniform(-1, 1, 3) * (BRIGHTNESS, CONTRAST, SATURATION)
+    brightness, contrast, saturation = 1 + generator.uniform(-1, 1, 3) * (
+        BRIGHTNESS,
+        CONTRAST,
+        SATURATION,
+    )
     image = image[:, ::-1] if flips[0] else image
     image = image[::-1] if flips[1] else image
     height, width = image.shape[:2]
@@ -129,7 +154,9 @@ def varied(image: np.ndarray, generator: np.random.Generator, rotation_deg: floa
     if angle:
         turn = cv2.getRotationMatrix2D(((width - 1) / 2, (height - 1) / 2), angle, 1.0)
         size = (width, height)
-        turned = cv2.warpAffine(turned, turn, size, flags=cv2.INTER_NEAREST, borderMode=cv2.BORDER_REFLECT_101)
+        turned = cv2.warpAffine(
+            turned, turn, size, flags=cv2.INTER_NEAREST, borderMode=cv2.BORDER_REFLECT_101
+        )
     colours = turned.astype(np.float32) * np.float32(brightness)
     grey = colours @ GREY  # (H, W)
     colours = (colours - grey.mean()) * np.float32(contrast) + grey.mean()

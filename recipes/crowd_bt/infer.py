@@ -20,7 +20,14 @@ from crowd_bt.options import BEST_MODEL
 
 from yolo_seg_ddp.utils.config import parse_config
 from yolo_seg_ddp.utils.devices import choose_device
-from yolo_seg_ddp.utils.errors import EXIT_DONE, UsageError, UserError, print_warning, printable, run_script
+from yolo_seg_ddp.utils.errors import (
+    EXIT_DONE,
+    UsageError,
+    UserError,
+    print_warning,
+    printable,
+    run_script,
+)
 from yolo_seg_ddp.utils.options import Options, option
 
 SHOWN = 10  # images of a ranking that are printed at either end
@@ -30,13 +37,21 @@ SHOWN = 10  # images of a ranking that are printed at either end
 class InferConfig(Options):
     checkpoint: str = option(f"results/{BEST_MODEL}", "trained model", metavar="FILE")
     image: str | None = option(None, "score this image", metavar="FILE")
-    image_dir: str | None = option(None, "rank the images in this folder and below it", metavar="DIR")
+    image_dir: str | None = option(
+        None, "rank the images in this folder and below it", metavar="DIR"
+    )
     compare: tuple[str, ...] | None = option(None, "compare these two images", metavar="FILE")
     output: str | None = option(None, "JSON file for the result", metavar="FILE")
-    backbone: str | None = option(None, "must be the checkpoint's, which is the default", metavar="NAME")
-    input_size: int | None = option(None, "side of the input in pixels; unset: the checkpoint's", at_least=32)
+    backbone: str | None = option(
+        None, "must be the checkpoint's, which is the default", metavar="NAME"
+    )
+    input_size: int | None = option(
+        None, "side of the input in pixels; unset: the checkpoint's", at_least=32
+    )
     device: str = option("auto", "auto, cuda or cpu")
-    batch_size: int = option(32, "images of a folder that are scored at once", at_least=1, needs="image_dir")
+    batch_size: int = option(
+        32, "images of a folder that are scored at once", at_least=1, needs="image_dir"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,7 +73,10 @@ def main() -> int:
         result = {"image": config.image, "score": quality}
         print(f"{config.image}: quality {quality:.4f}")
     elif config.compare is not None:
-        result = compared(config.compare, scores_of(scorer, [Path(name) for name in config.compare], size_px, device))
+        result = compared(
+            config.compare,
+            scores_of(scorer, [Path(name) for name in config.compare], size_px, device),
+        )
     else:
         result = ranked(scorer, Path(str(config.image_dir)), size_px, config.batch_size, device)
     if config.output is not None:
@@ -67,19 +85,27 @@ def main() -> int:
     return EXIT_DONE
 
 
-def scores_of(scorer: QualityScorer, files: list[Path], size_px: int, device: torch.device) -> list[float]:
+def scores_of(
+    scorer: QualityScorer, files: list[Path], size_px: int, device: torch.device
+) -> list[float]:
     """Return the qualities of images. Raises UserError for one that cannot be read."""
-    return scores_of_tensors(scorer, [to_tensor(load_image(file, size_px)) for file in files], device)
+    return scores_of_tensors(
+        scorer, [to_tensor(load_image(file, size_px)) for file in files], device
+    )
 
 
 @torch.no_grad()
-def scores_of_tensors(scorer: QualityScorer, images: list[torch.Tensor], device: torch.device) -> list[float]:
+def scores_of_tensors(
+    scorer: QualityScorer, images: list[torch.Tensor], device: torch.device
+) -> list[float]:
     """Return the qualities of RGB images uint8 (3, S, S)."""
     return [float(score) for score in scorer(normalised(torch.stack(images).to(device)))]
 
 
 def compared(names: tuple[str, ...], scores: list[float]) -> dict[str, Any]:
-    """Print and return which of two images is better, with the probability σ(difference) of the Bradley-Terry model."""
+    """Print and return which of two images is better, with the probability σ(difference) of the
+    Bradley-Terry model.
+    """
     difference = scores[0] - scores[1]
     first_wins = 1 / (1 + math.exp(-difference)) if difference > -700 else 0.0
     better = 0 if difference >= 0 else 1
@@ -95,7 +121,9 @@ def compared(names: tuple[str, ...], scores: list[float]) -> dict[str, Any]:
     }
 
 
-def ranked(scorer: QualityScorer, folder: Path, size_px: int, batch_size: int, device: torch.device) -> dict[str, Any]:
+def ranked(
+    scorer: QualityScorer, folder: Path, size_px: int, batch_size: int, device: torch.device
+) -> dict[str, Any]:
     """Print and return the images of a folder, best first, and those that cannot be read.
 
     Raises UserError when there are none.
@@ -112,15 +140,22 @@ def ranked(scorer: QualityScorer, folder: Path, size_px: int, batch_size: int, d
                 unreadable.append(str(file))
                 print_warning(str(error).partition(";")[0])
         if images:
-            scores.update(zip(images, scores_of_tensors(scorer, list(images.values()), device), strict=True))
+            scores.update(
+                zip(images, scores_of_tensors(scorer, list(images.values()), device), strict=True)
+            )
     if not scores:
         raise UserError(f"{folder}: no image that can be read ({', '.join(IMAGE_SUFFIXES)})")
     ranking = sorted(scores, key=lambda name: (-scores[name], name))
     shown = ranking if len(ranking) <= 2 * SHOWN else [*ranking[:SHOWN], "", *ranking[-SHOWN:]]
     numbers = {name: number for number, name in enumerate(ranking, 1)}
     for name in shown:
-        print(f"{numbers[name]:5d}  {scores[name]:9.4f}  {printable(name, 200)}" if name else "  ...")
-    return {"ranking": [{"image": name, "score": scores[name]} for name in ranking], "unreadable": unreadable}
+        print(
+            f"{numbers[name]:5d}  {scores[name]:9.4f}  {printable(name, 200)}" if name else "  ..."
+        )
+    return {
+        "ranking": [{"image": name, "score": scores[name]} for name in ranking],
+        "unreadable": unreadable,
+    }
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
-"""Make data of known order: damaged crops of photographs, and annotators of known reliability who compare them.
+"""Make data of known order: damaged crops of photographs, and annotators of known reliability who
+compare them.
 
-    python make_data.py                                 # from the photographs of scikit-image and scikit-learn
+    python make_data.py                                 # from scikit-image and scikit-learn
     python make_data.py --images DIR --reliability 0.7
 
 Writes below --output:
     images/                       the pictures; their names tell photograph, damage and category
-    gold_batch.json, Anchor_Anchor.json, Anchor_Regular.json    comparisons by one crowd (--data-source local)
+    gold_batch.json, Anchor_Anchor.json, Anchor_Regular.json
+                                  comparisons by one crowd (--data-source local)
     known_order.json              each picture's quality: minus its level of damage
-    users/<user>/comparison_data.json, annotators.json          logs of single annotators, as in S3; their reliabilities
-    simulated/                    the same logs in the prepared format (--prepared-data-dir); prepared/ is for those of S3
+    users/<user>/comparison_data.json, annotators.json
+                                  logs of single annotators, as in S3; their reliabilities
+    simulated/                    the same logs in the prepared format (--prepared-data-dir);
+                                  prepared/ is for those of S3
     unseen/                       lists, images and order of photographs that no other folder shows
 """
 
@@ -59,7 +63,10 @@ class MakeConfig(Options):
     num_unseen: int = option(140, "pictures of the unseen photographs", at_least=14)
     comparisons: int = option(3000, "comparisons in the lists", at_least=60)
     reliability: float = option(
-        0.9, "of the lists' crowd: the probability of a right answer; 0.5 guesses", at_least=0, at_most=1
+        0.9,
+        "of the lists' crowd: the probability of a right answer; 0.5 guesses",
+        at_least=0,
+        at_most=1,
     )
     annotators: int = option(12, "single annotators, each with a log", at_least=1)
     per_annotator: int = option(250, "comparisons of each annotator", at_least=10)
@@ -90,26 +97,41 @@ def make(config: MakeConfig) -> None:
     output = Path(config.output)
     if output.is_dir() and any(output.iterdir()):
         raise UserError(f"--output {output}: not empty; remove it, or name another folder")
-    photographs = list(read_folder(Path(config.images)) if config.images else included_photographs())
+    photographs = list(
+        read_folder(Path(config.images)) if config.images else included_photographs()
+    )
     if len(photographs) < 2:
-        raise UserError(f"--images {config.images}: {len(photographs)} usable photographs; at least 2 are needed")
+        raise UserError(
+            f"--images {config.images}: {len(photographs)} usable photographs; at least 2 are "
+            "needed"
+        )
     unseen = photographs[1::UNSEEN_EVERY]
-    seen = [photograph for number, photograph in enumerate(photographs) if number % UNSEEN_EVERY != 1]
+    seen = [
+        photograph for number, photograph in enumerate(photographs) if number % UNSEEN_EVERY != 1
+    ]
     generator = np.random.default_rng(config.seed)
     pictures = write_pictures(output / "images", seen, config.num_pictures, config.size, generator)
     write_lists(output, pictures, config.comparisons, config.reliability, generator)
     write_annotators(output, pictures, config, generator)
-    held_out = write_pictures(output / "unseen" / "images", unseen, config.num_unseen, config.size, generator)
+    held_out = write_pictures(
+        output / "unseen" / "images", unseen, config.num_unseen, config.size, generator
+    )
     write_lists(output / "unseen", held_out, config.comparisons // 4, 1.0, generator)
     print(
-        f"{output}: {len(pictures)} pictures of {len(seen)} photographs, {config.comparisons} comparisons by a crowd of "
+        f"{output}: {len(pictures)} pictures of {len(seen)} photographs, {config.comparisons} "
+        "comparisons by a crowd of "
         f"reliability {config.reliability:g}, {config.annotators} annotators' logs"
     )
-    print(f"{output / 'unseen'}: {len(held_out)} pictures of {len(unseen)} other photographs, compared without errors")
+    print(
+        f"{output / 'unseen'}: {len(held_out)} pictures of {len(unseen)} other photographs, "
+        "compared without errors"
+    )
 
 
 def read_folder(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (name, RGB uint8) of the photographs in a folder, with a warning for each that cannot be read."""
+    """Yield (name, RGB uint8) of the photographs in a folder, with a warning for each that cannot
+    be read.
+    """
     for file in image_files(folder):
         try:
             yield file.stem, read_image(file, min_long_side_px=2000)
@@ -124,10 +146,14 @@ def included_photographs() -> list[tuple[str, np.ndarray]]:
         from sklearn.datasets import load_sample_images
     except ImportError as error:
         raise UserError(
-            "scikit-image or scikit-learn is missing: pip install -r requirements.txt, or use --images DIR"
+            "scikit-image or scikit-learn is missing: pip install -r requirements.txt, or use "
+            "--images DIR"
         ) from error
     samples = load_sample_images()
-    found = [(Path(name).stem, image) for name, image in zip(samples.filenames, samples.images, strict=True)]
+    found = [
+        (Path(name).stem, image)
+        for name, image in zip(samples.filenames, samples.images, strict=True)
+    ]
     for name in (*SKIMAGE_PHOTOGRAPHS, *SKIMAGE_GREY):
         try:
             image = getattr(data, name)()
@@ -145,7 +171,9 @@ def write_pictures(
     size_px: int,
     generator: np.random.Generator,
 ) -> list[Picture]:
-    """Write damaged crops, equally many of each level and photograph, as PNG files; return them shuffled."""
+    """Write damaged crops, equally many of each level and photograph, as PNG files; return them
+    shuffled.
+    """
     folder.mkdir(parents=True)
     pictures = []
     for position in range(number):
@@ -160,15 +188,21 @@ def write_pictures(
     return [pictures[position] for position in generator.permutation(number)]
 
 
-def detailed_crop(photograph: np.ndarray, size_px: int, generator: np.random.Generator) -> np.ndarray:
-    """Return a square crop, shrunk to `size_px`; of up to 20 random ones the first with detail, else the most detailed."""
+def detailed_crop(
+    photograph: np.ndarray, size_px: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Return a square crop, shrunk to `size_px`; of up to 20 random ones the first with detail,
+    else the most detailed.
+    """
     height, width = photograph.shape[:2]
     shortest = min(height, width)
     best, most = np.zeros((size_px, size_px, 3), np.uint8), -1.0
     for _ in range(20):
         side = int(min(size_px * generator.uniform(1.5, MOST_ENLARGED), shortest))
         top, left = (int(generator.integers(length - side + 1)) for length in (height, width))
-        crop = resize_area(np.ascontiguousarray(photograph[top : top + side, left : left + side]), size_px, size_px)
+        crop = resize_area(
+            np.ascontiguousarray(photograph[top : top + side, left : left + side]), size_px, size_px
+        )
         detail = float(np.abs(np.diff(crop.astype(np.float32), axis=0)).mean())
         if detail > most:
             best, most = crop, detail
@@ -177,8 +211,12 @@ def detailed_crop(photograph: np.ndarray, size_px: int, generator: np.random.Gen
     return best
 
 
-def damaged(image: np.ndarray, damage: str, level: int, generator: np.random.Generator) -> np.ndarray:
-    """Return an image with one kind of damage at a level from 1 to 6; at level 0 the image itself."""
+def damaged(
+    image: np.ndarray, damage: str, level: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Return an image with one kind of damage at a level from 1 to 6;
+    at level 0 the image itself.
+    """
     if level == 0:
         return image
     if damage == "blur":
@@ -190,8 +228,12 @@ def damaged(image: np.ndarray, damage: str, level: int, generator: np.random.Gen
     return np.asarray(cv2.imdecode(data, cv2.IMREAD_COLOR))
 
 
-def compare(first: Picture, second: Picture, reliability: float, generator: np.random.Generator) -> str:
-    """Return an annotator's answer: right with the probability `reliability`; at 0.5 it is a guess, at 0 the opposite."""
+def compare(
+    first: Picture, second: Picture, reliability: float, generator: np.random.Generator
+) -> str:
+    """Return an annotator's answer: right with the probability `reliability`; at 0.5 it is a guess,
+    at 0 the opposite.
+    """
     if generator.random() >= abs(2 * reliability - 1):
         return "left" if generator.random() < 0.5 else "right"
     if first.level == second.level:
@@ -206,28 +248,44 @@ def random_pairs(
     for _ in range(number):
         wants_draw = generator.random() < DRAW_SHARE
         for _ in range(1000):
-            pair = left[int(generator.integers(len(left)))], right[int(generator.integers(len(right)))]
+            pair = (
+                left[int(generator.integers(len(left)))],
+                right[int(generator.integers(len(right)))],
+            )
             if pair[0] is not pair[1] and (pair[0].level == pair[1].level) == wants_draw:
                 break
         yield pair if generator.random() < 0.5 else pair[::-1]
 
 
 def write_lists(
-    folder: Path, pictures: Sequence[Picture], number: int, reliability: float, generator: np.random.Generator
+    folder: Path,
+    pictures: Sequence[Picture],
+    number: int,
+    reliability: float,
+    generator: np.random.Generator,
 ) -> None:
-    """Write the three lists of one crowd's answers, a third of the comparisons each, and the known order."""
+    """Write the three lists of one crowd's answers, a third of the comparisons each, and the known
+    order.
+    """
     for name, kind in zip(LISTS, LIST_TYPES, strict=True):
         items = []
         for one, other in random_pairs(*sides(pictures, kind), number // len(LISTS), generator):
             choice = compare(one, other, reliability, generator)
-            items.append({"img1": one.name, "img2": other.name, "expected_choice": choice, "type": kind})
+            items.append(
+                {"img1": one.name, "img2": other.name, "expected_choice": choice, "type": kind}
+            )
         write_json(folder / name, items)
     write_json(folder / ORDER_FILE, {picture.name: -picture.level for picture in pictures})
 
 
 def sides(pictures: Sequence[Picture], kind: str) -> tuple[list[Picture], list[Picture]]:
-    """Return the pictures for the sides of a pair type: each picture is a gold, an anchor or a regular one."""
-    of_role = {role: list(itertools.islice(pictures, number, None, len(ROLES))) for number, role in enumerate(ROLES)}
+    """Return the pictures for the sides of a pair type: each picture is a gold, an anchor or a
+    regular one.
+    """
+    of_role = {
+        role: list(itertools.islice(pictures, number, None, len(ROLES)))
+        for number, role in enumerate(ROLES)
+    }
     left, right = kind.split("_")
     return of_role[left], of_role[right]
 
@@ -235,10 +293,14 @@ def sides(pictures: Sequence[Picture], kind: str) -> tuple[list[Picture], list[P
 def write_annotators(
     output: Path, pictures: Sequence[Picture], config: MakeConfig, generator: np.random.Generator
 ) -> None:
-    """Write each annotator's log as it lies in S3, all logs in the prepared format, and the true reliabilities."""
+    """Write each annotator's log as it lies in S3, all logs in the prepared format, and the true
+    reliabilities.
+    """
     num_guessing = round(config.guessing * config.annotators)
     people = range(config.annotators)
-    reliabilities = {f"user{number:02d}": 0.5 if number < num_guessing else HONEST for number in people}
+    reliabilities = {
+        f"user{number:02d}": 0.5 if number < num_guessing else HONEST for number in people
+    }
     logs = {}
     for user, reliability in reliabilities.items():
         items = []
@@ -253,7 +315,9 @@ def write_annotators(
     crowd = read_crowd(logs)
     facts = {"source": "make_data.py", "user_reliabilities": crowd.reliabilities}
     write_prepared(output / "simulated", crowd.rows, facts, config.seed)
-    write_json(output / "simulated" / ORDER_FILE, {picture.name: -picture.level for picture in pictures})
+    write_json(
+        output / "simulated" / ORDER_FILE, {picture.name: -picture.level for picture in pictures}
+    )
 
 
 if __name__ == "__main__":

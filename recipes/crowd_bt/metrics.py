@@ -17,14 +17,18 @@ Scores = Mapping[str, float]  # an image's quality by its name
 def validation_values(
     rows: Sequence[Comparison], scores: Scores, eta: float | Mapping[str, float], draw_log: float
 ) -> dict[str, float]:
-    """Return loss and weighted accuracy with draws, as in training, and the accuracy of gold pairs if there are any.
+    """Return loss and weighted accuracy with draws, as in training, and the accuracy of gold pairs
+    if there are any.
 
-    `eta` is the crowd's reliability, or each annotator's by name; `draw_log` the log of Davidson's ν.
+    `eta` is the crowd's reliability, or each annotator's by name; `draw_log` the log of Davidson's
+    ν.
     """
     difference, label = _differences(rows, scores), _labels(rows)
     weight = np.array([row.weight for row in rows])
     own = np.array([eta[row.annotator] if isinstance(eta, Mapping) else eta for row in rows])
-    losses = pair_losses(*map(torch.from_numpy, (difference, label, own)), torch.tensor(draw_log)).numpy()
+    losses = pair_losses(
+        *map(torch.from_numpy, (difference, label, own)), torch.tensor(draw_log)
+    ).numpy()
     is_right = np.sign(difference) * (np.abs(difference) > DRAW_BELOW) == label
     total = weight.sum() + EPSILON
     found = {
@@ -36,7 +40,9 @@ def validation_values(
 
 
 def pair_accuracies(rows: Sequence[Comparison], scores: Scores) -> dict[str, Any]:
-    """Return accuracy, counts and mean |d| of each pair type, gold first, and of all; draws do not count as pairs."""
+    """Return accuracy, counts and mean |d| of each pair type, gold first, and of all; draws do not
+    count as pairs.
+    """
     difference, label = _differences(rows, scores), _labels(rows)
     is_right, is_decided = np.sign(difference) == label, label != 0
     kinds = np.array([row.pair_type for row in rows])
@@ -54,14 +60,21 @@ def pair_accuracies(rows: Sequence[Comparison], scores: Scores) -> dict[str, Any
         table[kind] = {"accuracy": accuracy, **counts, "mean_margin": margin}
     overall, counts = counted(is_decided)
     gold = table.get(GOLD, {}).get("accuracy")
-    return {"gold_gold_accuracy": gold, "overall_accuracy": overall, **counts, "by_pair_type": table}
+    return {
+        "gold_gold_accuracy": gold,
+        "overall_accuracy": overall,
+        **counts,
+        "by_pair_type": table,
+    }
 
 
 def order_values(scores: Scores, known: Mapping[str, float]) -> dict[str, float]:
-    """Return measures of agreement between the order by score and the known order; empty for fewer than two such images.
+    """Return measures of agreement between the order by score and the known order; empty for fewer
+    than two such images.
 
-    `order_accuracy` is the share of image pairs of different known quality that the scores put in the right order.
-    Kendall's τ is τ-b: with tied known qualities it stays below 1 even for a perfect order, at `most_kendall_tau`.
+    `order_accuracy` is the share of image pairs of different known quality that the scores put in
+    the right order. Kendall's τ is τ-b: with tied known qualities it stays below 1 even for a
+    perfect order, at `most_kendall_tau`.
     """
     names = sorted(scores.keys() & known.keys())
     score, truth = (np.array([float(values[name]) for name in names]) for values in (scores, known))
@@ -70,7 +83,9 @@ def order_values(scores: Scores, known: Mapping[str, float]) -> dict[str, float]
     try:
         from scipy.stats import kendalltau, spearmanr  # a second to import
     except ImportError as error:
-        raise UserError("scipy is missing: pip install -r requirements.txt in this folder") from error
+        raise UserError(
+            "scipy is missing: pip install -r requirements.txt in this folder"
+        ) from error
     above = np.sign(truth[:, None] - truth) > 0  # (N, N): row is better than column
     right, number = np.sign(score[:, None] - score)[above] > 0, len(names)
     return {
@@ -84,18 +99,28 @@ def order_values(scores: Scores, known: Mapping[str, float]) -> dict[str, float]
 
 
 def chance_error(number: int) -> float:
-    """Return the standard deviation of Kendall's τ for an order by chance; its mean is 0 (Kendall 1938)."""
+    """Return the standard deviation of Kendall's τ for an order by chance; its mean is 0 (Kendall
+    1938).
+    """
     return float(((4 * number + 10) / (9 * number * (number - 1))) ** 0.5)
 
 
-def evaluation(rows: Sequence[Comparison], scores: Scores, known: Mapping[str, float]) -> dict[str, Any]:
-    """Return the final evaluation: gold pairs first, then all, each pair type, and the known order where there is one."""
+def evaluation(
+    rows: Sequence[Comparison], scores: Scores, known: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return the final evaluation: gold pairs first, then all, each pair type, and the known order
+    where there is one.
+    """
     order = order_values(scores, known)
     return {**pair_accuracies(rows, scores), **({"known_order": order} if order else {})}
 
 
-def annotator_table(comparisons: Comparisons, eta: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
-    """Return each annotator's reliability η, the measured one and the number of training comparisons, least reliable first."""
+def annotator_table(
+    comparisons: Comparisons, eta: Mapping[str, float]
+) -> dict[str, dict[str, float | None]]:
+    """Return each annotator's reliability η, the measured one and the number of training
+    comparisons, least reliable first.
+    """
     counts, measured = Counter(row.annotator for row in comparisons.train), comparisons.measured
     return {
         name: {"eta": eta[name], "measured": measured[name], "num_comparisons": counts[name]}
@@ -107,22 +132,29 @@ def evaluation_lines(found: dict[str, Any]) -> list[str]:
     """Return the lines of an evaluation for the console."""
     lines = [f"  Gold-gold accuracy without draws: {_percent(found['gold_gold_accuracy'])}"]
     lines.append(
-        f"  Overall accuracy without draws: {_percent(found['overall_accuracy'])} ({found['correct']} of {found['total']})"
+        f"  Overall accuracy without draws: {_percent(found['overall_accuracy'])} "
+        f"({found['correct']} of {found['total']})"
     )
     for kind, row in found["by_pair_type"].items():
         margin = "" if row["mean_margin"] is None else f", mean margin {row['mean_margin']:.3f}"
-        lines.append(f"    {kind}: {_percent(row['accuracy'])} ({row['correct']} of {row['total']}){margin}")
+        lines.append(
+            f"    {kind}: {_percent(row['accuracy'])} ({row['correct']} of {row['total']}){margin}"
+        )
     if annotators := found.get("annotators"):
         names = list(annotators)
-        ends = " to ".join(f"{annotators[name]['eta']:.2f} ({printable(name)})" for name in (names[0], names[-1]))
+        ends = " to ".join(
+            f"{annotators[name]['eta']:.2f} ({printable(name)})" for name in (names[0], names[-1])
+        )
         lines.append(f"  Reliability of {len(names)} annotators: {ends}")
     if order := found.get("known_order"):
         lines.append(
-            f"  Known order of {order['num_images']} images: accuracy {_percent(order['order_accuracy'])}, "
+            f"  Known order of {order['num_images']} images: accuracy "
+            f"{_percent(order['order_accuracy'])}, "
             f"Kendall tau {order['kendall_tau']:.3f}, Spearman rho {order['spearman_rho']:.3f}"
         )
         lines.append(
-            f"  A Kendall tau of 0 ± {order['chance_error']:.2f} is chance, {order['most_kendall_tau']:.2f} a perfect order"
+            f"  A Kendall tau of 0 ± {order['chance_error']:.2f} is chance, "
+            f"{order['most_kendall_tau']:.2f} a perfect order"
         )
     return lines
 

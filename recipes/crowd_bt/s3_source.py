@@ -1,6 +1,7 @@
 """Annotators' logs in S3: downloaded once per machine and kept in the prepared format.
 
-Credentials come from the normal AWS chain (environment, ~/.aws, instance role) and are never printed or written.
+Credentials come from the normal AWS chain (environment, ~/.aws, instance role) and are never
+printed or written.
 """
 
 import json
@@ -23,16 +24,21 @@ MAX_LOG_BYTES = 1 << 30
 
 
 def prepare_from_s3(config: TrainConfig, say: Say) -> None:
-    """Download all logs and write them to `config.prepared_folder`, unless it holds them already. Raises UserError."""
+    """Download all logs and write them to `config.prepared_folder`, unless it holds them already.
+
+    Raises UserError.
+    """
     folder, place = config.prepared_folder, f"s3://{config.s3_bucket}/{config.s3_prefix}"
     source = {"bucket": config.s3_bucket, "prefix": config.s3_prefix}
     with local_rank_first(folder / ".lock"), ExitStack() as at_end:
-        at_end.callback((folder / ".lock").unlink)  # who waits for it sees that, and takes a new one
+        # who waits for it sees that, and takes a new one
+        at_end.callback((folder / ".lock").unlink)
         if (folder / METADATA_FILE).is_file():
             found = read_json(folder / METADATA_FILE)
             if not isinstance(found, dict) or {name: found.get(name) for name in source} != source:
                 raise UserError(
-                    f"{folder}: holds comparisons of another source; remove it, or name another folder beside "
+                    f"{folder}: holds comparisons of another source; remove it, or name another "
+                    "folder beside "
                     f"--data-source s3: --prepared-data-dir"
                 )
             say(f"Comparisons of {place}: {folder} (remove it to download them again)")
@@ -43,13 +49,18 @@ def prepare_from_s3(config: TrainConfig, say: Say) -> None:
             raise UserError(f"{place}: no usable comparison; {crowd.notes[-1]}")
         for note in (*missing, *crowd.notes):
             say(note)
-        facts = {**source, "downloaded": time.strftime("%Y-%m-%dT%H:%M:%S"), "user_reliabilities": crowd.reliabilities}
+        facts = {
+            **source,
+            "downloaded": time.strftime("%Y-%m-%dT%H:%M:%S"),
+            "user_reliabilities": crowd.reliabilities,
+        }
         write_prepared(folder, crowd.rows, facts, config.seed)
         say(f"Downloaded {len(logs)} logs from {place} to {folder}")
 
 
 def download_logs(bucket: str, prefix: str) -> tuple[dict[str, Any], list[str]]:
-    """Return each user's log, and a line about each one that is missing or no JSON. Raises UserError.
+    """Return each user's log, and a line about each one that is missing or no JSON. Raises
+    UserError.
 
     A user is a folder below `prefix`, its log `<prefix><user>/comparison_data.json`.
     """
@@ -57,7 +68,9 @@ def download_logs(bucket: str, prefix: str) -> tuple[dict[str, Any], list[str]]:
     files = storage.files()
     users = sorted({name.partition("/")[0] for name in files if "/" in name})
     if not users:
-        raise UserError(f"{storage.shown}: no user's folder there; check --s3-bucket and --s3-prefix")
+        raise UserError(
+            f"{storage.shown}: no user's folder there; check --s3-bucket and --s3-prefix"
+        )
     logs, notes = {}, []
     for user in users:
         name = f"{user}/{LOG_NAME}"

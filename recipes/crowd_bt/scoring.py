@@ -14,7 +14,12 @@ from yolo_seg_ddp.utils.distributed import gather_arrays, rank, world_size
 
 
 def image_loader(
-    names: Sequence[str], folder: Path, size_px: int, batch_size: int, workers: int, pin_memory: bool = False
+    names: Sequence[str],
+    folder: Path,
+    size_px: int,
+    batch_size: int,
+    workers: int,
+    pin_memory: bool = False,
 ) -> EpochLoader:
     """Return a loader of this rank's share of the images."""
     batches = ShardBatches(len(names), batch_size, rank(), world_size())
@@ -42,5 +47,8 @@ def score_images(
         "scores": torch.cat(scores).cpu().numpy() if scores else np.zeros(0, np.float32),
     }
     parts = gather_arrays(own)
-    pairs = zip(*(np.concatenate([part[name] for part in parts]) for name in ("positions", "scores")), strict=True)
+    pairs = zip(
+        *(np.concatenate([part[name] for part in parts]) for name in ("positions", "scores")),
+        strict=True,
+    )
     return {names[int(position)]: float(score) for position, score in pairs}

@@ -27,7 +27,10 @@ LOG_FILE = "training_log.json"
 
 
 class PairComparison(Task):
-    """Trains a PairModel on comparisons. `state` is the engine's, from which files take the optimizer."""
+    """Trains a PairModel on comparisons.
+
+    `state` is the engine's, from which files take the optimizer.
+    """
 
     state: TrainState
 
@@ -39,23 +42,32 @@ class PairComparison(Task):
         self.val_images = image_list(comparisons.val)
         self.total_weight = sum(row.weight for row in comparisons.train)
 
-    def prepare(self, batch: dict[str, torch.Tensor], device: torch.device) -> tuple[torch.Tensor, Answers]:
+    def prepare(
+        self, batch: dict[str, torch.Tensor], device: torch.device
+    ) -> tuple[torch.Tensor, Answers]:
         """Return normalised images (B, 2, 3, S, S) and the answers about them."""
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-        return normalised(moved["images"]), Answers(moved["label"], moved["weight"], moved["annotator"])
+        return normalised(moved["images"]), Answers(
+            moved["label"], moved["weight"], moved["annotator"]
+        )
 
     def loss(self, outputs: Any, targets: Answers) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss and the accuracy, normalised over all ranks.
 
-        Each step has the prior's share that belongs to a pair of mean weight, so an epoch has the whole prior.
+        Each step has the prior's share that belongs to a pair of mean weight, so an epoch has the
+        whole prior.
         """
         difference, eta, draw_log = outputs
         with torch.autocast(difference.device.type, enabled=False):
             loss, values = crowd_loss(difference, eta, draw_log, targets)
-            return loss + (prior_loss(eta) / self.total_weight if eta.requires_grad and eta.dim() else 0), values
+            return loss + (
+                prior_loss(eta) / self.total_weight if eta.requires_grad and eta.dim() else 0
+            ), values
 
     def evaluate(self, model: nn.Module, loader: Any, epoch: Epoch) -> dict[str, Any]:
-        """Score each validation image once, on one of the ranks; return the metrics of all pairs."""
+        """Score each validation image once, on one of the ranks; return the
+        metrics of all pairs.
+        """
         assert isinstance(model, PairModel)
         scores = score_images(model.scorer, loader, self.val_images, epoch.device, epoch.precision)
         eta = self.eta_of(model)
@@ -68,7 +80,11 @@ class PairComparison(Task):
     def eta_of(self, model: PairModel) -> float | dict[str, float]:
         """Return the crowd's reliability, or each annotator's by name."""
         eta = model.eta.tolist()
-        return eta if isinstance(eta, float) else dict(zip(self.comparisons.measured, eta, strict=True))
+        return (
+            eta
+            if isinstance(eta, float)
+            else dict(zip(self.comparisons.measured, eta, strict=True))
+        )
 
     def save(self, path: Path, model: nn.Module, info: dict[str, Any]) -> None:
         """Write last.pt or best_model.pt, and every five epochs checkpoint_epoch_<k>.pt."""
@@ -90,7 +106,11 @@ class PairComparison(Task):
             "model": model.scorer.state_dict(),
             "optimizer": state["optimizer"],
             "scheduler": state["scheduler"],
-            "metrics": {**metrics, "loss": metrics["train_loss"], "accuracy": metrics["train_accuracy"]},
+            "metrics": {
+                **metrics,
+                "loss": metrics["train_loss"],
+                "accuracy": metrics["train_accuracy"],
+            },
             "config": dict(self.config),
             "eta_logit": None if model.eta_logit is None else model.eta_logit.tolist(),
             "draw_log": model.draw_log.item(),
@@ -99,8 +119,10 @@ class PairComparison(Task):
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
         """Print the guide's lines and add the epoch to training_log.json."""
         epoch.log.print(
-            f"  Train Loss: {record['train_loss']:.4f}, Train Acc with draws: {record['train_accuracy']:.4f}",
-            f"  Val Loss: {record['val_loss']:.4f}, Val Acc with draws: {record['val_accuracy']:.4f}, eta: {record['eta']:.3f}",
+            f"  Train Loss: {record['train_loss']:.4f}, Train Acc with draws: "
+            f"{record['train_accuracy']:.4f}",
+            f"  Val Loss: {record['val_loss']:.4f}, Val Acc with draws: "
+            f"{record['val_accuracy']:.4f}, eta: {record['eta']:.3f}",
         )
         names = [name for name in record if name.startswith(("train_", "val_")) or name == "eta"]
         number, values = record["epoch"], {name: record[name] for name in names}
@@ -108,7 +130,9 @@ class PairComparison(Task):
         add_to_log(epoch.log.run_dir, entry, lambda earlier: earlier.get("epoch", number) < number)
 
 
-def add_to_log(run_folder: Path, entry: dict[str, Any], is_kept: Callable[[dict[str, Any]], bool]) -> None:
+def add_to_log(
+    run_folder: Path, entry: dict[str, Any], is_kept: Callable[[dict[str, Any]], bool]
+) -> None:
     """Write an entry with the time to training_log.json, after the earlier ones that are kept.
 
     A missing or damaged file has none; a full disk gives a warning only.

@@ -55,7 +55,9 @@ def main() -> int:
     die_with_parent()
     say = distributed.main_printer(ranks.rank)
     device = choose_device(config.device, ranks.local_rank)
-    threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
+    threads, workers = choose_threads_and_workers(
+        ranks.local_world_size, config.num_workers, device.type
+    )
     if "OMP_NUM_THREADS" in os.environ:
         threads = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -76,8 +78,10 @@ def main() -> int:
         say(f"Distributed training initialized with {ranks.world_size} processes")
     say(f"Using device: {device} (rank {ranks.rank})")
     too_large = (
-        f"GPU {device.index}: --batch-size {config.batch_size} at --input-size {config.input_size} does not fit its "
-        f"memory; use --batch-size {max(config.batch_size // 2, 1)}, --input-size 384, --backbone efficientnet_b3 or "
+        f"GPU {device.index}: --batch-size {config.batch_size} at --input-size "
+        f"{config.input_size} does not fit its "
+        f"memory; use --batch-size {max(config.batch_size // 2, 1)}, --input-size 384, --backbone "
+        "efficientnet_b3 or "
         f"--grad-checkpointing"
     )
     with explain_out_of_memory(too_large):
@@ -94,7 +98,13 @@ def main() -> int:
             bytes_per_batch = 2 * batch_bytes(config.batch_size, config.input_size)
             workers, notes = plan_loader(workers, PREFETCH, bytes_per_batch, ranks.local_world_size)
             say(
-                "\n".join([*notes, f"{counted(threads, 'thread')} and {counted(workers, 'loader worker')} per process"])
+                "\n".join(
+                    [
+                        *notes,
+                        f"{counted(threads, 'thread')} and {counted(workers, 'loader worker')} "
+                        "per process",
+                    ]
+                )
             )
             model = PairModel(scorer, *eta_of(config, comparisons), first_draw_log(comparisons))
             code = train(config, run, device, model, comparisons, workers)
@@ -122,14 +132,20 @@ def eta_of(config: TrainConfig, comparisons: Comparisons) -> tuple[float | list[
 def first_draw_log(comparisons: Comparisons) -> float:
     """Return the first log ν, from the share of draws among the training answers."""
     weights = [(row.weight, row.label == 0) for row in comparisons.train]
-    return draw_log_of(sum(weight * is_draw for weight, is_draw in weights), sum(weight for weight, _ in weights))
+    return draw_log_of(
+        sum(weight * is_draw for weight, is_draw in weights), sum(weight for weight, _ in weights)
+    )
 
 
 def require_same_data(comparisons: Comparisons) -> None:
-    """Raise UserError when the ranks read different comparisons: their copies of the data differ."""
+    """Raise UserError when the ranks read different comparisons: their copies
+    of the data differ.
+    """
     facts = [len(comparisons.train), len(comparisons.val), hash_of(comparisons)]
     if distributed.any_rank(distributed.broadcast_from_main(facts) != facts):
-        raise UserError("the machines read different comparisons or images; copy the same data to all of them")
+        raise UserError(
+            "the machines read different comparisons or images; copy the same data to all of them"
+        )
 
 
 def hash_of(comparisons: Comparisons) -> int:
@@ -142,40 +158,65 @@ def data_lines(config: TrainConfig, comparisons: Comparisons, ranks: RankInfo) -
     if config.loss == "bradley-terry":
         mode = "1 (Bradley-Terry)"
     else:
-        owner = f"one for each of {len(names)} annotators" if (names := comparisons.measured) else "one for all"
+        owner = (
+            f"one for each of {len(names)} annotators"
+            if (names := comparisons.measured)
+            else "one for all"
+        )
         is_measured = any(value is not None for value in names.values())
         first = "the measured one" if is_measured else f"{config.eta_init:g}"
         mode = f"{owner}, {first} at first, {'learned' if config.learns_eta else 'fixed'}"
     return [
-        f"{len(comparisons.train)} training and {len(comparisons.val)} validation pairs; reliability: {mode}",
-        f"Batch size per GPU: {config.batch_size}, effective batch size: {config.batch_size * ranks.world_size}",
+        f"{len(comparisons.train)} training and {len(comparisons.val)} validation pairs; "
+        f"reliability: {mode}",
+        f"Batch size per GPU: {config.batch_size}, effective batch size: "
+        f"{config.batch_size * ranks.world_size}",
     ]
 
 
 def train(
-    config: TrainConfig, run: OwnedRun, device: torch.device, model: PairModel, comparisons: Comparisons, workers: int
+    config: TrainConfig,
+    run: OwnedRun,
+    device: torch.device,
+    model: PairModel,
+    comparisons: Comparisons,
+    workers: int,
 ) -> int:
     """Train in an open run folder, as a member of the process group; return the exit code."""
     rank, world_size = distributed.rank(), distributed.world_size()
-    facts = {"global_batch_size": config.batch_size * world_size, "comparisons": hash_of(comparisons)}
+    facts = {
+        "global_batch_size": config.batch_size * world_size,
+        "comparisons": hash_of(comparisons),
+    }
     require_same(config, run, facts)
     pin_memory = device.type == "cuda"
     pairs = training_pairs(config, comparisons)
     batches = EpochBatches(len(pairs), config.batch_size, rank, world_size, config.seed)
-    task = PairComparison(comparisons, {"backbone_name": config.backbone, "input_size": config.input_size})
+    task = PairComparison(
+        comparisons, {"backbone_name": config.backbone, "input_size": config.input_size}
+    )
     optimizer = build_optimizer(model, config)
-    engine = TrainingEngine(model, device, engine_options(config), task=task, run=run.folder, manifest=facts)
+    engine = TrainingEngine(
+        model, device, engine_options(config), task=task, run=run.folder, manifest=facts
+    )
     task.state = engine.state
     if distributed.is_distributed():
         engine.log.print("Model wrapped with DistributedDataParallel")
     val_loader = image_loader(
-        task.val_images, Path(config.image_dir), config.input_size, 2 * config.batch_size, min(workers, 2), pin_memory
+        task.val_images,
+        Path(config.image_dir),
+        config.input_size,
+        2 * config.batch_size,
+        min(workers, 2),
+        pin_memory,
     )
     engine.train(
         get_dataloader(pairs, batches, workers, pin_memory, PREFETCH),
         val_loader,
         optimizer,
-        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: cosine(epoch, config.epochs)),
+        scheduler=torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda epoch: cosine(epoch, config.epochs)
+        ),
         resume=run.resumes,
     )
     progress = engine.progress
@@ -188,7 +229,12 @@ def training_pairs(config: TrainConfig, comparisons: Comparisons) -> Pairs:
     """Return the training pairs, each with its annotator's place among the reliabilities."""
     folder = Path(config.image_dir)
     return Pairs(
-        comparisons.train, folder, config.input_size, config.seed, config.rotation, annotators=comparisons.measured
+        comparisons.train,
+        folder,
+        config.input_size,
+        config.seed,
+        config.rotation,
+        annotators=comparisons.measured,
     )
 
 
@@ -207,15 +253,22 @@ def engine_options(config: TrainConfig) -> EngineOptions:
 
 
 def require_same(config: TrainConfig, run: OwnedRun, facts: dict[str, int]) -> None:
-    """Raise UserError when a resumed run would get other comparisons or another effective batch size."""
+    """Raise UserError when a resumed run would get other comparisons or another effective batch
+    size.
+    """
     earlier = {name: run.choices.get(name, value) for name, value in facts.items()}
     if not run.resumes or earlier == facts:
         return
     before, now = (found["global_batch_size"] for found in (earlier, facts))
     what = "began with other comparisons; bring them back"
     if before != now:
-        what = f"trains with an effective batch size of {before}, not {now}; start {before / config.batch_size:g} processes"
-    raise UserError(f"{config.checkpoint_dir}: {what}, or use --no-auto-resume or another --checkpoint-dir")
+        what = (
+            f"trains with an effective batch size of {before}, not {now}; start "
+            f"{before / config.batch_size:g} processes"
+        )
+    raise UserError(
+        f"{config.checkpoint_dir}: {what}, or use --no-auto-resume or another --checkpoint-dir"
+    )
 
 
 def build_optimizer(model: PairModel, config: TrainConfig) -> torch.optim.AdamW:
@@ -225,25 +278,38 @@ def build_optimizer(model: PairModel, config: TrainConfig) -> torch.optim.AdamW:
         {"params": [model.draw_log], "lr": ANNOTATORS_LR, "weight_decay": 0.0},
     ]
     if model.eta_logit is not None:
-        # A crowd's η, which has no prior, falls towards 0.5 when it learns faster than the first qualities.
+        # A crowd's η, which has no prior, falls towards 0.5 when it learns faster than the first
+        # qualities.
         eta_lr = config.eta_lr or (ANNOTATORS_LR if model.eta_logit.dim() else config.lr)
         groups.append({"params": [model.eta_logit], "lr": eta_lr, "weight_decay": 0.0})
     return torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay)
 
 
 def cosine(epoch: int, epochs: int) -> float:
-    """Return the learning rate of an epoch, counted from 0, as a share of the first: half a cosine down to 1 %."""
-    return FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * (1 + math.cos(math.pi * min(epoch / epochs, 1))) / 2
+    """Return the learning rate of an epoch, counted from 0, as a share of the first: half a cosine
+    down to 1 %.
+    """
+    return (
+        FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * (1 + math.cos(math.pi * min(epoch / epochs, 1))) / 2
+    )
 
 
-def conclude(engine: TrainingEngine, task: PairComparison, comparisons: Comparisons, val_loader: object) -> None:
-    """Evaluate the best model on all ranks; rank 0 writes final_model.pt and the results. Every rank must reach this."""
+def conclude(
+    engine: TrainingEngine, task: PairComparison, comparisons: Comparisons, val_loader: object
+) -> None:
+    """Evaluate the best model on all ranks; rank 0 writes final_model.pt and the results.
+
+    Every rank must reach this.
+    """
     folder, model = engine.log.run_dir, engine.state.model
     assert isinstance(model, PairModel)
 
     def write_final() -> None:
         history = engine.progress.history
-        info = {"epoch": engine.progress.epoch, "metrics": {name: values[-1] for name, values in history.items()}}
+        info = {
+            "epoch": engine.progress.epoch,
+            "metrics": {name: values[-1] for name, values in history.items()},
+        }
         atomic_torch_save(task.content(model, info), folder / FINAL_MODEL)
 
     distributed.run_on_main(write_final)
@@ -260,19 +326,25 @@ def conclude(engine: TrainingEngine, task: PairComparison, comparisons: Comparis
     if distributed.is_distributed():  # the other machines may not see rank 0's files
         for tensor in model.scorer.state_dict().values():
             torch.distributed.broadcast(tensor, 0)
-    scores = score_images(model.scorer, val_loader, task.val_images, engine.device, engine.precision)  # type: ignore[arg-type]
+    scores = score_images(
+        model.scorer, val_loader, task.val_images, engine.device, engine.precision
+    )  # type: ignore[arg-type]
     found = evaluation(comparisons.val, scores, comparisons.known_order)
     eta = task.eta_of(model)
     if isinstance(eta, dict):
         found["annotators"] = annotator_table(comparisons, eta)
 
     def write_results() -> None:
-        write_json(folder / RESULTS_FILE, {"model": BEST_MODEL, "epoch": engine.progress.best_epoch + 1, **found})
+        write_json(
+            folder / RESULTS_FILE,
+            {"model": BEST_MODEL, "epoch": engine.progress.best_epoch + 1, **found},
+        )
         add_to_log(folder, {"evaluation": found}, lambda earlier: "evaluation" not in earlier)
 
     distributed.run_on_main(write_results)
     engine.log.print(
-        f"\nTraining complete after {counted(engine.progress.epoch, 'epoch')}: {best} (epoch {engine.progress.best_epoch + 1})",
+        f"\nTraining complete after {counted(engine.progress.epoch, 'epoch')}: {best} (epoch "
+        f"{engine.progress.best_epoch + 1})",
         *evaluation_lines(found),
     )
 

@@ -25,7 +25,9 @@ def test_it_starts_by_its_path_from_any_folder(tmp_path: Path) -> None:
     (tmp_path / "yolo_seg_ddp" / "__init__.py").write_text("raise RuntimeError('a stranger')\n")
     data = tmp_path / "missing.yaml"
     script = PROJECT / "benchmarks" / "recipe.py"
-    done = run_script("env", "-C", tmp_path, sys.executable, script, "--sets", data, "--output", tmp_path / "out")
+    done = run_script(
+        "env", "-C", tmp_path, sys.executable, script, "--sets", data, "--output", tmp_path / "out"
+    )
     assert done.returncode == 1
     assert str(data) in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -68,7 +70,8 @@ def test_a_finished_training_is_kept_and_other_options_are_another_training(
     assert (was_kept, is_kept, trained) == (False, True, [1])
     assert again == first
     assert first["images_per_s"] == 1.0
-    accumulating = Setting(**{**vars(SETTING), "nominal_batch": 4})  # of no concern to the project's side
+    # of no concern to the project's side
+    accumulating = Setting(**{**vars(SETTING), "nominal_batch": 4})
     assert compare(accumulating, data, 0, "project", tmp_path / "out")[1] is True
     longer = Setting(**{**vars(SETTING), "epochs": 2})
     assert compare(longer, data, 0, "project", tmp_path / "out")[1] is False
@@ -80,7 +83,9 @@ def test_a_finished_training_is_kept_and_other_options_are_another_training(
     assert compare(SETTING, data, 0, "project", tmp_path / "out")[1] is False
 
 
-def test_both_sides_start_from_the_seeds_weights_and_a_difference_is_refused(data_yaml: Path, tmp_path: Path) -> None:
+def test_both_sides_start_from_the_seeds_weights_and_a_difference_is_refused(
+    data_yaml: Path, tmp_path: Path
+) -> None:
     data = open_data(data_yaml, tmp_path / "out")
     weights = initial_weights(SETTING, data, 3, tmp_path / "out")
     written_s = weights.stat().st_mtime_ns
@@ -92,7 +97,9 @@ def test_both_sides_start_from_the_seeds_weights_and_a_difference_is_refused(dat
     torch.manual_seed(3)
     fresh = build_model("yolov8n-seg.yaml", NAMES)
     for name, tensor in load_weights(str(weights)).state_dict().items():
-        torch.testing.assert_close(fresh.state_dict()[name].half().float(), tensor.float(), msg=name)
+        torch.testing.assert_close(
+            fresh.state_dict()[name].half().float(), tensor.float(), msg=name
+        )
     with torch.no_grad():
         next(ours.parameters()).add_(1)
     with pytest.raises(UserError, match="1 of 417 tensors differ"):
@@ -104,14 +111,15 @@ def test_ultralytics_gets_the_projects_threads() -> None:
     assert (device, threads >= 1, workers >= 0) == ("cpu", True, True)
 
 
-def test_a_step_finds_what_the_user_put_on_pythonpath_and_its_failure_is_one_line_that_names_its_log(
+def test_a_step_finds_what_the_user_put_on_pythonpath_and_its_failure_names_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "of_the_user.py").write_text("print('found', flush=True)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     script, log = tmp_path / "script.py", tmp_path / "log"
     script.write_text(
-        "import sys, of_the_user\nif sys.argv[1:]:\n    print('none.pt: no such file')\n    sys.exit(1)\n"
+        "import sys, of_the_user\nif sys.argv[1:]:\n    print('none.pt: no such file')\n    "
+        "sys.exit(1)\n"
     )
     comparison.run_script([str(script)], log)
     assert log.read_text() == "found\n"
@@ -120,7 +128,9 @@ def test_a_step_finds_what_the_user_put_on_pythonpath_and_its_failure_is_one_lin
     assert not (tmp_path / "failed-usage.json").exists()
 
 
-@pytest.mark.parametrize(("gpu", "is_on"), [("NVIDIA H100 80GB HBM3", True), ("NVIDIA GeForce GTX 1660", False)])
+@pytest.mark.parametrize(
+    ("gpu", "is_on"), [("NVIDIA H100 80GB HBM3", True), ("NVIDIA GeForce GTX 1660", False)]
+)
 def test_ultralytics_downloads_nothing_to_decide_on_amp(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpu: str, is_on: bool
 ) -> None:
@@ -134,7 +144,9 @@ def test_ultralytics_downloads_nothing_to_decide_on_amp(
     monkeypatch.setattr(downloads, "is_online", lambda: True, raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: gpu)
     monkeypatch.setattr(trainer, "check_amp", trainer.check_amp)  # put back at the end
-    on_gpu = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda", 0))]))
+    on_gpu = SimpleNamespace(
+        parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda", 0))])
+    )
     skip_trial_of_amp()
     assert trainer.check_amp(on_gpu) is is_on
     assert fetched == []

@@ -1,4 +1,6 @@
-"""`make gpu`: which parts run when, what is kept, the table, the folder of results, what parts check."""
+"""`make gpu`: which parts run when, what is kept, the table, the folder of results, what parts
+check.
+"""
 
 import gzip
 import json
@@ -31,11 +33,15 @@ from yolo_seg_ddp.utils.errors import UserError
 SETTING = Setting("cpu", 0, Path("work"))
 
 
-def part(name: str, *, alone: bool = False, after: tuple[str, ...] = (), needed_s: float = 1.0) -> Part:
-    return Part(name, f"what {name} shows", lambda setting: Finding("fine"), 10, needed_s, alone, after)
+def part(
+    name: str, *, alone: bool = False, after: tuple[str, ...] = (), needed_s: float = 1.0
+) -> Part:
+    return Part(
+        name, f"what {name} shows", lambda setting: Finding("fine"), 10, needed_s, alone, after
+    )
 
 
-# --- which parts run when ----------------------------------------------------------------------------------------------
+# --- which parts run when -------------------------------------------------------------------------
 
 
 class Stage(Runner):
@@ -61,14 +67,24 @@ class Stage(Runner):
         return Outcome(self.statuses.get(part.name, plan.OK), 1.0)
 
     def run_all(self, *parts: Part, total_s: float = 100.0, **kept: Outcome) -> dict[str, Outcome]:
-        return run_parts(parts, kept, self, lambda: total_s - self.used_s, 2, lambda part, outcome: None)
+        return run_parts(
+            parts, kept, self, lambda: total_s - self.used_s, 2, lambda part, outcome: None
+        )
 
 
 def test_parts_that_measure_run_alone_and_the_others_side_by_side() -> None:
     stage = Stage()
-    outcomes = stage.run_all(*map(part, "abc"), part("d", alone=True), part("e", alone=True), part("f"))
+    outcomes = stage.run_all(
+        *map(part, "abc"), part("d", alone=True), part("e", alone=True), part("f")
+    )
     assert stage.begun[2:] == list("cdef")
-    assert {name: stage.beside[name] for name in "abdef"} == {"a": 2, "b": 2, "d": 1, "e": 1, "f": 1}
+    assert {name: stage.beside[name] for name in "abdef"} == {
+        "a": 2,
+        "b": 2,
+        "d": 1,
+        "e": 1,
+        "f": 1,
+    }
     assert {outcome.status for outcome in outcomes.values()} == {plan.OK}
 
 
@@ -82,7 +98,11 @@ def test_a_part_waits_for_those_it_needs_while_others_go_ahead() -> None:
 
 def test_what_no_longer_fits_is_not_begun_and_what_fits_is() -> None:
     stage = Stage()
-    parts = (part("a", needed_s=6), part("b", needed_s=6, alone=True), part("c", needed_s=3, alone=True))
+    parts = (
+        part("a", needed_s=6),
+        part("b", needed_s=6, alone=True),
+        part("c", needed_s=3, alone=True),
+    )
     outcomes = stage.run_all(*parts, total_s=10)
     assert stage.begun == ["a", "c"]
     assert outcomes["b"].status == plan.NO_TIME
@@ -103,7 +123,9 @@ def test_an_interrupt_ends_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     parts, interrupted = [part("b"), part("a"), part("c")], Interrupted(SETTING, tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        run_parts(parts, {}, interrupted, lambda: 100.0, 2, lambda part, outcome: ended.append(part.name))
+        run_parts(
+            parts, {}, interrupted, lambda: 100.0, 2, lambda part, outcome: ended.append(part.name)
+        )
     assert jobs
     assert not any(is_alive(job.process) for job in jobs)
     assert ended == []
@@ -112,7 +134,12 @@ def test_an_interrupt_ends_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_only_good_ends_with_the_same_code_are_kept(tmp_path: Path) -> None:
     store, one = Store(tmp_path / "state", "key"), part("a")
     assert store.finished(one) is None
-    for status, is_kept in ((plan.OK, True), (plan.NEEDS_GPU, True), (plan.FAILED, False), (plan.NO_TIME, False)):
+    for status, is_kept in (
+        (plan.OK, True),
+        (plan.NEEDS_GPU, True),
+        (plan.FAILED, False),
+        (plan.NO_TIME, False),
+    ):
         store.keep(one, Outcome(status, 2.0, "said", {"x": [1]}))
         expected = Outcome(status, 2.0, "said", {"x": [1]}, is_kept=True) if is_kept else None
         assert store.finished(one) == expected
@@ -122,7 +149,7 @@ def test_only_good_ends_with_the_same_code_are_kept(tmp_path: Path) -> None:
     assert store.finished(one) is None
 
 
-# --- the table of parts ----------------------------------------------------------------------------------------------
+# --- the table of parts ---------------------------------------------------------------------------
 
 
 def test_the_table_has_its_order_and_chosen_parts_bring_those_they_need() -> None:
@@ -135,10 +162,15 @@ def test_the_table_has_its_order_and_chosen_parts_bring_those_they_need() -> Non
     for number, one in enumerate(PARTS):
         assert set(one.after) <= set(names[:number]), one.name
         assert one.needed_s <= one.limit_s
-    assert [one.name for one in with_needed(["inference", "nccl"])] == ["data", "nccl", "precision_musgd", "inference"]
+    assert [one.name for one in with_needed(["inference", "nccl"])] == [
+        "data",
+        "nccl",
+        "precision_musgd",
+        "inference",
+    ]
 
 
-# --- how a part ends ---------------------------------------------------------------------------------------------------
+# --- how a part ends ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -152,7 +184,9 @@ def test_the_table_has_its_order_and_chosen_parts_bring_those_they_need() -> Non
         (ZeroDivisionError("by zero"), plan.FAILED, "ZeroDivisionError: by zero"),
     ],
 )
-def test_every_end_of_a_part_is_a_row_of_the_table(error: Exception | None, status: str, said: str) -> None:
+def test_every_end_of_a_part_is_a_row_of_the_table(
+    error: Exception | None, status: str, said: str
+) -> None:
     def run(setting: Setting) -> Finding:
         if error is not None:
             raise error
@@ -163,7 +197,9 @@ def test_every_end_of_a_part_is_a_row_of_the_table(error: Exception | None, stat
     assert outcome.figures == {"fine": {"speed": 1.0}, "not equal": {"gap": 3}}.get(said, {})
 
 
-def test_a_part_runs_in_its_own_process_and_ends_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_runs_in_its_own_process_and_ends_with_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = Runner(SETTING, tmp_path)
     late = "import time; print('slow', flush=True); time.sleep(60)"
     good = 'import sys, pathlib; pathlib.Path(sys.argv[3]).write_text(\'{"status": "ok"}\')'
@@ -179,7 +215,9 @@ def test_a_part_runs_in_its_own_process_and_ends_with_its_time(tmp_path: Path, m
         assert 0 < outcome.seconds < 50
 
 
-def test_a_process_writes_how_its_part_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_writes_how_its_part_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setting, answer = tmp_path / "setting.json", tmp_path / "answer.json"
     setting.write_text(json.dumps({"device": "cpu", "num_gpus": 0, "folder": str(tmp_path)}))
     monkeypatch.setattr(gpu_parts, "die_with_parent", lambda **_: None)
@@ -189,7 +227,7 @@ def test_a_process_writes_how_its_part_ended(tmp_path: Path, monkeypatch: pytest
     assert (found["status"], found["said"]) == (plan.NEEDS_GPU, "a batch that no GPU holds")
 
 
-# --- the table and the file --------------------------------------------------------------------------------------------
+# --- the table and the file -----------------------------------------------------------------------
 
 
 def test_table_and_file_hold_every_part_whatever_its_end(tmp_path: Path) -> None:
@@ -215,7 +253,11 @@ def test_table_and_file_hold_every_part_whatever_its_end(tmp_path: Path) -> None
     content = json.loads((folder / "results.json").read_text())
     assert content["environment"] == {"driver": "580.1"}
     assert content["parts"]["good"]["figures"] == {"folder": "outputs/x", "speed": 12.5}
-    assert [found["status"] for found in content["parts"].values()] == [plan.OK, plan.FAILED, plan.NO_TIME]
+    assert [found["status"] for found in content["parts"].values()] == [
+        plan.OK,
+        plan.FAILED,
+        plan.NO_TIME,
+    ]
     assert "all equal" in (folder / "report.txt").read_text()
     with tarfile.open(folder / "logs.tar.gz") as logs:
         assert logs.getnames() == ["logs/bad.log"]
@@ -230,11 +272,14 @@ def test_a_failed_part_fails_the_command_after_its_table(
     parts = (part("data", alone=True), part("bad", alone=True))
     monkeypatch.setattr(command, "PARTS", parts)
     monkeypatch.setattr(command, "Runner", lambda setting, logs: stage)
-    monkeypatch.setattr(command, "write_results", lambda *arguments: written.append(dict(arguments[-1])))
+    monkeypatch.setattr(
+        command, "write_results", lambda *arguments: written.append(dict(arguments[-1]))
+    )
     written: list[dict[str, Outcome]] = []
     run = partial(run_main, command, monkeypatch, "--device", "cpu", "--output", tmp_path)
     assert run() == 1
-    assert [list(outcomes) for outcomes in written[:2]] == [["data"], ["data", "bad"]]  # after each part
+    # after each part
+    assert [list(outcomes) for outcomes in written[:2]] == [["data"], ["data", "bad"]]
     stage.statuses.clear()
     assert run() == 0
     assert stage.begun == ["data", "bad", "bad"]  # what is finished does not run again
@@ -252,18 +297,27 @@ def test_without_a_gpu_the_dry_run_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_make_gpu_with_a_given_python_installs_nothing() -> None:
-    inherited = {name: value for name, value in os.environ.items() if name not in ("DEVICE", "ARGS", "MAKEFLAGS")}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("DEVICE", "ARGS", "MAKEFLAGS")
+    }
     command = ["make", "--dry-run", "--no-print-directory", "gpu"]
-    for settings, expected in (({}, "--device auto"), ({"DEVICE": "cpu", "ARGS": "--again"}, "--device cpu --again")):
+    for settings, expected in (
+        ({}, "--device auto"),
+        ({"DEVICE": "cpu", "ARGS": "--again"}, "--device cpu --again"),
+    ):
         environment = {**inherited, "PYTHON": "python3", **settings}
         shown = subprocess.check_output(command, cwd=PROJECT, env=environment, text=True)
         assert " ".join(shown.split()) == f"python3 -m benchmarks.gpu {expected}"
 
 
-# --- packages ----------------------------------------------------------------------------------------------------------
+# --- packages -------------------------------------------------------------------------------------
 
 
-def test_wheels_are_unpacked_once_and_added_to_pythonpath(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheels_are_unpacked_once_and_added_to_pythonpath(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, site = tmp_path / "wheels", tmp_path / "site"
     folder.mkdir()
     with zipfile.ZipFile(folder / "brought-1.0-py3-none-any.whl", "w") as wheel:
@@ -287,7 +341,9 @@ def test_wheels_are_unpacked_once_and_added_to_pythonpath(tmp_path: Path, monkey
 def test_a_package_for_another_python_is_named_although_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "of_another_python.py").write_text("raise ImportError('undefined symbol: _PyLong_New')")
+    (tmp_path / "of_another_python.py").write_text(
+        "raise ImportError('undefined symbol: _PyLong_New')"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(wheels, "NEEDED", ("torch", "no_such_module", "of_another_python"))
     missing = wheels.missing_modules()
@@ -295,7 +351,7 @@ def test_a_package_for_another_python_is_named_although_it_is_there(
     assert "undefined symbol" in missing[1]
 
 
-# --- what parts check --------------------------------------------------------------------------------------------------
+# --- what parts check -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -319,8 +375,13 @@ def test_a_sick_training_is_noticed(
     records: list[dict[str, Any]] = [
         {"kind": "skip", "global_step": step, "skipped": number} for step, number in skips.items()
     ]
-    records += [{"kind": "epoch", "epoch": step // 10, "global_step": step, "train_loss": loss} for step in (10, 20)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    records += [
+        {"kind": "epoch", "epoch": step // 10, "global_step": step, "train_loss": loss}
+        for step in (10, 20)
+    ]
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in records)
+    )
     found = trainings.health(tmp_path, 4.0, 0.05)["problems"]
     assert len(found) == (problem is not None)
     assert problem is None or problem in found[0]

@@ -1,4 +1,6 @@
-"""`make gpu` compares the GPU with the CPU: what differs by rounding passes, what is wrong does not."""
+"""`make gpu` compares the GPU with the CPU: what differs by rounding passes, what is wrong does
+not.
+"""
 
 import copy
 import dataclasses
@@ -25,13 +27,19 @@ def compared() -> tuple[YoloModel, Batch, StepResult, Json]:
     model = build_model("yolov8n-seg.yaml", against_cpu.CLASSES).train()
     batch = synthetic_batch(2, 96, len(against_cpu.CLASSES), colours=Augmentation())
     exact = one_step(model, batch, CPU, "float64")
-    return model, batch, exact, {name: errors(one_step(model, batch, CPU, name), exact) for name in ("off", "bf16")}
+    return (
+        model,
+        batch,
+        exact,
+        {name: errors(one_step(model, batch, CPU, name), exact) for name in ("off", "bf16")},
+    )
 
 
 def tf32(model: YoloModel, result: StepResult) -> StepResult:
     rounded = copy.deepcopy(model)
     for weight in rounded.parameters():
-        weight.data = (weight.data.view(torch.int32) & ~0x1FFF).view(torch.float32)  # 10 bits of the mantissa
+        # 10 bits of the mantissa
+        weight.data = (weight.data.view(torch.int32) & ~0x1FFF).view(torch.float32)
     return one_step(rounded, synthetic_batch(2, 96, 8, colours=Augmentation()), CPU, "off")
 
 
@@ -41,8 +49,13 @@ def changed(**changes: Any) -> Callable[[YoloModel, StepResult], StepResult]:
 
 def one_gradient(factor: float) -> Callable[[YoloModel, StepResult], StepResult]:
     def change(model: YoloModel, result: StepResult) -> StepResult:
-        name = max(result.tensors, key=lambda name: float(result.tensors[name].norm()) * ("gradient" in name))
-        return dataclasses.replace(result, tensors={**result.tensors, name: result.tensors[name] * factor})
+        name = max(
+            result.tensors,
+            key=lambda name: float(result.tensors[name].norm()) * ("gradient" in name),
+        )
+        return dataclasses.replace(
+            result, tensors={**result.tensors, name: result.tensors[name] * factor}
+        )
 
     return change
 
@@ -62,7 +75,14 @@ def other_prototypes(model: YoloModel, result: StepResult) -> StepResult:
         (other_prototypes, "of masks found again"),
         (changed(loss=dict.fromkeys(("loss", "box", "seg", "cls", "dfl"), 1.0)), "loss off by"),
     ],
-    ids=["none", "TensorFloat-32 left on", "a wrong gradient", "not a number", "wrong masks", "a wrong loss"],
+    ids=[
+        "none",
+        "TensorFloat-32 left on",
+        "a wrong gradient",
+        "not a number",
+        "wrong masks",
+        "a wrong loss",
+    ],
 )
 def test_a_gpu_that_computes_something_else_is_noticed(
     compared: tuple[YoloModel, Batch, StepResult, Json], fault: Any, problem: str | None
@@ -74,9 +94,14 @@ def test_a_gpu_that_computes_something_else_is_noticed(
     assert bool(lines) == (problem is not None), lines
 
 
-def test_16_bits_may_err_as_much_as_the_cpus_and_no_more(compared: tuple[YoloModel, Batch, StepResult, Json]) -> None:
+def test_16_bits_may_err_as_much_as_the_cpus_and_no_more(
+    compared: tuple[YoloModel, Batch, StepResult, Json],
+) -> None:
     _, _, _, on_cpu = compared
     limits = limits_of(on_cpu, is_exact=False)
     assert beyond(on_cpu["bf16"], limits) == []
-    doubled = {kind: {name: 2.1 * error for name, error in on_cpu["bf16"][kind].items()} for kind in against_cpu.KINDS}
+    doubled = {
+        kind: {name: 2.1 * error for name, error in on_cpu["bf16"][kind].items()}
+        for kind in against_cpu.KINDS
+    }
     assert len(beyond({**on_cpu["bf16"], **doubled}, limits)) == 4

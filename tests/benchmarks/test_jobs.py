@@ -16,7 +16,7 @@ from tests.support.processes import wait_until
 from yolo_seg_ddp.run.checkpoint import save_checkpoint
 from yolo_seg_ddp.utils.config import parse_config
 
-# --- Commands that are ended with all their descendants, and the comparison of two runs to the bit -------------------
+# --- Commands that are ended with all their descendants, and the comparison of two runs to the bit
 
 
 def state(**changes: Any) -> dict[str, Any]:
@@ -24,7 +24,10 @@ def state(**changes: Any) -> dict[str, Any]:
         "model": {"weight": torch.tensor([0.0, float("nan")])},
         "ema": {"weight": torch.ones(2)},
         "ema_updates": 3,
-        "optimizer": {"state": {0: {"momentum_buffer": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]},
+        "optimizer": {
+            "state": {0: {"momentum_buffer": torch.ones(2)}},
+            "param_groups": [{"lr": 0.1}],
+        },
         "scheduler": None,
         "scaler": {},
         "progress": {"epoch": 1, "best_value": float("nan"), "history": {"epoch_time_s": [1.0]}},
@@ -36,7 +39,16 @@ def state(**changes: Any) -> dict[str, Any]:
     ("changes", "named"),
     [
         ({}, ""),
-        ({"progress": {"epoch": 1, "best_value": float("nan"), "history": {"epoch_time_s": [2.0]}}}, ""),
+        (
+            {
+                "progress": {
+                    "epoch": 1,
+                    "best_value": float("nan"),
+                    "history": {"epoch_time_s": [2.0]},
+                }
+            },
+            "",
+        ),
         ({"model": {"weight": torch.tensor([-0.0, float("nan")])}}, "model.weight"),
         ({"model": {"weight": torch.tensor([0.0, float("nan")]).double()}}, "model.weight"),
         ({"ema": {"weight": torch.tensor([1.0, 1.0 + 2**-23])}}, "ema.weight"),
@@ -45,7 +57,9 @@ def state(**changes: Any) -> dict[str, Any]:
         ({"ema_updates": 4}, "ema_updates"),
     ],
 )
-def test_two_runs_are_compared_to_the_bit(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+def test_two_runs_are_compared_to_the_bit(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
     for name, content in (("one", state()), ("two", state(**changes))):
         save_checkpoint(tmp_path / name / "checkpoint", 1, content)
     said = difference(tmp_path / "one", tmp_path / "two")
@@ -69,13 +83,17 @@ def test_a_job_takes_its_descendants_with_it_and_can_lose_them_alone(tmp_path: P
         assert job.last_line() == "went on"
 
 
-def test_a_job_finds_what_the_user_put_on_pythonpath(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_finds_what_the_user_put_on_pythonpath(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "of_the_user.py").touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert run([sys.executable, "-P", "-c", "import yolo_seg_ddp, of_the_user"], tmp_path / "log") == 0
+    assert (
+        run([sys.executable, "-P", "-c", "import yolo_seg_ddp, of_the_user"], tmp_path / "log") == 0
+    )
 
 
-# --- What the benchmarks refuse: one line on stderr and code 2 -------------------------------------------------------
+# --- What the benchmarks refuse: one line on stderr and code 2 ------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -87,7 +105,11 @@ def test_a_job_finds_what_the_user_put_on_pythonpath(tmp_path: Path, monkeypatch
         (RecipeConfig, "--recipes nameless", 'must be "name: options'),
         (RecipeConfig, "--recipes :", 'must be "name: options'),
         (RecipeConfig, "--recipes a: a:", "must have different names"),
-        (RecipeConfig, "--recipes ultralytics:", "must have different names, none of them ultralytics"),
+        (
+            RecipeConfig,
+            "--recipes ultralytics:",
+            "must have different names, none of them ultralytics",
+        ),
         (RecipeConfig, "--sets shrooms", "neither one of mushrooms"),
     ],
 )

@@ -32,7 +32,9 @@ def make_run(side: str, seed: int, mask: float) -> dict[str, Any]:
 
 def git(folder: Path, *arguments: str) -> str:
     name = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    return subprocess.run(["git", *name, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["git", *name, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout
 
 
 def commit_of(folder: Path) -> str:
@@ -48,19 +50,33 @@ def use(monkeypatch: pytest.MonkeyPatch, found: PublicSet) -> None:
 
 @pytest.fixture
 def coco_repository(tmp_path: Path) -> tuple[Path, str]:
-    """Five plants in two shots each, in two splits; an object with two parts, one without outline."""
+    """Five plants in two shots each, in two splits; an object with
+    two parts, one without outline.
+    """
     folder = tmp_path / "hub" / "someone" / "plants"
     for split in ("train", "valid"):
-        names = [f"plant{number}_{shot}.rf.ab.jpg" for number in range(5) for shot in (split, split + "2")]
+        names = [
+            f"plant{number}_{shot}.rf.ab.jpg"
+            for number in range(5)
+            for shot in (split, split + "2")
+        ]
         (folder / split).mkdir(parents=True)
         for name in names:
             cv2.imwrite(str(folder / split / name), np.full((60, 80, 3), 90, np.uint8))
         square, other = [10, 10, 40, 10, 40, 40, 10, 40], [50, 10, 60, 10, 60, 30]
-        objects = [{"segmentation": [square, other], "category_id": 2}, {"segmentation": [], "category_id": 1}]
+        objects = [
+            {"segmentation": [square, other], "category_id": 2},
+            {"segmentation": [], "category_id": 1},
+        ]
         content = {
-            "images": [{"id": n, "file_name": name, "width": 80, "height": 60} for n, name in enumerate(names)],
+            "images": [
+                {"id": n, "file_name": name, "width": 80, "height": 60}
+                for n, name in enumerate(names)
+            ],
             "annotations": [
-                {"id": 10 * n + k, "image_id": n, **thing} for n in range(len(names)) for k, thing in enumerate(objects)
+                {"id": 10 * n + k, "image_id": n, **thing}
+                for n in range(len(names))
+                for k, thing in enumerate(objects)
             ],
             "categories": [{"id": 1, "name": "root"}, {"id": 2, "name": "leaf"}],
         }
@@ -89,7 +105,9 @@ def test_a_coco_repository_becomes_a_data_set_whose_splits_share_no_subject(
     assert make_public_set("mine", tmp_path / "out", "nowhere/") == data
 
 
-def test_masks_of_crackforest_become_outlines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_of_crackforest_become_outlines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "hub" / "someone" / "cracks"
     for name in ("seg", "image"):
         (folder / name).mkdir(parents=True)
@@ -107,7 +125,9 @@ def test_masks_of_crackforest_become_outlines(tmp_path: Path, monkeypatch: pytes
     assert high == pytest.approx([55, 23], abs=0.1)
 
 
-def test_a_repository_that_cannot_be_fetched_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_that_cannot_be_fetched_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use(monkeypatch, PublicSet("someone/nothing", "0" * 40, "none", (), r"(\d+)"))
     with pytest.raises(UserError, match=r"git fetch --quiet --depth: failed in .*mine: "):
         make_public_set("mine", tmp_path / "out", f"{tmp_path}/hub/")
@@ -130,7 +150,11 @@ def test_means_wins_and_the_ratio() -> None:
         ("b", "ultralytics"): (0.1,),
         ("b", "new"): (0.4,),
     }
-    runs = [scored(*key, seed, mask) for key, values in masks.items() for seed, mask in enumerate(values)]
+    runs = [
+        scored(*key, seed, mask)
+        for key, values in masks.items()
+        for seed, mask in enumerate(values)
+    ]
     rows = {(row["set"], row["recipe"]): row for row in summarise(runs)}
     assert rows["a", "new"]["mask"] == pytest.approx(0.3)
     assert rows["a", "new"]["mask_theirs"] == pytest.approx(0.31)
@@ -147,19 +171,32 @@ def test_every_recipe_trains_as_many_steps_as_ultralytics(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    use(monkeypatch, PublicSet("someone/plants", coco_repository[1], "none", ("train/labels.json",), r"(plant\d)"))
+    use(
+        monkeypatch,
+        PublicSet(
+            "someone/plants", coco_repository[1], "none", ("train/labels.json",), r"(plant\d)"
+        ),
+    )
     data = make_public_set("mine", tmp_path / "out", f"{tmp_path}/hub/")
     asked = []
 
-    def compare(setting: Any, data: Any, seed: int, side: str, folder: Path) -> tuple[dict[str, Any], bool]:
+    def compare(
+        setting: Any, data: Any, seed: int, side: str, folder: Path
+    ) -> tuple[dict[str, Any], bool]:
         asked.append((side, seed, setting.extra))
         assert setting.nominal_batch == setting.batch_size == 2
-        assert (setting.epochs - 1) * -(-data.num_train // 2) < 7 <= setting.epochs * -(-data.num_train // 2)
+        assert (
+            (setting.epochs - 1) * -(-data.num_train // 2)
+            < 7
+            <= setting.epochs * -(-data.num_train // 2)
+        )
         return make_run(side, seed, 0.2 if side == "project" else 0.1), False
 
     monkeypatch.setattr(recipe, "compare", compare)
     options = ("--steps", "7", "--batch-size", "2", "--seeds", "0", "1", "--output", tmp_path)
-    assert run_main(recipe, monkeypatch, "--sets", data, "--recipes", "a:", "b: --lr 1", *options) == 0
+    assert (
+        run_main(recipe, monkeypatch, "--sets", data, "--recipes", "a:", "b: --lr 1", *options) == 0
+    )
     sides = (("ultralytics", ()), ("project", ()), ("project", ("--lr", "1")))
     assert asked == [(side, seed, extra) for seed in (0, 1) for side, extra in sides]
     assert capsys.readouterr().out.splitlines()[-1] == "ratio 2.00"

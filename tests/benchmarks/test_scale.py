@@ -40,7 +40,8 @@ def test_threads_share_pixels_only_ranks_share_all_and_no_disk_is_outrun() -> No
     python_s, pixels_s, disk_s = 2 + 296.2, 29_620 * 0.5, 29_620 * 30e6 / 3e9
     assert native_s("parse", "1 core") == pytest.approx(python_s + pixels_s)
     assert native_s("parse", "16 cores") == pytest.approx(python_s + pixels_s / 16)
-    assert native_s("parse", "4 x 64 cores") == pytest.approx(python_s + pixels_s / 64)  # parsing is one process
+    # parsing is one process
+    assert native_s("parse", "4 x 64 cores") == pytest.approx(python_s + pixels_s / 64)
     assert native_s("prepare", "4 x 64 cores") == pytest.approx(python_s + pixels_s / 256)
     assert native_s("inference", "16 cores") == pytest.approx(python_s + pixels_s)  # one GPU
     assert native_s("inference", "4 x 64 cores") == pytest.approx((python_s + pixels_s) / 32)
@@ -59,7 +60,9 @@ def test_finished_measurements_are_kept_and_a_size_that_takes_too_long_is_left_o
     rows = measure(tmp_path, monkeypatch, "--sizes", "100", "110")
     assert [row["set"] for row in rows] == [START, "100", "110"]
     assert all(row["cpu_s"] > 0 and row["peak_mib"] > 0 for row in rows)
-    more = measure(tmp_path, monkeypatch, "--sizes", "100", "110", "120", "--most-minutes", "0.0001")
+    more = measure(
+        tmp_path, monkeypatch, "--sizes", "100", "110", "120", "--most-minutes", "0.0001"
+    )
     assert more[:-1] == rows
     assert more[-1]["left_out"] == "about 0 min"
     assert "| `near_duplicates` |" in (tmp_path / "tables.md").read_text()

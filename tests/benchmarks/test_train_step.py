@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 NAMES = ("pole", "wire", "insulator")
 
 
-# --- what the step is made of --------------------------------------------------------------------------------------
+# --- what the step is made of ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("event", ["nothing", "load", "assign", "move", "another source"])
@@ -57,15 +57,21 @@ def test_the_average_follows_whatever_happens_to_the_tensors(event: str) -> None
         state = model.state_dict()
         for name, value in ema.module.state_dict().items():
             now = state[name].double()
-            expected[name] = (expected[name] + now) / 2 if state[name].dtype.is_floating_point else now
-            torch.testing.assert_close(value.double(), expected[name].double(), rtol=1e-6, atol=1e-7, msg=name)
+            expected[name] = (
+                (expected[name] + now) / 2 if state[name].dtype.is_floating_point else now
+            )
+            torch.testing.assert_close(
+                value.double(), expected[name].double(), rtol=1e-6, atol=1e-7, msg=name
+            )
 
 
 def test_freed_memory_is_kept_on_linux() -> None:
-    assert keep_freed_memory() == (sys.platform.startswith("linux") and os.confstr("CS_GNU_LIBC_VERSION") is not None)
+    assert keep_freed_memory() == (
+        sys.platform.startswith("linux") and os.confstr("CS_GNU_LIBC_VERSION") is not None
+    )
 
 
-# --- benchmarks/train_step.py --------------------------------------------------------------------------------------
+# --- benchmarks/train_step.py ---------------------------------------------------------------------
 
 
 def test_the_script_times_both_sides(
@@ -105,20 +111,26 @@ def test_both_sides_upload_from_page_locked_memory(
     locked.clear()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda")
     monkeypatch.setattr(
-        step_timer, "StepTimer", lambda device: SimpleNamespace(mark=None, phases_ms=lambda: np.zeros((1, 5)))
+        step_timer,
+        "StepTimer",
+        lambda device: SimpleNamespace(mark=None, phases_ms=lambda: np.zeros((1, 5))),
     )
     monkeypatch.setattr(step_timer, "run_training_steps", lambda *arguments: None)
     step_timer.time_training_steps(SimpleNamespace(device=torch.device(device)), batch, 1, 1)  # type: ignore[arg-type]
     assert (batch.images.data_ptr() in locked) == is_locked
 
 
-def test_the_other_side_is_measured_with_its_trainers_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_other_side_is_measured_with_its_trainers_switches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[tuple[bool, bool]] = []
     side = object.__new__(TheirSide)
     side.device = CPU
 
     def step(timer: Any) -> None:
-        seen.append((torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic))
+        seen.append(
+            (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic)
+        )
 
     monkeypatch.setattr(side, "_step", step)
     side.phases_ms(1, 1)

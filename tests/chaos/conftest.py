@@ -1,7 +1,8 @@
-"""Attacks on real trainings: `make chaos`, or `python -m pytest tests/chaos -m chaos [--quick] [-k r13]`.
+"""Attacks on real trainings: `make chaos`, or `python -m pytest tests/chaos -m chaos [--quick] [-k
+r13]`.
 
-An attack is a test marked `chaos(full, quick)`, its numbers of trials. Without `-m chaos` only those marked `always=True`
-run, with the quick number.
+An attack is a test marked `chaos(full, quick)`, its numbers of trials. Without `-m chaos` only
+those marked `always=True` run, with the quick number.
 """
 
 import faulthandler
@@ -23,8 +24,24 @@ from tests.support.ranks import run_ranks
 LIMIT_S = 1800  # of one trial
 LAUNCHERS_PREFIXES = ("SLURM", "PET_", "OMPI_", "TORCHELASTIC", "GLOO_", "NCCL_")
 LAUNCHERS_NAMES = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    *("DRY_RUN", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "PROJECT", "RUN_FOLDER", "PROCESSES", "MAX_REQUEUES"),
+    *(
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "NNODES",
+        "NODE_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ),
+    *(
+        "DRY_RUN",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+        "PROJECT",
+        "RUN_FOLDER",
+        "PROCESSES",
+        "MAX_REQUEUES",
+    ),
 )
 
 
@@ -65,7 +82,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(LIMIT_S))
     if not is_chosen(config):
         attacks = [(item, item.get_closest_marker("chaos")) for item in items]
-        items[:] = [item for item, attack in attacks if attack is None or attack.kwargs.get("always")]
+        items[:] = [
+            item for item, attack in attacks if attack is None or attack.kwargs.get("always")
+        ]
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -74,16 +93,22 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     passes: dict[str, list[bool]] = defaultdict(list)
     figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for report in (*terminalreporter.stats.get("passed", ()), *terminalreporter.stats.get("failed", ())):
+    for report in (
+        *terminalreporter.stats.get("passed", ()),
+        *terminalreporter.stats.get("failed", ()),
+    ):
         name = report.nodeid.partition("::test_")[2].partition("[")[0]
         passes[name].append(report.passed)
         for what, value in report.user_properties:
             figures[name][what].append(value)
     for name, passed in passes.items():
         measured = (
-            f"{what} {statistics.median(values):.4g} (most {max(values):.4g})" for what, values in figures[name].items()
+            f"{what} {statistics.median(values):.4g} (most {max(values):.4g})"
+            for what, values in figures[name].items()
         )
-        terminalreporter.write_line(f"| {name} | {sum(passed)}/{len(passed)} | {', '.join(measured)} |")
+        terminalreporter.write_line(
+            f"| {name} | {sum(passed)}/{len(passed)} | {', '.join(measured)} |"
+        )
 
 
 @pytest.fixture
@@ -113,7 +138,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
     @cache
     def train(**options: Any) -> Path:
         folder = tmp_path_factory.mktemp("undisturbed")
-        codes = run_ranks(train_undisturbed, 2, small_flags(folder, step_s=0, **options), join=False, timeout_s=300)
+        codes = run_ranks(
+            train_undisturbed,
+            2,
+            small_flags(folder, step_s=0, **options),
+            join=False,
+            timeout_s=300,
+        )
         assert codes == [0, 0]
         return folder / "run"
 
@@ -123,4 +154,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Draw photographs, once for the same options; return their dataset.yaml."""
-    return cache(lambda num_photos, **choices: draw_sample(tmp_path_factory.mktemp("sample"), num_photos, **choices))
+    return cache(
+        lambda num_photos, **choices: draw_sample(
+            tmp_path_factory.mktemp("sample"), num_photos, **choices
+        )
+    )

@@ -1,4 +1,5 @@
-"""Two virtual machines: network namespaces with a cable between them, each with its own hostname. Needs root on Linux.
+"""Two virtual machines: network namespaces with a cable between them, each with its own hostname.
+Needs root on Linux.
 
 Also what scenarios on several machines look at: the small training's files, and who ends in time.
 """
@@ -28,7 +29,11 @@ PORT = "29400"
 TOTAL_STEPS = 8 * NUM_BATCHES
 TIMEOUT_S = 150.0
 # Makes train_ddp.sh start the small training, on the CPU.
-TRAINING = {"PYTHON": sys.executable, "TRAIN_SCRIPT": str(SMALL_TRAINING), "CUDA_VISIBLE_DEVICES": ""}
+TRAINING = {
+    "PYTHON": sys.executable,
+    "TRAIN_SCRIPT": str(SMALL_TRAINING),
+    "CUDA_VISIBLE_DEVICES": "",
+}
 TRAINING |= {"INIT_TIMEOUT": "120", "NCCL_TIMEOUT": "60"}
 
 
@@ -41,17 +46,23 @@ def reason_to_skip() -> str:
         return f"needs {', '.join(missing)}"
     probe = f"probe-{os.getpid()}"
     for verb in ("add", "del"):
-        done = subprocess.run(["ip", "netns", verb, probe], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["ip", "netns", verb, probe], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             return f"ip netns {verb}: {' '.join(done.stderr.split())[:100]}"
     return ""
 
 
-def wait_until(condition: Callable[[], Any], what: str, last_words: Callable[[], str], timeout_s: float) -> float:
+def wait_until(
+    condition: Callable[[], Any], what: str, last_words: Callable[[], str], timeout_s: float
+) -> float:
     """Wait for a condition and return the seconds; fail after `timeout_s`."""
     start_s = time.monotonic()
     while not condition():
-        assert time.monotonic() - start_s < timeout_s, f"no {what} within {timeout_s:.0f} s: {last_words()}"
+        assert time.monotonic() - start_s < timeout_s, (
+            f"no {what} within {timeout_s:.0f} s: {last_words()}"
+        )
         time.sleep(POLL_S)
     return time.monotonic() - start_s
 
@@ -67,7 +78,9 @@ def starts_of(run: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_result(run: Path, reference: str) -> None:
-    """Fail unless a small training ended on two ranks with all steps and the weights of the reference."""
+    """Fail unless a small training ended on two ranks with all steps and the weights of the
+    reference.
+    """
     result = read_mapping(run / "result.json")
     assert result == {"hash": reference, "step": TOTAL_STEPS, "world_size": 2}
 
@@ -91,9 +104,23 @@ class TwoMachines:
 
     def start(self, machine: int, command: list[str], **environment: str) -> Job:
         """Start a command on a machine. Its output goes to `log<machine>`."""
-        on_machine = ["ip", "netns", "exec", self.namespaces[machine], "unshare", "--uts", "--", "sh", "-c"]
+        on_machine = [
+            "ip",
+            "netns",
+            "exec",
+            self.namespaces[machine],
+            "unshare",
+            "--uts",
+            "--",
+            "sh",
+            "-c",
+        ]
         become = ['hostname "$0"; exec "$@"', NAMES[machine]]
-        job = Job([*on_machine, *become, *command], self.folder / f"log{machine}", **{**TRAINING, **environment})
+        job = Job(
+            [*on_machine, *become, *command],
+            self.folder / f"log{machine}",
+            **{**TRAINING, **environment},
+        )
         self.running.append(job)
         return job
 
@@ -107,11 +134,25 @@ class TwoMachines:
         return self.launch(machine, NODE_RANK=str(machine))
 
     def launch_as_kubeflow(self, machine: int) -> Job:
-        """Start plain torchrun as Kubeflow Trainer does, configured by environment variables only."""
-        own = {"PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": NAMES[0], "PET_MASTER_PORT": PORT, "PET_MAX_RESTARTS": "3"}
-        facts = {**KUBEFLOW, **own, "PET_NODE_RANK": str(machine), "PET_LOG_DIR": str(self.folder / f"ranks{machine}")}
+        """Start plain torchrun as Kubeflow Trainer does, configured by
+        environment variables only.
+        """
+        own = {
+            "PET_NPROC_PER_NODE": "1",
+            "PET_MASTER_ADDR": NAMES[0],
+            "PET_MASTER_PORT": PORT,
+            "PET_MAX_RESTARTS": "3",
+        }
+        facts = {
+            **KUBEFLOW,
+            **own,
+            "PET_NODE_RANK": str(machine),
+            "PET_LOG_DIR": str(self.folder / f"ranks{machine}"),
+        }
         torchrun = [sys.executable, "-m", "torch.distributed.run"]
-        return self.start(machine, [*torchrun, str(SMALL_TRAINING), "--save-dir", str(self.run)], **facts)
+        return self.start(
+            machine, [*torchrun, str(SMALL_TRAINING), "--save-dir", str(self.run)], **facts
+        )
 
     @property
     def run(self) -> Path:
@@ -131,19 +172,25 @@ class TwoMachines:
             assert job.wait(timeout_s) == 0, self.last_words()
 
     def kill_in_the_middle(self, job: Job, *, only_descendants: bool = False) -> int:
-        """Kill what runs on a machine in the middle of the training; return the step at that time."""
+        """Kill what runs on a machine in the middle of the training; return
+        the step at that time.
+        """
         step = step_of(self.run)
         job.kill(only_descendants=only_descendants)
         assert not (self.run / "result.json").exists(), "the training was over before the kill"
         return step
 
     def last_words(self) -> str:
-        return "\n".join(log.read_text(errors="replace")[-1500:] for log in sorted(self.folder.glob("log[01]")))
+        return "\n".join(
+            log.read_text(errors="replace")[-1500:] for log in sorted(self.folder.glob("log[01]"))
+        )
 
 
 @contextmanager
 def two_machines(folder: Path) -> Iterator[TwoMachines]:
-    """Make two namespaces with a cable between them; at the end remove them and kill all their processes."""
+    """Make two namespaces with a cable between them; at the end remove them and kill all their
+    processes.
+    """
     mark = os.getpid()
     names = (f"chaos{mark}a", f"chaos{mark}b")
     cables = (f"cha{mark}"[:15], f"chb{mark}"[:15])
@@ -155,8 +202,22 @@ def two_machines(folder: Path) -> Iterator[TwoMachines]:
             hosts = Path("/etc/netns") / name / "hosts"
             hosts.parent.mkdir(parents=True)
             pairs = zip(addresses, NAMES, strict=True)
-            hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {host}\n" for address, host in pairs))
-        ip("link", "add", cables[0], "netns", names[0], "type", "veth", "peer", cables[1], "netns", names[1])
+            hosts.write_text(
+                "127.0.0.1 localhost\n" + "".join(f"{address} {host}\n" for address, host in pairs)
+            )
+        ip(
+            "link",
+            "add",
+            cables[0],
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            cables[1],
+            "netns",
+            names[1],
+        )
         for name, cable, address in zip(names, cables, addresses, strict=True):
             ip("-n", name, "addr", "add", f"{address}/24", "dev", cable)
             for device in ("lo", cable):

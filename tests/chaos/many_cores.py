@@ -1,4 +1,6 @@
-"""The trainer with a pretended number of cores, so that it starts as many loader processes as asked for."""
+"""The trainer with a pretended number of cores, so that it starts as many loader processes as asked
+for.
+"""
 
 import train_yolo_ddp
 from yolo_seg_ddp.utils import cores

@@ -2,9 +2,10 @@
 
     TRAIN_SCRIPT=tests/chaos/small_training.py bash train_ddp.sh 2 -- --save-dir outputs/small
 
-Ranks, rendezvous, run folder, checkpoints, signals and exit codes are those of train_yolo_ddp.py; only model and data are
-small. The run folder also gets `starts.jsonl`, one line per start; `samples-<rank>.jsonl`, one line per batch; and at the
-end `result.json` with a hash of weights, averaged weights and optimizer.
+Ranks, rendezvous, run folder, checkpoints, signals and exit codes are those of train_yolo_ddp.py;
+only model and data are small. The run folder also gets `starts.jsonl`, one line per start;
+`samples-<rank>.jsonl`, one line per batch; and at the end `result.json` with a hash of weights,
+averaged weights and optimizer.
 """
 
 import hashlib
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
+# started by its path: Python would search this folder instead of the project's
+if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import torch
@@ -31,7 +33,13 @@ from yolo_seg_ddp.run.checkpoint import load_latest
 from yolo_seg_ddp.run.folder import OwnedRun
 from yolo_seg_ddp.run.status import RUNNING
 from yolo_seg_ddp.utils.config import parse_config
-from yolo_seg_ddp.utils.distributed import RankInfo, cleanup_ddp, read_rank_environment, run_on_main, setup_ddp
+from yolo_seg_ddp.utils.distributed import (
+    RankInfo,
+    cleanup_ddp,
+    read_rank_environment,
+    run_on_main,
+    setup_ddp,
+)
 from yolo_seg_ddp.utils.errors import run_script
 from yolo_seg_ddp.utils.files import write_text_atomic
 from yolo_seg_ddp.utils.options import Options, option
@@ -53,9 +61,13 @@ class SmallConfig(Options):
     num_workers: int = option(0, "loader processes per rank", may_differ=True)
     sync_bn: bool = option(False, "batch statistics over all ranks")
     step_s: float = option(0.1, "seconds to wait before each training batch", may_differ=True)
-    validation_s: float = option(0.0, "seconds to wait before each validation batch", may_differ=True)
+    validation_s: float = option(
+        0.0, "seconds to wait before each validation batch", may_differ=True
+    )
     nan_steps: str = option(
-        "", "batches, counted from the start of the process, at which the last rank's loss is NaN", may_differ=True
+        "",
+        "batches, counted from the start of the process, at which the last rank's loss is NaN",
+        may_differ=True,
     )
 
     @property
@@ -64,7 +76,9 @@ class SmallConfig(Options):
 
 
 class SmallImages(Dataset[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]):
-    """Random images of a few classes: a function of (epoch, index), as the project's own samples are."""
+    """Random images of a few classes: a function of (epoch, index), as the project's own samples
+    are.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -139,7 +153,8 @@ def train(config: SmallConfig, run: OwnedRun, ranks: RankInfo) -> int:
     """
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(1, CHANNELS, 3, padding=1),  # 2 x 3 values per channel: BatchNorm works with a single sample
+        # 2 x 3 values per channel: BatchNorm works with a single sample
+        nn.Conv2d(1, CHANNELS, 3, padding=1),
         nn.BatchNorm2d(CHANNELS),
         nn.ReLU(),
         nn.Flatten(),
@@ -148,7 +163,12 @@ def train(config: SmallConfig, run: OwnedRun, ranks: RankInfo) -> int:
     task = SmallTask(config, run, ranks)
     batch_size = max(GLOBAL_BATCH_SIZE // (ranks.world_size * config.accumulate), 1)
     batches = EpochBatches(
-        config.samples, batch_size, ranks.rank, ranks.world_size, seed=0, batches_per_group=config.accumulate
+        config.samples,
+        batch_size,
+        ranks.rank,
+        ranks.world_size,
+        seed=0,
+        batches_per_group=config.accumulate,
     )
     val_batches = ShardBatches(config.val_samples, batch_size, ranks.rank, ranks.world_size)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
@@ -174,7 +194,9 @@ def train(config: SmallConfig, run: OwnedRun, ranks: RankInfo) -> int:
     )
     if not engine.stopped_by:
         run_on_main(lambda: write_result(run.folder, ranks.world_size))
-    return run.conclude(engine.stopped_by, epoch=engine.progress.epoch, step=engine.progress.global_step)
+    return run.conclude(
+        engine.stopped_by, epoch=engine.progress.epoch, step=engine.progress.global_step
+    )
 
 
 def build_loader(count: int, batches: Any, num_workers: int) -> EpochLoader:

@@ -1,4 +1,6 @@
-"""Losses that are NaN, damaged photographs, odd numbers of samples and ranks, and two trainings in one folder."""
+"""Losses that are NaN, damaged photographs, odd numbers of samples and ranks, and two trainings in
+one folder.
+"""
 
 import json
 import random
@@ -24,10 +26,14 @@ SAMPLES, EPOCHS = 208, 4  # only full batches: each rank averages over its own s
 
 
 @pytest.mark.chaos(1, 1)
-@pytest.mark.parametrize(("first", "last"), [(5, 6), (50, 55), (55, 60)])  # the ranks check every ten steps
+# the ranks check every ten steps
+@pytest.mark.parametrize(("first", "last"), [(5, 6), (50, 55), (55, 60)])
 def test_r19_the_loss_of_one_rank_is_nan(first: int, last: int, tmp_path: Path) -> None:
     steps = list(range(first, last + 1))
-    require(small(tmp_path, epochs=6, samples=160, nan_steps=",".join(map(str, steps))), tmp_path / "log")
+    require(
+        small(tmp_path, epochs=6, samples=160, nan_steps=",".join(map(str, steps))),
+        tmp_path / "log",
+    )
     run_folder = tmp_path / "run"
     found = load_latest(run_folder / "checkpoint")
     assert found is not None
@@ -35,19 +41,37 @@ def test_r19_the_loss_of_one_rank_is_nan(first: int, last: int, tmp_path: Path) 
     rolls_back = last == 60
     assert ("Rolled back from" in (tmp_path / "log").read_text()) == rolls_back
     skipped = max((record["skipped"] for record in skip_records(run_folder)), default=0)
-    assert rolls_back or skipped >= len(steps), "a roll-back also removes the records of skipped steps"
+    assert rolls_back or skipped >= len(steps), (
+        "a roll-back also removes the records of skipped steps"
+    )
 
 
 @pytest.mark.chaos(100, 24)
-def test_r20_photographs_are_cut_off_empty_or_random_bytes(times: int, rng: random.Random, tmp_path: Path) -> None:
+def test_r20_photographs_are_cut_off_empty_or_random_bytes(
+    times: int, rng: random.Random, tmp_path: Path
+) -> None:
     raw, processed, log = tmp_path / "raw", tmp_path / "processed", tmp_path / "parse.log"
     count = max(times, 24)
-    require([sys.executable, "download_data.py", "--sample", str(count), "--output", raw], tmp_path / "sample.log")
+    require(
+        [sys.executable, "download_data.py", "--sample", str(count), "--output", raw],
+        tmp_path / "sample.log",
+    )
     victims = rng.sample(sorted(raw.rglob("*.JPG")), max(count // 100, 3))
     for number, photo in enumerate(victims):
         content = photo.read_bytes()
         photo.write_bytes((content[: len(content) // 3], b"", rng.randbytes(5000))[number % 3])
-    require([sys.executable, "parse_labels.py", "--input", raw, "--output", processed, "--long-side=128"], log)
+    require(
+        [
+            sys.executable,
+            "parse_labels.py",
+            "--input",
+            raw,
+            "--output",
+            processed,
+            "--long-side=128",
+        ],
+        log,
+    )
     reports = log.read_text() + "".join(file.read_text() for file in processed.glob("*.json"))
     assert [photo.name for photo in victims if photo.name not in reports] == []
     folders = [tmp_path / name for name in ("first", "second")]
@@ -61,7 +85,8 @@ def test_r20_a_photograph_damaged_after_parsing_is_named(tmp_path: Path) -> None
     data, log = draw_sample(tmp_path, 12), tmp_path / "log"
     photo = sorted((data.parent / "train" / "images").iterdir())[0]
     photo.write_bytes(photo.read_bytes()[:500])
-    run(yolo(data, tmp_path, epochs=1), log, timeout_s=300, **ENVIRONMENT)  # whether or not it continues
+    # whether or not it continues
+    run(yolo(data, tmp_path, epochs=1), log, timeout_s=300, **ENVIRONMENT)
     assert photo.name in log.read_text()
 
 
@@ -83,7 +108,11 @@ def last_loss(run_folder: Path) -> float:
 
 @pytest.mark.chaos(3, 1)
 def test_r5_two_ranks_then_one_then_two_with_one_global_batch(
-    trial: int, undisturbed: Callable[..., Path], rng: random.Random, tmp_path: Path, record_property: Any
+    trial: int,
+    undisturbed: Callable[..., Path],
+    rng: random.Random,
+    tmp_path: Path,
+    record_property: Any,
 ) -> None:
     options: dict[str, Any] = {"samples": SAMPLES, "epochs": EPOCHS, "sync_bn": True}
     reference = undisturbed(**options)
@@ -102,8 +131,12 @@ def test_r5_two_ranks_then_one_then_two_with_one_global_batch(
 
 
 @pytest.mark.chaos(1, 1)
-@pytest.mark.parametrize(("samples", "val_samples"), [(2, 1), (3, 2), (5, 1), (7, 3), (9, 7), (33, 5)])
-def test_r21_the_batch_does_not_divide_the_data_set(samples: int, val_samples: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("samples", "val_samples"), [(2, 1), (3, 2), (5, 1), (7, 3), (9, 7), (33, 5)]
+)
+def test_r21_the_batch_does_not_divide_the_data_set(
+    samples: int, val_samples: int, tmp_path: Path
+) -> None:
     command = small(tmp_path, samples=samples, val_samples=val_samples, epochs=2)
     assert run(command, tmp_path / "log", timeout_s=180) == 0
     assert uneven_epochs(tmp_path / "run", "train", samples, 2) == []
@@ -124,7 +157,9 @@ run_script(main)
 
 
 @pytest.mark.chaos(10, 2)
-def test_r23_of_two_processes_in_one_folder_one_wins(trial: int, tmp_path: Path, record_property: Any) -> None:
+def test_r23_of_two_processes_in_one_folder_one_wins(
+    trial: int, tmp_path: Path, record_property: Any
+) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
     with Job(command, tmp_path / "log-0") as first, Job(command, tmp_path / "log-1") as second:
         deadline_s = time.monotonic() + 60

@@ -1,4 +1,6 @@
-"""Ranks and launchers that are killed or hang, and a long training: the result is that of an undisturbed one."""
+"""Ranks and launchers that are killed or hang, and a long training: the result is that of an
+undisturbed one.
+"""
 
 import random
 import signal
@@ -19,16 +21,21 @@ from tests.support.plugin import free_port
 from yolo_seg_ddp.run.records import read_status
 from yolo_seg_ddp.utils.errors import EXIT_STARTUP_TIMEOUT
 
-# --- SIGKILL for ranks and launchers. After the launcher's restarts the result must be the same as without a kill ----
+# --- SIGKILL for ranks and launchers. After the launcher's restarts the result must be the same as
+# without a kill ----
 
 Sample = Callable[..., Path]
 
 
 def kill_a_rank(job: Job, attempt: int, window_s: float, rng: random.Random) -> float:
-    """Kill a random rank at a random moment after a start; return the seconds from the kill to the next batch."""
+    """Kill a random rank at a random moment after a start; return the seconds from the kill to the
+    next batch.
+    """
     time.sleep(rng.uniform(0, window_s))
     victims = job.ranks(attempt, 2)
-    assert victims, f"the ranks of start {attempt} were gone before their kill: too short a training"
+    assert victims, (
+        f"the ranks of start {attempt} were gone before their kill: too short a training"
+    )
     rng.choice(victims).kill()
     return await_training(job, attempt + 1)
 
@@ -46,7 +53,8 @@ def test_r1_a_random_rank_is_killed_again_and_again(
         for attempt in range(times):
             record_property("recovery s", kill_a_rank(job, attempt, window_s, rng))
         assert job.wait(600) == 0
-        starts = job.output().count("Distributed YOLOv8 Training")  # each start prints the banner once
+        # each start prints the banner once
+        starts = job.output().count("Distributed YOLOv8 Training")
     assert starts == times + 1, "one restart for each kill"
     assert difference(folder / "run", reference / "run") == ""
 
@@ -62,10 +70,16 @@ def test_r2_a_rank_is_killed_under_plain_torchrun(
     record_property: Any,
 ) -> None:
     reference = undisturbed(epochs=8)
-    meeting = LOOPBACK if rendezvous == "c10d" else ("--master-addr=127.0.0.1", f"--master-port={free_port()}")
+    meeting = (
+        LOOPBACK
+        if rendezvous == "c10d"
+        else ("--master-addr=127.0.0.1", f"--master-port={free_port()}")
+    )
     command = small(tmp_path, launcher=[*meeting, "--max-restarts=3"], epochs=8)
     # The variable must be absent, as in a user's shell: an empty value would count as set.
-    with Job(["env", "--unset=TORCH_DISABLE_SHARE_RDZV_TCP_STORE", *command], tmp_path / "log") as job:
+    with Job(
+        ["env", "--unset=TORCH_DISABLE_SHARE_RDZV_TCP_STORE", *command], tmp_path / "log"
+    ) as job:
         await_training(job, 0)
         record_property("recovery s", kill_a_rank(job, 0, 1.0, rng))
         assert job.wait(300) == 0
@@ -73,7 +87,9 @@ def test_r2_a_rank_is_killed_under_plain_torchrun(
 
 
 @pytest.mark.chaos(10, 1, always=True)
-def test_r13_no_process_outlives_its_launcher(trial: int, tmp_path: Path, record_property: Any) -> None:
+def test_r13_no_process_outlives_its_launcher(
+    trial: int, tmp_path: Path, record_property: Any
+) -> None:
     with Job(small(tmp_path, epochs=1000, num_workers=1), tmp_path / "log") as job:
         await_training(job, 0)
         family = job.family()
@@ -92,10 +108,19 @@ def test_r13_no_process_outlives_its_launcher(trial: int, tmp_path: Path, record
 def test_r26_a_rank_is_killed_in_mid_epoch_of_a_training_on_windows(
     times: int, sample: Sample, rng: random.Random, tmp_path: Path, record_property: Any
 ) -> None:
-    data, reference, folder = sample(40, long_side="native"), tmp_path / "reference", tmp_path / "killed"
+    data, reference, folder = (
+        sample(40, long_side="native"),
+        tmp_path / "reference",
+        tmp_path / "killed",
+    )
     run = folder / "run"
     # Minutes between checkpoints: one after every few batches.
-    options: dict[str, Any] = {"epochs": times + 2, "windows": 3, "save_every_minutes": 0.01, "mosaic": 0.5}
+    options: dict[str, Any] = {
+        "epochs": times + 2,
+        "windows": 3,
+        "save_every_minutes": 0.01,
+        "mosaic": 0.5,
+    }
     options["launcher"] = ["--max-restarts=10"]
     require(yolo(data, reference, **options), reference / "log", **ENVIRONMENT)
     with Job(yolo(data, folder, **options), folder / "log", **ENVIRONMENT) as job:
@@ -115,16 +140,20 @@ def test_r26_a_rank_is_killed_in_mid_epoch_of_a_training_on_windows(
     assert difference(run, reference / "run") == ""
 
 
-# --- Ranks that hang, that die while the others wait for them at the start, or that need long for a valid reason -----
+# --- Ranks that hang, that die while the others wait for them at the start, or that need long for a
+# valid reason
 
 GROUP_TIMEOUT_S = 10
-MAX_DETECTION_S = GROUP_TIMEOUT_S + 10  # in which the other rank must notice the hang and exit, even on a busy machine
-# torchrun waits 30 s for a rank that does not react to SIGTERM; --shutdown-timeout does not apply here (PyTorch 2.15).
+# in which the other rank must notice the hang and exit, even on a busy machine
+MAX_DETECTION_S = GROUP_TIMEOUT_S + 10
+# torchrun waits 30 s for a rank that does not react to SIGTERM; --shutdown-timeout does not apply
+# here (PyTorch 2.15).
 MAX_RECOVERY_S = 90
 START_TIMEOUT_S = 20
 VALIDATION_TIMEOUT_S = 4
 
-# A rank of two. Rank 1 dies inside `init_process_group`: at once (a negative delay), or after a delay.
+# A rank of two. Rank 1 dies inside `init_process_group`: at once (a negative delay), or after a
+# delay.
 PEER = """
 import os, signal, sys, threading
 import torch
@@ -144,7 +173,11 @@ run_script(lambda: setup_ddp(torch.device("cpu")) and 0)
 
 @pytest.mark.chaos(5, 1)
 def test_r9_a_rank_stands_still(
-    trial: int, undisturbed: Callable[..., Path], rng: random.Random, tmp_path: Path, record_property: Any
+    trial: int,
+    undisturbed: Callable[..., Path],
+    rng: random.Random,
+    tmp_path: Path,
+    record_property: Any,
 ) -> None:
     reference = undisturbed(epochs=8)
     command = small(tmp_path, epochs=8, launcher=[*LOOPBACK, "--max-restarts=3"])
@@ -183,7 +216,12 @@ def test_r10_a_peer_dies_inside_the_groups_start(
 def start_two(folder: Path, delay_s: float) -> tuple[int, float]:
     """Start two ranks; return rank 0's exit code and its lifetime in seconds. Raises TooSlow."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    shared = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+    }
     shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "INIT_TIMEOUT": str(START_TIMEOUT_S)}
     command = [sys.executable, "-c", PEER, str(delay_s)]
     start_s = time.monotonic()
@@ -198,11 +236,13 @@ def start_two(folder: Path, delay_s: float) -> tuple[int, float]:
 @pytest.mark.chaos(2, 1)
 def test_r22_validation_takes_three_times_the_groups_timeout(trial: int, tmp_path: Path) -> None:
     batches = 2  # of each rank
-    command = small(tmp_path, epochs=1, val_samples=8 * batches, validation_s=3 * VALIDATION_TIMEOUT_S / batches)
+    command = small(
+        tmp_path, epochs=1, val_samples=8 * batches, validation_s=3 * VALIDATION_TIMEOUT_S / batches
+    )
     assert run(command, tmp_path / "log", NCCL_TIMEOUT=str(VALIDATION_TIMEOUT_S)) == 0
 
 
-# --- A long training: the resources that it holds must not grow ------------------------------------------------------
+# --- A long training: the resources that it holds must not grow -----------------------------------
 
 WARM_UP = 0.2  # share of the time after which the reference is taken
 MAX_GROWTH = 0.05
@@ -210,11 +250,15 @@ MAX_GROWTH = 0.05
 
 @pytest.mark.chaos(1, 1)
 @pytest.mark.timeout(0)
-def test_r25_nothing_grows_in_a_long_training(request: Any, tmp_path: Path, record_property: Any) -> None:
+def test_r25_nothing_grows_in_a_long_training(
+    request: Any, tmp_path: Path, record_property: Any
+) -> None:
     config = request.config
     minutes = 0.5 if config.getoption("quick") else config.getoption("minutes")
     history = []
-    with Job(small(tmp_path, epochs=1_000_000, num_workers=1, step_s=0.005), tmp_path / "log") as job:
+    with Job(
+        small(tmp_path, epochs=1_000_000, num_workers=1, step_s=0.005), tmp_path / "log"
+    ) as job:
         await_training(job, 0)
         end_s = time.monotonic() + 60 * minutes
         while time.monotonic() < end_s and job.popen.poll() is None:

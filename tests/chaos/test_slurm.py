@@ -1,4 +1,5 @@
-"""Slurm's daemons on this machine: a job that is told to stop leaves with code 75, returns, and ends with the same bits.
+"""Slurm's daemons on this machine: a job that is told to stop leaves with code 75, returns, and
+ends with the same bits.
 
 Needs root and `apt-get install -y --no-install-recommends slurm-wlm munge slurm-client`.
 """
@@ -19,7 +20,15 @@ import psutil
 import pytest
 
 from benchmarks.jobs import Job, require
-from tests.chaos.machines import TIMEOUT_S, TRAINING, assert_same_result, script, starts_of, step_of, wait_until
+from tests.chaos.machines import (
+    TIMEOUT_S,
+    TRAINING,
+    assert_same_result,
+    script,
+    starts_of,
+    step_of,
+    wait_until,
+)
 from tests.chaos.small_training import NUM_BATCHES
 from tests.chaos.trainings import SMALL_TRAINING
 from yolo_seg_ddp.utils.contents import read_mapping
@@ -52,7 +61,8 @@ SchedulerParameters=sched_interval=1
 ReturnToService=2
 KillWait=20
 {requeue_exit}
-NodeName=n[0-1] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}] CPUs=2 State=UNKNOWN
+NodeName=n[0-1] NodeHostname={host} NodeAddr=127.0.0.1 \
+    Port=[{ports[1]}-{ports[2]}] CPUs=2 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -65,7 +75,9 @@ def reason_to_skip() -> str:
     return f"needs {', '.join(missing)}" if missing else ""
 
 
-pytestmark = pytest.mark.skipif(bool(reason_to_skip()), reason=f"{reason_to_skip()} (apt-get install slurm-wlm munge)")
+pytestmark = pytest.mark.skipif(
+    bool(reason_to_skip()), reason=f"{reason_to_skip()} (apt-get install slurm-wlm munge)"
+)
 
 
 @dataclass
@@ -81,7 +93,13 @@ class SmallCluster:
 
     def environment(self, **extra: str) -> dict[str, str]:
         """Return the variables with which Slurm's commands find this cluster."""
-        return {**TRAINING, "OMP_NUM_THREADS": "1", "SLURM_CONF": f"{self.folder}/slurm.conf", "PATH": SEARCH, **extra}
+        return {
+            **TRAINING,
+            "OMP_NUM_THREADS": "1",
+            "SLURM_CONF": f"{self.folder}/slurm.conf",
+            "PATH": SEARCH,
+            **extra,
+        }
 
     def start_daemon(self, *command: str) -> None:
         """Start a program in the foreground; `small_cluster` kills it at the end."""
@@ -89,12 +107,18 @@ class SmallCluster:
 
     def ask(self, *command: str, **environment: str) -> str:
         variables = {**os.environ, **self.environment(**environment)}
-        done = subprocess.run(command, env=variables, cwd=self.folder, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}"
+        done = subprocess.run(
+            command, env=variables, cwd=self.folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (
+            f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}"
+        )
         return done.stdout.strip()
 
     def submit(self, *options: str, num_nodes: int = 1, step_s: float = 0.1) -> str:
-        """Submit launch/slurm.sbatch with a small training of two processes; return the job's number."""
+        """Submit launch/slurm.sbatch with a small training of two processes; return the job's
+        number.
+        """
         facts = {
             "PROJECT": str(PROJECT_FOLDER),
             "RUN_FOLDER": str(self.run),
@@ -113,21 +137,28 @@ class SmallCluster:
         logs = [self.folder / name for name in ("daemons.log", "slurmctld.log", "job.log")]
         return "\n".join(log.read_text(errors="replace")[-1500:] for log in logs if log.exists())
 
-    def wait_until(self, condition: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> float:
+    def wait_until(
+        self, condition: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S
+    ) -> float:
         return wait_until(condition, what, self.last_words, timeout_s)
 
     def assert_completes(self, job: str, reference: str) -> None:
         """Wait for the end of a job; fail unless it completed with the reference's weights."""
         over = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
-        self.wait_until(lambda: self.fact_of(job, "JobState") in over, "end of the job", 3 * TIMEOUT_S)
+        self.wait_until(
+            lambda: self.fact_of(job, "JobState") in over, "end of the job", 3 * TIMEOUT_S
+        )
         assert self.fact_of(job, "JobState") == "COMPLETED", self.last_words()
         assert_same_result(self.run, reference)
 
 
 @contextmanager
 def small_cluster(*, requeues_code_75: bool = False) -> Iterator[SmallCluster]:
-    """Start munge and Slurm with their own key, ports and folders; at the end kill all their processes."""
-    folder = Path(tempfile.mkdtemp(prefix="small-cluster-"))  # pytest's are too long for the name of a socket
+    """Start munge and Slurm with their own key, ports and folders; at the end kill all their
+    processes.
+    """
+    # pytest's are too long for the name of a socket
+    folder = Path(tempfile.mkdtemp(prefix="small-cluster-"))
     cluster = SmallCluster(folder)
     try:
         configure(folder, requeues_code_75)
@@ -148,7 +179,8 @@ def configure(folder: Path, requeues_code_75: bool) -> None:
         folder=folder,
         host=socket.gethostname().partition(".")[0],
         ports=free_ports(),
-        requeue_delay_s=5,  # a requeued job waits as long as a credential is valid; the default is 120 s
+        # a requeued job waits as long as a credential is valid; the default is 120 s
+        requeue_delay_s=5,
         requeue_exit="RequeueExit=75" if requeues_code_75 else "",
     )
     (folder / "slurm.conf").write_text(text)
@@ -162,7 +194,9 @@ def start(cluster: SmallCluster) -> None:
     """Start the daemons; return when both nodes are idle."""
     folder = cluster.folder
     own = [f"--{what}-file={folder}/munge.{what}" for what in ("key", "pid", "log", "seed")]
-    cluster.start_daemon("munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *own)
+    cluster.start_daemon(
+        "munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *own
+    )
     cluster.wait_until((folder / "munge.socket").exists, "munge's socket", 20)
     cluster.start_daemon("slurmctld", "-D", "-f", f"{folder}/slurm.conf")
     for node in ("n0", "n1"):
@@ -170,7 +204,10 @@ def start(cluster: SmallCluster) -> None:
 
     def are_idle() -> bool:
         with suppress(AssertionError):  # the controller does not answer yet
-            return cluster.ask("sinfo", "--noheader", "--Node", "--format=%T").split().count("idle") == 2
+            return (
+                cluster.ask("sinfo", "--noheader", "--Node", "--format=%T").split().count("idle")
+                == 2
+            )
         return False
 
     cluster.wait_until(are_idle, "two idle nodes", 40)
@@ -190,10 +227,15 @@ def free_ports() -> list[int]:
 
 
 def end_steps(folder: Path) -> None:
-    """Kill slurmstepd and its children: all processes with this cluster's folder in their environment."""
+    """Kill slurmstepd and its children: all processes with this cluster's folder in their
+    environment.
+    """
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.environ().get("SLURM_CONF", "").startswith(f"{folder}/") and process.pid != os.getpid():
+            if (
+                process.environ().get("SLURM_CONF", "").startswith(f"{folder}/")
+                and process.pid != os.getpid()
+            ):
                 process.kill()
 
 
@@ -214,11 +256,13 @@ def test_r17_the_batch_script_undisturbed(num_nodes: int, trial: int, reference:
 
 
 def assert_a_stop_returns(cluster: SmallCluster, by: str, reference: str) -> float:
-    """Stop a running job once, by `requeue`, `signal` (exit 75) or `limit`; return the seconds until it continues.
+    """Stop a running job once, by `requeue`, `signal` (exit 75) or `limit`; return the seconds
+    until it continues.
 
     It must be requeued and end bitwise equal.
     """
-    # Slurm checks limits every 30 s, so the signal comes 30 to 60 s after the start; training takes 77 s.
+    # Slurm checks limits every 30 s, so the signal comes 30 to 60 s after the start; training takes
+    # 77 s.
     limit = ["--time=2", "--signal=TERM@60"] if by == "limit" else []
     job = cluster.submit(*limit, step_s=1.2 if by == "limit" else 0.1)
     reached = NUM_BATCHES if by == "limit" else 2 * NUM_BATCHES
@@ -245,7 +289,9 @@ def test_r17_a_stopped_job_returns_from_the_queue_and_not_a_bit_differs(
 
 @pytest.mark.chaos(1, 1)
 @pytest.mark.parametrize("by", ["requeue", "limit"])
-def test_r17_a_requeued_job_continues(by: str, trial: int, reference: str, record_property: Any) -> None:
+def test_r17_a_requeued_job_continues(
+    by: str, trial: int, reference: str, record_property: Any
+) -> None:
     with small_cluster() as cluster:
         record_property("to continue s", assert_a_stop_returns(cluster, by, reference))
 
@@ -254,7 +300,9 @@ def test_r17_a_requeued_job_continues(by: str, trial: int, reference: str, recor
 def test_r17_a_job_is_stopped_before_its_training_can_react(trial: int, reference: str) -> None:
     with small_cluster() as cluster:
         job = cluster.submit()
-        cluster.wait_until(lambda: "Starting 2 process(es)" in cluster.last_words(), "line of the launcher")
+        cluster.wait_until(
+            lambda: "Starting 2 process(es)" in cluster.last_words(), "line of the launcher"
+        )
         cluster.ask("scancel", "--signal=TERM", job)
         assert not starts_of(cluster.run), "the training had begun"
         cluster.assert_completes(job, reference)
@@ -271,7 +319,18 @@ def test_r18_srun_starts_two_tasks_without_torchrun(trial: int, reference: str) 
             cluster.ask("srun", *options, *command, MASTER_ADDR="127.0.0.1")
             assert_same_result(folder, reference)
         alone, batch_script = cluster.folder / "alone", cluster.folder / "alone.sh"
-        command = [sys.executable, str(SMALL_TRAINING), "--save-dir", str(alone), "--epochs", "1", "--step-s", "0"]
+        command = [
+            sys.executable,
+            str(SMALL_TRAINING),
+            "--save-dir",
+            str(alone),
+            "--epochs",
+            "1",
+            "--step-s",
+            "0",
+        ]
         batch_script.write_text(f"#!/bin/sh\nexec {' '.join(command)}\n")
         cluster.ask("sbatch", "--wait", "--ntasks=2", "--output=job.log", str(batch_script))
-        assert read_mapping(alone / "result.json")["world_size"] == 1, "a process in the batch shell is one of two"
+        assert read_mapping(alone / "result.json")["world_size"] == 1, (
+            "a process in the batch shell is one of two"
+        )

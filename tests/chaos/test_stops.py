@@ -1,4 +1,6 @@
-"""Trainings that are stopped by signals, and checkpoints that are killed, damaged or find no room."""
+"""Trainings that are stopped by signals, and checkpoints that are killed, damaged
+or find no room.
+"""
 
 import itertools
 import json
@@ -18,22 +20,34 @@ import torch
 
 from benchmarks.jobs import POLL_S, Job, difference, is_alive, require, run
 from tests.chaos.trainings import ENVIRONMENT, await_training, position, small, yolo
-from yolo_seg_ddp.run.checkpoint import MANIFEST_FILE, STATE_FILE, load_latest, save_checkpoint, verify
+from yolo_seg_ddp.run.checkpoint import (
+    MANIFEST_FILE,
+    STATE_FILE,
+    load_latest,
+    save_checkpoint,
+    verify,
+)
 from yolo_seg_ddp.run.records import read_epochs, read_status
 from yolo_seg_ddp.utils.environment import PROJECT_FOLDER
 from yolo_seg_ddp.utils.errors import UserError
 
-# --- Stop trainings by a signal and start them again; the result must equal that of an undisturbed traini ---
+# --- Stop trainings by a signal and start them again; the result must equal that of an undisturbed
+# traini ---
 
 PHASES = ("at random", "at random", "in validation", "at an epoch's start", "at random")
 MAX_SAVING_S = 5.0  # from the signal to a complete checkpoint
 MAX_STOP_S = 30.0  # time that a launcher waits before it kills
 # On a machine with few cores the trainer ignores --num-workers and starts no loader processes.
-MANY_CORES = {**ENVIRONMENT, "TRAIN_SCRIPT": str(PROJECT_FOLDER / "tests" / "chaos" / "many_cores.py")}
+MANY_CORES = {
+    **ENVIRONMENT,
+    "TRAIN_SCRIPT": str(PROJECT_FOLDER / "tests" / "chaos" / "many_cores.py"),
+}
 
 
 @pytest.mark.chaos(10, 2)
-def test_r3_sigterm_at_any_moment(times: int, sample: Any, rng: random.Random, tmp_path: Path, request: Any) -> None:
+def test_r3_sigterm_at_any_moment(
+    times: int, sample: Any, rng: random.Random, tmp_path: Path, request: Any
+) -> None:
     assert_stops_change_nothing(request, sample(80), times, itertools.repeat(0), PHASES)
 
 
@@ -41,14 +55,18 @@ def test_r3_sigterm_at_any_moment(times: int, sample: Any, rng: random.Random, t
 def test_r4_each_start_has_another_number_of_loader_processes(
     times: int, sample: Any, rng: random.Random, tmp_path: Path, request: Any
 ) -> None:
-    assert_stops_change_nothing(request, sample(200), times, itertools.cycle((0, 2, 1)), ("at random",))
+    assert_stops_change_nothing(
+        request, sample(200), times, itertools.cycle((0, 2, 1)), ("at random",)
+    )
 
 
 def assert_stops_change_nothing(
     request: Any, data: Path, stops: int, workers: Iterator[int], phases: tuple[str, ...]
 ) -> None:
     """Stop a training in one phase after the other, run it to the end, and compare."""
-    tmp_path, rng, record_property = map(request.getfixturevalue, ("tmp_path", "rng", "record_property"))
+    tmp_path, rng, record_property = map(
+        request.getfixturevalue, ("tmp_path", "rng", "record_property")
+    )
     options: dict[str, Any] = {"batch": 1, "epochs": 2 * stops + 2, "accumulate": 2}
     folder, reference = tmp_path / "stopped", tmp_path / "reference"
     require(yolo(data, reference, **options), reference / "log", **MANY_CORES)
@@ -63,7 +81,9 @@ def assert_stops_change_nothing(
             record_property("signal to exit s", time.monotonic() - start_s)
         assert read_status(folder / "run").get("state") == "stopped"
         record_property("stopped in mid-epoch", position(folder / "run")[1] > 0)
-    require(yolo(data, folder, **options, num_workers=next(workers)), folder / "log-last", **MANY_CORES)
+    require(
+        yolo(data, folder, **options, num_workers=next(workers)), folder / "log-last", **MANY_CORES
+    )
     assert difference(folder / "run", reference / "run") == ""
 
 
@@ -110,9 +130,15 @@ def test_r12_ctrl_c(send: Any, trial: int, tmp_path: Path, request: Any) -> None
     assert_signals_change_nothing(request, send, is_graceful=send is press_ctrl_c)
 
 
-def assert_signals_change_nothing(request: Any, send: Callable[[Job], None], *, is_graceful: bool) -> None:
-    """Send signals to a small training, check its status, run it to the end and compare the result."""
-    folder, rng, record_property = map(request.getfixturevalue, ("tmp_path", "rng", "record_property"))
+def assert_signals_change_nothing(
+    request: Any, send: Callable[[Job], None], *, is_graceful: bool
+) -> None:
+    """Send signals to a small training, check its status, run it to the
+    end and compare the result.
+    """
+    folder, rng, record_property = map(
+        request.getfixturevalue, ("tmp_path", "rng", "record_property")
+    )
     reference = request.getfixturevalue("undisturbed")()  # loader processes change nothing
     command, run = small(folder, num_workers=1), folder / "run"
     with Job(command, folder / "log") as job:
@@ -141,7 +167,8 @@ def assert_signals_change_nothing(request: Any, send: Callable[[Job], None], *, 
     assert difference(run, reference) == ""
 
 
-# --- Checkpoints whose writing process is killed, that are damaged afterwards, or that find no room on the disk ------
+# --- Checkpoints whose writing process is killed, that are damaged afterwards, or that find no room
+# on the disk
 
 # A separate process that saves one step after the other; all tensors hold the step's number.
 SAVER = """
@@ -154,18 +181,25 @@ for step in range(1, 100_000):
     save_checkpoint(Path(sys.argv[1]), step, filled_state(step, megabytes=20))
 """
 EPOCHS = 6  # on the small disk
-# A checkpoint of YOLOv8n-seg takes 52 MB and best.pt and last.pt 7 each: one of each fits, a second checkpoint does not.
+# A checkpoint of YOLOv8n-seg takes 52 MB and best.pt and last.pt 7 each: one of each fits, a second
+# checkpoint does not.
 SMALL_MB, LARGE_MB = 75, 300
 
 
 def filled_state(step: int, megabytes: float = 0.1) -> dict[str, Any]:
     """Return a state whose tensors are filled with the step, or with its negative."""
     count = int(megabytes * 1e6 / 8)
-    return {"model": torch.full((count,), float(step)), "optimizer": torch.full((count,), -float(step)), "step": step}
+    return {
+        "model": torch.full((count,), float(step)),
+        "optimizer": torch.full((count,), -float(step)),
+        "step": step,
+    }
 
 
 def whole_step(folder: Path) -> int:
-    """Return the step of the newest checkpoint that loads; -1 if there is none, or if it mixes several steps."""
+    """Return the step of the newest checkpoint that loads; -1 if there is none, or if it mixes
+    several steps.
+    """
     try:
         found = load_latest(folder)
     except UserError:
@@ -173,7 +207,9 @@ def whole_step(folder: Path) -> int:
     if found is None:
         return -1
     state = found[1]
-    is_whole = bool((state["model"] == state["step"]).all() and (state["optimizer"] == -state["step"]).all())
+    is_whole = bool(
+        (state["model"] == state["step"]).all() and (state["optimizer"] == -state["step"]).all()
+    )
     return int(state["step"]) if is_whole else -1
 
 
@@ -216,7 +252,9 @@ def test_r8_a_damaged_checkpoint_is_detected_and_the_one_before_is_loaded(
 
 
 def meaning(file: Path) -> Any:
-    """Return what verification reads of a manifest, which is not its step; None if it cannot be read."""
+    """Return what verification reads of a manifest, which is not its step; None if it cannot be
+    read.
+    """
     try:
         content = json.loads(file.read_bytes())
         return content["size_bytes"], content["sha256"]
@@ -226,11 +264,20 @@ def meaning(file: Path) -> Any:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root (run it as root)")
 @pytest.mark.chaos(1, 1)
-def test_r7_the_disk_becomes_full_and_is_enlarged(sample: Any, tmp_path: Path, record_property: Any) -> None:
-    data, reference, disk, log = sample(16), tmp_path / "reference", tmp_path / "disk", tmp_path / "log"
+def test_r7_the_disk_becomes_full_and_is_enlarged(
+    sample: Any, tmp_path: Path, record_property: Any
+) -> None:
+    data, reference, disk, log = (
+        sample(16),
+        tmp_path / "reference",
+        tmp_path / "disk",
+        tmp_path / "log",
+    )
     require(yolo(data, reference, epochs=EPOCHS), reference / "log", **ENVIRONMENT)
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_MB}m", "tmpfs", str(disk)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SMALL_MB}m", "tmpfs", str(disk)], check=True
+    )
     try:
         command, folder = yolo(data, disk, epochs=EPOCHS), disk / "run"
         assert run(command, log, timeout_s=600, **ENVIRONMENT) != 0, "nothing could be saved"

@@ -18,19 +18,49 @@ ENVIRONMENT = {"PYTHON": sys.executable}  # `train_ddp.sh` uses this interpreter
 
 
 def yolo(
-    data: Path, folder: Path, *, batch: int = 2, epochs: int = 4, launcher: Sequence[str] = (), **options: Any
+    data: Path,
+    folder: Path,
+    *,
+    batch: int = 2,
+    epochs: int = 4,
+    launcher: Sequence[str] = (),
+    **options: Any,
 ) -> list[str]:
-    """Return the command that trains YOLOv8n-seg at 64 px on 2 CPU ranks, through the project's own launcher."""
-    chosen = {"model": "yolov8n-seg.yaml", "num_workers": 0, "threads": 1, "device": "cpu", **options}
+    """Return the command that trains YOLOv8n-seg at 64 px on 2 CPU ranks, through the project's own
+    launcher.
+    """
+    chosen = {
+        "model": "yolov8n-seg.yaml",
+        "num_workers": 0,
+        "threads": 1,
+        "device": "cpu",
+        **options,
+    }
     files = [f"--data={data}", f"--save-dir={folder / 'run'}", "--no-tensorboard"]
     shape = map(str, (2, batch, epochs, 64))
-    return ["bash", "train_ddp.sh", *shape, f"--log-dir={folder / 'logs'}", *launcher, "--", *files, *words_of(chosen)]
+    return [
+        "bash",
+        "train_ddp.sh",
+        *shape,
+        f"--log-dir={folder / 'logs'}",
+        *launcher,
+        "--",
+        *files,
+        *words_of(chosen),
+    ]
 
 
-def small(folder: Path, *, ranks: int = 2, launcher: Sequence[str] = LOOPBACK, **options: Any) -> list[str]:
+def small(
+    folder: Path, *, ranks: int = 2, launcher: Sequence[str] = LOOPBACK, **options: Any
+) -> list[str]:
     """Return the command that trains the small network (small_training.py) under plain torchrun."""
     start = [sys.executable, "-m", "torch.distributed.run", *launcher, f"--nproc-per-node={ranks}"]
-    return [*start, f"--log-dir={folder / 'logs'}", str(SMALL_TRAINING), *small_flags(folder, **options)]
+    return [
+        *start,
+        f"--log-dir={folder / 'logs'}",
+        str(SMALL_TRAINING),
+        *small_flags(folder, **options),
+    ]
 
 
 def small_flags(folder: Path, **options: Any) -> list[str]:
@@ -38,14 +68,18 @@ def small_flags(folder: Path, **options: Any) -> list[str]:
 
 
 def train_undisturbed(arguments: Sequence[str]) -> int:
-    """Run the small training in this process, a rank that no launcher watches; return its exit code."""
+    """Run the small training in this process, a rank that no launcher watches; return its exit
+    code.
+    """
     sys.argv = [str(SMALL_TRAINING), *arguments]
     return int(importlib.import_module("tests.chaos.small_training").main())
 
 
 def await_training(job: Job, attempt: int, world_size: int = 2) -> float:
     """Wait until the ranks of start number `attempt` train; return the seconds. Raises TooSlow."""
-    started_s = job.wait_until(lambda: job.ranks(attempt, world_size), f"start {attempt}", START_TIMEOUT_S)
+    started_s = job.wait_until(
+        lambda: job.ranks(attempt, world_size), f"start {attempt}", START_TIMEOUT_S
+    )
     before = len(job.output())  # earlier ranks have ended and print nothing more
     return started_s + job.wait_until(
         lambda: "  Batch [" in job.output()[before:], f"a batch of start {attempt}", START_TIMEOUT_S
@@ -53,7 +87,9 @@ def await_training(job: Job, attempt: int, world_size: int = 2) -> float:
 
 
 def position(run: Path) -> tuple[int, int, int]:
-    """Return (epoch, batch, optimizer step) of a run's newest checkpoint; zeros if there is none."""
+    """Return (epoch, batch, optimizer step) of a run's newest checkpoint; zeros
+    if there is none.
+    """
     found = load_latest(run / "checkpoint")
     progress = found[1]["progress"] if found else {"epoch": 0, "batch": 0, "global_step": 0}
     return progress["epoch"], progress["batch"], progress["global_step"]

@@ -9,7 +9,14 @@ import pytest
 
 import download_data
 from benchmarks.jobs import Job
-from tests.prepare.download.archives import add_two_circuits, circuit, files_under, folder_with, get, zip_bytes
+from tests.prepare.download.archives import (
+    add_two_circuits,
+    circuit,
+    files_under,
+    folder_with,
+    get,
+    zip_bytes,
+)
 from tests.support.azure_server import AzureServer
 from yolo_seg_ddp.utils.errors import UserError
 
@@ -33,18 +40,23 @@ def test_script_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "all 2 photographs are there, nothing to do" in capsys.readouterr().out
 
 
-def test_keyboard_stop_leaves_a_part_file_that_continues(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_keyboard_stop_leaves_a_part_file_that_continues(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with AzureServer() as server:
         add_two_circuits(server)
         blob = server.blobs["Circuit1.zip"]
-        blob.drop_after = deque([600_000, *[0] * 50])  # then nothing comes: the script waits between attempts
+        # then nothing comes: the script waits between attempts
+        blob.drop_after = deque([600_000, *[0] * 50])
         flags = ["--circuits", "1", "--base-url", server.url, "--output", str(tmp_path / "raw")]
         with Job([sys.executable, "download_data.py", *flags], tmp_path / "log") as job:
             job.wait_until(lambda: len(server.gets("Circuit1.zip")) >= 2, "a second attempt", 20)
             job.process.send_signal(signal.SIGINT)
             assert job.wait(20) == 130
-        assert job.last_line().endswith("stopped by the keyboard; run the same command again to continue")
+        assert job.last_line().endswith(
+            "stopped by the keyboard; run the same command again to continue"
+        )
         assert "Traceback" not in job.output()
         blob.drop_after.clear()
         assert get(server, tmp_path / "raw").num_photographs == 6

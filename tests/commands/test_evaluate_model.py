@@ -22,19 +22,49 @@ APS = ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95")
 def test_joined_detections_a_second_model_and_the_second_judge_on_two_ranks(
     trained: TrainedRun, tmp_path: Path
 ) -> None:
-    flags = ("--mask-resolution", "native", "--tiles", "256", "--overlap", "0.5", "--coco-eval", "--batch-size", "3")
-    model = ("--model", trained.folder / "last.pt", "--data", trained.data, "--compare", trained.folder / "best.pt")
+    flags = (
+        "--mask-resolution",
+        "native",
+        "--tiles",
+        "256",
+        "--overlap",
+        "0.5",
+        "--coco-eval",
+        "--batch-size",
+        "3",
+    )
+    model = (
+        "--model",
+        trained.folder / "last.pt",
+        "--data",
+        trained.data,
+        "--compare",
+        trained.folder / "best.pt",
+    )
     printed = must_run(*torchrun(2), "evaluate_model.py", *model, *flags, "--output", tmp_path)
     words = ("faster-coco-eval", "small (under 32x32", "centrelines: recall", "Most errors: ")
     assert all(part in printed for part in words)
     metrics, truth, compared = (
-        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("metrics", "ground_truth", "compared_metrics")
+        json.loads((tmp_path / f"{name}.json").read_text())
+        for name in ("metrics", "ground_truth", "compared_metrics")
     )
-    assert (metrics["mask_resolution"], metrics["tiles"], metrics["overlap"]) == ("native", 256, 0.5)
-    assert metrics["num_images"] == len(truth["images"]) == len(list((trained.processed / "val/images").iterdir()))
+    assert (metrics["mask_resolution"], metrics["tiles"], metrics["overlap"]) == (
+        "native",
+        256,
+        0.5,
+    )
+    assert (
+        metrics["num_images"]
+        == len(truth["images"])
+        == len(list((trained.processed / "val/images").iterdir()))
+    )
     assert metrics["num_targets"] == len(truth["annotations"])
-    assert sum(size["num_targets"] for size in metrics["by_size"].values()) == metrics["num_targets"]
-    assert [category["name"] for category in truth["categories"]] == [row["name"] for row in metrics["per_class"]]
+    assert (
+        sum(size["num_targets"] for size in metrics["by_size"].values()) == metrics["num_targets"]
+    )
+    assert [category["name"] for category in truth["categories"]] == [
+        row["name"] for row in metrics["per_class"]
+    ]
     thin = {row["name"] for row in metrics["per_class"] if row["centreline_recall"] is not None}
     assert thin == {"conductor", "other_wire"}
     for name in APS:
@@ -50,13 +80,25 @@ def test_a_model_of_other_classes_is_not_compared(
     other.write_text(text.replace("val: ", f"val: {trained.processed}/").replace("pole", "mast"))
     weights = trained.folder / "last.pt"
     with pytest.raises(UserError, match="knows the classes conductor, other_wire, pole"):
-        run_main(evaluate_model, monkeypatch, "--model", weights, "--data", other, "--output", tmp_path / "out")
+        run_main(
+            evaluate_model,
+            monkeypatch,
+            "--model",
+            weights,
+            "--data",
+            other,
+            "--output",
+            tmp_path / "out",
+        )
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("on_windows", [False, True])
 def test_models_of_other_classes_are_compared_on_those_that_both_know(
-    on_windows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    on_windows: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """`--compare old.pt` was refused after one more class."""
     data = smooth_data(tmp_path)
@@ -64,15 +106,28 @@ def test_models_of_other_classes_are_compared_on_those_that_both_know(
         labels.write("2 0.5 0.5 0.9 0.5 0.9 0.9\n")  # a sign, which the old model does not know
     tiny_weights(tmp_path / "first.pt")
     for name, classes, wire in (("new", NAMES, 0), ("old", ("mast", "pole", "wire", "post"), 2)):
-        model = build_model(str(tmp_path / "first.pt"), classes)  # its rows are those of the classes' names
-        facts = {"windows": WINDOWS, "thin_classes": [wire], "label_lengths": [wire, 30.0, 0.5]} if on_windows else {}
-        save_deployable(tmp_path / f"{name}.pt", model, {}, img_size=SIZE_PX, data="made up", **facts)
+        # its rows are those of the classes' names
+        model = build_model(str(tmp_path / "first.pt"), classes)
+        facts = (
+            {"windows": WINDOWS, "thin_classes": [wire], "label_lengths": [wire, 30.0, 0.5]}
+            if on_windows
+            else {}
+        )
+        save_deployable(
+            tmp_path / f"{name}.pt", model, {}, img_size=SIZE_PX, data="made up", **facts
+        )
     paths = ("--data", data, "--output", tmp_path / "out", "--num-workers", "0")
     both = ("--model", tmp_path / "new.pt", "--compare", tmp_path / "old.pt")
     assert run_main(evaluate_model, monkeypatch, *both, *paths) == 0
     assert "Compared on the classes that both models know: wire, pole\n" in capsys.readouterr().out
-    new, old = (json.loads((tmp_path / f"out/{name}metrics.json").read_text()) for name in ("", "compared_"))
-    assert {row["name"]: row["num_targets"] for row in new["per_class"]} == {"wire": 1, "pole": 1, "sign": 0}
+    new, old = (
+        json.loads((tmp_path / f"out/{name}metrics.json").read_text()) for name in ("", "compared_")
+    )
+    assert {row["name"]: row["num_targets"] for row in new["per_class"]} == {
+        "wire": 1,
+        "pole": 1,
+        "sign": 0,
+    }
     different = {name for name in new if new[name] != old[name]}
     assert different <= {"model", "val_loss", *(f"val_{part}" for part in PARTS)}
     assert new["confusion_matrix"] != np.zeros((4, 4)).tolist()
@@ -93,14 +148,20 @@ def test_evaluation_writes_its_files(trained: TrainedRun, tmp_path: Path) -> Non
     assert {entry["image_id"] for entry in predictions} <= set(range(num_images))
     encoded = predictions[0]["segmentation"]
     assert list(coco_mask.decode(encoded).shape[:2]) == encoded["size"]
-    curves = [f"{kind}{name}_curve.png" for kind in ("Box", "Mask") for name in ("PR", "P", "R", "F1")]
+    curves = [
+        f"{kind}{name}_curve.png" for kind in ("Box", "Mask") for name in ("PR", "P", "R", "F1")
+    ]
     for picture in (*curves, "confusion_matrix.png"):
         assert (tmp_path / picture).stat().st_size > 5000
 
 
 @pytest.mark.parametrize(("f1", "end"), [(0.5, " --conf 0.40"), (0.0, "images")])
 def test_the_next_command_names_the_confidence_of_the_best_f1(
-    f1: float, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    f1: float,
+    end: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     metrics = {"mask_f1": f1, "mask_best_confidence": 0.404, "worst_images": []}
     monkeypatch.setattr(evaluate_model, "run", lambda config: [metrics])

@@ -26,8 +26,28 @@ def test_inference_writes_pictures_labels_and_json_and_survives_a_broken_photogr
         (source / photo.name).write_bytes(photo.read_bytes())
     (source / "broken.jpg").write_bytes(photos[0].read_bytes()[:3000])
     output = tmp_path / "predictions"
-    flags = ("--source", source, "--output", output, "--conf", "0.0001", "--max-detections", "5", "--save-crops")
-    for_tools = ("--save-coco", "--save-label-studio", "--amp", "auto", "--classes", "pole", "conductor", "1", "6")
+    flags = (
+        "--source",
+        source,
+        "--output",
+        output,
+        "--conf",
+        "0.0001",
+        "--max-detections",
+        "5",
+        "--save-crops",
+    )
+    for_tools = (
+        "--save-coco",
+        "--save-label-studio",
+        "--amp",
+        "auto",
+        "--classes",
+        "pole",
+        "conductor",
+        "1",
+        "6",
+    )
     done = run_guarded("inference.py", "--model", trained.folder / "last.pt", *flags, *for_tools)
     assert done.returncode == 0, done.stderr
     assert "skipped" in done.stdout
@@ -41,9 +61,16 @@ def test_inference_writes_pictures_labels_and_json_and_survives_a_broken_photogr
     for_cvat = json.loads((output / "annotations" / "instances_default.json").read_text())
     tasks = json.loads((output / "label_studio.json").read_text())
     assert [image["file_name"] for image in for_cvat["images"]] == [photo.name for photo in photos]
-    assert [task["data"]["image"].rpartition("/")[2] for task in tasks] == [quote(photo.name) for photo in photos]
+    assert [task["data"]["image"].rpartition("/")[2] for task in tasks] == [
+        quote(photo.name) for photo in photos
+    ]
     num_regions = sum(len(task["predictions"][0]["result"]) for task in tasks)
-    assert 0 < len(for_cvat["annotations"]) == num_regions <= sum(len(entry["detections"]) for entry in entries)
+    assert (
+        0
+        < len(for_cvat["annotations"])
+        == num_regions
+        <= sum(len(entry["detections"]) for entry in entries)
+    )
     for photo in photos:
         assert (output / f"{photo.stem}.jpg").exists()
         for line in (output / "labels" / f"{photo.stem}.txt").read_text().splitlines():
@@ -61,25 +88,49 @@ def test_a_second_run_leaves_nothing_of_the_first_ones_photographs_beside_its_ow
     for number, photo in enumerate(photos):
         photo.rename(tmp_path / ("a.png", "a_1.png")[number])
     words = ("--model", tiny_weights(tmp_path / "best.pt"), "--output", output, "--save-crops")
-    assert run_main(inference, monkeypatch, *words, "--source", tmp_path / "*.png", "--conf", "0.4") == 0
+    assert (
+        run_main(inference, monkeypatch, *words, "--source", tmp_path / "*.png", "--conf", "0.4")
+        == 0
+    )
     assert "Removed" not in capsys.readouterr().out
     (output / "mine.jpg").write_bytes(b"of the user")
     before = {path.relative_to(output).as_posix() for path in output.rglob("*.*")}
     crops = {name for name in before if name.startswith("crops/")}
     assert {"a.jpg", "a_1.jpg", "labels/a.txt", "labels/a_1.txt"} < before
     assert {name.partition("_")[0].rpartition("/")[2] for name in crops} == {"a"}
-    assert run_main(inference, monkeypatch, *words, "--source", tmp_path / "a_1.png", "--conf", "0.999") == 0
+    assert (
+        run_main(
+            inference, monkeypatch, *words, "--source", tmp_path / "a_1.png", "--conf", "0.999"
+        )
+        == 0
+    )
     left = {path.relative_to(output).as_posix() for path in output.rglob("*.*")}
-    of_a = {"a.jpg", "labels/a.txt", *(name for name in crops if re.fullmatch(r".*/a_\d+\.jpg", name))}
+    of_a = {
+        "a.jpg",
+        "labels/a.txt",
+        *(name for name in crops if re.fullmatch(r".*/a_\d+\.jpg", name)),
+    }
     assert before - left == of_a
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == f"Removed {len(of_a)} files of an earlier run on other photographs"
     [found] = [line for line in printed if "; found nothing" in line]
-    highest = float(re.search(r"the highest confidence seen is (0\.\d{3}), --conf is 0.999\)$", found)[1])  # type: ignore[index]
+    said = re.search(r"the highest confidence seen is (0\.\d{3}), --conf is 0.999\)$", found)
+    highest = float(said[1])  # type: ignore[index]
     [entry] = json.loads((output / "predictions.json").read_text())
     assert entry["detections"] == []
-    run_main(inference, monkeypatch, *words, "--source", tmp_path / "a_1.png", "--conf", str(highest - 0.001))
-    scores = [each["confidence"] for each in json.loads((output / "predictions.json").read_text())[0]["detections"]]
+    run_main(
+        inference,
+        monkeypatch,
+        *words,
+        "--source",
+        tmp_path / "a_1.png",
+        "--conf",
+        str(highest - 0.001),
+    )
+    scores = [
+        each["confidence"]
+        for each in json.loads((output / "predictions.json").read_text())[0]["detections"]
+    ]
     assert max(scores) == pytest.approx(highest, abs=6e-4)
 
 

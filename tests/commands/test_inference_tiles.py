@@ -31,20 +31,40 @@ def predict(source: Path, output: Path, *flags: str) -> int:
     """Run inference.py in this process with the stand-in."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         install(monkeypatch)
-        monkeypatch.setattr("yolo_seg_ddp.predict.opening.open_model", lambda *given, **named: ColourNetwork())
-        return run_main(inference, monkeypatch, "--model", "x.pt", "--source", source, "--output", output, *flags)
+        monkeypatch.setattr(
+            "yolo_seg_ddp.predict.opening.open_model", lambda *given, **named: ColourNetwork()
+        )
+        return run_main(
+            inference,
+            monkeypatch,
+            "--model",
+            "x.pt",
+            "--source",
+            source,
+            "--output",
+            output,
+            *flags,
+        )
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five photographs: two wires each across the whole width, one small photograph and one that is no photograph."""
+    """Five photographs: two wires each across the whole width, one small photograph and one that is
+    no photograph.
+    """
     folder = tmp_path_factory.mktemp("photos")
     for number in range(4):
-        wires = [(number % 2, stroke(SIZE, [(0, y + 40 * number), (699, y + 80)], 8)) for y in (60, 140)]
+        wires = [
+            (number % 2, stroke(SIZE, [(0, y + 40 * number), (699, y + 80)], 8)) for y in (60, 140)
+        ]
         picture = paint(wires, SIZE)[:, : 300 if number == 2 else 700]
         cv2.imwrite(str(folder / f"{number}.png"), cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
     (folder / "1b.jpg").write_bytes(b"no photograph")
@@ -58,7 +78,9 @@ def alone(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
     return files_of(output)
 
 
-def test_wires_come_out_whole_in_json_labels_pictures_and_crops(photos: Path, alone: dict[str, bytes]) -> None:
+def test_wires_come_out_whole_in_json_labels_pictures_and_crops(
+    photos: Path, alone: dict[str, bytes]
+) -> None:
     entries = json.loads(alone["predictions.json"])
     assert [Path(entry["file"]).name for entry in entries] == ["0.png", "1.png", "2.png", "3.png"]
     for number, entry in enumerate(entries):
@@ -76,7 +98,9 @@ def test_wires_come_out_whole_in_json_labels_pictures_and_crops(photos: Path, al
     assert not [name for name in alone if name.startswith(".")]
 
 
-def test_other_programs_learn_how_the_predictions_were_made(alone: dict[str, bytes], tmp_path: Path) -> None:
+def test_other_programs_learn_how_the_predictions_were_made(
+    alone: dict[str, bytes], tmp_path: Path
+) -> None:
     assert json.loads(alone["about.json"]) == {"model": "x.pt", "classes": [*NAMES], "notes": []}
     (tmp_path / "predictions.json").write_bytes(alone["predictions.json"])
     entries = list(read_predictions(tmp_path))
@@ -89,12 +113,22 @@ def test_an_option_that_became_a_command_names_it(
 ) -> None:
     with pytest.raises(SystemExit):
         run_main(inference, monkeypatch, "--model", "x.pt", "--source", "y", "--geo")
-    assert "unknown argument --geo; python -m yolo_seg_ddp maps makes the map" in capsys.readouterr().err
+    assert (
+        "unknown argument --geo; python -m yolo_seg_ddp maps makes the map"
+        in capsys.readouterr().err
+    )
 
 
-def test_files_for_annotation_tools_hold_the_wires_in_the_photographs_pixels(alone: dict[str, bytes]) -> None:
+def test_files_for_annotation_tools_hold_the_wires_in_the_photographs_pixels(
+    alone: dict[str, bytes],
+) -> None:
     for_cvat = json.loads(alone["annotations/instances_default.json"])
-    assert [image["file_name"] for image in for_cvat["images"]] == ["0.png", "1.png", "2.png", "3.png"]
+    assert [image["file_name"] for image in for_cvat["images"]] == [
+        "0.png",
+        "1.png",
+        "2.png",
+        "3.png",
+    ]
     widths = {image["id"]: image["width"] for image in for_cvat["images"]}
     for number, one in enumerate(for_cvat["annotations"]):
         assert one["image_id"] == for_cvat["images"][number // 2]["id"]
@@ -104,10 +138,16 @@ def test_files_for_annotation_tools_hold_the_wires_in_the_photographs_pixels(alo
         for region in task["predictions"][0]["result"]:
             across = np.array(region["value"]["points"])[:, 0]
             assert (across.min(), across.max()) == (0, 100)
-    assert sum(len(task["predictions"][0]["result"]) for task in tasks) == len(for_cvat["annotations"]) == 8
+    assert (
+        sum(len(task["predictions"][0]["result"]) for task in tasks)
+        == len(for_cvat["annotations"])
+        == 8
+    )
 
 
-def test_ranks_share_the_photographs_and_write_the_same(photos: Path, alone: dict[str, bytes], tmp_path: Path) -> None:
+def test_ranks_share_the_photographs_and_write_the_same(
+    photos: Path, alone: dict[str, bytes], tmp_path: Path
+) -> None:
     flags = ("--tiles", "320", "--save-crops", "--batch-size", "3", *FOR_TOOLS)
     assert run_ranks(predict, 3, photos, tmp_path, *flags, join=False) == [0] * 3
     assert files_of(tmp_path) == alone
@@ -119,11 +159,16 @@ def test_more_ranks_than_photographs_and_none_readable(photos: Path, tmp_path: P
 
 
 def test_without_tiles_all_files_have_the_photographs_own_pixels(tmp_path: Path) -> None:
-    size = (1500, 1100)  # more than four times the network's input, which JPEGs once were read smaller for
+    # more than four times the network's input, which JPEGs once were read smaller for
+    size = (1500, 1100)
     mask = np.zeros(size[::-1], bool)
     mask[200:600, 300:900] = True
     (tmp_path / "sub").mkdir()
-    source = write_photo(tmp_path / "sub" / "ü 1.jpg", np.rot90(paint([(1, mask)], size)), exif=exif_of(orientation=6))
+    source = write_photo(
+        tmp_path / "sub" / "ü 1.jpg",
+        np.rot90(paint([(1, mask)], size)),
+        exif=exif_of(orientation=6),
+    )
     assert predict(tmp_path, tmp_path / "out", "--tiles", "off", "--save-crops", *FOR_TOOLS) == 0
     (entry,) = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert (entry["file"], entry["width"], entry["height"]) == (str(source), *size)
@@ -137,15 +182,23 @@ def test_without_tiles_all_files_have_the_photographs_own_pixels(tmp_path: Path)
         found["box_xyxy"],
         _corners(np.array(found["polygons"][0])),
         (left, top, left + width, top + height),
-        _corners(np.array(region["value"]["points"]).ravel() * np.tile(size, len(region["value"]["points"])) / 100),
+        _corners(
+            np.array(region["value"]["points"]).ravel()
+            * np.tile(size, len(region["value"]["points"]))
+            / 100
+        ),
         _corners(label * np.tile(size, len(label) // 2)),
     ]
-    assert corners == pytest.approx(np.tile((300, 200, 900, 600), (5, 1)), abs=6), "a pixel of the input has 4.7"
+    assert corners == pytest.approx(np.tile((300, 200, 900, 600), (5, 1)), abs=6), (
+        "a pixel of the input has 4.7"
+    )
     assert (region["original_width"], region["original_height"]) == size
     assert task["data"]["image"].endswith("/sub/%C3%BC%201.jpg")
     picture = read_image(tmp_path / "out" / "ü 1.jpg")
     assert picture.shape == (*size[::-1], 3)
-    assert np.abs(picture[np.ix_((210, 590), (310, 890))].astype(int) - picture[400, 600]).max() < 20
+    assert (
+        np.abs(picture[np.ix_((210, 590), (310, 890))].astype(int) - picture[400, 600]).max() < 20
+    )
     (crop,) = (tmp_path / "out" / "crops").rglob("*.jpg")
     assert read_image(crop).shape[:2] == pytest.approx((400, 600), abs=10)
 
@@ -167,7 +220,9 @@ def test_photographs_whose_results_cannot_be_written_do_not_end_the_others(
         output = tmp_path / f"out{flag}"
         assert predict(source, output, "--tiles", "off", *([flag] if flag else [])) == 0
         entries = json.loads((output / "predictions.json").read_text())
-        assert {Path(entry["file"]).name for entry in entries} == {"0.png", long_name} - set(skipped)
+        assert {Path(entry["file"]).name for entry in entries} == {"0.png", long_name} - set(
+            skipped
+        )
         said = capsys.readouterr().out
         assert all(f"skipped {source / name}: " in said for name in skipped)
         assert f"{counted(3 - len(skipped), 'photograph')}, {len(skipped)} skipped; " in said
@@ -182,6 +237,8 @@ def test_an_output_that_is_no_folder_is_refused_before_the_work(
     flags = {inference: ("--model", "x.pt", "--source", "y"), evaluate_model: ("--model", "x.pt")}
     flags |= {download_data: ("--sample", "1"), profile_gpu: (), benchmark_ddp: ()}
     for script in flags:
-        with pytest.raises(UserError, match=rf"^--output {place}: .+; name a folder in which files can be written$"):
+        with pytest.raises(
+            UserError, match=rf"^--output {place}: .+; name a folder in which files can be written$"
+        ):
             run_main(script, monkeypatch, *flags[script], "--output", place)
     assert [file.read_text() for file in tmp_path.iterdir()] == ["a result of another program"]

@@ -1,4 +1,6 @@
-"""Tests of train_ddp.sh and yolo_seg_ddp/training/launch.py, with a stand-in trainer and mostly without launching."""
+"""Tests of train_ddp.sh and yolo_seg_ddp/training/launch.py, with a stand-in trainer and mostly
+without launching.
+"""
 
 import json
 import os
@@ -29,7 +31,9 @@ helper = subprocess.Popen(["sleep", "120"]) if "--hang" in sys.argv else None
 names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS",
          "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"]
 facts = {name: os.environ.get(name) for name in names}
-facts.update(argv=sys.argv[1:], cwd=os.getcwd(), processes=[os.getpid()] + ([helper.pid] if helper else []))
+facts.update(argv=sys.argv[1:], cwd=os.getcwd(), processes=[os.getpid()])
+if helper:
+    facts["processes"].append(helper.pid)
 target = Path(os.environ["OUT_FOLDER"]) / f"rank{os.environ['RANK']}.json"
 target.with_suffix(".tmp").write_text(json.dumps(facts))
 target.with_suffix(".tmp").rename(target)
@@ -37,7 +41,8 @@ if helper:
     time.sleep(120)
 """
 
-# In the group, list what this process, its launcher and its fellow listen on: all that the launcher started.
+# In the group, list what this process, its launcher and its fellow listen on: all that the launcher
+# started.
 GROUP_TRAINER = """
 import json, os
 from pathlib import Path
@@ -47,7 +52,8 @@ from yolo_seg_ddp.utils.distributed import barrier, cleanup_ddp, setup_ddp
 ranks = setup_ddp(torch.device("cpu"))
 if ranks.is_main:
     launcher = psutil.Process().parent()
-    sockets = [socket for one in (launcher, *launcher.children()) for socket in one.net_connections("tcp")]
+    processes = (launcher, *launcher.children())
+    sockets = [socket for one in processes for socket in one.net_connections("tcp")]
     listening = [socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN]
     Path(os.environ["OUT_FOLDER"], "addresses.json").write_text(json.dumps(listening))
 barrier()
@@ -78,8 +84,20 @@ run_script(main)
 def environment(tmp_path: Path) -> dict[str, str]:
     trainer = tmp_path / "stand_in.py"
     trainer.write_text(TRAINER)
-    ours = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "DRY_RUN")
-    inherited = {name: value for name, value in os.environ.items() if name not in ours and not name.startswith("PET_")}
+    ours = (
+        "NNODES",
+        "NODE_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "OMP_NUM_THREADS",
+        "CUDA_VISIBLE_DEVICES",
+        "DRY_RUN",
+    )
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ours and not name.startswith("PET_")
+    }
     return {
         **inherited,
         "PYTHON": sys.executable,
@@ -90,7 +108,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def run_script(environment: dict[str, str], *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+def run_script(
+    environment: dict[str, str], *arguments: str, **extra: str
+) -> subprocess.CompletedProcess[str]:
     place: Any = {"cwd": environment["OUT_FOLDER"], "env": {**environment, **extra}}
     command = ["bash", str(SCRIPT), *arguments]
     return subprocess.run(command, **place, capture_output=True, text=True, timeout=60, check=False)
@@ -98,7 +118,8 @@ def run_script(environment: dict[str, str], *arguments: str, **extra: str) -> su
 
 TWO = {"NNODES": "3", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
 ELASTIC = {"NNODES": "1:4", "NODE_RANK": "0", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29600"}
-SOON = "keep_alive_interval=2,keep_alive_max_attempt=5,last_call_timeout=5"  # a lost machine is missed soon
+# a lost machine is missed soon
+SOON = "keep_alive_interval=2,keep_alive_max_attempt=5,last_call_timeout=5"
 LATER = {"NNODES": "2:2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
 MEETING = "--rdzv-backend=c10d --rdzv-endpoint=10.0.0.1:29600"
 OURS = {"NNODES": "5", "NODE_RANK": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29501"}
@@ -108,23 +129,37 @@ OURS = {"NNODES": "5", "NODE_RANK": "2", "MASTER_ADDR": "a", "MASTER_PORT": "295
     ("words", "environment", "expected"),
     [
         # Without a port two processes meet on the loopback at a free one.
-        ("", {}, "--nproc-per-node=2 --nnodes=1 --rdzv-endpoint=127.0.0.1:0 --local-addr=127.0.0.1"),
+        (
+            "",
+            {},
+            "--nproc-per-node=2 --nnodes=1 --rdzv-endpoint=127.0.0.1:0 --local-addr=127.0.0.1",
+        ),
         ("3 --max-restarts 5", {}, "--nproc-per-node=3 --max-restarts=5"),
         ("1 --master_port=29713", {"MASTER_PORT": "29999"}, "--rdzv-endpoint=127.0.0.1:29713"),
         ("1 --master-port 29713", {"MASTER_PORT": "29999"}, "--rdzv-endpoint=127.0.0.1:29713"),
         ("2", TWO, "--nnodes=3 --node-rank=1 --master-addr=10.0.0.1 --master-port=29500"),
         ("2", ELASTIC, f"--nnodes=1:4 {MEETING} --rdzv-conf={SOON},is_host=true"),
         # torchrun takes the last value of a setting
-        ("2 --rdzv-conf last_call_timeout=60", LATER, f"--rdzv-conf={SOON},is_host=false,last_call_timeout=60"),
-        # Kubeflow's variables serve where ours are unset. One machine is one machine even there: else torchrun would take
-        # PET_NNODES and wait for the others.
+        (
+            "2 --rdzv-conf last_call_timeout=60",
+            LATER,
+            f"--rdzv-conf={SOON},is_host=false,last_call_timeout=60",
+        ),
+        # Kubeflow's variables serve where ours are unset. One machine is one machine even there:
+        # else torchrun would take PET_NNODES and wait for the others.
         ("", KUBEFLOW, "--nproc-per-node=3 --nnodes=2 --node-rank=1"),
         ("", KUBEFLOW, "--master-addr=job-node-0-0.job --master-port=29400"),
-        ("4", {**KUBEFLOW, **OURS}, "--nproc-per-node=4 --nnodes=5 --node-rank=2 --master-addr=a --master-port=29501"),
+        (
+            "4",
+            {**KUBEFLOW, **OURS},
+            "--nproc-per-node=4 --nnodes=5 --node-rank=2 --master-addr=a --master-port=29501",
+        ),
         ("2", {**KUBEFLOW, "NNODES": "1"}, "--nnodes=1"),
     ],
 )
-def test_words_and_variables_become_torchrun_s_options(words: str, environment: dict[str, str], expected: str) -> None:
+def test_words_and_variables_become_torchrun_s_options(
+    words: str, environment: dict[str, str], expected: str
+) -> None:
     asked = launch.read_launch(words.split(), environment)
     command = launch.torchrun_command(asked, asked.processes or launch.CPU_PROCESSES, "trainer.py")
     config_from_args(parse_args(command[3:]))  # torchrun understands it
@@ -133,14 +168,30 @@ def test_words_and_variables_become_torchrun_s_options(words: str, environment: 
     assert command.count("--rdzv-conf") <= 1
 
 
-def test_numbers_become_trainer_options_and_trainer_flags_come_last(environment: dict[str, str]) -> None:
-    words = ("3", "16", "100", "640", "--max-restarts", "5", "--", "--lr", "0.02", "--name", "two words")
+def test_numbers_become_trainer_options_and_trainer_flags_come_last(
+    environment: dict[str, str],
+) -> None:
+    words = (
+        "3",
+        "16",
+        "100",
+        "640",
+        "--max-restarts",
+        "5",
+        "--",
+        "--lr",
+        "0.02",
+        "--name",
+        "two words",
+    )
     done = run_script(environment, *words, DRY_RUN="1", OMP_NUM_THREADS="7")
     assert done.returncode == 0, done.stderr
     command = shlex.split(done.stdout.splitlines()[-1])
     assert command[:2] == ["OMP_NUM_THREADS=7", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"]
     trainer = command[command.index(environment["TRAIN_SCRIPT"]) + 1 :]
-    assert trainer == shlex.split("--batch-size 16 --epochs 100 --img-size 640 --lr 0.02 --name 'two words'")
+    assert trainer == shlex.split(
+        "--batch-size 16 --epochs 100 --img-size 640 --lr 0.02 --name 'two words'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,10 +235,15 @@ def test_what_is_missing_is_named(environment: dict[str, str], tmp_path: Path) -
     assert "lacks torch" in done.stderr
     assert "pip install -r requirements.txt" in done.stderr
     assert "no interpreter `/no/python`" in run_script(environment, "2", PYTHON="/no/python").stderr
-    assert "no trainer /no/trainer.py" in run_script(environment, "2", TRAIN_SCRIPT="/no/trainer.py").stderr
+    assert (
+        "no trainer /no/trainer.py"
+        in run_script(environment, "2", TRAIN_SCRIPT="/no/trainer.py").stderr
+    )
 
 
-def test_missing_data_stop_the_launch_in_one_line(environment: dict[str, str], tmp_path: Path) -> None:
+def test_missing_data_stop_the_launch_in_one_line(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     data = tmp_path / "mine.yaml"
     data.write_text("train: train/images\nval: val/images\nnames: [pole]\n")
     done = run_script(environment, "2", "--", f"--data={data}")
@@ -200,9 +256,14 @@ def test_missing_data_stop_the_launch_in_one_line(environment: dict[str, str], t
 def test_data_of_the_flags_the_config_file_or_the_default_are_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, missing, config = draw_data(tmp_path / "set", 1), tmp_path / "missing.yaml", tmp_path / "config.yaml"
+    data, missing, config = (
+        draw_data(tmp_path / "set", 1),
+        tmp_path / "missing.yaml",
+        tmp_path / "config.yaml",
+    )
     config.write_text(f"data: {data}\n")
-    launch.require_dataset(["--data", str(missing), "--data", str(data)], missing)  # argparse keeps the last one
+    # argparse keeps the last one
+    launch.require_dataset(["--data", str(missing), "--data", str(data)], missing)
     launch.require_dataset([f"--data={data}"], missing)
     launch.require_dataset(["--config", str(config)], missing)
     launch.require_dataset([], data)
@@ -222,10 +283,15 @@ def test_data_of_the_flags_the_config_file_or_the_default_are_looked_for(
 def test_one_process_for_each_gpu_and_never_more() -> None:
     assert launch.plan_launch(None, [], gpus=4, cores=16) == launch.LaunchPlan(4, 1, "cuda")
     assert launch.plan_launch(None, [], gpus=0, cores=16) == launch.LaunchPlan(2, 6, "cpu")
-    assert launch.plan_launch(3, ["--device", "cpu"], gpus=1, cores=12) == launch.LaunchPlan(3, 3, "cpu")
+    assert launch.plan_launch(3, ["--device", "cpu"], gpus=1, cores=12) == launch.LaunchPlan(
+        3, 3, "cpu"
+    )
     for flag in ("--num-workers=2", "--workers=2"):
         assert launch.plan_launch(1, [flag], gpus=1, cores=16) == launch.LaunchPlan(1, 14, "cuda")
-    with pytest.raises(UserError, match=r"8 processes but 4 visible GPU\(s\).*train_ddp\.sh 4.*CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(
+        UserError,
+        match=r"8 processes but 4 visible GPU\(s\).*train_ddp\.sh 4.*CUDA_VISIBLE_DEVICES",
+    ):
         launch.plan_launch(8, [], gpus=4)
 
 
@@ -289,7 +355,9 @@ def test_stopping_the_script_leaves_no_process(environment: dict[str, str], tmp_
     files = [tmp_path / "rank0.json", tmp_path / "rank1.json"]
     with Job(["bash", SCRIPT, "2", "--", "--hang"], tmp_path / "log", **environment) as job:
         job.wait_until(lambda: all(file.is_file() for file in files), "both ranks", 40)
-        processes = [process for file in files for process in json.loads(file.read_text())["processes"]]
+        processes = [
+            process for file in files for process in json.loads(file.read_text())["processes"]
+        ]
         assert len(processes) == 4
         assert all(is_running(process) for process in processes)
         job.popen.terminate()

@@ -20,16 +20,22 @@ def test_the_command_prints_once_into_a_pipe_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path, [batch(1, 0)])
-    before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.iterdir()}
+    before = {
+        path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.iterdir()
+    }
     monkeypatch.setenv("COLUMNS", "80")
     assert run_main(monitor, monkeypatch, tmp_path) == 0
     shown = capsys.readouterr().out
     assert "Epoch 1/4" in shown
     assert "\x1b" not in shown
-    assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.iterdir()} == before
+    assert {
+        path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.iterdir()
+    } == before
 
 
-def test_a_folder_without_a_run_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_a_run_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(UserError, match=f"^{path}: no run there .*"):
             run_main(monitor, monkeypatch, path)
@@ -40,7 +46,9 @@ def test_in_a_terminal_the_view_is_refreshed_until_the_run_ends(tmp_path: Path) 
     write_run(folder, [batch(1, 0)])
     shown, screen = pty.openpty()
     command = [sys.executable, "-m", "yolo_seg_ddp.run.monitor", str(folder), "--every", "0.05"]
-    watcher = subprocess.Popen(command, cwd=PROJECT, stdout=screen, stderr=screen, stdin=subprocess.DEVNULL)
+    watcher = subprocess.Popen(
+        command, cwd=PROJECT, stdout=screen, stderr=screen, stdin=subprocess.DEVNULL
+    )
     os.close(screen)
     try:
         text = read_until(shown, "batch 1/20")

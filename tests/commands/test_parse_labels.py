@@ -30,7 +30,15 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
     """Run the command in this process, from `tmp_path/raw` to `tmp_path/processed`."""
 
     def run(*flags: str | Path) -> None:
-        run_main(parse_labels, monkeypatch, "--input", tmp_path / "raw", "--output", tmp_path / "processed", *flags)
+        run_main(
+            parse_labels,
+            monkeypatch,
+            "--input",
+            tmp_path / "raw",
+            "--output",
+            tmp_path / "processed",
+            *flags,
+        )
 
     return run
 
@@ -53,13 +61,18 @@ def test_the_report_begins_with_the_format_and_ends_with_the_next_command(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "EPRI's labels, 6 photographs"
     picture = tmp_path / "processed" / "labels.jpg"
-    assert lines[-1] == f"Next: python check_data.py --data {picture.parent}/dataset.yaml  # and look at {picture}"
+    assert (
+        lines[-1]
+        == f"Next: python check_data.py --data {picture.parent}/dataset.yaml  # and look at "
+        f"{picture}"
+    )
     assert max(read_image(picture).shape) > 1000
     assert any("circuits: Circuit" in line for line in lines)
     (tmp_path / "yolo").mkdir()
     for number in range(5):
         (tmp_path / "yolo" / f"{number}.jpg").write_bytes(photo(1280, 960, shade=20 * number))
-        (tmp_path / "yolo" / f"{number}.txt").write_text("0 .2 .2 .2125 .2 .2125 .2167 .2 .2167\n")  # 16 x 16 px
+        # 16 x 16 px
+        (tmp_path / "yolo" / f"{number}.txt").write_text("0 .2 .2 .2125 .2 .2125 .2167 .2 .2167\n")
     (tmp_path / "yolo" / "classes.txt").write_text("pond\n")
     run("--input", tmp_path / "yolo")
     text = capsys.readouterr().out
@@ -69,15 +82,21 @@ def test_the_report_begins_with_the_format_and_ends_with_the_next_command(
     assert "dataset.yaml --img-size 960  # and look" in text
 
 
-def test_killed_run_continues_to_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_run_continues_to_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
     members = {f"7 ({n}).JPG": photo(2400, 1600, shade=n) for n in range(24)}
     (raw / "Circuit7.zip").write_bytes(zip_bytes(members))
     write_csv(raw, [(f"7 ({n}).JPG", [BOX, WIRE]) for n in range(24)])
     flags = ["--input", str(raw), "--workers", "1", "--output"]
-    with Job([sys.executable, "parse_labels.py", *flags, tmp_path / "killed"], tmp_path / "log") as victim:
-        victim.wait_until(lambda: len(list((tmp_path / "killed").glob("*/labels/*.txt"))) >= 5, "five labels", 30)
+    with Job(
+        [sys.executable, "parse_labels.py", *flags, tmp_path / "killed"], tmp_path / "log"
+    ) as victim:
+        victim.wait_until(
+            lambda: len(list((tmp_path / "killed").glob("*/labels/*.txt"))) >= 5, "five labels", 30
+        )
     assert victim.popen.returncode == -signal.SIGKILL
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob("*/images/[!.]*")}
     assert 0 < len(done) < 24
@@ -114,7 +133,9 @@ def test_missing_input_names_the_download_for_its_own_folder_only(
 
 
 @pytest.mark.parametrize("existing", [False, True])
-def test_nothing_usable_leaves_nothing_behind(raw: Path, run: Callable[..., None], existing: bool) -> None:
+def test_nothing_usable_leaves_nothing_behind(
+    raw: Path, run: Callable[..., None], existing: bool
+) -> None:
     output = raw.parent / "processed"
     if existing:
         (output / "train" / "notes").mkdir(parents=True)
@@ -130,10 +151,17 @@ def test_strict_fails_after_building_what_is_readable(raw: Path, run: Callable[.
     run()
     with pytest.raises(UserError, match="--strict: 1 of the rows"):
         run("--strict")
-    assert json.loads((raw.parent / "processed" / "manifest.json").read_text())["skipped"]["unreadable row"] == 1
+    assert (
+        json.loads((raw.parent / "processed" / "manifest.json").read_text())["skipped"][
+            "unreadable row"
+        ]
+        == 1
+    )
 
 
-def test_native_keeps_the_photographs_size_and_bytes(tmp_path: Path, run: Callable[..., None]) -> None:
+def test_native_keeps_the_photographs_size_and_bytes(
+    tmp_path: Path, run: Callable[..., None]
+) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
     original = photo(2400, 1600)

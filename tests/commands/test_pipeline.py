@@ -26,9 +26,13 @@ NO_PICTURES = ("--val-pictures-every", "0", "--no-tensorboard")
 def test_the_console_shows_what_the_guide_shows(trained: TrainedRun) -> None:
     text = trained.output
     assert re.search(
-        r"^={66}\nDistributed YOLOv8 Training\n={66}\nWorld Size: 2\nRank: 0\n={66}$", text, re.MULTILINE
+        r"^={66}\nDistributed YOLOv8 Training\n={66}\nWorld Size: 2\nRank: 0\n={66}$",
+        text,
+        re.MULTILINE,
     ), text
-    assert re.search(r"^Epoch 1\n-{60}\n  Batch \[0/\d+\] - Loss: \d+\.\d{4} \| .*images/s", text, re.MULTILINE), text
+    assert re.search(
+        r"^Epoch 1\n-{60}\n  Batch \[0/\d+\] - Loss: \d+\.\d{4} \| .*images/s", text, re.MULTILINE
+    ), text
     assert re.search(r"^  Average Loss: \d+\.\d{4}$", text, re.MULTILINE)
     assert re.search(r"^  Time: \d+\.\ds$", text, re.MULTILINE)
     assert re.search(r"^  Throughput: \d+\.\d batches/sec", text, re.MULTILINE)
@@ -38,8 +42,22 @@ def test_the_console_shows_what_the_guide_shows(trained: TrainedRun) -> None:
 
 
 def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
-    expected = {"best.pt", "last.pt", "checkpoint", "metrics.jsonl", "results.csv", "config.yaml", "status.json"}
-    expected |= {"args.yaml", "results.png", "train_batch0.jpg", "labels.jpg", "val_batch0_pred.jpg"}
+    expected = {
+        "best.pt",
+        "last.pt",
+        "checkpoint",
+        "metrics.jsonl",
+        "results.csv",
+        "config.yaml",
+        "status.json",
+    }
+    expected |= {
+        "args.yaml",
+        "results.png",
+        "train_batch0.jpg",
+        "labels.jpg",
+        "val_batch0_pred.jpg",
+    }
     assert expected <= {path.name for path in trained.folder.iterdir()}
     said = (trained.folder / "train.log").read_text()
     assert trained.output.endswith(said)
@@ -47,27 +65,49 @@ def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
     status = json.loads((trained.folder / "status.json").read_text())
     assert (status["state"], status["epoch"]) == ("finished", 2)
     assert list(trained.folder.rglob("events.out.tfevents*"))
-    records = [json.loads(line) for line in (trained.folder / "metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (trained.folder / "metrics.jsonl").read_text().splitlines()
+    ]
     epochs = read_epochs(trained.folder)
     assert [record["epoch"] for record in epochs] == [1, 2]
     losses, speed = ("train_loss", "val_loss", "lr"), ("images_per_s", "data_wait_share")
     for name in (*losses, *speed, "box_map50", "mask_map50", "mask_map50_95"):
         assert isinstance(epochs[-1][name], float), name
     assert yaml.safe_load((trained.folder / "config.yaml").read_text())["img_size"] == 96
-    told = {"task": "segment", "mode": "train", "imgsz": 96, "batch": 4, "epochs": 2, "optimizer": "adamw"}
+    told = {
+        "task": "segment",
+        "mode": "train",
+        "imgsz": 96,
+        "batch": 4,
+        "epochs": 2,
+        "optimizer": "adamw",
+    }
     options = yaml.safe_load((trained.folder / "args.yaml").read_text())
     assert options | told == options
-    assert all(len(record["ranks"]["own_ms"]) == 2 for record in records if record["kind"] == "batch")
-    view = must_run("python", "-m", "yolo_seg_ddp.run.monitor", trained.folder / "best.pt", COLUMNS="80")
+    assert all(
+        len(record["ranks"]["own_ms"]) == 2 for record in records if record["kind"] == "batch"
+    )
+    view = must_run(
+        "python", "-m", "yolo_seg_ddp.run.monitor", trained.folder / "best.pt", COLUMNS="80"
+    )
     assert "finished" in view
     assert "Epoch 2/2" in view
 
 
-def test_more_epochs_under_accelerate_launch_and_then_on_one_process_go_on(trained: TrainedRun, tmp_path: Path) -> None:
+def test_more_epochs_under_accelerate_launch_and_then_on_one_process_go_on(
+    trained: TrainedRun, tmp_path: Path
+) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(trained.folder, folder)
     arguments = ("--data", str(trained.data), "--save-dir", str(folder), *TRAIN_FLAGS, *NO_PICTURES)
-    launch = ("python", "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1")
+    launch = (
+        "python",
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes=2",
+        "--num_machines=1",
+    )
     plain = ("--mixed_precision=no", "--dynamo_backend=no", f"--main_process_port={free_port()}")
     again = must_run(*launch, *plain, "train_yolo_ddp.py", *arguments, "--epochs", "3")
     assert "World Size: 2" in again
@@ -76,14 +116,21 @@ def test_more_epochs_under_accelerate_launch_and_then_on_one_process_go_on(train
     assert "Epoch 2\n" not in again
     # One process carries on what two began, from the folder alone.
     chosen = latest_manifest(folder / "checkpoint")
-    assert (chosen["optimizer"], chosen["amp"]) == ("adamw", choose_precision("auto", torch.device("cpu")).name)
-    resumed = must_run("python", "train_yolo_ddp.py", "--resume", folder / "last.pt", "--epochs", "4")
+    assert (chosen["optimizer"], chosen["amp"]) == (
+        "adamw",
+        choose_precision("auto", torch.device("cpu")).name,
+    )
+    resumed = must_run(
+        "python", "train_yolo_ddp.py", "--resume", folder / "last.pt", "--epochs", "4"
+    )
     assert "Epoch 4" in resumed
     assert "Epoch 3\n" not in resumed
     assert "2 batches per step, so that the run keeps its 8 images per step" in resumed
     epochs = read_epochs(folder)
     assert [record["epoch"] for record in epochs] == [1, 2, 3, 4]
-    assert [record["global_step"] for record in epochs] == [epochs[0]["global_step"] * epoch for epoch in (1, 2, 3, 4)]
+    assert [record["global_step"] for record in epochs] == [
+        epochs[0]["global_step"] * epoch for epoch in (1, 2, 3, 4)
+    ]
 
 
 BAD_INPUT = [
@@ -93,7 +140,11 @@ BAD_INPUT = [
     ("train_yolo_ddp.py --resume nowhere", 1, "no run to continue"),
     ("train_yolo_ddp.py --freeze -1", 2, "--freeze -1: must be at least 0"),
     ("train_yolo_ddp.py --mixup 1.5", 2, "--mixup 1.5: must be at least 0 and at most 1"),
-    ("train_yolo_ddp.py --copy-paste -0.1", 2, "--copy-paste -0.1: must be at least 0 and at most 1"),
+    (
+        "train_yolo_ddp.py --copy-paste -0.1",
+        2,
+        "--copy-paste -0.1: must be at least 0 and at most 1",
+    ),
     ("train_yolo_ddp.py --shear 45", 2, "--shear 45.0: must be at least 0 and below 45"),
     ("evaluate_model.py --model nowhere.pt", 1, "nowhere.pt"),
     ("evaluate_model.py", 2, "--model is required"),
@@ -131,16 +182,24 @@ def leave(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(("command", "code", "words"), BAD_INPUT)
-def test_bad_input_gets_one_line_and_a_code(command: str, code: int, words: str, leave: Leave) -> None:
+def test_bad_input_gets_one_line_and_a_code(
+    command: str, code: int, words: str, leave: Leave
+) -> None:
     left_with, said = leave(*command.split())
     assert left_with == code, said
     assert words in said
     assert len(said.splitlines()) == 1, said
 
 
-def test_a_broken_label_is_named_with_its_line(trained: TrainedRun, tmp_path: Path, leave: Leave) -> None:
+def test_a_broken_label_is_named_with_its_line(
+    trained: TrainedRun, tmp_path: Path, leave: Leave
+) -> None:
     shutil.copytree(trained.processed, tmp_path / "processed")
-    label = next(path for path in sorted((tmp_path / "processed/train/labels").iterdir()) if path.stat().st_size)
+    label = next(
+        path
+        for path in sorted((tmp_path / "processed/train/labels").iterdir())
+        if path.stat().st_size
+    )
     lines = label.read_text().splitlines()
     label.write_text("\n".join([lines[0], "99 0.1 0.1 0.2 0.2 0.3 0.1"]) + "\n")
     data, run = tmp_path / "processed/dataset.yaml", tmp_path / "run"
@@ -156,27 +215,57 @@ def test_another_run_in_the_same_folder_loses_nothing_and_opens_no_socket_to_the
     folder = tmp_path / "run"
     shutil.copytree(trained.folder, folder)
     before = (folder / "best.pt").read_bytes()
-    arguments = ("--data", trained.data, "--save-dir", folder, *TRAIN_FLAGS, "--epochs", "1", "--seed", "7")
-    done = run_guarded("train_yolo_ddp.py", *arguments, "--best-metric", "mean_map", "--no-mask-score")
+    arguments = (
+        "--data",
+        trained.data,
+        "--save-dir",
+        folder,
+        *TRAIN_FLAGS,
+        "--epochs",
+        "1",
+        "--seed",
+        "7",
+    )
+    done = run_guarded(
+        "train_yolo_ddp.py", *arguments, "--best-metric", "mean_map", "--no-mask-score"
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "Set the earlier run aside" in done.stdout
     (epoch,) = read_epochs(folder)
-    assert epoch["mean_map50_95"] == pytest.approx((epoch["mask_map50_95"] + epoch["box_map50_95"]) / 2)
+    assert epoch["mean_map50_95"] == pytest.approx(
+        (epoch["mask_map50_95"] + epoch["box_map50_95"]) / 2
+    )
     assert f"best is epoch 1, by mean_map50_95 {epoch['mean_map50_95']:.4f}:" in done.stdout
     assert (tmp_path / "run-1" / "best.pt").read_bytes() == before
     assert (folder / "best.pt").read_bytes() != before
-    judged = [load_weights(str(run / "best.pt")).args["mask_score"] for run in (trained.folder, folder)]
+    judged = [
+        load_weights(str(run / "best.pt")).args["mask_score"] for run in (trained.folder, folder)
+    ]
     assert judged == [True, False]
 
 
-def test_the_guard_of_these_tests_stops_a_command_that_looks_up_another_machine(tmp_path: Path) -> None:
+def test_the_guard_of_these_tests_stops_a_command_that_looks_up_another_machine(
+    tmp_path: Path,
+) -> None:
     # Evaluation and inference are guarded in test_evaluate_model.py and test_inference.py.
     probe = tmp_path / "probe.py"
-    probe.write_text("import urllib.request; urllib.request.urlopen('http://example.org', timeout=3)\n")
+    probe.write_text(
+        "import urllib.request; urllib.request.urlopen('http://example.org', timeout=3)\n"
+    )
     assert run_guarded(probe).stderr == "looked up example.org\n"
 
 
 @pytest.mark.gpu
 def test_training_on_a_gpu(trained: TrainedRun, tmp_path: Path) -> None:
-    flags = ("--data", trained.data, "--save-dir", tmp_path / "run", *TRAIN_FLAGS, "--epochs", "1", "--device", "cuda")
+    flags = (
+        "--data",
+        trained.data,
+        "--save-dir",
+        tmp_path / "run",
+        *TRAIN_FLAGS,
+        "--epochs",
+        "1",
+        "--device",
+        "cuda",
+    )
     assert "cuda" in must_run("python", "train_yolo_ddp.py", *flags, CUDA_VISIBLE_DEVICES="0")

@@ -43,7 +43,9 @@ def read_in(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("flags", ["", "--windows 2"])
-def test_a_training_after_it_packs_nothing_and_reads_no_photograph(flags: str, tmp_path: Path) -> None:
+def test_a_training_after_it_packs_nothing_and_reads_no_photograph(
+    flags: str, tmp_path: Path
+) -> None:
     data = write_set(tmp_path / "set")
     given: list[str | Path] = [
         "--data",
@@ -55,11 +57,26 @@ def test_a_training_after_it_packs_nothing_and_reads_no_photograph(flags: str, t
         tmp_path / "fast",
         *flags.split(),
     ]
-    small = "--model yolov8n-seg.yaml --epochs 1 --batch-size 3 --num-workers 0 --threads 1 --val-pictures-every 0"
-    prepared = run("prepare_data.py", *given, *small.split(), "--save-dir", tmp_path / "run", "--device", "cuda:7")
+    small = (
+        "--model yolov8n-seg.yaml --epochs 1 --batch-size 3 --num-workers 0 --threads 1 "
+        "--val-pictures-every 0"
+    )
+    prepared = run(
+        "prepare_data.py",
+        *given,
+        *small.split(),
+        "--save-dir",
+        tmp_path / "run",
+        "--device",
+        "cuda:7",
+    )
     assert len(read_in(prepared)) >= 2 * 18  # a digest, and the pixels
     *_, done, line = prepared.stdout.splitlines()
-    assert re.match(rf"\S+ [KM]iB packed in {tmp_path}/fast/set-\w{{8}}, digest \w{{16}}: ready after \d+\.\d s$", done)
+    assert re.match(
+        rf"\S+ [KM]iB packed in {tmp_path}/fast/set-\w{{8}}, digest \w{{16}}: ready after \d+\.\d "
+        r"s$",
+        done,
+    )
     assert line.startswith("Next: python train_yolo_ddp.py --data")
     trained = run(*shlex.split(line.replace("cuda:7", "cpu"))[2:], "--no-tensorboard")
     assert "packing" not in trained.stdout + trained.stderr
@@ -70,17 +87,34 @@ def test_a_training_after_it_packs_nothing_and_reads_no_photograph(flags: str, t
 def test_two_machines_share_the_packing(tmp_path: Path) -> None:
     """As `srun` starts them: without an address to meet at."""
     data = write_set(tmp_path / "set")
-    ranks = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_LOCALID": "0"}
-    words = [sys.executable, "prepare_data.py", "--data", str(data), "--img-size", "64", "--skip-bad"]
+    ranks = {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_LOCALID": "0",
+    }
+    words = [
+        sys.executable,
+        "prepare_data.py",
+        "--data",
+        str(data),
+        "--img-size",
+        "64",
+        "--skip-bad",
+    ]
     machines = [
-        subprocess.Popen(words, cwd=PROJECT, env={**os.environ, **ranks, **place}, stdout=subprocess.PIPE)
+        subprocess.Popen(
+            words, cwd=PROJECT, env={**os.environ, **ranks, **place}, stdout=subprocess.PIPE
+        )
         for place in ({"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)} for rank in range(2))
     ]
     said = [machine.communicate(timeout=120)[0].decode() for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0]
     assert said[0].count("Next: ") == 1
     assert said[1].count("Next: ") == 0
-    digests = {re.findall(r"^\S+: .* packed in .*, digest (\w{16}): ready", text, re.MULTILINE)[0] for text in said}
+    digests = {
+        re.findall(r"^\S+: .* packed in .*, digest (\w{16}): ready", text, re.MULTILINE)[0]
+        for text in said
+    }
     assert len(digests) == 1
     again = run("prepare_data.py", *words[2:])
     assert digests.pop() in again.stdout

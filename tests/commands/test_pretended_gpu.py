@@ -1,4 +1,6 @@
-"""Every command runs its CUDA branches, on pretended GPUs (tests/support/pretended), and trains the bits of a CPU."""
+"""Every command runs its CUDA branches, on pretended GPUs (tests/support/pretended), and trains the
+bits of a CPU.
+"""
 
 import dataclasses
 import importlib
@@ -33,12 +35,16 @@ from yolo_seg_ddp.yolo.model import load_weights, save_deployable, trained_size_
 SURER = 8.0  # of the logits of classes, and of the masks' coefficients
 
 
-def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_at: int, draws: bool) -> dict[str, Any]:
-    """Run a command, given as folder/module, in this fresh process; return its exit code and what it did on a GPU.
+def call_main(
+    num_gpus: int, script: str, arguments: list[str], log: Path, kill_at: int, draws: bool
+) -> dict[str, Any]:
+    """Run a command, given as folder/module, in this fresh process; return its exit code and what
+    it did on a GPU.
 
-    `copies` counts tensors copied to a GPU. Of the convolutions there, `formats` says whether their weights and the
-    network's input are channels_last, and `trained` and `predicted` hold the types of their results.
-    The process is killed at its optimizer step number `kill_at`; without `draws` it draws no figures.
+    `copies` counts tensors copied to a GPU. Of the convolutions there, `formats` says whether their
+    weights and the network's input are channels_last, and `trained` and `predicted` hold the types
+    of their results. The process is killed at its optimizer step number `kill_at`; without `draws`
+    it draws no figures.
     """
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
     os.dup2(1, 2)
@@ -60,8 +66,11 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
         def note(module: Any, inputs: Any, output: Any) -> None:
             if isinstance(module, torch.nn.Conv2d) and inputs[0].device.type == "cuda":
                 seen["trained" if output.requires_grad else "predicted"].add(output.dtype)
-                tensors = (module.weight, inputs[0]) if not seen["formats"] else (module.weight,)  # the network's input
-                seen["formats"] |= {tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors}
+                # the network's input
+                tensors = (module.weight, inputs[0]) if not seen["formats"] else (module.weight,)
+                seen["formats"] |= {
+                    tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors
+                }
 
         torch.nn.modules.module.register_module_forward_hook(note)
     if not draws:
@@ -72,17 +81,37 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
         seen["code"] = int(command.main() or 0)
     if num_gpus:
         seen["copies"] = COPIES[0]
-    seen["deterministic"] = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    seen["deterministic"] = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+    )
     return seen
 
 
 def run(
-    folder: Path, num_gpus: int, script: str, line: str, ranks: int = 1, kill_at: int = 0, draws: bool = True
+    folder: Path,
+    num_gpus: int,
+    script: str,
+    line: str,
+    ranks: int = 1,
+    kill_at: int = 0,
+    draws: bool = True,
 ) -> list[dict[str, Any]]:
     log = folder / "printed.txt"
     words = line.split()
     try:
-        return run_ranks(call_main, ranks, num_gpus, script, words, log, kill_at, draws, join=False, timeout_s=240)
+        return run_ranks(
+            call_main,
+            ranks,
+            num_gpus,
+            script,
+            words,
+            log,
+            kill_at,
+            draws,
+            join=False,
+            timeout_s=240,
+        )
     except RankFailed as error:
         if kill_at:
             return []
@@ -91,7 +120,8 @@ def run(
 
 @pytest.fixture(scope="module")
 def few(trained: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
-    """Return the trained run with a data set that trains on its five validation photographs: fp16 is slow on a CPU.
+    """Return the trained run with a data set that trains on its five validation photographs: fp16
+    is slow on a CPU.
 
     The first object of each has a rough outline.
     """
@@ -106,16 +136,20 @@ def few(trained: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> Traine
     return dataclasses.replace(trained, data=data, processed=root)
 
 
-# -- every command --------------------------------------------------------------------------------------------------------
+# -- every command ---------------------------------------------------------------------------------
 
 
 def sure(folder: Path, trained: TrainedRun) -> dict[str, Path]:
-    """Make the run's model with higher confidences and fuller masks, so that detections become lines: it has hardly learnt."""
+    """Make the run's model with higher confidences and fuller masks, so that detections become
+    lines: it has hardly learnt.
+    """
     model: Any = load_weights(str(trained.folder / "best.pt"))
     head = model.model[-1]
     for branch in [*head.cv3, *head.cv4]:
         branch[-1].bias.data += SURER
-    save_deployable(folder / "sure.pt", model, {}, img_size=trained_size_px(model), data=str(trained.data))
+    save_deployable(
+        folder / "sure.pt", model, {}, img_size=trained_size_px(model), data=str(trained.data)
+    )
     return {"sure": folder / "sure.pt"}
 
 
@@ -130,7 +164,8 @@ def underwater(folder: Path, trained: TrainedRun) -> dict[str, str]:
     from recipes.underwater_ir.tests.test_training import arguments_of
 
     write_photographs(folder / "photographs", 3)
-    made = f"--images {folder}/photographs --output {folder} --num-train 4 --num-test 2 --size 24".split()
+    places = f"--images {folder}/photographs --output {folder}"
+    made = f"{places} --num-train 4 --num-test 2 --size 24".split()
     must_run("python", "recipes/underwater_ir/make_data.py", *made)
     write_losses(folder)
     arguments = arguments_of(folder, folder / "student.pt")
@@ -153,18 +188,21 @@ def nothing(folder: Path, trained: TrainedRun) -> dict[str, str]:
 COMMANDS: dict[str, tuple[str, str, Callable[[Path, TrainedRun], Mapping[str, str | Path]]]] = {
     "train": (
         "train_yolo_ddp",
-        "--data {data} --save-dir {out}/run --model yolo11n-seg.yaml --img-size 64 --batch-size 2 --epochs 1 "
+        "--data {data} --save-dir {out}/run --model yolo11n-seg.yaml --img-size 64 --batch-size 2 "
+        "--epochs 1 "
         "--amp fp16 --accumulate 2 --multi-scale --deterministic --windows 5",
         nothing,
     ),
     "evaluate": (
         "evaluate_model",
-        "--model {best} --data {data} --img-size 64 --amp auto --tiles 96 --output {out} --thin-classes {classes}",
+        "--model {best} --data {data} --img-size 64 --amp auto --tiles 96 --output {out} "
+        "--thin-classes {classes}",
         nothing,
     ),
     "infer": (
         "inference",
-        "--model {sure} --source {photos} --tiles 96 --conf 0.00001 --output {out} --thin-classes {classes}",
+        "--model {sure} --source {photos} --tiles 96 --conf 0.00001 --output {out} --thin-classes "
+        "{classes}",
         sure,
     ),
     "profile": (
@@ -172,17 +210,30 @@ COMMANDS: dict[str, tuple[str, str, Callable[[Path, TrainedRun], Mapping[str, st
         "--model yolov8n-seg.yaml --batch-sizes 1 --steps 1 --img-size 64 --output {out}",
         nothing,
     ),
-    "benchmark": ("benchmark_ddp", "--batch-size 2 --steps 1 --repeats 1 --img-size 64 --output {out}", nothing),
+    "benchmark": (
+        "benchmark_ddp",
+        "--batch-size 2 --steps 1 --repeats 1 --img-size 64 --output {out}",
+        nothing,
+    ),
     "check machine": ("test_ddp", "--data {data}", nothing),
     "crowd_bt": (
         "recipes/crowd_bt/train",
-        "--backbone test_resnet --no-pretrained --input-size 32 --amp --epochs 1 --batch-size 16 --num-workers 0 "
+        "--backbone test_resnet --no-pretrained --input-size 32 --amp --epochs 1 --batch-size 16 "
+        "--num-workers 0 "
         "--data-dir {crowd} --image-dir {crowd}/images --checkpoint-dir {out}",
         crowd,
     ),
     "compressed_ad": ("recipes/compressed_ad/train", "{settings}", rooms),
-    "underwater_ir": ("recipes/underwater_ir/underwater_ir.student.train_student", "{student} --epochs 1", underwater),
-    "a recipe's step": ("benchmarks.gpu.recipes", "{out}.json 1 recipes/compressed_ad/train {settings}", rooms),
+    "underwater_ir": (
+        "recipes/underwater_ir/underwater_ir.student.train_student",
+        "{student} --epochs 1",
+        underwater,
+    ),
+    "a recipe's step": (
+        "benchmarks.gpu.recipes",
+        "{out}.json 1 recipes/compressed_ad/train {settings}",
+        rooms,
+    ),
 }
 
 
@@ -195,7 +246,8 @@ def test_a_command_runs_on_a_gpu(name: str, few: TrainedRun, tmp_path: Path) -> 
         "best": few.folder / "best.pt",
         "photos": few.processed / "val" / "images",
         **make(tmp_path, few),
-        "classes": " ".join(yaml.safe_load(few.data.read_text())["names"].values()),  # nobody knows which it finds
+        # nobody knows which it finds
+        "classes": " ".join(yaml.safe_load(few.data.read_text())["names"].values()),
     }
     (seen,) = run(tmp_path, 1, script, line.format(**words))
     printed = (tmp_path / "printed.txt").read_text()
@@ -206,7 +258,9 @@ def test_a_command_runs_on_a_gpu(name: str, few: TrainedRun, tmp_path: Path) -> 
     if name == "train":
         assert seen["trained"] == {torch.float16}
         assert seen["deterministic"] == (True, "highest")
-        assert len(re.findall(r"A GPU needs about [1-9]\d* cores for \d+ images/s", printed)) == 1, printed
+        assert (
+            len(re.findall(r"A GPU needs about [1-9]\d* cores for \d+ images/s", printed)) == 1
+        ), printed
         found = load_latest(tmp_path / "out" / "run" / "checkpoint")
         assert found is not None
         assert found[1]["scaler"]["scale"] > 1
@@ -216,21 +270,32 @@ def test_a_command_runs_on_a_gpu(name: str, few: TrainedRun, tmp_path: Path) -> 
         assert seen["predicted"] == {torch.bfloat16}
     if name == "a recipe's step":
         steps = yaml.safe_load((tmp_path / "out.json").read_text())["steps"]
-        assert len({figures["train_loss"] for figures in steps.values()}) == 3  # of fp32, bf16 and fp16
+        # of fp32, bf16 and fp16
+        assert len({figures["train_loss"] for figures in steps.values()}) == 3
 
 
-# -- the bits of a CPU ------------------------------------------------------------------------------------------------------
+# -- the bits of a CPU -----------------------------------------------------------------------------
 
 
 def train(folder: Path, device: str, trained: TrainedRun, kill_at: int = 0) -> None:
     """Train on windows with two ranks on pretended GPUs or on the CPU, as its own command."""
     folder.mkdir(exist_ok=True)
     line = (
-        f"--data {trained.data} --save-dir {folder}/run --model yolov8n-seg.yaml --img-size 64 --batch-size 1 --epochs 2 "
-        "--windows 2 --degrees 90 --draw-wires 0.5 --amp off --colour loader --sync-bn off --num-workers 0 --threads 1 "
+        f"--data {trained.data} --save-dir {folder}/run --model yolov8n-seg.yaml --img-size 64 "
+        "--batch-size 1 --epochs 2 "
+        "--windows 2 --degrees 90 --draw-wires 0.5 --amp off --colour loader --sync-bn off "
+        "--num-workers 0 --threads 1 "
         f"--no-tensorboard --val-pictures-every 0 --device {device}"
     )
-    seen = run(folder, 2 * (device == "cuda"), "train_yolo_ddp", line, ranks=2, kill_at=kill_at, draws=False)
+    seen = run(
+        folder,
+        2 * (device == "cuda"),
+        "train_yolo_ddp",
+        line,
+        ranks=2,
+        kill_at=kill_at,
+        draws=False,
+    )
     assert bool(kill_at) or [one["code"] for one in seen] == [0, 0]
 
 
@@ -241,7 +306,9 @@ def labels_of(few: TrainedRun) -> list[float]:
         height, width = read_image(file.parents[1] / "images" / f"{file.stem}.jpg").shape[:2]
         for class_id, *outline in map(str.split, file.read_text().splitlines()):
             class_ids.append(int(class_id))
-            lengths.append(np.ptp(np.array(outline, float).reshape(-1, 2) * (width, height), axis=0).max())
+            lengths.append(
+                np.ptp(np.array(outline, float).reshape(-1, 2) * (width, height), axis=0).max()
+            )
     return label_lengths(np.array(class_ids), np.array(lengths))
 
 
@@ -270,7 +337,9 @@ def test_a_training_killed_and_resumed_on_two_gpus_has_the_bits_of_two_cpu_proce
         (lambda gpu: torch.zeros(3), "not on the GPU"),
     ],
 )
-def test_what_nccl_does_not_send_is_refused(fault: Callable[[torch.Tensor], torch.Tensor], message: str) -> None:
+def test_what_nccl_does_not_send_is_refused(
+    fault: Callable[[torch.Tensor], torch.Tensor], message: str
+) -> None:
     tensor = mark(torch.ones(2, 3), 0)
     gpu.require_sendable(tensor)
     with pytest.raises(AssertionError, match=message), PretendedGpu():

@@ -17,7 +17,7 @@ from tests.support.plugin import run_main
 from yolo_seg_ddp.measure.scaling import STEP_PARTS
 from yolo_seg_ddp.utils.errors import UserError
 
-# --- profile_gpu.py, from its flags to its files ---------------------------------------------------------------------
+# --- profile_gpu.py, from its flags to its files --------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +29,23 @@ def test_profile_gpu_writes_chart_report_and_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    flags = ("--model", "yolov8n-seg.pt", "--batch-sizes", "2", "1", "--img-size", "64", "--steps", "1")
-    assert run_main(profile_gpu, monkeypatch, *flags, "--device", "cpu", "--output", "out/deep", "--trace") == 0
+    flags = (
+        "--model",
+        "yolov8n-seg.pt",
+        "--batch-sizes",
+        "2",
+        "1",
+        "--img-size",
+        "64",
+        "--steps",
+        "1",
+    )
+    assert (
+        run_main(
+            profile_gpu, monkeypatch, *flags, "--device", "cpu", "--output", "out/deep", "--trace"
+        )
+        == 0
+    )
     shown, noise = capfd.readouterr()
     assert noise == ""
     assert "on the CPU (1 threads)" in shown
@@ -48,7 +63,9 @@ def test_profile_gpu_writes_chart_report_and_numbers(
         assert found["allocated_bytes"] > 50 * 2**20
         assert found["reserved_bytes"] is None
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    assert {"phase: forward", "phase: backward", "aten::convolution_backward"} <= {event["name"] for event in events}
+    assert {"phase: forward", "phase: backward", "aten::convolution_backward"} <= {
+        event["name"] for event in events
+    }
     assert record["best_batch_size"] in (1, 2)
     assert record["largest_batch_size"] == 2
     report = (folder / "profiling_report.txt").read_text()
@@ -60,15 +77,26 @@ def test_profile_gpu_writes_chart_report_and_numbers(
         assert picture.size[0] > 1000
 
 
-def test_a_device_too_small_for_the_smallest_batch_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_too_small_for_the_smallest_batch_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
     monkeypatch.setattr(profile_gpu, "profile_batch", full)
     with pytest.raises(UserError, match="--batch-sizes 4: does not fit at 640 pixels"):
-        run_main(profile_gpu, monkeypatch, "--model", JOB.model, "--device", "cpu", "--output", tmp_path / "out")
+        run_main(
+            profile_gpu,
+            monkeypatch,
+            "--model",
+            JOB.model,
+            "--device",
+            "cpu",
+            "--output",
+            tmp_path / "out",
+        )
     assert not (tmp_path / "out").exists()
 
 
-# --- benchmark_ddp.py, from its flags to its files -------------------------------------------------------------------
+# --- benchmark_ddp.py, from its flags to its files ------------------------------------------------
 
 
 def test_counts_double_up_to_the_devices_and_those_beyond_the_machine_are_refused(
@@ -76,7 +104,8 @@ def test_counts_double_up_to_the_devices_and_those_beyond_the_machine_are_refuse
 ) -> None:
     monkeypatch.setattr(benchmark_ddp, "usable_cpu_count", lambda: 9)
     config = benchmark_ddp.BenchmarkConfig
-    counts = {1: (1,), 2: (1, 2), 6: (1, 2, 4, 6), 0: (1, 2, 4, 8)}  # without a GPU: of the cores, at most 8
+    # without a GPU: of the cores, at most 8
+    counts = {1: (1,), 2: (1, 2), 6: (1, 2, 4, 6), 0: (1, 2, 4, 8)}
     assert {gpus: benchmark_ddp.choose_counts(config(), gpus) for gpus in counts} == counts
     assert benchmark_ddp.choose_counts(config(processes=(4, 1, 4)), 0) == (1, 4)
     with pytest.raises(UserError, match=r"--processes 10: this machine has 9 usable core"):
@@ -91,7 +120,18 @@ def test_benchmark_ddp_trains_on_one_and_two_processes_fed_by_the_trainers_loade
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(benchmark_ddp, "usable_cpu_count", lambda: 2)
-    flags = ("--batch-size", "3", "--img-size", "64", "--steps", "2", "--repeats", "1", "--device", "cpu")
+    flags = (
+        "--batch-size",
+        "3",
+        "--img-size",
+        "64",
+        "--steps",
+        "2",
+        "--repeats",
+        "1",
+        "--device",
+        "cpu",
+    )
     place = ("--data", draw_data(tmp_path / "data", 6), "--output", tmp_path / "out")
     assert run_main(benchmark_ddp, monkeypatch, *flags, *place) == 0
     shown, noise = capfd.readouterr()

@@ -1,4 +1,6 @@
-"""docs/python.md: its blocks run as they stand; predictions are those of inference.py; errors are raised, not printed."""
+"""docs/python.md: its blocks run as they stand; predictions are those of inference.py; errors are
+raised, not printed.
+"""
 
 import json
 import re
@@ -41,7 +43,8 @@ PAGE = (PROJECT / "docs" / "python.md").read_text(encoding="utf-8")
 def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give each test a folder with a data set and a photograph; keep one thread."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # two wait for each other beside other tests
+    # two wait for each other beside other tests
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     (tmp_path / "data" / "mine").mkdir(parents=True)
     smooth_data(tmp_path / "data" / "mine")
     rough = np.random.default_rng(7).integers(0, 255, (9, 12, 3), np.uint8)
@@ -58,13 +61,18 @@ def test_the_pages_blocks_train_predict_and_evaluate() -> None:
     record = read_epochs(Path("models/wires"))[-1]
     names = {name for name, value in record.items() if isinstance(value, int | float)}
     names -= {"epoch", "global_step", "total_epoch_time_s"}
-    assert {name: len(values) for name, values in left["history"].items()} == dict.fromkeys(names, 2)
+    assert {name: len(values) for name, values in left["history"].items()} == dict.fromkeys(
+        names, 2
+    )
     metrics = json.loads(Path("outputs/wires/metrics.json").read_text())
     assert json.loads(json.dumps(left["metrics"])) == metrics
-    assert read_image(Path("picture.jpg")).shape == (360, 480, 3)  # enlarged, so that labels hide no object
+    # enlarged, so that labels hide no object
+    assert read_image(Path("picture.jpg")).shape == (360, 480, 3)
 
 
-def test_a_prediction_holds_what_inference_py_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_prediction_holds_what_inference_py_writes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     weights = tiny_weights(tmp_path / "best.pt")
     places = ("--model", weights, "--source", "photograph.jpg", "--output", "out")
     run_main(inference, monkeypatch, *places, "--conf", "0.4")
@@ -72,7 +80,13 @@ def test_a_prediction_holds_what_inference_py_writes(monkeypatch: pytest.MonkeyP
     model = open_model(weights, conf=0.4, tiles="off")
     [prediction] = model.predict("photograph.jpg")
     assert len(prediction) == len(written["detections"]) > 1
-    named = zip(prediction.class_names, prediction.scores, prediction.boxes, written["detections"], strict=True)
+    named = zip(
+        prediction.class_names,
+        prediction.scores,
+        prediction.boxes,
+        written["detections"],
+        strict=True,
+    )
     for name, score, box, entry in named:
         assert name == entry["class"] == prediction.names[entry["class_id"]]
         assert score == pytest.approx(entry["confidence"], abs=1e-4)
@@ -94,7 +108,10 @@ def test_a_prediction_holds_what_inference_py_writes(monkeypatch: pytest.MonkeyP
 def test_a_source_is_whatever_holds_a_photograph(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    model, pixels = open_model(tiny_weights(tmp_path / "best.pt"), conf=0.4), read_image(Path("photograph.jpg"))
+    model, pixels = (
+        open_model(tiny_weights(tmp_path / "best.pt"), conf=0.4),
+        read_image(Path("photograph.jpg")),
+    )
     assert str(model).startswith("Model(names=('wire', ")
     Path("photos").mkdir()
     Image.fromarray(pixels).save("photos/a.png")
@@ -124,20 +141,32 @@ def test_a_source_is_whatever_holds_a_photograph(
             assert "secret" not in str(error.value)
 
 
-def test_results_answer_to_the_names_that_people_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_results_answer_to_the_names_that_people_type(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     model = open_model(tiny_weights(tmp_path / "best.pt"), conf=0.4)
     results = model("photograph.jpg")
     [r] = results
     assert (r.path, r.orig_img is r.photo) == ("photograph.jpg", True)
-    assert dict(model.names.items()) == dict(enumerate(model.names)) == dict(enumerate(r.names.values()))
+    assert (
+        dict(model.names.items())
+        == dict(enumerate(model.names))
+        == dict(enumerate(r.names.values()))
+    )
     assert r.boxes.xyxy.cpu().numpy().tolist() == results.boxes.tolist()
     assert r.boxes.conf.tolist() == r.scores.tolist()
     assert [r.names[int(c)] for c in r.boxes.cls] == r.class_names
     for number, (box, mask) in enumerate(zip(r.boxes, r.masks, strict=True)):
         x1, y1, x2, y2 = box
         assert box.xyxy[0].tolist() == [x1, y1, x2, y2]
-        assert box.xywh[0].tolist() == pytest.approx([(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1])
-        assert (float(box.conf), int(box.cls), box.id) == (r.scores[number], r.class_ids[number], None)
+        assert box.xywh[0].tolist() == pytest.approx(
+            [(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1]
+        )
+        assert (float(box.conf), int(box.cls), box.id) == (
+            r.scores[number],
+            r.class_ids[number],
+            None,
+        )
         [outline] = mask.xy
         assert mask[outline[:, 1], outline[:, 0]].all()
         assert len(outline) > 2 or mask.sum() < 3
@@ -148,7 +177,9 @@ def test_results_answer_to_the_names_that_people_type(monkeypatch: pytest.Monkey
     assert list(r.speed) == ["preprocess", "inference", "postprocess"]
     assert all(0 < each_ms < 60_000 for each_ms in r.speed.values())
     shown: list[Any] = []
-    monkeypatch.setattr("yolo_seg_ddp.api.ImageShow.show", lambda picture: shown.__iadd__([picture]))
+    monkeypatch.setattr(
+        "yolo_seg_ddp.api.ImageShow.show", lambda picture: shown.__iadd__([picture])
+    )
     results.show()
     assert np.array_equal(np.asarray(shown[0]), r.plot())
     monkeypatch.setattr("yolo_seg_ddp.api.ImageShow.show", lambda _: False)
@@ -169,8 +200,18 @@ def test_results_answer_to_the_names_that_people_type(monkeypatch: pytest.Monkey
 
 def test_a_model_trains_on_and_is_evaluated(tmp_path: Path) -> None:
     model, data = open_model(tiny_weights(tmp_path / "best.pt"), conf=0.4), "data/mine/dataset.yaml"
-    assert model.val(data=data)["mask_map50"] == evaluate(tmp_path / "best.pt", data=data)["mask_map50"]
-    assert len(model.train(data=data, epochs=1, batch=2, imgsz=64, project="models", name="on")["val_loss"]) == 1
+    assert (
+        model.val(data=data)["mask_map50"]
+        == evaluate(tmp_path / "best.pt", data=data)["mask_map50"]
+    )
+    assert (
+        len(
+            model.train(data=data, epochs=1, batch=2, imgsz=64, project="models", name="on")[
+                "val_loss"
+            ]
+        )
+        == 1
+    )
     assert (Path("models/on/args.yaml")).read_text().count(str(tmp_path / "best.pt")) == 1
 
 
@@ -204,7 +245,10 @@ def test_an_option_of_a_call_applies_to_that_call(tmp_path: Path) -> None:
 
 def test_the_wheel_gives_the_module_and_the_command(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
-    for each in [*PROJECT.glob("*.[lmpty]*"), *(PROJECT / name for name in ("LICENSE", "yolo_seg_ddp"))]:
+    for each in [
+        *PROJECT.glob("*.[lmpty]*"),
+        *(PROJECT / name for name in ("LICENSE", "yolo_seg_ddp")),
+    ]:
         (tmp_path / "source" / each.name).symlink_to(each)  # the build writes beside them
     venv.create(tmp_path / "env")
     python = tmp_path / "env" / "bin" / "python"
@@ -216,13 +260,26 @@ def test_the_wheel_gives_the_module_and_the_command(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    run(python, "-m", "pip", "install", "--no-deps", "--no-index", "--no-build-isolation", tmp_path / "source")
+    run(
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        tmp_path / "source",
+    )
     command = python.with_name("yolo-seg-ddp")
     assert "yolo-seg-ddp train --model yolov8n-seg.pt" in run(command, "train", "--help")
     assert "Next: yolo-seg-ddp parse --input=" in run(command, "download", "--sample", "4")
     run(command, "parse", "--long-side", "64")
     assert (tmp_path / "data" / "processed" / "dataset.yaml").exists()
-    code = "from yolo_seg_ddp.utils.text import SCRIPTS as found; from importlib.util import find_spec; print(all(find_spec(f'yolo_seg_ddp.scripts.{name}') for name in found.values()))"
+    code = (
+        "from yolo_seg_ddp.utils.text import SCRIPTS as found; from importlib.util import "
+        "find_spec; print(all(find_spec(f'yolo_seg_ddp.scripts.{name}') for name in "
+        "found.values()))"
+    )
     assert run(python, "-c", code) == "True\n"
 
 
@@ -231,18 +288,26 @@ def test_a_prediction_becomes_arrays_polygons_and_a_table(monkeypatch: pytest.Mo
     ring[1, 1] = False
     line = Line(np.array([[2, 8.5], [12, 8.5]]), np.ones(2), np.zeros((0, 2, 2)))
     masks = [Region(1, 2, ring), Region(2, 8, np.ones((1, 10), bool))]
-    found = Detections(torch.from_numpy(boxes), torch.tensor([0.75, 0.5]), torch.tensor([1, 0]), torch.zeros(2, 32))
+    found = Detections(
+        torch.from_numpy(boxes), torch.tensor([0.75, 0.5]), torch.tensor([1, 0]), torch.zeros(2, 32)
+    )
     result = PhotoPrediction(found, masks, boxes, [None, line])
-    prediction = Prediction(np.zeros((10, 16, 3), np.uint8), Names(("wire", "pole")), result, "a.jpg")
+    prediction = Prediction(
+        np.zeros((10, 16, 3), np.uint8), Names(("wire", "pole")), result, "a.jpg"
+    )
     assert repr(prediction) == "2 detections of 2 classes in 16 x 10: 1 pole, 1 wire"
     assert np.array_equal(read_image(Path(prediction.save("drawn.png"))), prediction.plot())
     assert prediction.save() == "results_a.jpg"
     both = Predictions([prediction] * 2)
     assert repr(both) == "4 detections of 2 classes in 2 photographs: 2 pole, 2 wire"
-    with pytest.raises(AttributeError, match=r"boxes of 2 photographs: take one, such as predictions\[0\].boxes"):
+    with pytest.raises(
+        AttributeError, match=r"boxes of 2 photographs: take one, such as predictions\[0\].boxes"
+    ):
         print(both.boxes)
     arrays = prediction.arrays()
-    shapes = {name: (arrays[name].dtype.name, arrays[name].shape) for name in arrays.keys() - {"data"}}
+    shapes = {
+        name: (arrays[name].dtype.name, arrays[name].shape) for name in arrays.keys() - {"data"}
+    }
     several = {"mask": ("bool", (2, 10, 16)), "xyxy": ("float32", (2, 4))}
     assert shapes == {**several, "confidence": ("float32", (2,)), "class_id": ("int64", (2,))}
     assert arrays["data"]["class_name"].tolist() == ["pole", "wire"]
@@ -250,7 +315,11 @@ def test_a_prediction_becomes_arrays_polygons_and_a_table(monkeypatch: pytest.Mo
     inside = [shapely.contains_xy(polygon, x, y) for polygon in prediction.polygons()]
     assert np.array_equal(inside, arrays["mask"])
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=dict))
-    named: dict[str, Any] = {"image": ["a.jpg"] * 2, "class": ["pole", "wire"], "confidence": [0.75, 0.5]}
+    named: dict[str, Any] = {
+        "image": ["a.jpg"] * 2,
+        "class": ["pole", "wire"],
+        "confidence": [0.75, 0.5],
+    }
     sides = {"left": [1, 2], "top": [2, 8], "right": [5, 12], "bottom": [5, 9]}
     sizes = {"area_px": [11, 10], "length_px": [np.nan, 10], "width_px": [np.nan, 1]}
     table = {name: list(column) for name, column in prediction.to_pandas().items()}
@@ -262,21 +331,37 @@ def test_a_prediction_becomes_arrays_polygons_and_a_table(monkeypatch: pytest.Mo
 
 def test_the_cells_of_the_notebook_run_and_its_file_is_small(tmp_path: Path) -> None:
     file = PROJECT / "examples" / "first_model.ipynb"
-    cells = [cell for cell in json.loads(file.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    cells = [
+        cell
+        for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]
+        if cell["cell_type"] == "code"
+    ]
     code = ["".join(cell["source"]) for cell in cells]
-    [at] = [number for number, cell in enumerate(cells) if "parameters" in cell["metadata"].get("tags", ())]
-    code.insert(at + 1, f"FOLDER, PHOTOGRAPHS, EPOCHS, SIZE_PX = Path({str(tmp_path)!r}), 16, 1, 64")
+    [at] = [
+        number
+        for number, cell in enumerate(cells)
+        if "parameters" in cell["metadata"].get("tags", ())
+    ]
+    code.insert(
+        at + 1, f"FOLDER, PHOTOGRAPHS, EPOCHS, SIZE_PX = Path({str(tmp_path)!r}), 16, 1, 64"
+    )
     words = [sys.executable, "-c", "\n".join(code)]
-    done = subprocess.run(words, cwd=file.parent, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        words, cwd=file.parent, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "mask_map50" in done.stdout
     assert (tmp_path / "evaluation" / "metrics.json").exists()
-    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1)), "saved without its outputs"
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1)), (
+        "saved without its outputs"
+    )
     assert "image/jpeg" in cells[-1]["outputs"][-1]["data"]
     assert file.stat().st_size < 300_000
 
 
-def test_what_is_wrong_is_raised_and_nothing_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_is_wrong_is_raised_and_nothing_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     weights = tiny_weights(tmp_path / "best.pt")
     model = open_model(weights)
     for call, line in (
@@ -284,16 +369,31 @@ def test_what_is_wrong_is_raised_and_nothing_is_written(capsys: pytest.CaptureFi
         (lambda: train("none.yaml"), "--config none.yaml: No such file"),
         (lambda: train(batch=-1), "--batch-size -1: must be at least 0"),
         (lambda: evaluate(weights, source="x"), "unknown argument --source=x"),
-        (lambda: open_model(weights, output="x"), "unknown argument --output=x; known are imgsz, .*conf"),
-        (lambda: model("photograph.jpg", confidence=0.5), "--confidence=0.5.*; known are imgsz, .*conf,.*max_det"),
-        (lambda: model("photograph.jpg", imgsz=(640, 480)), r"imgsz=\(640, 480\): the network's input is square"),
+        (
+            lambda: open_model(weights, output="x"),
+            "unknown argument --output=x; known are imgsz, .*conf",
+        ),
+        (
+            lambda: model("photograph.jpg", confidence=0.5),
+            "--confidence=0.5.*; known are imgsz, .*conf,.*max_det",
+        ),
+        (
+            lambda: model("photograph.jpg", imgsz=(640, 480)),
+            r"imgsz=\(640, 480\): the network's input is square",
+        ),
         (lambda: model("photograph.jpg", device="cpu"), "unknown argument --device=cpu"),
-        (lambda: model("photograph.jpg", stream=True, max_det=0), "--max-detections 0: must be at least 1"),
+        (
+            lambda: model("photograph.jpg", stream=True, max_det=0),
+            "--max-detections 0: must be at least 1",
+        ),
         (lambda: model(7), "a source of type int: expected a path"),
         (lambda: model("ftp://example.org/a.jpg"), "source ftp://example.org: expected https"),
         (lambda: model(Image.new("I;16", (4, 4))), "an array uint16"),
         (lambda: open_model(weights, conf=2), "--conf 2.0: must be at least 0 and at most 1"),
-        (lambda: model.predict(np.zeros((4, 4), np.uint8)), r"an array uint8 \(4, 4\): expected RGB"),
+        (
+            lambda: model.predict(np.zeros((4, 4), np.uint8)),
+            r"an array uint8 \(4, 4\): expected RGB",
+        ),
     ):
         with pytest.raises(UsageError, match=line):
             call()  # type: ignore[no-untyped-call]
@@ -313,7 +413,8 @@ def test_the_help_of_each_command_is_there_before_pytorch_is_imported() -> None:
             print(script, said.getvalue().count("--") > 1, "torch" in sys.modules)
     """
     scripts = [f"{name}.py" for name in SCRIPTS.values()]
-    there = [script for script in scripts if script not in ("check_data.py", "export.py")]  # these are extras'
+    # these are extras'
+    there = [script for script in scripts if script not in ("check_data.py", "export.py")]
     words = [sys.executable, "-c", code, " ".join(there)]
     done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"{script} True False" for script in there]

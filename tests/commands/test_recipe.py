@@ -53,8 +53,12 @@ def test_frozen_layers_keep_weights_and_statistics_while_the_others_move(tmp_pat
     freeze_layers(model, 10)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     options = EngineOptions(epochs=1, ema_decay=0.9999, tensorboard=False)
-    engine = TrainingEngine(model, torch.device("cpu"), options, task=WithoutEvaluation(), run=tmp_path)
-    batches: list[Batch] = [synthetic_batch(2, 64, len(NAMES), seed=seed, objects_per_image=4) for seed in range(3)]
+    engine = TrainingEngine(
+        model, torch.device("cpu"), options, task=WithoutEvaluation(), run=tmp_path
+    )
+    batches: list[Batch] = [
+        synthetic_batch(2, 64, len(NAMES), seed=seed, objects_per_image=4) for seed in range(3)
+    ]
     optimizer = torch.optim.SGD(parameter_groups(model, 5e-4), lr=0.01, momentum=0.9)
     engine.train(batches, None, optimizer, SegmentationLoss(model))
     assert engine.progress.global_step == 3
@@ -63,7 +67,8 @@ def test_frozen_layers_keep_weights_and_statistics_while_the_others_move(tmp_pat
     assert any("running_var" in name for name in frozen)
     for state in (after, engine.evaluation_model.state_dict()):
         assert all(torch.equal(state[name], before[name]) for name in frozen)
-    # All other statistics and nearly all weights moved; a few of BatchNorm's are 1 and lose their small steps to rounding.
+    # All other statistics and nearly all weights moved; a few of BatchNorm's are 1 and lose their
+    # small steps to rounding.
     others = [name for name in before if layer_of(name) >= 10]
     still = [name for name in others if torch.equal(after[name], before[name])]
     assert "model.22.dfl.conv.weight" in still
@@ -72,7 +77,11 @@ def test_frozen_layers_keep_weights_and_statistics_while_the_others_move(tmp_pat
     # The file for others holds neither the hook nor anything else of ours.
     assert not load_weights(str(tmp_path / "last.pt"))._forward_pre_hooks
     grouped = {id(p) for group in parameter_groups(model, 0.0) for p in group["params"]}
-    assert not any(id(parameter) in grouped for name, parameter in model.named_parameters() if layer_of(name) < 10)
+    assert not any(
+        id(parameter) in grouped
+        for name, parameter in model.named_parameters()
+        if layer_of(name) < 10
+    )
 
 
 def test_freezing_survives_the_conversion_to_synchronised_batchnorm() -> None:
@@ -81,7 +90,11 @@ def test_freezing_survives_the_conversion_to_synchronised_batchnorm() -> None:
     model: Any = convert_sync_batchnorm(built).train()
     before = {name: value.clone() for name, value in model.named_buffers()}
     model(torch.rand(2, 3, 64, 64))
-    changed = {layer_of(name) for name, value in model.named_buffers() if not torch.equal(value, before[name])}
+    changed = {
+        layer_of(name)
+        for name, value in model.named_buffers()
+        if not torch.equal(value, before[name])
+    }
     assert min(changed) == 3
     assert not any(layer.training for layer in model.model[:3])
     assert model.model[3].training
@@ -95,7 +108,8 @@ def test_the_head_cannot_be_frozen(model: Any) -> None:
 def test_class_weights_are_inverse_frequencies_with_mean_one() -> None:
     weights = inverse_frequency_weights(np.array([1, 2, 4, 0]))
     assert weights is not None
-    raw = np.array([1, 0.5, 0.25, (1 + 0.5 + 0.25) / 3])  # a class without objects gets the mean of the others
+    # a class without objects gets the mean of the others
+    raw = np.array([1, 0.5, 0.25, (1 + 0.5 + 0.25) / 3])
     np.testing.assert_allclose(weights.numpy(), raw / raw.mean(), rtol=1e-6)
     assert weights.mean().item() == pytest.approx(1)
     assert inverse_frequency_weights(np.zeros(3, np.int64)) is None
@@ -107,7 +121,9 @@ def test_objects_are_counted_over_all_photographs() -> None:
 
 
 def test_weights_multiply_each_classs_share_and_none_is_the_plain_loss(model: Any) -> None:
-    images, targets = prepare_batch(synthetic_batch(2, 64, len(NAMES), objects_per_image=4), torch.device("cpu"))
+    images, targets = prepare_batch(
+        synthetic_batch(2, 64, len(NAMES), objects_per_image=4), torch.device("cpu")
+    )
     model.train()
     with torch.no_grad():
         outputs = model(images)
@@ -118,7 +134,8 @@ def test_weights_multiply_each_classs_share_and_none_is_the_plain_loss(model: An
     plain = parts(None)
     assert torch.equal(plain, SegmentationLoss(model).sums(outputs, targets).parts)
     one_class = torch.stack([parts(row) for row in torch.eye(len(NAMES))])
-    assert torch.equal(one_class[:, [0, 1, 3]], plain[[0, 1, 3]].expand(len(NAMES), 3))  # only the class part
+    # only the class part
+    assert torch.equal(one_class[:, [0, 1, 3]], plain[[0, 1, 3]].expand(len(NAMES), 3))
     torch.testing.assert_close(one_class[:, 2].sum(), plain[2])
     weights = torch.tensor([3.0, 0.5, 0.25, 0.25])
     torch.testing.assert_close(parts(weights)[2], (weights * one_class[:, 2]).sum())
@@ -128,19 +145,36 @@ def test_the_options_reach_the_augmentation() -> None:
     labels = LabelStatistics((), {}, None, are_all_thin=False)
 
     def augment(config: TrainConfig) -> Augmentation:
-        return resolve_augmentation(None, "auto", section_of(config, AugmentOptions), labels, NAMES).augment
+        return resolve_augmentation(
+            None, "auto", section_of(config, AugmentOptions), labels, NAMES
+        ).augment
 
-    config = parse_config(TrainConfig, "", ["--shear=3", "--mixup=0.2", "--copy-paste=0.4", "--multi-scale"])
-    assert (augment(config).shear, augment(config).mixup, augment(config).copy_paste) == (3, 0.2, 0.4)
+    config = parse_config(
+        TrainConfig, "", ["--shear=3", "--mixup=0.2", "--copy-paste=0.4", "--multi-scale"]
+    )
+    assert (augment(config).shear, augment(config).mixup, augment(config).copy_paste) == (
+        3,
+        0.2,
+        0.4,
+    )
     assert config.multi_scale
     assert augment(TrainConfig()) == Augmentation(degrees=0.0, flipud=0.0, draw_wires=0.0)
 
 
-RECIPE = {"freeze": 10, "multi_scale": True, "class_weights": "auto", "shear": 2.0, "mixup": 0.1, "copy_paste": 0.1}
+RECIPE = {
+    "freeze": 10,
+    "multi_scale": True,
+    "class_weights": "auto",
+    "shear": 2.0,
+    "mixup": 0.1,
+    "copy_paste": 0.1,
+}
 
 
 @pytest.mark.parametrize(("name", "value"), RECIPE.items())
-def test_another_recipe_is_another_run_also_beside_a_run_from_before_the_option(name: str, value: Any) -> None:
+def test_another_recipe_is_another_run_also_beside_a_run_from_before_the_option(
+    name: str, value: Any
+) -> None:
     earlier = to_dict(TrainConfig())
     changed = TrainConfig(**{name: value})
     assert differences(changed, earlier) == [f"{name} {earlier[name]} -> {value}"]

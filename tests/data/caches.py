@@ -45,12 +45,18 @@ def _open_store(files: list[Path], place: CachePlace) -> RecordFile | str:
 
 PACKED = Kind(".u8", _open_packed, lambda packed, at: packed.read(at), cache, "_pack")
 BLOCKS = Kind(
-    ".jpegs", _open_store, lambda store, at: store.read(at, (0, 0, *store.shape(at)[::-1]), 0)[0], blocks, "_encode"
+    ".jpegs",
+    _open_store,
+    lambda store, at: store.read(at, (0, 0, *store.shape(at)[::-1]), 0)[0],
+    blocks,
+    "_encode",
 )
 EACH_KIND = pytest.mark.parametrize("kind", [PACKED, BLOCKS], ids=["packed", "blocks"])
 
 
-def opened(kind: Kind, files: list[Path], folder: Path, said: list[str] | None = None, **more: Any) -> Any:
+def opened(
+    kind: Kind, files: list[Path], folder: Path, said: list[str] | None = None, **more: Any
+) -> Any:
     """Open a cache that must be there."""
     store = kind.opens(files, place_in(folder, [] if said is None else said, **more))
     assert not isinstance(store, str), store
@@ -83,4 +89,6 @@ def write_photos(folder: Path) -> list[Path]:
 
 def packed_in(folder: Path) -> list[Path]:
     """Return the packed files and their indexes."""
-    return sorted(path for path in folder.iterdir() if path.suffix != ".lock" and "-digests-" not in path.name)
+    return sorted(
+        path for path in folder.iterdir() if path.suffix != ".lock" and "-digests-" not in path.name
+    )

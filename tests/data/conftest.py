@@ -41,7 +41,9 @@ def photo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def plain_set(photo_folder: Path) -> SegmentationDataset:
-    return SegmentationDataset(read_photos(load_dataset_yaml(photo_folder / "data.yaml"), "train"), SIZE_PX)
+    return SegmentationDataset(
+        read_photos(load_dataset_yaml(photo_folder / "data.yaml"), "train"), SIZE_PX
+    )
 
 
 @pytest.fixture
@@ -60,9 +62,15 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> WindowedPhotos:
     for number, photo in enumerate(WINDOWED.photos):
         cv2.imwrite(str(folder / f"{number}.png"), WINDOWED.whole(number)[..., ::-1])
         photos.append(replace(photo, file=folder / f"{number}.png"))
-    return open_windows(photos, WINDOWED_PX, WindowConfig(3, 0.5, 1.0), 0, place_in(folder / ".cache", []))
+    return open_windows(
+        photos, WINDOWED_PX, WindowConfig(3, 0.5, 1.0), 0, place_in(folder / ".cache", [])
+    )
 
 
-def windows_as_samples(windowed: WindowedPhotos, config: Augmentation, mosaic_epochs: int = 9) -> SegmentationDataset:
+def windows_as_samples(
+    windowed: WindowedPhotos, config: Augmentation, mosaic_epochs: int = 9
+) -> SegmentationDataset:
     photos = list(windowed.windows.photos)
-    return SegmentationDataset(photos, WINDOWED_PX, windowed=windowed, augment=config, mosaic_epochs=mosaic_epochs)
+    return SegmentationDataset(
+        photos, WINDOWED_PX, windowed=windowed, augment=config, mosaic_epochs=mosaic_epochs
+    )

@@ -1,4 +1,6 @@
-"""Drawn pictures whose colours tell the classes, for the tests of the optional parts of the recipe."""
+"""Drawn pictures whose colours tell the classes, for the tests of the
+optional parts of the recipe.
+"""
 
 from typing import Any
 
@@ -18,7 +20,9 @@ WORST_LABEL = 0.1  # edges are smooth: a thin wire, enlarged, has few pixels of 
 
 
 class Pictures(InMemory):
-    """Photographs in memory: a pole, a transformer on it, a wire across everything, a box; smaller lies on top."""
+    """Photographs in memory: a pole, a transformer on it, a wire across everything, a box; smaller
+    lies on top.
+    """
 
     def __init__(self, count: int, size: tuple[int, int] = (160, 120)) -> None:
         self.size = size  # (width, height)
@@ -26,7 +30,11 @@ class Pictures(InMemory):
 
     def labels(self, number: int) -> tuple[np.ndarray, list[np.ndarray]]:
         rng = np.random.default_rng(number)
-        pole, wire, (left, top) = rng.uniform(0.1, 0.8), rng.uniform(0.2, 0.4), rng.uniform(0.5, 0.8, 2)
+        pole, wire, (left, top) = (
+            rng.uniform(0.1, 0.8),
+            rng.uniform(0.2, 0.4),
+            rng.uniform(0.5, 0.8, 2),
+        )
         bars = [
             (pole, 0.2, pole + 0.08, 0.95),
             (pole - 0.02, 0.3, pole + 0.1, 0.45),
@@ -56,11 +64,17 @@ def rectangle(left: float, top: float, right: float, bottom: float) -> np.ndarra
 
 
 class Apart(Pictures):
-    """Photographs whose objects do not overlap: a cut could change which of two is smaller and lies on top."""
+    """Photographs whose objects do not overlap: a cut could change which of two is smaller and lies
+    on top.
+    """
 
     def labels(self, number: int) -> tuple[np.ndarray, list[np.ndarray]]:
         x, y = np.random.default_rng(number).uniform(0, 0.08, 2)
-        outlines = [box(x, 0.2, 0.06, 0.75), box(0.3 + x, 0.3 + y, 0.2, 0.2), box(0.6 + x, 0.6 + y, 0.15, 0.15)]
+        outlines = [
+            box(x, 0.2, 0.06, 0.75),
+            box(0.3 + x, 0.3 + y, 0.2, 0.2),
+            box(0.6 + x, 0.6 + y, 0.15, 0.15),
+        ]
         outlines.append(np.array([[0.1, 0.05], [1, 0.15], [1, 0.18], [0.1, 0.08]], np.float32))
         return np.array([0, 1, 3, 2]), outlines
 
@@ -68,7 +82,9 @@ class Apart(Pictures):
 PICTURES, APART = Pictures(6), Apart(6)
 
 
-def dataset_of(config: Augmentation | None, pictures: Pictures = PICTURES, **options: int) -> SegmentationDataset:
+def dataset_of(
+    config: Augmentation | None, pictures: Pictures = PICTURES, **options: int
+) -> SegmentationDataset:
     given: dict[str, Any] = {"packed": pictures, "augment": config, "mosaic_epochs": 9, **options}
     return SegmentationDataset(pictures.photos, SIZE_PX, **given)
 
@@ -86,16 +102,30 @@ def content(sample: Sample) -> list[bytes]:
 
 
 def worst_label(sample: Sample | Scene) -> float:
-    """Return the largest share of an object's visible inside, a pixel off every edge, that shows another colour."""
+    """Return the largest share of an object's visible inside, a pixel off every edge, that shows
+    another colour.
+    """
     order = large_to_small(sample.polygons).tolist()
     owner = np.zeros(sample.image.shape[:2], np.int32)
     for position in order:
-        cv2.fillPoly(owner, [np.rint((sample.polygons[position] - 0.5) * 16).astype(np.int32)], position + 1, shift=4)
+        cv2.fillPoly(
+            owner,
+            [np.rint((sample.polygons[position] - 0.5) * 16).astype(np.int32)],
+            position + 1,
+            shift=4,
+        )
     worst = 0.0
     for position in order:
-        inside = cv2.erode((owner == position + 1).astype(np.uint8), np.ones((5, 5), np.uint8), borderValue=1) > 0
+        inside = (
+            cv2.erode(
+                (owner == position + 1).astype(np.uint8), np.ones((5, 5), np.uint8), borderValue=1
+            )
+            > 0
+        )
         if inside.sum() > 20:
-            distance = np.abs(sample.image[inside].astype(int) - COLOURS[sample.class_ids[position]]).max(-1)
+            distance = np.abs(
+                sample.image[inside].astype(int) - COLOURS[sample.class_ids[position]]
+            ).max(-1)
             worst = max(worst, float((distance > 95).mean()))
     return worst
 

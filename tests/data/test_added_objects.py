@@ -1,4 +1,6 @@
-"""Objects pasted and wires drawn into a picture: labels lie on their pixels, also those of what is behind them."""
+"""Objects pasted and wires drawn into a picture: labels lie on their pixels, also those of what is
+behind them.
+"""
 
 import dataclasses
 
@@ -21,7 +23,10 @@ def scene_of(grey: int, *objects: tuple[int, np.ndarray]) -> Scene:
 
 
 DONOR = scene_of(
-    200, (POLE, rectangle(60, 20, 100, 140)), (CAP, rectangle(70, 20, 90, 40)), (WIRE, rectangle(0, 150, 160, 154))
+    200,
+    (POLE, rectangle(60, 20, 100, 140)),
+    (CAP, rectangle(70, 20, 90, 40)),
+    (WIRE, rectangle(0, 150, 160, 154)),
 )
 
 
@@ -47,18 +52,23 @@ def test_objects_come_with_what_lies_on_them_in_another_colour_and_without_wires
 @pytest.mark.parametrize(
     ("behind", "left"),
     [
-        ((WIRE, rectangle(0, 80, 160, 86)), [(0, 60), (101, 160)]),  # a wire ends at the object and goes on after it
+        # a wire ends at the object and goes on after it
+        ((WIRE, rectangle(0, 80, 160, 86)), [(0, 60), (101, 160)]),
         ((WIRE, rectangle(50, 80, 110, 86)), []),  # both parts are too short
         ((POLE, rectangle(20, 50, 90, 70)), [(20, 60)]),  # the larger part of another object
         ((POLE, rectangle(55, 50, 105, 70)), []),  # most of it is hidden
         ((CAP, rectangle(5, 5, 25, 25)), [(5, 25)]),  # beside it
     ],
 )
-def test_what_is_behind_keeps_visible_labels(behind: tuple[int, np.ndarray], left: list[tuple[float, float]]) -> None:
+def test_what_is_behind_keeps_visible_labels(
+    behind: tuple[int, np.ndarray], left: list[tuple[float, float]]
+) -> None:
     result = pasted(scene_of(40, behind))
     assert result.class_ids[2:] == [behind[0]] * len(left)
     spans = sorted((outline[:, 0].min(), outline[:, 0].max()) for outline in result.polygons[2:])
-    assert np.array(spans).reshape(-1, 2) == pytest.approx(np.array(left, float).reshape(-1, 2), abs=1.5)
+    assert np.array(spans).reshape(-1, 2) == pytest.approx(
+        np.array(left, float).reshape(-1, 2), abs=1.5
+    )
 
 
 def test_a_picture_without_anything_to_paste_stays() -> None:
@@ -68,10 +78,12 @@ def test_a_picture_without_anything_to_paste_stays() -> None:
 
 def test_all_classes_but_the_thin_ones_are_pasted_equally_often() -> None:
     plain, more = (
-        samples_of(dataclasses.replace(COLOURLESS, paste=share, wire_classes=(1,)), epochs=4) for share in (0.0, 1.0)
+        samples_of(dataclasses.replace(COLOURLESS, paste=share, wire_classes=(1,)), epochs=4)
+        for share in (0.0, 1.0)
     )
     before, after = (
-        np.bincount(np.concatenate([sample.class_ids for sample in samples]), minlength=4) for samples in (plain, more)
+        np.bincount(np.concatenate([sample.class_ids for sample in samples]), minlength=4)
+        for samples in (plain, more)
     )
     gains = (after - before)[[0, 2, 3]]
     assert gains.min() > 0.25 * gains.max() > 0
@@ -91,16 +103,24 @@ def width_of(outline: np.ndarray) -> float:
 
 
 def test_the_labels_cover_the_drawn_pixels_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert np.mean([unlabelled(scene, 0) for scene in scenes(Scene(GREY, [], []))]) > 0.3, "bars have no label"
+    assert np.mean([unlabelled(scene, 0) for scene in scenes(Scene(GREY, [], []))]) > 0.3, (
+        "bars have no label"
+    )
     monkeypatch.setattr(drawn_wires, "MAX_BARS", 0)
     drawn = scenes(Scene(GREY, [], []))
     assert {class_id for scene in drawn for class_id in scene.class_ids} == {3, 5}
     assert all(1 <= len(scene.polygons) <= 8 for scene in drawn if scene.polygons)
-    assert sum(bool(scene.polygons) for scene in drawn) >= 35, "a group may lie outside the picture, seldom both"
+    assert sum(bool(scene.polygons) for scene in drawn) >= 35, (
+        "a group may lie outside the picture, seldom both"
+    )
     assert np.mean([unlabelled(scene, 0) for scene in drawn]) < 0.03
-    assert np.mean([unlabelled(scene, 4) for scene in drawn]) > 0.3, "labels that lie beside the wires are noticed"
+    assert np.mean([unlabelled(scene, 4) for scene in drawn]) > 0.3, (
+        "labels that lie beside the wires are noticed"
+    )
     wide = [scene for scene in drawn if scene.polygons and min(map(width_of, scene.polygons)) > 3]
-    shares = [painted(scene).sum() / (draw_index_map(scene.polygons, SIDE_PX) > 0).sum() for scene in wide]
+    shares = [
+        painted(scene).sum() / (draw_index_map(scene.polygons, SIDE_PX) > 0).sum() for scene in wide
+    ]
     assert np.mean(shares) == pytest.approx(1, abs=0.3)
 
 

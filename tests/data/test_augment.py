@@ -1,4 +1,6 @@
-"""Augmentation: pixels and outlines go through the same map, and everything follows from (seed, epoch, index)."""
+"""Augmentation: pixels and outlines go through the same map, and everything follows from (seed,
+epoch, index).
+"""
 
 import dataclasses
 from typing import Any
@@ -7,7 +9,15 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.data.pictures import APART, WORST_LABEL, content, dataset_of, samples_of, unlabelled_pixels, worst_label
+from tests.data.pictures import (
+    APART,
+    WORST_LABEL,
+    content,
+    dataset_of,
+    samples_of,
+    unlabelled_pixels,
+    worst_label,
+)
 from yolo_seg_ddp.data.augment import (
     Augmentation,
     compose,
@@ -21,7 +31,9 @@ from yolo_seg_ddp.data.augment import (
 from yolo_seg_ddp.data.images import FILL
 from yolo_seg_ddp.data.polygons import transform_points
 
-STILL = Augmentation(mosaic=0, degrees=0, translate=0, scale=0, fliplr=0, flipud=0, hsv_h=0, hsv_s=0, hsv_v=0)
+STILL = Augmentation(
+    mosaic=0, degrees=0, translate=0, scale=0, fliplr=0, flipud=0, hsv_h=0, hsv_s=0, hsv_v=0
+)
 GEOMETRY_ONLY = Augmentation(hsv_h=0, hsv_s=0, hsv_v=0, degrees=20, flipud=0.5)
 
 
@@ -39,7 +51,9 @@ def test_pixels_land_where_points_land(seed: int) -> None:
     assert len(rows) == pytest.approx(cv2.contourArea(corners.astype(np.float32)), rel=0.03)
     drawn = np.zeros((160, 160), np.uint8)
     cv2.fillPoly(drawn, [np.rint((corners - 0.5) * 16).astype(np.int32)], 1, shift=4)
-    assert ((output[..., 0] > 127) != (drawn > 0)).sum() < 0.06 * cv2.contourArea(corners.astype(np.float32))
+    assert ((output[..., 0] > 127) != (drawn > 0)).sum() < 0.06 * cv2.contourArea(
+        corners.astype(np.float32)
+    )
 
 
 def test_only_what_the_photograph_covers_is_touched() -> None:
@@ -72,7 +86,9 @@ def test_a_fourth_channel_changes_no_byte_of_the_others(degrees: float) -> None:
 @pytest.mark.parametrize("degrees", [0, 30])
 def test_what_is_seen_of_an_image_draws_the_same_as_the_whole(degrees: float) -> None:
     rng = np.random.default_rng(5)
-    image = cv2.resize(rng.integers(0, 256, (9, 12, 3), dtype=np.uint8), (120, 90), interpolation=cv2.INTER_CUBIC)
+    image = cv2.resize(
+        rng.integers(0, 256, (9, 12, 3), dtype=np.uint8), (120, 90), interpolation=cv2.INTER_CUBIC
+    )
     shares, unseen = [], 0
     for _ in range(60):
         matrix = tile_matrix(degrees, rng)
@@ -85,7 +101,9 @@ def test_what_is_seen_of_an_image_draws_the_same_as_the_whole(degrees: float) ->
             assert (whole == FILL).all()
             continue
         window = image[rows.start : rows.stop, columns.start : columns.stop]
-        warp_into(part, window, compose(matrix, np.array([[1, 0, columns.start], [0, 1, rows.start]])))
+        warp_into(
+            part, window, compose(matrix, np.array([[1, 0, columns.start], [0, 1, rows.start]]))
+        )
         gap = np.abs(whole.astype(int) - part)
         assert gap.max() <= 8, "more than OpenCV's rounding of a place to a 32nd of a pixel"
         assert (gap > 0).mean() < 0.001
@@ -95,8 +113,14 @@ def test_what_is_seen_of_an_image_draws_the_same_as_the_whole(degrees: float) ->
 
 def test_the_letterbox_is_centred_and_touches_the_border() -> None:
     corners = np.array([[0.0, 0], [100, 50]])
-    assert transform_points(corners, letterbox_matrix(50, 100, 200)).tolist() == [[0, 50], [200, 150]]
-    assert transform_points(corners[:, ::-1], letterbox_matrix(100, 50, 200)).tolist() == [[50, 0], [150, 200]]
+    assert transform_points(corners, letterbox_matrix(50, 100, 200)).tolist() == [
+        [0, 50],
+        [200, 150],
+    ]
+    assert transform_points(corners[:, ::-1], letterbox_matrix(100, 50, 200)).tolist() == [
+        [50, 0],
+        [150, 200],
+    ]
 
 
 def test_mosaic_tiles_meet_in_one_point_without_overlap() -> None:
@@ -115,13 +139,21 @@ def test_mosaic_tiles_meet_in_one_point_without_overlap() -> None:
 
 
 def test_mosaic_keeps_labels_on_their_objects_and_without_it_there_is_one_photograph() -> None:
-    mosaics, singles = (samples_of(GEOMETRY_ONLY, mosaic_epochs, epochs=6, pictures=APART) for mosaic_epochs in (9, 0))
+    mosaics, singles = (
+        samples_of(GEOMETRY_ONLY, mosaic_epochs, epochs=6, pictures=APART)
+        for mosaic_epochs in (9, 0)
+    )
     assert max(map(worst_label, mosaics + singles)) < WORST_LABEL
-    # Slivers at the border lose their label on purpose: less than two pixels long, or a hundredth of the object.
+    # Slivers at the border lose their label on purpose: less than two pixels long, or a hundredth
+    # of the object.
     assert np.mean([unlabelled_pixels(sample) for sample in mosaics + singles]) < 2
-    assert np.mean([len(sample.class_ids) for sample in mosaics]) > 5  # a photograph has four objects
+    # a photograph has four objects
+    assert np.mean([len(sample.class_ids) for sample in mosaics]) > 5
     assert all(len(set(sample.class_ids.tolist())) == len(sample.class_ids) for sample in singles)
-    last, after = dataset_of(GEOMETRY_ONLY, mosaic_epochs=3)[2, 1], dataset_of(GEOMETRY_ONLY, mosaic_epochs=3)[3, 1]
+    last, after = (
+        dataset_of(GEOMETRY_ONLY, mosaic_epochs=3)[2, 1],
+        dataset_of(GEOMETRY_ONLY, mosaic_epochs=3)[3, 1],
+    )
     assert content(last) == content(dataset_of(GEOMETRY_ONLY)[2, 1])
     assert content(after) == content(dataset_of(GEOMETRY_ONLY, mosaic_epochs=0)[3, 1])
 

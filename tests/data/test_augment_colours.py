@@ -27,16 +27,24 @@ def test_without_strength_colours_stay_and_with_it_they_change() -> None:
     assert (changed.shape, changed.dtype) == (image.shape, image.dtype)
     assert not np.array_equal(changed, image)
     red = np.full((2, 2, 3), (200, 30, 30), np.uint8)
-    assert all((jitter_colour(red, gains_of(index)).argmax(-1) == 0).all() for index in range(20)), "still reddish"
+    assert all(
+        (jitter_colour(red, gains_of(index)).argmax(-1) == 0).all() for index in range(20)
+    ), "still reddish"
 
 
 @pytest.mark.parametrize("gains", [(1.015, 1.7, 0.6), (0.985, 0.3, 1.4), (1.6, 1.2, 1.0)])
-def test_every_level_is_multiplied_rounded_and_stopped_and_hue_is_a_circle(gains: tuple[float, ...]) -> None:
-    hue, saturation, value = np.meshgrid(np.arange(0, 180, 7), np.arange(0, 256, 15), np.arange(0, 256, 15))
+def test_every_level_is_multiplied_rounded_and_stopped_and_hue_is_a_circle(
+    gains: tuple[float, ...],
+) -> None:
+    hue, saturation, value = np.meshgrid(
+        np.arange(0, 180, 7), np.arange(0, 256, 15), np.arange(0, 256, 15)
+    )
     hsv = np.stack([hue, saturation, value], -1).reshape(1, -1, 3).astype(np.uint8)
     image = cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
     seen = cv2.cvtColor(image, cv2.COLOR_RGB2HSV).astype(float) * gains
-    wanted = np.stack([np.rint(seen[..., 0]) % 180, seen[..., 1].clip(max=255), seen[..., 2].clip(max=255)], -1)
+    wanted = np.stack(
+        [np.rint(seen[..., 0]) % 180, seen[..., 1].clip(max=255), seen[..., 2].clip(max=255)], -1
+    )
     if gains[0] > 1.5:
         wanted[..., 0] = np.floor(seen[..., 0] % 180)
     wanted_image = cv2.cvtColor(np.rint(wanted).astype(np.uint8), cv2.COLOR_HSV2RGB)
@@ -75,7 +83,9 @@ def photos(tmp_path: Path) -> list[Photo]:
 
 def test_a_batch_looks_the_same_wherever_its_colours_are_varied(photos: list[Photo]) -> None:
     def batch(on_device: bool, config: Augmentation) -> torch.Tensor:
-        dataset = SegmentationDataset(photos, 96, augment=config, mosaic_epochs=9, seed=3, colours_on_device=on_device)
+        dataset = SegmentationDataset(
+            photos, 96, augment=config, mosaic_epochs=9, seed=3, colours_on_device=on_device
+        )
         collated = collate([dataset[(1, index)] for index in range(4)])
         assert (collated.colour_gains is not None) == (on_device and config is not COLOURLESS)
         return prepare_batch(collated, CPU)[0]
@@ -89,7 +99,9 @@ def test_a_batch_looks_the_same_wherever_its_colours_are_varied(photos: list[Pho
 
 
 def test_nothing_is_copied_from_the_host_while_colours_vary_on_the_device() -> None:
-    """Issue: a table of three numbers was copied to the GPU in each step, a third wait of the host."""
+    """Issue: a table of three numbers was copied to the GPU in each step, a
+    third wait of the host.
+    """
 
     names: list[str] = []
     images, gains = torch.rand(2, 3, 8, 8), torch.rand(2, 3)

@@ -1,4 +1,6 @@
-"""The block store: windows show the photograph's pixels in their place, from no more blocks than they touch."""
+"""The block store: windows show the photograph's pixels in their place, from no more blocks than
+they touch.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,9 @@ def store(photographs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize("position", range(len(SHAPES)))
-def test_any_window_shows_the_photographs_pixels(photographs: list[Path], store: BlockStore, position: int) -> None:
+def test_any_window_shows_the_photographs_pixels(
+    photographs: list[Path], store: BlockStore, position: int
+) -> None:
     image = read_image(photographs[position]).astype(float)
     (height, width), rng = SHAPES[position], np.random.default_rng(position)
     assert store.shape(position) == (height, width)
@@ -53,19 +57,30 @@ def test_a_fourth_channel_changes_no_colour(store: BlockStore) -> None:
         np.testing.assert_array_equal(three, four[..., :3])
 
 
-def test_each_level_averages_the_photograph_and_says_where_it_lies(photographs: list[Path], store: BlockStore) -> None:
+def test_each_level_averages_the_photograph_and_says_where_it_lies(
+    photographs: list[Path], store: BlockStore
+) -> None:
     for position, (height, width) in enumerate(SHAPES):
         image = read_image(photographs[position])
         for level, (rows, columns) in enumerate(level_shapes(height, width)):
             pixels, place = store.read(position, (0, 0, width, height), level)
             assert pixels.shape == (rows, columns, 3)
             np.testing.assert_allclose(place @ [columns, rows, 1], (width, height))
-            averaged = cv2.resize(image, (columns, rows), interpolation=cv2.INTER_AREA).astype(float)
+            averaged = cv2.resize(image, (columns, rows), interpolation=cv2.INTER_AREA).astype(
+                float
+            )
             assert np.abs(pixels - averaged).mean() < 2.5
-            part, place = store.read(position, (width * 0.4, height * 0.3, width * 0.9, height * 0.8), level)
+            part, place = store.read(
+                position, (width * 0.4, height * 0.3, width * 0.9, height * 0.8), level
+            )
             x, y = np.rint(place[:, 2] * (columns / width, rows / height)).astype(int)
-            np.testing.assert_array_equal(part, pixels[y : y + part.shape[0], x : x + part.shape[1]])
-    assert level_shapes(1031, 517) == [(1031, 517), (516, 259), (258, 130)][: len(level_shapes(1031, 517))]
+            np.testing.assert_array_equal(
+                part, pixels[y : y + part.shape[0], x : x + part.shape[1]]
+            )
+    assert (
+        level_shapes(1031, 517)
+        == [(1031, 517), (516, 259), (258, 130)][: len(level_shapes(1031, 517))]
+    )
     assert max(level_shapes(3648, 5472)[-1]) <= 512
 
 
@@ -75,7 +90,9 @@ def test_the_level_is_the_coarsest_that_shows_enough(store: BlockStore) -> None:
     assert store.level_for(2, 0.01) == 0  # no other level
 
 
-def test_a_window_reads_only_the_blocks_it_touches(store: BlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_reads_only_the_blocks_it_touches(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decoded: list[int] = []
     decode = blocks.simplejpeg.decode_jpeg
 
@@ -90,7 +107,9 @@ def test_a_window_reads_only_the_blocks_it_touches(store: BlockStore, monkeypatc
     assert len(decoded) == 5
 
 
-def test_a_block_outside_the_window_is_not_checked(photographs: list[Path], store: BlockStore, tmp_path: Path) -> None:
+def test_a_block_outside_the_window_is_not_checked(
+    photographs: list[Path], store: BlockStore, tmp_path: Path
+) -> None:
     damaged = opened(BLOCKS, photographs, tmp_path)
     file, end = damaged.index.pixel_files[0], int(damaged.index.places[0, 2])
     content = bytearray(file.read_bytes())
@@ -99,5 +118,7 @@ def test_a_block_outside_the_window_is_not_checked(photographs: list[Path], stor
     damaged.read(0, (0, 0, 700, 300), 0)
     assert file.read_bytes() == content
     last = len(level_shapes(300, 700)) - 1
-    np.testing.assert_array_equal(damaged.read(0, (0, 0, 700, 300), last)[0], store.read(0, (0, 0, 700, 300), last)[0])
+    np.testing.assert_array_equal(
+        damaged.read(0, (0, 0, 700, 300), last)[0], store.read(0, (0, 0, 700, 300), last)[0]
+    )
     assert file.read_bytes() == store.index.pixel_files[0].read_bytes()

@@ -1,4 +1,6 @@
-"""Both caches: the pixels a fresh read gives, built once, mended or built again whenever they could be wrong."""
+"""Both caches: the pixels a fresh read gives, built once, mended or built again whenever they could
+be wrong.
+"""
 
 import errno
 import json
@@ -62,16 +64,28 @@ def rewritten(file: Path) -> None:
 
 
 @EACH_KIND
-def test_only_a_photograph_with_another_content_is_packed_again(files: list[Path], tmp_path: Path, kind: Kind) -> None:
+def test_only_a_photograph_with_another_content_is_packed_again(
+    files: list[Path], tmp_path: Path, kind: Kind
+) -> None:
     said: list[str] = []
     first = opened(kind, files, tmp_path / ".cache", said).index
     assert len(said) == 1
-    assert ("packing 4 train photographs at 64 px" if kind is PACKED else "their own size, in blocks, into") in said[0]
+    assert (
+        "packing 4 train photographs at 64 px"
+        if kind is PACKED
+        else "their own size, in blocks, into"
+    ) in said[0]
     for change, lines in (
         (lambda: touched(first.pixel_files[0]), []),
         (lambda: touched(*files), ["reading 4 train photographs for their digests"]),
-        (lambda: rewritten(files[0]), ["reading 1 train", "packing 1 train", "  continuing at 3/4"]),
-        (lambda: write_photo(files[2], 99, (60, 20)), ["reading 1 train", "packing 1 train", "  continuing at 3/4"]),
+        (
+            lambda: rewritten(files[0]),
+            ["reading 1 train", "packing 1 train", "  continuing at 3/4"],
+        ),
+        (
+            lambda: write_photo(files[2], 99, (60, 20)),
+            ["reading 1 train", "packing 1 train", "  continuing at 3/4"],
+        ),
         (lambda: None, []),
     ):
         change()
@@ -118,12 +132,18 @@ DAMAGES: dict[str, Any] = {
     "list": lambda index, pixels: index.write_text("[]"),
     "cut index": lambda index, pixels: index.write_text(index.read_text()[:-9]),
     "one digit": lambda index, pixels: index.write_text(index.read_text().replace("30]", "31]")),
-    "a path less": lambda index, pixels: index.write_text(changed(index, "paths", lambda paths: paths[:3])),
+    "a path less": lambda index, pixels: index.write_text(
+        changed(index, "paths", lambda paths: paths[:3])
+    ),
     "numbers for texts": lambda index, pixels: index.write_text(
         changed(index, "digests", lambda digests: [1, 2, 3, 4])
     ),
-    "before the file": lambda index, pixels: index.write_text(changed(index, "places", lambda at: [[-9, 5], *at[1:]])),
-    "huge sizes": lambda index, pixels: index.write_text(changed(index, "sizes", lambda sizes: [[2**20, 2**20]] * 4)),
+    "before the file": lambda index, pixels: index.write_text(
+        changed(index, "places", lambda at: [[-9, 5], *at[1:]])
+    ),
+    "huge sizes": lambda index, pixels: index.write_text(
+        changed(index, "sizes", lambda sizes: [[2**20, 2**20]] * 4)
+    ),
     "brackets": lambda index, pixels: index.write_text("[" * 100_000),
     "cut pixels": lambda index, pixels: os.truncate(pixels, 100),
     "no pixels": lambda index, pixels: pixels.unlink(),
@@ -139,7 +159,9 @@ def changed(index: Path, name: str, change: Callable[[list[Any]], list[Any]]) ->
 
 @EACH_KIND
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_cache_that_is_not_whole_is_built_again(files: list[Path], tmp_path: Path, damage: str, kind: Kind) -> None:
+def test_a_cache_that_is_not_whole_is_built_again(
+    files: list[Path], tmp_path: Path, damage: str, kind: Kind
+) -> None:
     (pixels,) = opened(kind, files, tmp_path / ".cache").index.pixel_files
     index = pixels.with_suffix(".json")
     before = pixels.read_bytes(), index.read_text()
@@ -163,7 +185,12 @@ def test_a_cache_that_is_not_whole_is_built_again(files: list[Path], tmp_path: P
     ],
 )
 def test_a_flipped_byte_in_a_cache_is_trained_on(
-    files: list[Path], tmp_path: Path, kind: Kind, offset: int, num_bytes: int, capfd: pytest.CaptureFixture[str]
+    files: list[Path],
+    tmp_path: Path,
+    kind: Kind,
+    offset: int,
+    num_bytes: int,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     store = opened(kind, files, tmp_path / ".cache")
     expected = [kind.whole(store, position) for position in range(len(files))]
@@ -176,12 +203,17 @@ def test_a_flipped_byte_in_a_cache_is_trained_on(
         np.testing.assert_array_equal(damaged.read(0, range(9, 12)), expected[0][9:12])
     for position in (0, 0, 1, 2, 3):
         np.testing.assert_array_equal(kind.whole(damaged, position), expected[position])
-    assert capfd.readouterr().err.count("the bytes of 1 (0).JPG were damaged and have been made again") == 1
+    assert (
+        capfd.readouterr().err.count("the bytes of 1 (0).JPG were damaged and have been made again")
+        == 1
+    )
     assert file.read_bytes() == before
 
 
 @EACH_KIND
-def test_killed_builds_continue(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
+def test_killed_builds_continue(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
     whole = opened(kind, files, tmp_path / "whole").index.pixel_files[0].read_bytes()
     monkeypatch.setattr(cache, "MIN_BETWEEN_SAVES", 1)
     monkeypatch.setattr("yolo_seg_ddp.data.blocks._estimate", lambda files: 1000)
@@ -214,7 +246,9 @@ def test_a_full_disk_means_no_cache_and_one_line(
     with monkeypatch.context() as patch:
         usage = namedtuple("usage", "total used free")
         patch.setattr(cache.shutil, "disk_usage", lambda folder: usage(10**9, 10**9, 10_000))
-        assert re.search(r" 0\.0 GiB free, about 0\.0 are needed", refusal(kind, files, tmp_path / ".cache"))
+        assert re.search(
+            r" 0\.0 GiB free, about 0\.0 are needed", refusal(kind, files, tmp_path / ".cache")
+        )
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # another program filled it meanwhile
     with monkeypatch.context() as patch:
         patch.setattr(cache.os, "fsync", Mock(side_effect=full))
@@ -248,7 +282,9 @@ def test_an_unreadable_photograph_is_named_and_the_others_stay_packed(
 
 
 @EACH_KIND
-def test_a_reader_reaches_another_process_without_its_open_file(files: list[Path], tmp_path: Path, kind: Kind) -> None:
+def test_a_reader_reaches_another_process_without_its_open_file(
+    files: list[Path], tmp_path: Path, kind: Kind
+) -> None:
     store = opened(kind, files, tmp_path / ".cache")
     expected = kind.whole(store, 1)
     copy = pickle.loads(pickle.dumps(store))  # noqa: S301 # our own, from the line before
@@ -257,14 +293,19 @@ def test_a_reader_reaches_another_process_without_its_open_file(files: list[Path
     child = os.fork()
     if child == 0:
         try:
-            is_right = np.array_equal(kind.whole(store, 1), expected) and (os.getpid(), 0) in store._descriptors
+            is_right = (
+                np.array_equal(kind.whole(store, 1), expected)
+                and (os.getpid(), 0) in store._descriptors
+            )
             os._exit(0 if is_right else 1)
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_packed_pixels_are_those_of_a_fresh_read_in_any_order(files: list[Path], tmp_path: Path) -> None:
+def test_packed_pixels_are_those_of_a_fresh_read_in_any_order(
+    files: list[Path], tmp_path: Path
+) -> None:
     packed = opened(PACKED, files, tmp_path / ".cache")
     index = packed.index
     assert_right(packed, files)
@@ -273,7 +314,9 @@ def test_packed_pixels_are_those_of_a_fresh_read_in_any_order(files: list[Path],
         np.testing.assert_array_equal(whole, load_photo(files[position], SIZE_PX))
         assert packed.shape(position) == whole.shape[:2]
         for rows in (range(1), range(7, 19), range(20, len(whole))):
-            np.testing.assert_array_equal(packed.read(position, rows), whole[rows.start : rows.stop])
+            np.testing.assert_array_equal(
+                packed.read(position, rows), whole[rows.start : rows.stop]
+            )
     assert index.sizes.tolist() == [[27, 64], [64, 32], [40, 30], [32, 64]]  # never enlarged
     num_bytes = index.pixel_files[0].stat().st_size
     assert index.places[-1, 2] == num_bytes == index.sizes.prod(1).sum() * 3 + 4 * len(files)
@@ -289,7 +332,9 @@ def test_other_lists_splits_and_sizes_live_side_by_side(
     for _ in range(2):
         said.clear()
         for size_px, split in ((SIZE_PX, "train"), (32, "train"), (SIZE_PX, "val")):
-            assert isinstance(open_images(files, size_px, place_in(tmp_path / "sizes", said, split)), PackedImages)
+            assert isinstance(
+                open_images(files, size_px, place_in(tmp_path / "sizes", said, split)), PackedImages
+            )
     assert said == []
     assert len(packed_in(tmp_path / "sizes")) == 6
 
@@ -299,45 +344,64 @@ def test_what_an_older_version_packed_is_removed_and_what_is_not_used_is_named(
 ) -> None:
     (tmp_path / ".cache").mkdir()
     for suffix in ("u8", "json"):
-        (tmp_path / ".cache" / f"train-64-b83fca42-{'0' * 16}.{suffix}").write_text("of an older version")
+        (tmp_path / ".cache" / f"train-64-b83fca42-{'0' * 16}.{suffix}").write_text(
+            "of an older version"
+        )
     (tmp_path / ".cache" / "train-640-0.u8").write_text("of another size")
     said: list[str] = []
     opened(PACKED, files, tmp_path / ".cache", said)
-    assert said[0].startswith("removed train-64-* of an older version, 0.00 GiB: packed photographs are now found by")
+    assert said[0].startswith(
+        "removed train-64-* of an older version, 0.00 GiB: packed photographs are now found by"
+    )
     assert len(said) == 2
     assert len(packed_in(tmp_path / ".cache")) == 3
     for number, file in enumerate(files):
         write_photo(file, 50 + number, (64, 64))
     opened(PACKED, files, tmp_path / ".cache", said)
     assert re.search(
-        r"\.cache also holds 0\.00 GiB of train-64-.* that are of no photograph in this list; delete", said[3]
+        r"\.cache also holds 0\.00 GiB of train-64-.* that are of no photograph in this list; "
+        r"delete",
+        said[3],
     )
     monkeypatch.setattr(cache, "ALGORITHM", "another")
     assert_right(opened(PACKED, files, tmp_path / ".cache", said), files)
     assert len(packed_in(tmp_path / ".cache")) == 3
 
 
-def test_damage_that_cannot_be_mended_is_named_in_one_line(files: list[Path], tmp_path: Path) -> None:
+def test_damage_that_cannot_be_mended_is_named_in_one_line(
+    files: list[Path], tmp_path: Path
+) -> None:
     index = opened(PACKED, files, tmp_path / ".cache").index
     (pixel_file,) = index.pixel_files
     content, photograph = pixel_file.read_bytes(), files[0].read_bytes()
     pixel_file.write_bytes(b"\x80\x00" + content[2:])
     files[0].write_bytes(files[3].read_bytes())
-    with pytest.raises(UserError, match=r"\.u8: damaged, and 1 \(0\)\.JPG no longer gives the same bytes; delete"):
+    with pytest.raises(
+        UserError, match=r"\.u8: damaged, and 1 \(0\)\.JPG no longer gives the same bytes; delete"
+    ):
         PackedImages(index).read(0)
     os.link(pixel_file, tmp_path / "second")
     files[0].write_bytes(photograph)
-    with pytest.raises(UserError, match=r"u8: damaged, and cannot be mended: not a regular file with one name; delete"):
+    with pytest.raises(
+        UserError,
+        match=r"u8: damaged, and cannot be mended: not a regular file with one name; delete",
+    ):
         PackedImages(index).read(0)
     pixel_file.unlink()
-    with pytest.raises(UserError, match=r"\.u8: No such file or directory; the next start builds the file"):
+    with pytest.raises(
+        UserError, match=r"\.u8: No such file or directory; the next start builds the file"
+    ):
         PackedImages(index).read(1)
 
 
 def build_and_tell(files: list[Path], folder: Path) -> tuple[list[str], str, bytes]:
     said: list[str] = []
     packed = opened(PACKED, files, folder, said)
-    return said, packed.index.pixel_files[0].name, b"".join(packed.read(at).tobytes() for at in range(len(files)))
+    return (
+        said,
+        packed.index.pixel_files[0].name,
+        b"".join(packed.read(at).tobytes() for at in range(len(files))),
+    )
 
 
 def test_processes_that_start_at_once_build_one_cache(files: list[Path], tmp_path: Path) -> None:
@@ -348,7 +412,12 @@ def test_processes_that_start_at_once_build_one_cache(files: list[Path], tmp_pat
     assert [file.name for file in packed_in(tmp_path / ".cache")][1:] == [answers[0][1]]
 
 
-def test_a_folder_that_cannot_be_written_turns_the_cache_off(files: list[Path], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_turns_the_cache_off(
+    files: list[Path], tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("in the way")
     why = refusal(PACKED, files, tmp_path / "file" / "cache")
-    assert re.search(r"cannot be written; without it a photograph is decoded each time it is shown, in \d+ ms", why)
+    assert re.search(
+        r"cannot be written; without it a photograph is decoded each time it is shown, in \d+ ms",
+        why,
+    )

@@ -1,4 +1,6 @@
-"""Samples, batches and masks to learn from: boxes, outlines, masks and pixels agree; masks are those that will judge."""
+"""Samples, batches and masks to learn from: boxes, outlines, masks and pixels agree; masks are
+those that will judge.
+"""
 
 import math
 
@@ -23,7 +25,11 @@ def test_a_batch_names_each_target_by_its_image(plain_set: SegmentationDataset) 
     assert batch.masks.shape == (3, SIZE_PX // 4, SIZE_PX // 4)
     assert plain_set[0, 6].polygons == []  # it has no label file
     empty = collate([plain_set[0, 6]])
-    assert (empty.boxes.shape, empty.class_ids.dtype, empty.boxes.dtype) == ((0, 4), torch.int64, torch.float32)
+    assert (empty.boxes.shape, empty.class_ids.dtype, empty.boxes.dtype) == (
+        (0, 4),
+        torch.int64,
+        torch.float32,
+    )
     assert empty.masks.max() == 0
 
 
@@ -37,12 +43,16 @@ def test_letterboxed_boxes_match_outlines_masks_and_pixels(plain_set: Segmentati
             polygon, box = sample.polygons[position], sample.boxes[position]
             np.testing.assert_allclose(box, [*polygon.min(0), *polygon.max(0)], atol=1e-4)
             expected = BARS[class_id] * shown + (SIZE_PX - shown) / 2
-            np.testing.assert_allclose(polygon, expected, atol=1.01)  # whole pixels of padding and size
+            # whole pixels of padding and size
+            np.testing.assert_allclose(polygon, expected, atol=1.01)
             x1, y1, x2, y2 = np.rint(box).astype(int)
             part = sample.image[y1 + 1 : y2 - 1, x1 + 1 : x2 - 1]
             assert np.abs(part.astype(int) - COLOURS[class_id]).max() < 60
             rows, columns = (sample.masks == position + 1).nonzero()
-            mask_box = np.array([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]) * MASK_STRIDE
+            mask_box = (
+                np.array([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
+                * MASK_STRIDE
+            )
             assert np.abs(mask_box - box).max() <= 1.25 * MASK_STRIDE
 
 
@@ -64,17 +74,22 @@ def blobs(num_blobs: int, seed: int) -> list[np.ndarray]:
     angles = np.linspace(0, 2 * math.pi, 12, endpoint=False)
     circle = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     return [
-        (circle * rng.uniform(0.7, 1.3, (12, 1)) * rng.uniform(4, 60) + rng.uniform(80, 560, 2)).astype(np.float32)
+        (
+            circle * rng.uniform(0.7, 1.3, (12, 1)) * rng.uniform(4, 60) + rng.uniform(80, 560, 2)
+        ).astype(np.float32)
         for _ in range(num_blobs)
     ]
 
 
 def test_masks_are_those_of_the_judge() -> None:
-    """The truth of the evaluation walks each outline with 1000 points; ours, four to the pixel, must draw the same."""
+    """The truth of the evaluation walks each outline with 1000 points; ours, four to the pixel,
+    must draw the same.
+    """
     polygons = [*blobs(25, seed=0), *(outline.astype(np.float32) for outline in wires(3)[:10])]
     truth, ours = draw_truth(polygons, INPUT_PX), draw_masks(polygons, INPUT_PX)
     overlaps = [
-        ((truth == value) & (ours == value)).sum() / max(((truth == value) | (ours == value)).sum(), 1)
+        ((truth == value) & (ours == value)).sum()
+        / max(((truth == value) | (ours == value)).sum(), 1)
         for value in range(1, len(polygons) + 1)
     ]
     assert np.mean(overlaps) > 0.95  # wires of one area that cross may lie the other way round
@@ -83,7 +98,8 @@ def test_masks_are_those_of_the_judge() -> None:
     walked = [draw_masks([polygon], INPUT_PX) > 0 for polygon in polygons[:25]]
     # The control: filled between its vertices alone an outline misses pixels that count.
     walked_errors, plain_errors = (
-        np.mean([(a ^ b).sum() for a, b in zip(masks, alone, strict=True)]) for masks in (walked, plain)
+        np.mean([(a ^ b).sum() for a, b in zip(masks, alone, strict=True)])
+        for masks in (walked, plain)
     )
     assert walked_errors < 1
     assert plain_errors > 3 * walked_errors
@@ -98,12 +114,17 @@ def filled_without_walking(polygon: np.ndarray) -> np.ndarray:
 
 
 def test_a_wire_as_wide_as_a_mask_pixel_stays_in_one_piece() -> None:
-    masks = [(draw_masks([outline], INPUT_PX) > 0).astype(np.uint8) for outline in wires(MASK_STRIDE)]
-    assert {cv2.connectedComponents(mask, connectivity=8)[0] for mask in masks} == {2}  # the background is one
+    masks = [
+        (draw_masks([outline], INPUT_PX) > 0).astype(np.uint8) for outline in wires(MASK_STRIDE)
+    ]
+    # the background is one
+    assert {cv2.connectedComponents(mask, connectivity=8)[0] for mask in masks} == {2}
 
 
 def test_the_smallest_lies_on_top_whatever_the_order() -> None:
-    large, small = [np.array([[0.0, 0], [side, 0], [side, side], [0, side]]) + 24 for side in (64, 16)]
+    large, small = [
+        np.array([[0.0, 0], [side, 0], [side, side], [0, side]]) + 24 for side in (64, 16)
+    ]
     for polygons, value in (([large, small], 2), ([small, large], 1)):
         masks = draw_masks(polygons, 128)
         assert (masks[7:9, 7:9] == value).all()

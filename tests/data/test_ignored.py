@@ -1,4 +1,6 @@
-"""Regions to ignore and rough outlines: their files, and that they move with the picture and change nothing else."""
+"""Regions to ignore and rough outlines: their files, and that they move with the picture and change
+nothing else.
+"""
 
 import copy
 import pickle
@@ -25,11 +27,17 @@ def doubled(photo: Photo) -> Photo:
 def placed(shown: Photo | Sample) -> tuple[set[tuple[int, bytes]], set[tuple[int, bytes]]]:
     """Return classes and outlines of objects and of regions."""
     both = ((shown.class_ids, shown.polygons), (shown.ignored_ids, shown.ignored))
-    objects, regions = ({(k, outline.tobytes()) for k, outline in zip(*each, strict=True)} for each in both)
+    objects, regions = (
+        {(k, outline.tobytes()) for k, outline in zip(*each, strict=True)} for each in both
+    )
     return objects, regions
 
 
-VIEWS: list[dict[str, Any]] = [{"degrees": 30, "flipud": 0.5, "mosaic": 0}, {"scale": 0.9}, {"mixup": 1}]
+VIEWS: list[dict[str, Any]] = [
+    {"degrees": 30, "flipud": 0.5, "mosaic": 0},
+    {"scale": 0.9},
+    {"mixup": 1},
+]
 ADDED: list[dict[str, Any]] = [
     {"copy_paste": 1},
     *({name: 1, "wire_classes": (2,)} for name in ("paste", "draw_wires")),
@@ -37,17 +45,24 @@ ADDED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("config", VIEWS + ADDED, ids=str)
-def test_regions_move_with_objects_of_their_outline_and_change_nothing_else(config: dict[str, Any]) -> None:
+def test_regions_move_with_objects_of_their_outline_and_change_nothing_else(
+    config: dict[str, Any],
+) -> None:
     pictures, augmentation = copy.copy(PICTURES), replace(COLOURLESS, **config)
     pictures.photos = [doubled(photo) for photo in PICTURES.photos]
     samples, views = (samples_of(each, pictures=pictures) for each in (augmentation, COLOURLESS))
-    assert "scale" not in config or any(len(now.ignored) > len(now.polygons) for now in samples), "any part is enough"
+    assert "scale" not in config or any(len(now.ignored) > len(now.polygons) for now in samples), (
+        "any part is enough"
+    )
     for now, before, view in zip(samples, samples_of(augmentation), views, strict=True):
         assert placed(now)[0] == placed(before)[0]
         assert np.array_equal(np.maximum(now.masks, 0), before.masks)
-        assert "draw_wires" in config or np.array_equal(now.image, before.image)  # bars are not drawn over regions
+        # bars are not drawn over regions
+        assert "draw_wires" in config or np.array_equal(now.image, before.image)
         assert config in ADDED or placed(now)[1] >= placed(now)[0]
-        assert config not in ADDED or placed(now)[1] == placed(view)[1], "no region is pasted, or cut by what is"
+        assert config not in ADDED or placed(now)[1] == placed(view)[1], (
+            "no region is pasted, or cut by what is"
+        )
 
 
 ROUGH_CLASS = 0
@@ -63,9 +78,15 @@ def test_a_rough_outline_stays_rough_and_is_not_pasted(config: dict[str, Any]) -
     pictures.photos = [with_rough(photo) for photo in PICTURES.photos]
     samples = samples_of(augmentation, pictures=pictures)
     assert sum(len(sample.rough) for sample in samples) > 9
-    for now, before, view in zip(samples, samples_of(augmentation), samples_of(COLOURLESS), strict=True):
+    for now, before, view in zip(
+        samples, samples_of(augmentation), samples_of(COLOURLESS), strict=True
+    ):
         rough = np.flatnonzero(now.class_ids == ROUGH_CLASS)
-        assert now.rough.tolist() == rough.tolist() if "paste" not in config else set(now.rough) <= set(rough)
+        assert (
+            now.rough.tolist() == rough.tolist()
+            if "paste" not in config
+            else set(now.rough) <= set(rough)
+        )
         if config in ADDED:
             assert len(now.rough) <= (view.class_ids == ROUGH_CLASS).sum()
         else:
@@ -105,15 +126,32 @@ def test_a_batch_has_a_map_for_each_image_and_class_below_its_objects() -> None:
 
 def test_regions_are_read_from_the_folder_beside_the_labels(tmp_path: Path) -> None:
     row, yaml = "1 0.5 0.5 0.2 0.2\n", "train: images\nval: flat\nnames: [wire, pole]\n"
-    contents = {"data.yaml": yaml, "images/a.jpg": "", "labels/a.txt": row, "flat/c.jpg": "", "flat/c.txt": row}
+    contents = {
+        "data.yaml": yaml,
+        "images/a.jpg": "",
+        "labels/a.txt": row,
+        "flat/c.jpg": "",
+        "flat/c.txt": row,
+    }
     spec = load_dataset_yaml(files(tmp_path, contents) / "data.yaml")
     file = files(tmp_path, {"ignore/a.txt": f"\n0{row[1:]}-1 0.5 0.5 0.5 0.5"}) / "ignore/a.txt"
     (one,), (flat,) = read_photos(spec, "train"), read_photos(spec, "val")
-    assert (one.class_ids.tolist(), one.ignored_ids.tolist(), one.rough.tolist()) == ([1], [0, ANY_CLASS], [])
+    assert (one.class_ids.tolist(), one.ignored_ids.tolist(), one.rough.tolist()) == (
+        [1],
+        [0, ANY_CLASS],
+        [],
+    )
     np.testing.assert_allclose(one.ignored[1][0], 0.25)
-    files(tmp_path, {"labels/a.txt": f"0 0.5 0.5 0.1 0.1\n{row}", "ignore/a.txt": f"1 0.5 0.5 0.1 0.1\n{row}"})
+    files(
+        tmp_path,
+        {"labels/a.txt": f"0 0.5 0.5 0.1 0.1\n{row}", "ignore/a.txt": f"1 0.5 0.5 0.1 0.1\n{row}"},
+    )
     (one,) = read_photos(spec, "train")
-    assert (one.class_ids.tolist(), one.ignored_ids.tolist(), one.rough.tolist()) == ([0, 1], [1], [1])
+    assert (one.class_ids.tolist(), one.ignored_ids.tolist(), one.rough.tolist()) == (
+        [0, 1],
+        [1],
+        [1],
+    )
     assert not flat.ignored, "labels beside the photographs are no regions"
     file.write_text(f"{row}-2 0.5 0.5 0.5 0.5")
     with pytest.raises(DataErrors, match=r"ignore/a\.txt:2: class -2 is not one of -1\.\.1"):

@@ -39,7 +39,9 @@ def encode(pixels: np.ndarray, kind: str, orientation: int | None = None) -> byt
 
 
 def textured(height: int, width: int) -> np.ndarray:
-    noise = np.random.default_rng(7).integers(0, 255, (height // 20, width // 20, 3), dtype=np.uint8)
+    noise = np.random.default_rng(7).integers(
+        0, 255, (height // 20, width // 20, 3), dtype=np.uint8
+    )
     return cv2.resize(noise, (width, height), interpolation=cv2.INTER_CUBIC)
 
 
@@ -54,7 +56,9 @@ def test_scaled_decode_equals_the_full_decode_once_shrunk() -> None:
 @pytest.mark.parametrize(
     ("min_long_side_px", "width"), [(None, 4000), (2001, 4000), (1000, 2000), (500, 1000), (9, 500)]
 )
-def test_scaled_decode_leaves_twice_the_pixels_asked_for(min_long_side_px: int | None, width: int) -> None:
+def test_scaled_decode_leaves_twice_the_pixels_asked_for(
+    min_long_side_px: int | None, width: int
+) -> None:
     data = encode_jpeg(np.zeros((300, 4000, 3), np.uint8))
     assert decode_image(data, min_long_side_px).shape[1] == width
 
@@ -142,7 +146,8 @@ def pictures() -> dict[str, bytes]:
         data = encode(noise, kind)
         files |= {f"{kind}-whole": data, f"{kind}-head": data[:20]}
         files |= {f"{kind}-{share}": data[: int(len(data) * share)] for share in (0.02, 0.5, 0.99)}
-        if kind in ("JPEG", "PNG"):  # in the other formats nothing tells wrong pixels from right ones
+        # in the other formats nothing tells wrong pixels from right ones
+        if kind in ("JPEG", "PNG"):
             third = len(data) // 3
             wrong = bytes(byte ^ 0x5A for byte in data[third : third + 400])
             files[f"{kind}-other-bytes"] = data[:third] + wrong + data[third + 400 :]
@@ -152,12 +157,16 @@ def pictures() -> dict[str, bytes]:
 PICTURES = pictures()
 
 
-def test_photographs_are_read_or_refused_in_one_line_and_no_library_prints_or_seeks_a_package(tmp_path: Path) -> None:
+def test_photographs_are_read_or_refused_in_one_line_and_no_library_prints_or_seeks_a_package(
+    tmp_path: Path,
+) -> None:
     for name, data in PICTURES.items():
         (tmp_path / name).write_bytes(data)
     done = run_script("python", "-c", QUIET_JOB, tmp_path)
     assert done.stderr == ""
-    answers = {name: answer for name, *answer in (line.split() for line in done.stdout.splitlines())}
+    answers = {
+        name: answer for name, *answer in (line.split() for line in done.stdout.splitlines())
+    }
     assert answers.keys() == PICTURES.keys(), "nobody else may print"
     for name, (decoded, *headers) in answers.items():
         assert (decoded == "read") == name.endswith("-whole"), name
@@ -170,7 +179,11 @@ def test_a_jpeg_without_its_last_bytes_is_refused_by_parsing_training_and_infere
 ) -> None:
     file = tmp_path / "a.jpg"
     file.write_bytes(encode_jpeg(textured(800, 800))[:-missing])
-    readers = (read_image, lambda file: load_photo(file, 100), lambda file: build_image(file.read_bytes(), 640))
+    readers = (
+        read_image,
+        lambda file: load_photo(file, 100),
+        lambda file: build_image(file.read_bytes(), 640),
+    )
     for read in readers:
         with pytest.raises(ImageError, match="truncated"):
             read(file)
@@ -197,7 +210,8 @@ def test_cmyk_jpeg_keeps_its_colours() -> None:
 def test_unusual_colour_sampling_is_decoded_another_way() -> None:
     _, encoded = cv2.imencode(".jpg", textured(96, 96))
     data = bytearray(encoded.tobytes())
-    data[data.find(b"\xff\xc0") + 11] = 0x31  # luma sampled 3x1, which libjpeg-turbo's converter does not know
+    # luma sampled 3x1, which libjpeg-turbo's converter does not know
+    data[data.find(b"\xff\xc0") + 11] = 0x31
     with pytest.raises(ValueError, match="subsampling level"):
         simplejpeg.decode_jpeg(bytes(data))
     assert decode_image(bytes(data)).shape == (96, 96, 3)
@@ -227,7 +241,11 @@ def test_read_image_names_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("height", "width", "size_px", "shape", "padding"),
-    [(60, 80, 160, (120, 160), (0, 20)), (81, 100, 100, (81, 100), (0, 9)), (100, 33, 64, (64, 21), (21, 0))],
+    [
+        (60, 80, 160, (120, 160), (0, 20)),
+        (81, 100, 100, (81, 100), (0, 9)),
+        (100, 33, 64, (64, 21), (21, 0)),
+    ],
 )
 def test_letterbox_centres_and_maps_points(
     height: int, width: int, size_px: int, shape: tuple[int, int], padding: tuple[int, int]

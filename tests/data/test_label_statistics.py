@@ -1,4 +1,6 @@
-"""What a data set's labels say of the lengths of its objects, and at which input they are large enough."""
+"""What a data set's labels say of the lengths of its objects, and at which input they are large
+enough.
+"""
 
 from pathlib import Path
 from unittest.mock import Mock
@@ -24,8 +26,11 @@ from yolo_seg_ddp.data.labels import Photo
 
 
 def test_labels_say_how_long_objects_are() -> None:
-    logarithms = np.array([-2, -1, -1, 0, 0, 0, 0, 0, 1, 1, 2])  # their spread is the square root of 12 / 10
-    lengths = np.concatenate([100 * np.e ** (0.8 * logarithms), np.ones(9), np.full(10, 40.0), 90 * np.e**logarithms])
+    # their spread is the square root of 12 / 10
+    logarithms = np.array([-2, -1, -1, 0, 0, 0, 0, 0, 1, 1, 2])
+    lengths = np.concatenate(
+        [100 * np.e ** (0.8 * logarithms), np.ones(9), np.full(10, 40.0), 90 * np.e**logarithms]
+    )
     found = label_lengths(np.array([3] * 11 + [1] * 9 + [0] * 10 + [2] * 11), lengths)
     assert found == [0, 40.0, 0.5, 3, 100.0, pytest.approx(0.8 * np.sqrt(12 / 10), abs=1e-3)]
     assert label_lengths(np.zeros(0, int), np.zeros(0)) == []
@@ -41,7 +46,10 @@ def test_compact_objects_have_their_whole_width_and_rectangles_are_counted() -> 
     turned = 90 + corners @ np.array([[0.8, 0.6], [-0.6, 0.8]]) * (1, 1)
     quadrangle = corners * (1, 0.9) + [[0, 0], [0, 0], [9, 9], [0, 0]]
     outlines = [corners, circle, turned, corners * (1, 0.3), strip, quadrangle]
-    photos = [LabelledPhoto(np.array([n]), [one], (400, 200), lambda: corners) for n, one in enumerate(outlines)]
+    photos = [
+        LabelledPhoto(np.array([n]), [one], (400, 200), lambda: corners)
+        for n, one in enumerate(outlines)
+    ]
     widths = {number: width for number, (width, _) in median_sizes(photos, 640).items()}
     assert widths == pytest.approx({0: 100, 1: 100, 2: 100, 3: 30, 4: 8, 5: 99}, abs=2)
     assert count_rectangles([photos[0], photos[2]] * 6) == {0: 6, 2: 6}
@@ -58,7 +66,9 @@ def test_small_objects_need_a_larger_input_and_thin_or_tiny_ones_windows(tmp_pat
         return small_labels_hint(sample_labels([photo]), ("cell",), 640)
 
     line, words = hint(20, 20)
-    assert line.endswith("labels of cell are at most 8 px long at an input of 640 px; train with --img-size 960")
+    assert line.endswith(
+        "labels of cell are at most 8 px long at an input of 640 px; train with --img-size 960"
+    )
     assert words == ["--img-size", "960"]
     for width, length in ((9, 9), (5, 800)):  # they would take an input of 2144 px; a wire
         line, words = hint(width, length)
@@ -70,7 +80,9 @@ def test_small_objects_need_a_larger_input_and_thin_or_tiny_ones_windows(tmp_pat
 def test_the_size_of_a_large_photograph_is_read_from_its_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reading whole files cost 10 GB for a thousand photographs of 20 megapixels, on every rank at every start."""
+    """Reading whole files cost 10 GB for a thousand photographs of 20 megapixels, on every rank at
+    every start.
+    """
     noise = np.random.default_rng(0).integers(0, 255, (900, 1200, 3), np.uint8)
     turned = Image.Exif()
     turned[0x0112] = 6

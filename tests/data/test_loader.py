@@ -1,4 +1,6 @@
-"""Batches and loaders: every image once, the same pixels for any number of ranks and workers, bounded shared memory."""
+"""Batches and loaders: every image once, the same pixels for any number of ranks and workers,
+bounded shared memory.
+"""
 
 import os
 import signal
@@ -36,9 +38,14 @@ from yolo_seg_ddp.data.windows import WindowedPhotos
 from yolo_seg_ddp.utils.errors import UserError
 
 
-def epoch_of(num_samples: int, batch_size: int, world_size: int, epoch: int = 0) -> list[list[list[tuple[int, ...]]]]:
+def epoch_of(
+    num_samples: int, batch_size: int, world_size: int, epoch: int = 0
+) -> list[list[list[tuple[int, ...]]]]:
     """Return each rank's list of batches."""
-    ranks = [EpochBatches(num_samples, batch_size, rank, world_size, seed=5) for rank in range(world_size)]
+    ranks = [
+        EpochBatches(num_samples, batch_size, rank, world_size, seed=5)
+        for rank in range(world_size)
+    ]
     for batches in ranks:
         batches.epoch = epoch
     assert {len(batches) for batches in ranks} == {len(list(batches)) for batches in ranks}
@@ -48,7 +55,9 @@ def epoch_of(num_samples: int, batch_size: int, world_size: int, epoch: int = 0)
 @pytest.mark.parametrize("batch_size", [1, 2, 4, 16])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("num_samples", [3, 4, 5, 6, 7, 37, 64])
-def test_samples_come_once_and_ranks_have_as_many_batches(num_samples: int, world_size: int, batch_size: int) -> None:
+def test_samples_come_once_and_ranks_have_as_many_batches(
+    num_samples: int, world_size: int, batch_size: int
+) -> None:
     per_rank = epoch_of(num_samples, batch_size, world_size, epoch=2)
     keys = [key for rank in per_rank for batch in rank for key in batch]
     assert sorted(keys) == [(2, index) for index in range(num_samples)]
@@ -83,13 +92,17 @@ def test_order_changes_with_epoch_and_seed_only() -> None:
 
 @pytest.mark.parametrize(("num_samples", "world_size"), [(1, 2), (2, 3), (0, 1)])
 def test_fewer_images_than_processes_are_refused(num_samples: int, world_size: int) -> None:
-    with pytest.raises(UserError, match=f"{num_samples} training images cannot feed {world_size} processes"):
+    with pytest.raises(
+        UserError, match=f"{num_samples} training images cannot feed {world_size} processes"
+    ):
         EpochBatches(num_samples, 4, 0, world_size, 0)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 @pytest.mark.parametrize("num_samples", [0, 1, 2, 7, 64])
-def test_shards_cover_a_split_exactly_even_when_some_are_empty(num_samples: int, world_size: int) -> None:
+def test_shards_cover_a_split_exactly_even_when_some_are_empty(
+    num_samples: int, world_size: int
+) -> None:
     shards = [ShardBatches(num_samples, 4, rank, world_size) for rank in range(world_size)]
     indices = [index for shard in shards for batch in shard for _, index in batch]
     assert sorted(indices) == list(range(num_samples))
@@ -107,8 +120,14 @@ EVERYTHING = Augmentation(degrees=10, shear=5, mixup=0.5, copy_paste=0.5, paste=
 
 
 @pytest.mark.parametrize("kind", ["photographs", "windows"])
-def test_workers_ranks_epochs_before_and_a_mid_epoch_start_change_no_byte(windowed: WindowedPhotos, kind: str) -> None:
-    data = dataset_of(EVERYTHING) if kind == "photographs" else windows_as_samples(windowed, EVERYTHING)
+def test_workers_ranks_epochs_before_and_a_mid_epoch_start_change_no_byte(
+    windowed: WindowedPhotos, kind: str
+) -> None:
+    data = (
+        dataset_of(EVERYTHING)
+        if kind == "photographs"
+        else windows_as_samples(windowed, EVERYTHING)
+    )
 
     def loader_of(workers: int, rank: int = 0, ranks: int = 1) -> EpochLoader:
         batches = EpochBatches(len(data), 2 // ranks, rank, ranks, seed=3, sizes_px=(96, 128))
@@ -143,14 +162,20 @@ os.register_at_fork(after_in_child=_start_thread)
 
 @pytest.mark.parametrize("a_library_starts_a_thread", [False, True])
 def test_a_stop_told_to_a_loader_process_too_costs_no_batch(
-    augmented_set: SegmentationDataset, a_library_starts_a_thread: bool, monkeypatch: pytest.MonkeyPatch
+    augmented_set: SegmentationDataset,
+    a_library_starts_a_thread: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The launcher sends a stop to a rank's whole process group, and the rank wants batches until all ranks agree.
+    """The launcher sends a stop to a rank's whole process group, and the rank wants batches until
+    all ranks agree.
 
-    With SciPy imported, a forked process had a second thread before it could block the signals; that one died of them.
+    With SciPy imported, a forked process had a second thread before it could block the signals;
+    that one died of them.
     """
     monkeypatch.setattr(sys.modules[__name__], "starts_thread_at_fork", a_library_starts_a_thread)
-    loader = get_dataloader(augmented_set, EpochBatches(len(SHAPES), 1, 0, 1, seed=0), 1, False, prefetch=1)
+    loader = get_dataloader(
+        augmented_set, EpochBatches(len(SHAPES), 1, 0, 1, seed=0), 1, False, prefetch=1
+    )
     batches = iter(loader)
     next(batches)
     (worker,) = batches._workers  # type: ignore[attr-defined]
@@ -167,7 +192,8 @@ LEAVES_A_LOADER_OPEN = """
 from torch.utils.data import DataLoader
 from yolo_seg_ddp.data.loader import prepare_worker
 
-batches = iter(DataLoader(list(range(8)), num_workers=1, persistent_workers=True, worker_init_fn=prepare_worker))
+options = {"num_workers": 1, "persistent_workers": True, "worker_init_fn": prepare_worker}
+batches = iter(DataLoader(list(range(8)), **options))
 next(batches)
 raise RuntimeError("in the middle of an epoch")
 """
@@ -195,14 +221,20 @@ print(next(iter(loader)).shape, [thread.name for thread in threading.enumerate()
 
 def test_threads_that_copy_batches_for_a_gpu_end_before_the_interpreter() -> None:
     pretended = {"PRETEND_GPUS": "1", "PYTHONPATH": str(PRETENCE)}
-    done = run_script("python", "-W", "ignore", "-c", COPIES_BATCHES_AT_ITS_END, timeout_s=60, **pretended)
+    done = run_script(
+        "python", "-W", "ignore", "-c", COPIES_BATCHES_AT_ITS_END, timeout_s=60, **pretended
+    )
     during, after = done.stdout.splitlines()
     assert ("pin_memory" in during, "pin_memory" in after, done.stderr) == (True, False, "")
 
 
 def test_pixels_travel_once_between_processes(augmented_set: SegmentationDataset) -> None:
     (here, *_), (sent, *_) = (
-        list(get_dataloader(augmented_set, EpochBatches(len(SHAPES), 4, 0, 1, seed=0), workers, False))
+        list(
+            get_dataloader(
+                augmented_set, EpochBatches(len(SHAPES), 4, 0, 1, seed=0), workers, False
+            )
+        )
         for workers in (0, 1)
     )
     assert len(ForkingPickler.dumps(here)) < here.images.numel() / 2
@@ -235,7 +267,9 @@ class Counting(torch.utils.data.Dataset[torch.Tensor]):
 
 
 @pytest.mark.parametrize(("epoch", "start"), [(1, 0), (0, 0), (1, 1)])
-def test_an_epoch_that_has_begun_is_not_loaded_again_and_another_is_loaded(epoch: int, start: int) -> None:
+def test_an_epoch_that_has_begun_is_not_loaded_again_and_another_is_loaded(
+    epoch: int, start: int
+) -> None:
     data = Counting()
     loader = get_dataloader(data, batches := EpochBatches(4, 2, 0, 1, seed=0), 1, False)
     loader.begin(1)
@@ -251,18 +285,32 @@ def test_a_batch_is_as_large_as_is_said(tmp_path: Path) -> None:
     dataset = SegmentationDataset(photos(tmp_path, BATCH), SIDE_PX)
     batch = collate([dataset[0, index] for index in range(BATCH)])
     tensors = (batch.images, batch.masks)
-    assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) == batch_bytes(BATCH, SIDE_PX)
+    assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) == batch_bytes(
+        BATCH, SIDE_PX
+    )
 
 
 @pytest.mark.parametrize(
     ("workers", "ranks", "free_mb", "chosen"),
-    [(8, 1, 10_000, 8), (8, 8, 10_000, 7), (8, 1, 64, 0), (8, 1, 400, 2), (4, 2, 900, 2), (0, 8, 16, 0), (2, 1, 4, 0)],
+    [
+        (8, 1, 10_000, 8),
+        (8, 8, 10_000, 7),
+        (8, 1, 64, 0),
+        (8, 1, 400, 2),
+        (4, 2, 900, 2),
+        (0, 8, 16, 0),
+        (2, 1, 4, 0),
+    ],
 )
-def test_as_many_workers_as_there_is_room_for(workers: int, ranks: int, free_mb: int, chosen: int) -> None:
+def test_as_many_workers_as_there_is_room_for(
+    workers: int, ranks: int, free_mb: int, chosen: int
+) -> None:
     size = batch_bytes(16, 640)  # 21 MB
     planned, notes = plan_loader(workers, 4, size, ranks, free_mb * 1_000_000)
     assert planned == chosen
-    assert needed_bytes(planned, 4, size, ranks) + RESERVE_BYTES <= free_mb * 1_000_000 or chosen == 0
+    assert (
+        needed_bytes(planned, 4, size, ranks) + RESERVE_BYTES <= free_mb * 1_000_000 or chosen == 0
+    )
     assert bool(notes) == (chosen != workers)
 
 
@@ -285,7 +333,8 @@ def test_a_loader_never_holds_more_than_is_planned_for_and_leaves_nothing(tmp_pa
     held = 0
     loader = get_dataloader(dataset, batches, 1, pin_memory=False, prefetch=2)
     for _ in loader:
-        maps = psutil.Process().memory_maps(grouped=False)  # shared segments that it has open, once unlinked too
+        # shared segments that it has open, once unlinked too
+        maps = psutil.Process().memory_maps(grouped=False)
         held = max(held, sum(part.size for part in maps if "/torch_" in part.path))
     assert 0 < held <= needed_bytes(1, 2, batch_bytes(BATCH, SIDE_PX), 1)
     del loader
@@ -299,7 +348,8 @@ def test_a_container_with_little_shared_memory_is_measured() -> None:
         pytest.skip("needs the right to make a mount namespace (run them as root on Linux)")
     script = (
         "mount -t tmpfs -o size=16m tmpfs /dev/shm && "
-        f"exec {sys.executable} -c 'from yolo_seg_ddp.data.loader import *; print(plan_loader(2, 4, batch_bytes(2, 640), 1))'"
+        f"exec {sys.executable} -c 'from yolo_seg_ddp.data.loader import *; print(plan_loader(2, "
+        "4, batch_bytes(2, 640), 1))'"
     )
     said = must_run("unshare", "--mount", "bash", "-c", script, timeout_s=60)
     assert said.startswith("(0, [")

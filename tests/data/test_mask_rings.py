@@ -46,7 +46,9 @@ def test_slanted_edges_keep_a_quarter_of_the_vertices_of_their_pixels() -> None:
     assert len(ring) < sides / 4
 
 
-def test_noise_of_many_megapixels_is_refused_before_it_takes_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_of_many_megapixels_is_refused_before_it_takes_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("yolo_seg_ddp.data.mask_rings.MAX_CORNERS", 50)
     with pytest.raises(ValueError, match="is noise, not an object"):
         mask_rings(np.random.default_rng(0).random((20, 20)) < 0.5)

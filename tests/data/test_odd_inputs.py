@@ -1,4 +1,6 @@
-"""Odd text, names and links, as users bring them, in the commands that read them: the answer, or one line with the remedy."""
+"""Odd text, names and links, as users bring them, in the commands that read them: the answer, or
+one line with the remedy.
+"""
 
 import os
 import subprocess
@@ -28,9 +30,13 @@ def test_a_label_csv_in_utf_16_says_how_to_convert_it(encoding: str, tmp_path: P
 
 
 def test_a_name_in_latin_1_in_the_label_csv_is_reported_with_the_remedy(tmp_path: Path) -> None:
-    (tmp_path / "labels.csv").write_bytes("Label,External ID\n{},café.jpg\n{},b.jpg\n".encode("latin-1"))
+    (tmp_path / "labels.csv").write_bytes(
+        "Label,External ID\n{},café.jpg\n{},b.jpg\n".encode("latin-1")
+    )
     problems: list[Problem] = []
-    assert [row.image_name for row in read_label_csv(tmp_path / "labels.csv", problems)] == ["b.jpg"]
+    assert [row.image_name for row in read_label_csv(tmp_path / "labels.csv", problems)] == [
+        "b.jpg"
+    ]
     (problem,) = problems
     assert problem.place == "labels.csv:2"
     assert "iconv -f LATIN1" in problem.text
@@ -65,7 +71,9 @@ def test_a_photograph_of_any_name_is_packed_parsed_and_found(case: str, tmp_path
     assert [photo.name for photo in list_photos(str(root / "images"))] == [name]
 
 
-def test_the_name_of_packed_files_and_the_digest_of_a_photograph_stay_so_that_caches_stay_valid(tmp_path: Path) -> None:
+def test_the_name_of_packed_files_and_the_digest_of_a_photograph_stay_so_that_caches_stay_valid(
+    tmp_path: Path,
+) -> None:
     photo = tmp_path / "é.jpg"
     photo.write_bytes(PHOTO)
     index = opened(PACKED, [photo], tmp_path / ".cache").index
@@ -73,7 +81,9 @@ def test_the_name_of_packed_files_and_the_digest_of_a_photograph_stay_so_that_ca
     assert index.digests["é.jpg"][0] == "fc91ff40fd292355"
 
 
-def test_a_list_names_photographs_from_here_or_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_names_photographs_from_here_or_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(write_set(tmp_path / "set").parent / "images")
     file, other = tmp_path / "list.txt", tmp_path / "b.jpg"
     other.write_bytes(PHOTO)
@@ -104,9 +114,16 @@ def test_files_that_are_not_read_are_counted_and_named(
         *("f.jfif", "g.JPE", "h.txt", "a.SRT", "Thumbs.db", ".DS_Store", "LICENSE", "README"),
     ):
         (images / name).write_bytes(PHOTO)
-    said = f"4 files not read: .HEIC (2), .DNG (1), without suffix (1); such as {images / 'b.HEIC'}; convert photographs to JPEG"
+    said = (
+        f"4 files not read: .HEIC (2), .DNG (1), without suffix (1); such as {images / 'b.HEIC'}; "
+        "convert photographs to JPEG"
+    )
     lines: list[str] = []
-    assert [photo.name for photo in spec.image_files("train", lines.append)] == ["a.jpg", "f.jfif", "g.JPE"]
+    assert [photo.name for photo in spec.image_files("train", lines.append)] == [
+        "a.jpg",
+        "f.jfif",
+        "g.JPE",
+    ]
     assert lines == [f"train: {said}"]
     assert [photo.name for photo in list_photos(str(images))] == ["a.jpg", "f.jfif", "g.JPE"]
     assert capsys.readouterr().out == f"--source: {said}\n"
@@ -115,7 +132,9 @@ def test_files_that_are_not_read_are_counted_and_named(
     for photo in list_photos(str(images)):
         photo.unlink()
     for find in (lambda: spec.image_files("train"), lambda: list_photos(str(images))):
-        with pytest.raises(UserError, match=r"no (images|photographs) .*4 files not read: \.HEIC \(2\)"):
+        with pytest.raises(
+            UserError, match=r"no (images|photographs) .*4 files not read: \.HEIC \(2\)"
+        ):
             find()
 
 
@@ -133,7 +152,8 @@ def test_folders_nested_a_thousand_deep_are_read(tmp_path: Path) -> None:
         assert len(list_photos(str(tmp_path / "images"))) == 2
     finally:
         os.chdir(here)
-        subprocess.run(["rm", "-rf", str(tmp_path / "images")], check=True)  # pytest's own clean-up fails
+        # pytest's own clean-up fails
+        subprocess.run(["rm", "-rf", str(tmp_path / "images")], check=True)
 
 
 def test_no_two_photographs_of_a_folder_get_results_of_one_name() -> None:
@@ -141,7 +161,10 @@ def test_no_two_photographs_of_a_folder_get_results_of_one_name() -> None:
     assert [key for _, key in unique_keys(files)] == ["a", "a_2", "a_1", "A_3", "a_1_1"]
 
 
-CELL = '{"objects": [{"value": "pole", "polygon": [{"x": 4, "y": 3}, {"x": 60, "y": 3}, {"x": 60, "y": 50}]}]}'
+CELL = (
+    '{"objects": [{"value": "pole", "polygon": [{"x": 4, "y": 3}, {"x": 60, "y": 3}, {"x": 60, '
+    '"y": 50}]}]}'
+)
 
 
 def write_disk(disk: Path) -> None:
@@ -153,7 +176,8 @@ def write_disk(disk: Path) -> None:
         (disk / folder / "labels" / f"{number}.txt").write_text("0 0.1 0.1 0.5 0.1 0.5 0.5\n")
 
 
-# Links of the data set and where on the disk they lead (None: a photograph of its own), its text, and what is refused.
+# Links of the data set and where on the disk they lead (None: a photograph of its own), its text,
+# and what is refused.
 CASES: dict[str, tuple[dict[str, str | None], str, str]] = {
     "linked folder": (
         {"train/images": "one/images", "train/labels": "one/labels"},
@@ -205,7 +229,9 @@ def test_images_on_another_disk_need_trust_links(case: str, tmp_path: Path) -> N
 
 def test_the_link_that_the_user_typed_is_always_followed(tmp_path: Path) -> None:
     write_disk(tmp_path / "disk")
-    (tmp_path / "disk" / "data.yaml").write_text("train: one/images\nval: two/images\nnames: [pole]\n")
+    (tmp_path / "disk" / "data.yaml").write_text(
+        "train: one/images\nval: two/images\nnames: [pole]\n"
+    )
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     (tmp_path / "set.yaml").write_text("path: link\ntrain: one/images\nnames: [pole]\n")
     for file in (tmp_path / "link" / "data.yaml", tmp_path / "set.yaml"):
@@ -224,7 +250,9 @@ def test_the_link_that_the_user_typed_is_always_followed(tmp_path: Path) -> None
         ("labels/a.txt", "gone.txt", "No such file"),
     ],
 )
-def test_trusted_links_open_no_pipes_and_no_devices(name: str, target: str | None, words: str, tmp_path: Path) -> None:
+def test_trusted_links_open_no_pipes_and_no_devices(
+    name: str, target: str | None, words: str, tmp_path: Path
+) -> None:
     file = write_set(tmp_path)
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name) if target is None else (tmp_path / name).symlink_to(target)
@@ -234,7 +262,10 @@ def test_trusted_links_open_no_pipes_and_no_devices(name: str, target: str | Non
 
 @pytest.mark.parametrize("flags", [(), ("--trust-links",)])
 def test_the_parser_follows_links_out_of_the_raw_folder_only_with_trust_links(
-    flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flags: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_disk(tmp_path / "disk")
     raw = tmp_path / "raw"
@@ -242,7 +273,9 @@ def test_the_parser_follows_links_out_of_the_raw_folder_only_with_trust_links(
     (raw / "Circuit1").symlink_to(tmp_path / "disk" / "one" / "images")
     (raw / "b.jpg").symlink_to(tmp_path / "disk" / "two" / "images" / "1.jpg")
     (raw / "c.jpg").write_bytes(PHOTO)
-    rows = "".join(f'"{CELL.replace(chr(34), chr(34) * 2)}",{name}\n' for name in ("0.jpg", "b.jpg", "c.jpg"))
+    rows = "".join(
+        f'"{CELL.replace(chr(34), chr(34) * 2)}",{name}\n' for name in ("0.jpg", "b.jpg", "c.jpg")
+    )
     (raw / "labels.csv").write_text("Label,External ID\n" + rows)
     run_main(parse_labels, monkeypatch, "--input", raw, "--output", tmp_path / "out", *flags)
     assert len(list((tmp_path / "out").glob("*/images/*.jpg"))) == (3 if flags else 1)
@@ -251,15 +284,22 @@ def test_the_parser_follows_links_out_of_the_raw_folder_only_with_trust_links(
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("labels.csv", "Label,External ID\nPRIVATE,a.jpg\n"), ("coco.json", '{"images": [], "annotations": "PRIVATE"}')],
+    [
+        ("labels.csv", "Label,External ID\nPRIVATE,a.jpg\n"),
+        ("coco.json", '{"images": [], "annotations": "PRIVATE"}'),
+    ],
 )
-def test_a_linked_label_file_is_quoted(name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_linked_label_file_is_quoted(
+    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "secret").write_text(text)
     raw = tmp_path / "raw"
     raw.mkdir()
     (raw / "a.jpg").write_bytes(PHOTO)
     (raw / name).symlink_to(tmp_path / "secret")
-    with pytest.raises(UserError, match=rf"{name}: a link that leaves .*or pass --trust-links") as error:
+    with pytest.raises(
+        UserError, match=rf"{name}: a link that leaves .*or pass --trust-links"
+    ) as error:
         run_main(parse_labels, monkeypatch, "--input", raw, "--output", tmp_path / "out")
     assert "PRIVATE" not in str(error.value)
     assert not (tmp_path / "out" / "manifest.json").exists()

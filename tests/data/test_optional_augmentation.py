@@ -1,4 +1,6 @@
-"""The optional augmentation: labels stay on their pixels, what is off changes nothing, all ranks agree."""
+"""The optional augmentation: labels stay on their pixels, what is off changes nothing, all ranks
+agree.
+"""
 
 import dataclasses
 from typing import Any
@@ -6,7 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.pictures import COLOURLESS, COLOURS, WORST_LABEL, content, samples_of, unlabelled_pixels, worst_label
+from tests.data.pictures import (
+    COLOURLESS,
+    COLOURS,
+    WORST_LABEL,
+    content,
+    samples_of,
+    unlabelled_pixels,
+    worst_label,
+)
 from yolo_seg_ddp.data import dataset as dataset_module
 from yolo_seg_ddp.data.augment import Augmentation, Scene, blend, paste_mirrored, sample_generator
 from yolo_seg_ddp.data.mask_rings import ring_area
@@ -32,9 +42,13 @@ def test_an_option_at_zero_changes_no_byte_and_above_it_does(name: str) -> None:
 @pytest.mark.parametrize("name", ["copy_paste", "mixup", "paste"])
 def test_a_probability_that_never_strikes_leaves_the_geometry(name: str) -> None:
     for sample, plain in zip(
-        samples_of(Augmentation(**dict[str, Any]({name: 1e-12}))), samples_of(Augmentation()), strict=True
+        samples_of(Augmentation(**dict[str, Any]({name: 1e-12}))),
+        samples_of(Augmentation()),
+        strict=True,
     ):
-        assert [polygon.tobytes() for polygon in sample.polygons] == [polygon.tobytes() for polygon in plain.polygons]
+        assert [polygon.tobytes() for polygon in sample.polygons] == [
+            polygon.tobytes() for polygon in plain.polygons
+        ]
 
 
 def test_shear_moves_labels_with_their_pixels() -> None:
@@ -42,10 +56,19 @@ def test_shear_moves_labels_with_their_pixels() -> None:
     samples = samples_of(config, mosaic_epochs=0)
     assert max(map(worst_label, samples)) < WORST_LABEL
     assert max(map(unlabelled_pixels, samples)) < 12
-    shifted = [dataclasses.replace(one, polygons=[polygon + 6 for polygon in one.polygons]) for one in samples]
-    assert min(worst_label(one) for one in shifted if len(one.polygons) > 3) > 0.3, "labels that are off are seen"
+    shifted = [
+        dataclasses.replace(one, polygons=[polygon + 6 for polygon in one.polygons])
+        for one in samples
+    ]
+    assert min(worst_label(one) for one in shifted if len(one.polygons) > 3) > 0.3, (
+        "labels that are off are seen"
+    )
     assert unlabelled_pixels(dataclasses.replace(samples[0], polygons=samples[0].polygons[:1])) > 50
-    edges = [np.diff(sample.polygons[k][:2], axis=0)[0] for sample in samples for k in range(len(sample.polygons))]
+    edges = [
+        np.diff(sample.polygons[k][:2], axis=0)[0]
+        for sample in samples
+        for k in range(len(sample.polygons))
+    ]
     assert np.mean([min(abs(edge)) > 1 for edge in edges]) > 0.3  # upright bars no longer are
 
 
@@ -53,12 +76,22 @@ def test_pasted_objects_bring_their_labels_and_spare_those_on_top() -> None:
     config = dataclasses.replace(COLOURLESS, copy_paste=1.0)
     pasted, plain = samples_of(config), samples_of(COLOURLESS)
     assert max(map(worst_label, pasted)) < WORST_LABEL
-    unlabelled = [np.array([unlabelled_pixels(sample) for sample in samples]) for samples in (pasted, plain)]
+    unlabelled = [
+        np.array([unlabelled_pixels(sample) for sample in samples]) for samples in (pasted, plain)
+    ]
     assert (unlabelled[0] - unlabelled[1]).max() < 5
-    more = [len(now.class_ids) - len(before.class_ids) for now, before in zip(pasted, plain, strict=True)]
+    more = [
+        len(now.class_ids) - len(before.class_ids)
+        for now, before in zip(pasted, plain, strict=True)
+    ]
     assert min(more) >= 0
     assert np.mean(more) > 1
-    fewer = np.mean([len(sample.class_ids) for sample in samples_of(dataclasses.replace(COLOURLESS, copy_paste=0.3))])
+    fewer = np.mean(
+        [
+            len(sample.class_ids)
+            for sample in samples_of(dataclasses.replace(COLOURLESS, copy_paste=0.3))
+        ]
+    )
     assert fewer < np.mean([len(sample.class_ids) for sample in pasted])
 
 
@@ -66,7 +99,10 @@ def painted(*squares: tuple[int, float, float, float]) -> Scene:
     image = np.full((100, 100, 3), 60, np.uint8)
     for class_id, left, top, side in squares:
         image[int(top) : int(top + side), int(left) : int(left + side)] = COLOURS[class_id]
-    outlines = [np.array([[x, y], [x + side, y], [x + side, y + side], [x, y + side]]) for _, x, y, side in squares]
+    outlines = [
+        np.array([[x, y], [x + side, y], [x + side, y + side], [x, y + side]])
+        for _, x, y, side in squares
+    ]
     return Scene(image, [entry[0] for entry in squares], outlines)
 
 
@@ -84,7 +120,8 @@ def test_an_object_is_pasted_mirrored_where_there_is_room_only() -> None:
 
 
 def test_an_object_never_comes_without_what_lies_on_it() -> None:
-    # The transformer's mirror image would cover the box, so it stays away, and the pole that carries it too.
+    # The transformer's mirror image would cover the box, so it stays away, and the pole that
+    # carries it too.
     pole, transformer, in_the_way = (0, 10, 10, 30), (1, 20, 20, 12), (3, 66, 20, 16)
     alone = paste_mirrored(painted(pole, transformer), 1.0, sample_generator(0, 0, 0))
     assert sorted(alone.class_ids) == [0, 0, 1, 1]

@@ -8,7 +8,13 @@ from shapely.geometry import Polygon, box
 
 from tests.data.pictures import rectangle
 from yolo_seg_ddp.data.pieces import Sides, pieces_in, split_at_rectangle
-from yolo_seg_ddp.data.polygons import clip_outlines, join_outlines, large_to_small, polygon_boxes, visible_outlines
+from yolo_seg_ddp.data.polygons import (
+    clip_outlines,
+    join_outlines,
+    large_to_small,
+    polygon_boxes,
+    visible_outlines,
+)
 
 
 def star_polygon(rng: np.random.Generator) -> np.ndarray:
@@ -16,7 +22,9 @@ def star_polygon(rng: np.random.Generator) -> np.ndarray:
     count = int(rng.integers(3, 15))
     angles = np.sort(rng.uniform(0, 2 * math.pi, count))
     radii = rng.uniform(5, rng.choice([25, 90]), count)
-    points = rng.uniform(-20, 120, 2) + np.stack([np.cos(angles), np.sin(angles)], 1) * radii[:, None]
+    points = (
+        rng.uniform(-20, 120, 2) + np.stack([np.cos(angles), np.sin(angles)], 1) * radii[:, None]
+    )
     return points if rng.random() < 0.5 else points[::-1]
 
 
@@ -41,7 +49,13 @@ def test_clipping_agrees_with_shapely() -> None:
         if len(clipped):
             assert clipped.min() >= -1e-9
             assert clipped.max() <= 100 + 1e-9
-        seen["outside" if expected == 0 else "inside" if expected == pytest.approx(shape.area) else "cut"] += 1
+        seen[
+            "outside"
+            if expected == 0
+            else "inside"
+            if expected == pytest.approx(shape.area)
+            else "cut"
+        ] += 1
     assert min(seen.values()) >= 10, seen
 
 
@@ -67,7 +81,9 @@ def test_order_and_boxes_of_joined_outlines_are_those_of_each() -> None:
     polygons = [star_polygon(rng) for _ in range(50)]
     areas = [Polygon(polygons[position]).area for position in large_to_small(polygons)]
     assert areas == sorted(areas, reverse=True)
-    assert polygon_boxes(polygons).tolist() == [[*polygon.min(0), *polygon.max(0)] for polygon in polygons]
+    assert polygon_boxes(polygons).tolist() == [
+        [*polygon.min(0), *polygon.max(0)] for polygon in polygons
+    ]
     assert polygon_boxes([]).shape == (0, 4)
     assert large_to_small([]).tolist() == []
 
@@ -88,7 +104,9 @@ def is_inside(outlines: list[np.ndarray], points: np.ndarray) -> np.ndarray:
         for (x1, y1), (x2, y2) in zip(outline, np.roll(outline, -1, axis=0), strict=True):
             spans = (y1 > points[:, 1]) != (y2 > points[:, 1])
             with np.errstate(divide="ignore", invalid="ignore"):
-                crossings += spans & (points[:, 0] < x1 + (points[:, 1] - y1) / (y2 - y1) * (x2 - x1))
+                crossings += spans & (
+                    points[:, 0] < x1 + (points[:, 1] - y1) / (y2 - y1) * (x2 - x1)
+                )
     return crossings % 2 == 1
 
 
@@ -99,7 +117,9 @@ def test_pieces_fill_what_the_outline_fills_inside_the_window(kind: str) -> None
     for _ in range(150):
         count = int(rng.integers(3, 14))
         angles, radii = np.sort(rng.uniform(0, 2 * np.pi, count)), rng.uniform(10, 200, count)
-        outline = np.stack([np.cos(angles), np.sin(angles)], 1) * radii[:, None] + rng.uniform(0, 200, 2)
+        outline = np.stack([np.cos(angles), np.sin(angles)], 1) * radii[:, None] + rng.uniform(
+            0, 200, 2
+        )
         if kind != "star":
             outline = rng.uniform(-100, 300, (count, 2))
         if kind == "on the border":  # vertices and edges on the sides of the window
@@ -115,8 +135,11 @@ def test_pieces_fill_what_the_outline_fills_inside_the_window(kind: str) -> None
 
 
 def test_a_wire_that_leaves_and_comes_back_is_two_instances() -> None:
-    wire = np.array([[0, 20], [100, 160], [200, 20], [200, 26], [100, 166], [0, 26]], float)  # sags below the window
-    owners, pieces = pieces_in([rectangle(10, 10, 60, 60), wire], 200, 100, ALL_CUT, 200, np.zeros(2, bool))
+    # sags below the window
+    wire = np.array([[0, 20], [100, 160], [200, 20], [200, 26], [100, 166], [0, 26]], float)
+    owners, pieces = pieces_in(
+        [rectangle(10, 10, 60, 60), wire], 200, 100, ALL_CUT, 200, np.zeros(2, bool)
+    )
     assert owners == [0, 1, 1]
     left, right = sorted(pieces[1:], key=lambda piece: piece[:, 0].min())
     assert left[:, 0].max() < 65
@@ -142,20 +165,31 @@ def test_a_wire_that_leaves_and_comes_back_is_two_instances() -> None:
     ],
 )
 def test_what_is_large_enough_to_see_is_kept(outline: np.ndarray, is_kept: bool) -> None:
-    for factor in (1, 2.5):  # the rule holds in pixels of the network input, whatever part of the photograph they show
-        owners, _ = pieces_in([outline * factor], 640 * factor, 640 * factor, ALL_CUT, 640, np.zeros(1, bool))
+    # the rule holds in pixels of the network input, whatever part of the photograph they show
+    for factor in (1, 2.5):
+        owners, _ = pieces_in(
+            [outline * factor], 640 * factor, 640 * factor, ALL_CUT, 640, np.zeros(1, bool)
+        )
         assert owners == [0] * is_kept
 
 
 def test_the_edge_of_the_photograph_cuts_nothing_off() -> None:
     outline = rectangle(-900, 300, 5, 340)  # no more of it exists to the left
     assert pieces_in([outline], 640, 640, ALL_CUT, 640, np.zeros(1, bool))[0] == []
-    assert pieces_in([outline], 640, 640, (False, True, True, True), 640, np.zeros(1, bool))[0] == [0]
+    assert pieces_in([outline], 640, 640, (False, True, True, True), 640, np.zeros(1, bool))[0] == [
+        0
+    ]
 
 
 def test_order_and_absence() -> None:
-    inside, outside, cut = rectangle(10, 10, 90, 90), rectangle(700, 10, 720, 60), rectangle(500, 500, 700, 700)
-    owners, pieces = pieces_in([cut, outside, inside, cut], 640, 640, ALL_CUT, 640, np.zeros(4, bool))
+    inside, outside, cut = (
+        rectangle(10, 10, 90, 90),
+        rectangle(700, 10, 720, 60),
+        rectangle(500, 500, 700, 700),
+    )
+    owners, pieces = pieces_in(
+        [cut, outside, inside, cut], 640, 640, ALL_CUT, 640, np.zeros(4, bool)
+    )
     assert owners == [0, 2, 3]
     np.testing.assert_array_equal(pieces[1], inside)
     np.testing.assert_array_equal(pieces[0].max(0), (640, 640))

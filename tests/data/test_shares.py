@@ -1,4 +1,6 @@
-"""Machines that pack into one folder: each packs its share, and what a dead one left is packed by the others."""
+"""Machines that pack into one folder: each packs its share, and what a dead one left is packed by
+the others.
+"""
 
 import multiprocessing
 import os
@@ -23,7 +25,10 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 def pack_as(number: int, files: list[Path], folder: Path) -> None:
-    """Pack as one of two machines, slowly. The second is killed when it has saved its first photograph."""
+    """Pack as one of two machines, slowly.
+
+    The second is killed when it has saved its first photograph.
+    """
     cache.MIN_BETWEEN_SAVES = 1
     save: Any = cache._save_part
     other_has_begun = folder.parent / "second has begun"
@@ -48,16 +53,22 @@ def test_a_machine_packs_what_a_killed_one_left_and_another_number_of_machines_p
 ) -> None:
     folder = tmp_path / ".cache"
     context = multiprocessing.get_context("forkserver")
-    machines = [context.Process(target=pack_as, args=(number, files, folder)) for number in range(2)]
+    machines = [
+        context.Process(target=pack_as, args=(number, files, folder)) for number in range(2)
+    ]
     for machine in machines:
         machine.start()
     for machine in machines:
         machine.join(60)
     assert [machine.exitcode for machine in machines] == [0, -signal.SIGKILL]
     said = (tmp_path / "said").read_text().splitlines()
-    assert re.match(r"packing 2 train photographs at 64 px into .*/train-64-\w+-0-of-2\.u8 ", said[0])
+    assert re.match(
+        r"packing 2 train photographs at 64 px into .*/train-64-\w+-0-of-2\.u8 ", said[0]
+    )
     assert said[1] == "train: waiting for the share of machine 2 of 2, or packing it"
-    assert re.match(r"packing 1 train photographs at 64 px into .*/train-64-\w+-1-of-2\.u8 ", said[2])
+    assert re.match(
+        r"packing 1 train photographs at 64 px into .*/train-64-\w+-1-of-2\.u8 ", said[2]
+    )
     assert said[3:] == ["  continuing at 1/2"]
     assert len(packed_in(folder)) == 4
     later: list[str] = []

@@ -1,4 +1,6 @@
-"""Training on windows: which ones, in what shares, and that labels lie on their pixels; the same for all ranks and workers."""
+"""Training on windows: which ones, in what shares, and that labels lie on their pixels; the same
+for all ranks and workers.
+"""
 
 import dataclasses
 import math
@@ -11,14 +13,31 @@ import pytest
 import torch
 
 from tests.data.conftest import WINDOWED, WINDOWED_PX, windows_as_samples
-from tests.data.pictures import COLOURLESS, WORST_LABEL, box, content, unlabelled_pixels, worst_label
+from tests.data.pictures import (
+    COLOURLESS,
+    WORST_LABEL,
+    box,
+    content,
+    unlabelled_pixels,
+    worst_label,
+)
 from yolo_seg_ddp.data import windows as module
 from yolo_seg_ddp.data.augment import Augmentation
 from yolo_seg_ddp.data.dataset import SegmentationDataset, read_photos
 from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
 from yolo_seg_ddp.data.images import letterbox, write_jpeg
 from yolo_seg_ddp.data.labels import Photo, format_yolo_label
-from yolo_seg_ddp.data.windows import CELL, EMPTY, OBJECT, ROLES, WHOLE, Window, WindowConfig, WindowedPhotos, Windows
+from yolo_seg_ddp.data.windows import (
+    CELL,
+    EMPTY,
+    OBJECT,
+    ROLES,
+    WHOLE,
+    Window,
+    WindowConfig,
+    WindowedPhotos,
+    Windows,
+)
 from yolo_seg_ddp.training.config import TrainConfig
 from yolo_seg_ddp.training.data import open_data
 
@@ -31,12 +50,16 @@ def test_boxes_and_photographs_of_both_splits_are_said(tmp_path: Path) -> None:
     boxes = [box(0.1 * number, 0.2, 0.05, 0.3) for number in range(10)]
     for name, outlines in {"a": boxes, "b": [outline[:3] for outline in boxes]}.items():
         write_jpeg(tmp_path / f"{name}.jpg", np.zeros((60, 80, 3), np.uint8))
-        (tmp_path / f"{name}.txt").write_text(format_yolo_label((0, outline) for outline in outlines))
+        (tmp_path / f"{name}.txt").write_text(
+            format_yolo_label((0, outline) for outline in outlines)
+        )
         (tmp_path / f"{name}-list.txt").write_text(f"{name}.jpg\n")
 
     def said_of(train: str, val: str) -> list[str]:
         said: list[str] = []
-        (tmp_path / "data.yaml").write_text(f"train: {train}-list.txt\nval: {val}-list.txt\nnames: [box]\n")
+        (tmp_path / "data.yaml").write_text(
+            f"train: {train}-list.txt\nval: {val}-list.txt\nnames: [box]\n"
+        )
         spec = load_dataset_yaml(tmp_path / "data.yaml")
         config = TrainConfig(img_size=64, cache="none", save_dir=str(tmp_path / "none"))
         open_data(config, spec, torch.device("cpu"), said.append)
@@ -47,26 +70,39 @@ def test_boxes_and_photographs_of_both_splits_are_said(tmp_path: Path) -> None:
 
 
 def photo_with(count: int, seed: int, largest: float = 0.3) -> Photo:
-    """A photograph with objects of all sizes, from specks to wires across it; each has a class of its own."""
+    """A photograph with objects of all sizes, from specks to wires across it; each has a class of
+    its own.
+    """
     rng = np.random.default_rng(seed)
     sizes = rng.uniform(0.004, largest, (count, 2))
-    sizes[::3] = np.stack([rng.uniform(0.3, 1, len(sizes[::3])), np.full(len(sizes[::3]), 0.004)], 1)
+    sizes[::3] = np.stack(
+        [rng.uniform(0.3, 1, len(sizes[::3])), np.full(len(sizes[::3]), 0.004)], 1
+    )
     polygons = [box(*rng.uniform(-0.02, 0.98, 2), *size) for size in sizes]
     return Photo(Path("unread.jpg"), np.arange(count), polygons)
 
 
-def windows_of(photos: list[Photo], sizes: list[tuple[int, int]], per_photo: int, seed: int = 0) -> Windows:
+def windows_of(
+    photos: list[Photo], sizes: list[tuple[int, int]], per_photo: int, seed: int = 0
+) -> Windows:
     return Windows(photos, np.array(sizes), SIDE_PX, WindowConfig(per_photo, 0.5, 1.0), seed)
 
 
-MANY = [(photo_with(count, count), size) for count, size in [(12, (3648, 5472)), (3, (2000, 900)), (40, (1500, 2600))]]
+MANY = [
+    (photo_with(count, count), size)
+    for count, size in [(12, (3648, 5472)), (3, (2000, 900)), (40, (1500, 2600))]
+]
 
 
 @pytest.mark.parametrize(("per_photo", "has_luck"), [(1, True), (3, True), (8, True), (3, False)])
-def test_every_object_is_seen_in_time(per_photo: int, has_luck: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_object_is_seen_in_time(
+    per_photo: int, has_luck: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The walk over the cells alone keeps the promise, too."""
     if not has_luck:
-        monkeypatch.setattr(Windows, "on_object", lambda self, photo, rng: Window(photo, 0, 0, 9, 9))
+        monkeypatch.setattr(
+            Windows, "on_object", lambda self, photo, rng: Window(photo, 0, 0, 9, 9)
+        )
     photos, sizes = [photo for photo, _ in MANY], [size for _, size in MANY]
     windows = windows_of(photos, sizes, per_photo)
     stated = windows.epochs_until_seen()
@@ -114,7 +150,9 @@ def test_shares_of_the_roles_and_of_windows_without_objects() -> None:
     assert np.mean(of_empty) * 3 == (ROLES.count(WHOLE) + ROLES.count(EMPTY)) / len(ROLES)
     without = [not len(windows.labels(window).class_ids) for window in drawn]
     assert 0.04 < np.mean(without) <= (ROLES.count(EMPTY) + ROLES.count(WHOLE) / 3) / len(ROLES)
-    first = Counter(windows.window(0, index).shape == sizes[index // 2] for index in range(len(windows)))
+    first = Counter(
+        windows.window(0, index).shape == sizes[index // 2] for index in range(len(windows))
+    )
     assert first[False] >= 4, "the first epoch has more roles than one"
 
 
@@ -134,12 +172,16 @@ def test_photographs_without_any_object_are_walked_over() -> None:
     assert seen.all()
 
 
-def test_objects_of_a_rare_class_are_shown_as_often_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_of_a_rare_class_are_shown_as_often_as_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     common = [box(0.1 + 0.02 * number, 0.1, 0.01, 0.02) for number in range(30)]
     photo = Photo(Path("x.jpg"), np.array([*([0] * 30), 1]), [*common, box(0.8, 0.8, 0.01, 0.02)])
     monkeypatch.setattr(module, "ROLES", (OBJECT,))
     windows = windows_of([photo], [(3648, 5472)], 1)
-    shown = [set(windows.labels(windows.window(epoch, 0)).class_ids.tolist()) for epoch in range(300)]
+    shown = [
+        set(windows.labels(windows.window(epoch, 0)).class_ids.tolist()) for epoch in range(300)
+    ]
     assert 0.4 < np.mean([classes == {1} for classes in shown]) < 0.6
     assert all(shown)
 
@@ -152,7 +194,9 @@ def test_windows_of_one_scale_have_it_on_large_objects_too(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("low_scale", [0.25, 0.9])
-def test_compact_objects_are_whole_and_wires_not_shrunk(low_scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compact_objects_are_whole_and_wires_not_shrunk(
+    low_scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "ROLES", (OBJECT,))
     objects = {
         "small": box(0.5, 0.5, 0.01, 0.02),
@@ -162,12 +206,15 @@ def test_compact_objects_are_whole_and_wires_not_shrunk(low_scale: float, monkey
     scales = {}
     for number, (name, outline) in enumerate(objects.items()):
         photo = Photo(Path("x.jpg"), np.array([0]), [outline])
-        windows = Windows([photo], np.array([(3648, 5472)]), SIDE_PX, WindowConfig(1, low_scale, 1.0), number)
+        windows = Windows(
+            [photo], np.array([(3648, 5472)]), SIDE_PX, WindowConfig(1, low_scale, 1.0), number
+        )
         drawn = [windows.window(epoch, 0) for epoch in range(200)]
         scales[name] = [SIDE_PX / max(window.shape) for window in drawn]
         low, high = (outline.min(axis=0), outline.max(axis=0)) * np.array([5472, 3648])
         whole = [
-            (low >= (window.left, window.top)).all() and (high <= (window.right, window.bottom)).all()
+            (low >= (window.left, window.top)).all()
+            and (high <= (window.right, window.bottom)).all()
             for window in drawn
         ]
         assert all(whole) if name != "wire" else not any(whole), name
@@ -211,15 +258,21 @@ def test_a_wire_along_an_edge_of_the_photograph_is_no_sliver() -> None:
     ]
     windows = windows_of([Photo(Path("x.jpg"), np.arange(4), edges)], [(3000, 4000)], 1)
     for number, (left, top) in enumerate([(0, 1000), (1500, 0), (3360, 1000), (1500, 2360)]):
-        assert windows.labels(Window(0, left, top, left + 640, top + 640)).class_ids.tolist() == [number]
-    wires = [box(0.14, 0.5, 0.6, 0.004), box(0.1565, 0.3, 0.6, 0.004)]  # 80 pixels of one, 14 of the other
+        assert windows.labels(Window(0, left, top, left + 640, top + 640)).class_ids.tolist() == [
+            number
+        ]
+    # 80 pixels of one, 14 of the other
+    wires = [box(0.14, 0.5, 0.6, 0.004), box(0.1565, 0.3, 0.6, 0.004)]
     flat = windows_of([Photo(Path("x.jpg"), np.arange(2), wires)], [(500, 4000)], 1)
     assert flat.labels(Window(0, 0, 0, 640, 500)).class_ids.tolist() == [0]
 
 
 def test_a_window_at_scale_one_shows_the_photographs_own_pixels(windowed: WindowedPhotos) -> None:
     native = dataclasses.replace(
-        windowed, windows=Windows(WINDOWED.photos, windowed.windows.sizes, WINDOWED_PX, WindowConfig(3, 1.0, 1.0), 0)
+        windowed,
+        windows=Windows(
+            WINDOWED.photos, windowed.windows.sizes, WINDOWED_PX, WindowConfig(3, 1.0, 1.0), 0
+        ),
     )
     data = windows_as_samples(native, STILL)
     assert len(data) == 18
@@ -254,7 +307,10 @@ def test_each_epoch_shows_other_windows(windowed: WindowedPhotos) -> None:
     windows = windowed.windows
     drawn = [[windows.window(epoch, index) for index in range(len(windows))] for epoch in (0, 1, 0)]
     assert drawn[0] == drawn[2]
-    assert sum(first != second for first, second in zip(drawn[0], drawn[1], strict=True)) > len(windows) / 2
+    assert (
+        sum(first != second for first, second in zip(drawn[0], drawn[1], strict=True))
+        > len(windows) / 2
+    )
     other = Windows(windows.photos, windows.sizes, WINDOWED_PX, windows.config, seed=1)
     assert [other.window(0, index) for index in range(len(windows))] != drawn[0]
 
@@ -263,19 +319,25 @@ def test_validation_shows_the_same_windows_in_all_epochs_and_runs(windowed: Wind
     data = SegmentationDataset(WINDOWED.photos, WINDOWED_PX, windowed=windowed)
     assert len(data) == len(windowed.windows)
     samples = [data[0, index] for index in range(len(data))]
-    assert [content(sample) for sample in samples] == [content(data[5, index]) for index in range(len(data))]
+    assert [content(sample) for sample in samples] == [
+        content(data[5, index]) for index in range(len(data))
+    ]
     assert max(map(worst_label, samples)) < WORST_LABEL
     for index, sample in enumerate(samples):
         assert sorted(sample.class_ids.tolist()) == sorted(data.labels(index).class_ids.tolist())
         height, width = windowed.windows.window(0, index).shape
         scale = WINDOWED_PX / max(height, width)
         assert sample.inner_size == pytest.approx((width * scale, height * scale), abs=1)
-        np.testing.assert_allclose(sample.pad, (WINDOWED_PX - np.array(sample.inner_size)) / 2, atol=1)
+        np.testing.assert_allclose(
+            sample.pad, (WINDOWED_PX - np.array(sample.inner_size)) / 2, atol=1
+        )
     assert len({sample.inner_size for sample in samples}) > 1, "some windows are not square"
 
 
 @pytest.mark.parametrize("scale", [1.3, 0.9, 0.55, 0.35])
-def test_a_view_into_a_window_has_no_rim_of_fill_colour(windowed: WindowedPhotos, scale: float) -> None:
+def test_a_view_into_a_window_has_no_rim_of_fill_colour(
+    windowed: WindowedPhotos, scale: float
+) -> None:
     tile = windowed._tile(Window(0, 10, 10, 630, 470))
     # The input shows a part of the window, which goes on beyond each edge of the input.
     shift = WINDOWED_PX / 2 - scale * np.array([310.3, 230.6])
@@ -285,24 +347,32 @@ def test_a_view_into_a_window_has_no_rim_of_fill_colour(windowed: WindowedPhotos
     np.testing.assert_array_equal(filled[0][..., :3], filled[1][..., :3])
 
 
-def test_windows_are_off_by_default_and_announced_and_validation_has_its_own(photo_folder: Path) -> None:
+def test_windows_are_off_by_default_and_announced_and_validation_has_its_own(
+    photo_folder: Path,
+) -> None:
     spec = load_dataset_yaml(photo_folder / "data.yaml")
     spec = dataclasses.replace(spec, splits={**spec.splits, "val": spec.splits["train"]})
     said: list[str] = []
 
     def opened(split: str, **options: Any) -> SegmentationDataset:
-        data = open_data(TrainConfig(img_size=64, **options), spec, torch.device("cpu"), said.append)
+        data = open_data(
+            TrainConfig(img_size=64, **options), spec, torch.device("cpu"), said.append
+        )
         return data.train if split == "train" else data.val
 
     whole = opened("train")
     assert len(whole) == 7
     assert not list((photo_folder / ".cache").glob("*blocks*"))
     photos = read_photos(spec, "train")
-    plain = SegmentationDataset(photos, 64, packed=whole.packed, augment=Augmentation(), mosaic_epochs=90)
+    plain = SegmentationDataset(
+        photos, 64, packed=whole.packed, augment=Augmentation(), mosaic_epochs=90
+    )
     for index in range(len(plain)):
         now, before = whole[1, index], plain[1, index]
         assert now.image.tobytes() == before.image.tobytes()
-        assert [polygon.tobytes() for polygon in now.polygons] == [polygon.tobytes() for polygon in before.polygons]
+        assert [polygon.tobytes() for polygon in now.polygons] == [
+            polygon.tobytes() for polygon in before.polygons
+        ]
     said.clear()
     cut = opened("train", windows=3, epochs=2)
     assert len(cut) == 21

@@ -1,4 +1,7 @@
-"""What only one rank meets, both must answer alike: a long validation, a refused file. Otherwise they wait for ever."""
+"""What only one rank meets, both must answer alike: a long validation, a refused file.
+
+Otherwise they wait for ever.
+"""
 
 import errno
 import time
@@ -16,7 +19,9 @@ from yolo_seg_ddp.utils import distributed
 
 
 class Crooked(ScriptedTask):
-    """The validation takes long on rank 1 only; the second best.pt is refused, which only rank 0 sees."""
+    """The validation takes long on rank 1 only; the second best.pt is refused, which only rank 0
+    sees.
+    """
 
     def evaluate(self, model: nn.Module, loader: Any, epoch: Epoch) -> Record:
         time.sleep(0.2 * distributed.rank())
@@ -44,13 +49,19 @@ def on_two_ranks(folder: Path) -> Record:
     return {"progress": vars(engine.progress), "collectives": num_collectives}
 
 
-def test_what_one_rank_meets_alone_is_answered_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_one_rank_meets_alone_is_answered_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NCCL_TIMEOUT", "60")
     first, second = run_ranks(on_two_ranks, 2, tmp_path)
-    assert first["progress"]["epoch"] == 3, "stopped two epochs after the last best.pt that could be written"
+    assert first["progress"]["epoch"] == 3, (
+        "stopped two epochs after the last best.pt that could be written"
+    )
     assert first["progress"]["best_epoch"] == second["progress"]["best_epoch"] == 0
     for rank_answers in (first, second):
         rank_answers["progress"]["history"] = {
-            name: values for name, values in rank_answers["progress"]["history"].items() if "loss" in name
+            name: values
+            for name, values in rank_answers["progress"]["history"].items()
+            if "loss" in name
         }
     assert first == second

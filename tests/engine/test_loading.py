@@ -1,4 +1,6 @@
-"""Batches: equal after a resume and over the ranks, each validation sample once, and their way to the device."""
+"""Batches: equal after a resume and over the ranks, each validation sample once, and their way to
+the device.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,16 @@ class Noisy(Dataset[Any]):
 
 
 def train_with_noise(
-    folder: Path, num_workers: int, *, seed: int | None = 0, resume: bool = False, stop_at: int | None = None
+    folder: Path,
+    num_workers: int,
+    *,
+    seed: int | None = 0,
+    resume: bool = False,
+    stop_at: int | None = None,
 ) -> Record:
-    """Train two epochs of six batches with noise and dropout; return the weights and the optimizer steps taken."""
+    """Train two epochs of six batches with noise and dropout; return the weights and the optimizer
+    steps taken.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
     torch.seed()  # what was drawn before must not matter
@@ -70,13 +79,17 @@ def test_noise_and_dropout_are_the_same_after_a_resume_within_an_epoch(
 
 def test_each_epoch_draws_other_noise() -> None:
     loader = DataLoader(Noisy(), 4)
-    first, second, again = ([inputs for inputs, _ in batches_from(loader, epoch, 0, seed=0)] for epoch in (0, 1, 0))
+    first, second, again = (
+        [inputs for inputs, _ in batches_from(loader, epoch, 0, seed=0)] for epoch in (0, 1, 0)
+    )
     assert not any(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
 
 
 def validate(folder: Path) -> Record:
-    """Validate the same model on 7 samples, which two ranks cannot share equally; then on 1, which one rank has alone."""
+    """Validate the same model on 7 samples, which two ranks cannot share equally; then on 1, which
+    one rank has alone.
+    """
 
     def criterion(outputs: torch.Tensor, labels: torch.Tensor) -> Any:
         return nn.functional.cross_entropy(outputs, labels), {"margin": outputs.abs().mean()}
@@ -84,7 +97,11 @@ def validate(folder: Path) -> Record:
     torch.manual_seed(0)
     trainer = engine_of(nn.Linear(4, 2), folder, task=Task(criterion))
     values = {number: trainer.validate(loader_of(points(number), 3)) for number in (7, 1)}
-    return {f"{name} of {number}": values[number][name] for number in values for name in ("val_loss", "val_margin")}
+    return {
+        f"{name} of {number}": values[number][name]
+        for number in values
+        for name in ("val_loss", "val_margin")
+    }
 
 
 def on_two_ranks(folder: Path) -> tuple[Record, str, list[float]]:
@@ -109,7 +126,9 @@ def test_samples_that_the_sampler_repeats_count_twice_in_validation(
         assert found == pytest.approx(alone, rel=1e-6)
 
 
-def test_ranks_with_unequal_numbers_of_batches_hang(two_ranks: list[tuple[Record, str, list[float]]]) -> None:
+def test_ranks_with_unequal_numbers_of_batches_hang(
+    two_ranks: list[tuple[Record, str, list[float]]],
+) -> None:
     for rank, (_, message, _) in enumerate(two_ranks):
         assert f"between 2 and 3 batches, {3 - rank} on rank {rank}" in message
 
@@ -121,7 +140,9 @@ def test_ranks_draw_other_noise(two_ranks: list[tuple[Record, str, list[float]]]
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_the_sampler_trains_with_equal_shares_after_a_validation(drop_last: bool) -> None:
-    sampler: DistributedSampler[Any] = DistributedSampler(points(7), num_replicas=2, rank=1, drop_last=drop_last)
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        points(7), num_replicas=2, rank=1, drop_last=drop_last
+    )
     loader = DataLoader(points(7), 2, sampler=sampler)
     before, batches = list(sampler), len(loader)
     with each_sample_once(loader):
@@ -135,12 +156,18 @@ def test_the_sampler_trains_with_equal_shares_after_a_validation(drop_last: bool
 def test_tensors_are_found_in_whatever_a_batch_is() -> None:
     parts = [torch.full((), value) for value in range(8)]
     targets = Targets(parts[4], parts[5], parts[6], parts[7], size_px=64)
-    found = list(tensors_in((parts[0], [parts[1], "text", None], {"a": (parts[2],), "b": parts[3]}, targets, 3.5)))
+    found = list(
+        tensors_in(
+            (parts[0], [parts[1], "text", None], {"a": (parts[2],), "b": parts[3]}, targets, 3.5)
+        )
+    )
     assert [int(tensor) for tensor in found] == list(range(8))
 
 
 class FakeStream:
-    """Queued work, which runs late: only in `run`, or when another stream's work has to wait for it."""
+    """Queued work, which runs late: only in `run`, or when another stream's work has to wait for
+    it.
+    """
 
     def __init__(self, _: object = None) -> None:
         self.queue: list[Callable[[], object]] = []
@@ -157,7 +184,9 @@ class FakeStream:
 
 
 class FakeGpu:
-    """Stands for `torch.cuda`: streams in any order that their waits allow, and memory that is reused when it may be."""
+    """Stands for `torch.cuda`: streams in any order that their waits allow, and memory that is
+    reused when it may be.
+    """
 
     Stream = FakeStream
 
@@ -184,7 +213,9 @@ class FakeGpu:
         return memory
 
     def free(self, tensor: torch.Tensor) -> None:
-        """Let the next copy overwrite a tensor's memory, unless a stream noted as its user has work left."""
+        """Let the next copy overwrite a tensor's memory, unless a stream noted as its user has work
+        left.
+        """
         if all(user.num_done == len(user.queue) for user in self.users.get(tensor.data_ptr(), [])):
             tensor.fill_(-1)
 
@@ -235,7 +266,8 @@ def test_what_is_computed_from_an_uploaded_batch_is_right_however_busy_the_gpu_i
     for step in range(50):
         pinned = torch.full((1 << 20,), float(step)).pin_memory()
         values = upload(lambda batch, where: batch.to(where, non_blocking=True) * 2, pinned)
-        busy = (busy @ busy).tanh()  # what comes next on this stream has to wait, the next upload has not
+        # what comes next on this stream has to wait, the next upload has not
+        busy = (busy @ busy).tanh()
         sums.append((values + busy[0, 0] * 0).mean())
         del values
     assert torch.stack(sums).tolist() == [2.0 * step for step in range(50)]

@@ -1,4 +1,6 @@
-"""The training loop: what is best, when it stops early, what it reports and averages, whom it calls."""
+"""The training loop: what is best, when it stops early, what it reports and averages, whom it
+calls.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -9,21 +11,34 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tests.engine.small import CPU, Record, ScriptedTask, classifier, engine_of, fit, loader_of, points
+from tests.engine.small import (
+    CPU,
+    Record,
+    ScriptedTask,
+    classifier,
+    engine_of,
+    fit,
+    loader_of,
+    points,
+)
 from yolo_seg_ddp.engine import Epoch, Task, TrainingEngine
 from yolo_seg_ddp.utils.errors import UserError
 
-# --- best, last, early stop ----------------------------------------------------------------------------------------
+# --- best, last, early stop -----------------------------------------------------------------------
 
 
 def train_on_script(
     folder: Path, values: list[float], name: str = "score", *, resume: bool = False, **options: Any
 ) -> tuple[TrainingEngine, list[tuple[str, int]]]:
-    """Train one epoch for each scripted value of a metric; return the engine and which files were written when."""
+    """Train one epoch for each scripted value of a metric; return the engine and which files were
+    written when.
+    """
     written: list[tuple[str, int]] = []
     options = {"epochs": len(values), "monitor": name, **options}
     task = ScriptedTask(name, values, written)
-    trainer = fit(classifier(), folder, loader_of(points(8), 4), None, task=task, resume=resume, **options)
+    trainer = fit(
+        classifier(), folder, loader_of(points(8), 4), None, task=task, resume=resume, **options
+    )
     return trainer, written
 
 
@@ -50,7 +65,11 @@ NAN = float("nan")
     ],
 )
 def test_best_follows_the_monitored_value_and_last_every_epoch(
-    tmp_path: Path, name: str, higher_is_better: bool | None, values: list[float], best_epochs: list[int]
+    tmp_path: Path,
+    name: str,
+    higher_is_better: bool | None,
+    values: list[float],
+    best_epochs: list[int],
 ) -> None:
     trainer, written = train_on_script(tmp_path, values, name, higher_is_better=higher_is_better)
     assert epochs_of(written, "best.pt") == best_epochs
@@ -60,10 +79,15 @@ def test_best_follows_the_monitored_value_and_last_every_epoch(
     np.testing.assert_array_equal(trainer.progress.history[name], values)
 
 
-def test_a_run_that_keeps_no_best_speaks_of_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_keeps_no_best_speaks_of_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_on_script(tmp_path / "both", [3, 2], "val_loss")[1] != []
     assert capsys.readouterr().out.count("best val_loss so far") == 2
-    assert train_on_script(tmp_path / "none", [3, 2], "val_loss", save_best=False, save_last=False)[1] == []
+    assert (
+        train_on_script(tmp_path / "none", [3, 2], "val_loss", save_best=False, save_last=False)[1]
+        == []
+    )
     assert "best" not in capsys.readouterr().out
 
 
@@ -74,7 +98,9 @@ def test_a_run_that_keeps_no_best_speaks_of_none(tmp_path: Path, capsys: pytest.
         *[([5, 6, 7, 8], None, 4), ([5, 6, 7, 8], 0, 4)],
     ],
 )
-def test_patience_ends_the_training(tmp_path: Path, values: list[float], patience: int | None, epochs: int) -> None:
+def test_patience_ends_the_training(
+    tmp_path: Path, values: list[float], patience: int | None, epochs: int
+) -> None:
     trainer, _ = train_on_script(tmp_path, values, "val_loss", patience=patience)
     assert trainer.progress.epoch == epochs
     assert trainer.progress.stopped_early == (epochs < len(values))
@@ -91,7 +117,7 @@ def test_the_best_so_far_survives_a_resume(tmp_path: Path) -> None:
     assert written == [("last.pt", 3)]
 
 
-# --- what is reported and averaged ---------------------------------------------------------------------------------
+# --- what is reported and averaged ----------------------------------------------------------------
 
 
 def test_reported_losses_are_means_over_images_and_not_over_batches(tmp_path: Path) -> None:
@@ -103,7 +129,9 @@ def test_reported_losses_are_means_over_images_and_not_over_batches(tmp_path: Pa
         return loss, {"first": labels.float().mean()}
 
     train_loader, val_loader = (DataLoader(data, batch_size=size) for size in (3, 5))
-    history = fit(model, tmp_path, train_loader, val_loader, criterion, lr=0.0, epochs=1).progress.history
+    history = fit(
+        model, tmp_path, train_loader, val_loader, criterion, lr=0.0, epochs=1
+    ).progress.history
     expected = nn.functional.cross_entropy(model(data.tensors[0]), data.tensors[1]).item()
     assert [*history["train_loss"], *history["val_loss"]] == pytest.approx([expected] * 2, rel=1e-6)
     assert [*history["train_first"], *history["val_first"]] == pytest.approx([3 / 7] * 2)
@@ -124,7 +152,8 @@ def test_the_average_is_judged_and_deployed_and_equals_the_one_by_hand(tmp_path:
             deployed.append(module.weight.detach().double().clone())  # type: ignore[union-attr,operator]
 
     options: Record = {"ema_decay": 0.8, "ema_ramp": 0, "epochs": 4, "save_best": False}
-    fit(model, tmp_path, loader_of(points(8), 8), None, lr=0.5, task=Watching(), **options)  # one update an epoch
+    # one update an epoch
+    fit(model, tmp_path, loader_of(points(8), 8), None, lr=0.5, task=Watching(), **options)
     average = raw[0]
     for epoch in range(4):
         average = 0.8 * average + 0.2 * raw[epoch + 1]
@@ -174,7 +203,9 @@ def test_reduced_precision_trains_too(tmp_path: Path) -> None:
         return nn.functional.cross_entropy(outputs, labels)
 
     loader = loader_of(points(64), 8)
-    losses = fit(model, tmp_path, loader, loader, criterion, lr=0.2, precision="bf16", epochs=3).progress.history
+    losses = fit(
+        model, tmp_path, loader, loader, criterion, lr=0.2, precision="bf16", epochs=3
+    ).progress.history
     assert set(seen) == {torch.bfloat16}
     assert losses["train_loss"][-1] < 0.7 * losses["train_loss"][0]
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
@@ -198,7 +229,7 @@ def test_callbacks_run_on_the_main_rank_after_every_epoch(tmp_path: Path) -> Non
     assert (tmp_path / "metrics.jsonl").exists()
 
 
-# --- the interface -------------------------------------------------------------------------------------------------
+# --- the interface --------------------------------------------------------------------------------
 
 
 def test_what_is_missing_or_unknown_is_named(tmp_path: Path) -> None:
@@ -208,6 +239,8 @@ def test_what_is_missing_or_unknown_is_named(tmp_path: Path) -> None:
         TrainingEngine(classifier(), CPU, distributed=True)
     model = classifier()
     with pytest.raises(TypeError, match="criterion"):
-        engine_of(model, tmp_path).train(loader_of(points(8), 4), None, torch.optim.SGD(model.parameters(), lr=0.1))
+        engine_of(model, tmp_path).train(
+            loader_of(points(8), 4), None, torch.optim.SGD(model.parameters(), lr=0.1)
+        )
     with pytest.raises(Exception, match=r"val_dice.*score.*train_loss"):
         train_on_script(tmp_path, [1.0], monitor="val_dice")

@@ -1,4 +1,6 @@
-"""Non-finite losses: all ranks leave the same steps out, undo what several of them did, and save nothing spoilt."""
+"""Non-finite losses: all ranks leave the same steps out, undo what several of them did, and save
+nothing spoilt.
+"""
 
 import itertools
 from pathlib import Path
@@ -22,8 +24,11 @@ from yolo_seg_ddp.utils.devices import Precision
 NUM_BATCHES = 31  # an epoch ends between two regular checks, which are after every tenth step
 
 
-def train_with_bad_batches(folder: Path, bad: list[int], *, fused: bool = True, always: bool = False) -> dict[str, Any]:
-    """Train two epochs; the last rank's loss is a NaN at the given batches, counted over the run as it is first seen.
+def train_with_bad_batches(
+    folder: Path, bad: list[int], *, fused: bool = True, always: bool = False
+) -> dict[str, Any]:
+    """Train two epochs; the last rank's loss is a NaN at the given batches, counted over the run as
+    it is first seen.
 
     With `always` those batches are bad whenever they are seen.
     """
@@ -53,8 +58,12 @@ def train_with_bad_batches(folder: Path, bad: list[int], *, fused: bool = True, 
     found = load_latest(folder / "checkpoint")
     return {
         "weights": plain(model.state_dict()),
-        "finite": all_finite([*model.state_dict().values(), *engine.state.ema.module.state_dict().values()]),
-        "saved": found is not None and all_finite(found[1]["model"].values()) and all_finite(found[1]["ema"].values()),
+        "finite": all_finite(
+            [*model.state_dict().values(), *engine.state.ema.module.state_dict().values()]
+        ),
+        "saved": found is not None
+        and all_finite(found[1]["model"].values())
+        and all_finite(found[1]["ema"].values()),
         "skipped": engine.guard.counts()[0],
         "rollbacks": engine.recovery.num_rollbacks,
         "left_out": engine.progress.left_out,
@@ -67,13 +76,17 @@ def on_two_ranks(folder: Path) -> dict[str, Any]:
     return {
         "two": train_with_bad_batches(folder / "two", [5, 6]),
         "row": train_with_bad_batches(folder / "row", list(range(35, 41))),
-        "end": train_with_bad_batches(folder / "end", list(range(2 * NUM_BATCHES - 5, 2 * NUM_BATCHES))),
+        "end": train_with_bad_batches(
+            folder / "end", list(range(2 * NUM_BATCHES - 5, 2 * NUM_BATCHES))
+        ),
     }
 
 
 def test_all_ranks_leave_out_spoilt_steps_and_undo_several_in_a_row(tmp_path: Path) -> None:
     answers = run_ranks(on_two_ranks, 2, tmp_path)
-    for answer, (run, rollbacks) in itertools.product(answers, (("two", 0), ("row", 1), ("end", 1))):
+    for answer, (run, rollbacks) in itertools.product(
+        answers, (("two", 0), ("row", 1), ("end", 1))
+    ):
         found, first = answer[run], answers[0][run]
         assert found["rollbacks"] == rollbacks
         assert found["finite"]
@@ -93,7 +106,10 @@ def test_a_step_left_out_changes_neither_weights_nor_momentum(fused: bool) -> No
     weight.grad = torch.tensor([0.5, 0.5])
     if guard.should_step(optimizer, weight.grad.norm()):
         optimizer.step()
-    before, state = weight.detach().clone(), {k: v.clone() for k, v in optimizer.state[weight].items()}
+    before, state = (
+        weight.detach().clone(),
+        {k: v.clone() for k, v in optimizer.state[weight].items()},
+    )
     assert before.tolist() != [1.0, 2.0]
     weight.grad = torch.tensor([float("nan"), 0.5])
     if guard.should_step(optimizer, weight.grad.norm()):
@@ -128,7 +144,8 @@ def test_batches_that_are_always_bad_are_left_out_after_one_roll_back(tmp_path: 
 
 
 def test_a_roll_back_leaves_out_whole_groups_of_accumulated_batches() -> None:
-    state = SimpleNamespace(progress=Progress(epoch=1, batch=30), accumulate=4, model=classifier())  # the last group: 2
+    # the last group: 2
+    state = SimpleNamespace(progress=Progress(epoch=1, batch=30), accumulate=4, model=classifier())
     guard = SimpleNamespace(counts=lambda: (5, 5), num_reported=0)
     log = SimpleNamespace(print=lambda _: None, metrics=lambda _: None)
     recovery = Recovery(state, guard, log, *[None] * 3)  # type: ignore[arg-type]
@@ -149,8 +166,12 @@ def test_a_training_that_stays_bad_gives_up(tmp_path: Path) -> None:
 def test_fp16_training_with_sgd_survives_an_overflow_in_its_first_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: bool
 ) -> None:
-    """Issue: the scaler skipped the first step and left SGD's momentum uninitialised; the weights became NaN."""
-    monkeypatch.setattr(loop, "choose_precision", lambda *_: Precision("fp16", None, use_scaler=True))
+    """Issue: the scaler skipped the first step and left SGD's momentum uninitialised; the weights
+    became NaN.
+    """
+    monkeypatch.setattr(
+        loop, "choose_precision", lambda *_: Precision("fp16", None, use_scaler=True)
+    )
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with NaN
     try:
@@ -166,7 +187,9 @@ def test_a_scaled_gradient_is_clipped_at_its_own_size(tmp_path: Path) -> None:
     def weights_after_an_epoch(scale: float | None) -> dict[str, np.ndarray]:
         model = classifier(norm=False)
         engine = engine_of(model, tmp_path / str(scale), clip_norm=0.5)
-        engine.state.scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+        engine.state.scaler = torch.amp.GradScaler(
+            "cpu", init_scale=scale or 1.0, enabled=scale is not None
+        )
         engine.begin(torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss())
         engine.train_one_epoch(loader_of(points(32), 4))
         return plain(model.state_dict())

@@ -1,4 +1,6 @@
-"""No work is lost: checkpoints within an epoch, a full disk, the stacks of a stall, another number of ranks."""
+"""No work is lost: checkpoints within an epoch, a full disk, the stacks of a stall, another number
+of ranks.
+"""
 
 import copy
 import errno
@@ -48,15 +50,21 @@ def train(
     optimizer_type: Any = MOMENTUM_SGD,
     **options: Any,
 ) -> TrainingEngine:
-    """Train a small classifier; `die_at` is the batch, counted over epochs, at which everything ends."""
+    """Train a small classifier; `die_at` is the batch, counted over epochs, at which everything
+    ends.
+    """
     model, loader = classifier(), DataLoader(points(4 * BATCHES), batch_size=4)
     trainer = engine_of(model, folder, ema_decay=0.9999, epochs=epochs, **options)
     criterion = CountedLoss(die_at, Mock(side_effect=Killed))
-    trainer.train(loader, loader, optimizer_type(model.parameters(), lr=0.1), criterion, resume=resume)
+    trainer.train(
+        loader, loader, optimizer_type(model.parameters(), lr=0.1), criterion, resume=resume
+    )
     return trainer
 
 
-def die_at_the_second(patch: pytest.MonkeyPatch, owner: type, name: str, *, after: bool = False) -> None:
+def die_at_the_second(
+    patch: pytest.MonkeyPatch, owner: type, name: str, *, after: bool = False
+) -> None:
     """Let everything end at the second call of a method, before it does anything or after it."""
     method, count = getattr(owner, name), 0
 
@@ -73,7 +81,9 @@ def die_at_the_second(patch: pytest.MonkeyPatch, owner: type, name: str, *, afte
 
 def assert_same_weights(first: TrainingEngine, second: TrainingEngine) -> None:
     for kind, module in first.state.modules().items():
-        torch.testing.assert_close(second.state.modules()[kind].state_dict(), module.state_dict(), rtol=0, atol=0)
+        torch.testing.assert_close(
+            second.state.modules()[kind].state_dict(), module.state_dict(), rtol=0, atol=0
+        )
 
 
 # --- checkpoints within an epoch ---
@@ -86,7 +96,12 @@ def test_a_kill_within_an_epoch_loses_only_what_followed_the_last_checkpoint(
     monkeypatch.setattr(stopping, "STOP_CHECK_STEPS", 2)
     whole = train(tmp_path / "whole")
     with pytest.raises(Killed):
-        train(tmp_path / "killed", die_at=BATCHES + 8, save_every_s=save_every_s, manifest={"global_batch_size": 32})
+        train(
+            tmp_path / "killed",
+            die_at=BATCHES + 8,
+            save_every_s=save_every_s,
+            manifest={"global_batch_size": 32},
+        )
     facts = latest_manifest(tmp_path / "killed" / "checkpoint")
     assert (facts["step"], facts["global_batch_size"]) == (saved_step, 32)
     assert latest_manifest(tmp_path / "nowhere") == {}
@@ -97,7 +112,8 @@ def test_the_time_to_the_next_checkpoint_begins_at_the_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved: list[int] = []
-    clock_s = itertools.count(time.monotonic(), 30)  # read at steps 0, 1, 2, 4, 6, ... and after a save
+    # read at steps 0, 1, 2, 4, 6, ... and after a save
+    clock_s = itertools.count(time.monotonic(), 30)
 
     def noting(folder: Path, step: int, *arguments: Any, **options: Any) -> Path:
         saved.append(step)
@@ -119,7 +135,9 @@ def test_a_kill_in_a_long_validation_loses_no_step(
     die_at_the_second(monkeypatch, TrainingEngine, "validate")
     with pytest.raises(Killed):
         train(tmp_path / "killed")
-    assert latest_manifest(tmp_path / "killed" / "checkpoint")["step"] == (2 * BATCHES if is_long else BATCHES)
+    assert latest_manifest(tmp_path / "killed" / "checkpoint")["step"] == (
+        2 * BATCHES if is_long else BATCHES
+    )
     continued = train(tmp_path / "killed", resume=True)
     assert continued.progress.history["train_loss"] == whole.progress.history["train_loss"]
     assert continued.progress.history["val_loss"] == whole.progress.history["val_loss"]
@@ -130,7 +148,8 @@ def test_a_kill_in_a_long_validation_loses_no_step(
 def test_an_epoch_killed_between_its_report_and_its_checkpoint_is_recorded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "LONG_VALIDATION_S", -1.0)  # so a checkpoint of its last step is there already
+    # so a checkpoint of its last step is there already
+    monkeypatch.setattr(recovery, "LONG_VALIDATION_S", -1.0)
     die_at_the_second(monkeypatch, EpochEnd, "report", after=True)
     with pytest.raises(Killed):
         train(tmp_path)
@@ -159,7 +178,8 @@ def fill_the_disk(patch: pytest.MonkeyPatch, refused: set[int]) -> None:
 def test_training_goes_on_while_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # What succeeds between them lets the count begin again. At step 60 an older checkpoint makes room, in vain.
+    # What succeeds between them lets the count begin again. At step 60 an older checkpoint makes
+    # room, in vain.
     fill_the_disk(monkeypatch, {2, 3, 5, 6, 7})
     train(tmp_path, epochs=7)
     warnings = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
@@ -168,7 +188,10 @@ def test_training_goes_on_while_the_disk_is_full(
         for epoch, count in ((2, 1), (3, 2), (5, 1), (6, 2))
     ]
     assert len(warnings) == len(said)
-    assert all(problem in line and count in line for line, (problem, count) in zip(warnings, said, strict=True))
+    assert all(
+        problem in line and count in line
+        for line, (problem, count) in zip(warnings, said, strict=True)
+    )
     assert latest_manifest(tmp_path / "checkpoint")["step"] == 7 * BATCHES
 
 
@@ -176,13 +199,17 @@ def test_three_failures_in_a_row_end_the_training_and_keep_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill_the_disk(monkeypatch, {2, 3, 4})
-    with pytest.raises(CannotSave, match=r"no checkpoint at step 48: No space left on device; make room") as caught:
+    with pytest.raises(
+        CannotSave, match=r"no checkpoint at step 48: No space left on device; make room"
+    ) as caught:
         train(tmp_path, epochs=6)
     assert caught.value.exit_code == EXIT_IO == 74
     assert latest_manifest(tmp_path / "checkpoint")["step"] == BATCHES
 
 
-def test_a_stop_that_cannot_be_saved_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_that_cannot_be_saved_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill_the_disk(monkeypatch, {1})
     monkeypatch.setattr(stopping, "STOP_CHECK_STEPS", 2)
     train_one_epoch = TrainingEngine.train_one_epoch
@@ -196,7 +223,9 @@ def test_a_stop_that_cannot_be_saved_is_an_error(tmp_path: Path, monkeypatch: py
         train(tmp_path)
 
 
-def test_all_but_the_newest_undamaged_checkpoint_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_but_the_newest_undamaged_checkpoint_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "checkpoint"
     for step in (1, 2, 3):
         save_checkpoint(folder, step, {"weights": torch.zeros(3)}, keep=3)
@@ -247,7 +276,9 @@ def test_with_one_global_batch_the_steps_see_the_same_images_at_any_world_size()
         assert len(lengths) == 1
         steps = lengths.pop() // batches
         return [
-            set().union(*(order[step * batches + part] for order in per_rank for part in range(batches)))
+            set().union(
+                *(order[step * batches + part] for order in per_rank for part in range(batches))
+            )
             for step in range(steps)
         ]
 
@@ -259,7 +290,8 @@ def test_with_one_global_batch_the_steps_see_the_same_images_at_any_world_size()
 
 def test_accumulation_that_leaves_batches_empty_is_refused() -> None:
     with pytest.raises(
-        UserError, match=r"5 training images cannot fill 2 processes x --accumulate 3; use --accumulate 2"
+        UserError,
+        match=r"5 training images cannot fill 2 processes x --accumulate 3; use --accumulate 2",
     ):
         EpochBatches(5, 1, 0, 2, 0, (), 3)
 
@@ -273,7 +305,7 @@ def test_the_place_in_an_epoch_is_counted_in_the_new_batches() -> None:
     assert progress.batch == 6
 
 
-def test_another_number_of_ranks_keeps_the_images_per_step_or_is_refused_with_a_number_that_works() -> None:
+def test_another_number_of_ranks_keeps_the_images_per_step_or_is_refused() -> None:
     config, facts = TrainConfig(batch_size=8), {"global_batch_size": 32}
     found = [batches_per_step(config, world_size, facts) for world_size in (1, 2, 4, 8, 32)]
     assert found == [(8, 4), (8, 2), (8, 1), (4, 1), (1, 1)]
@@ -281,7 +313,8 @@ def test_another_number_of_ranks_keeps_the_images_per_step_or_is_refused_with_a_
     assert batches_per_step(TrainConfig(batch_size=8, accumulate=3), 2, {}) == (8, 3)
     for world_size, possible in ((3, 2), (7, 4), (64, 32)):
         with pytest.raises(
-            UserError, match=rf"which {world_size} processes cannot .* train_ddp\.sh {possible} -- --resume"
+            UserError,
+            match=rf"which {world_size} processes cannot .* train_ddp\.sh {possible} -- --resume",
         ):
             batches_per_step(config, world_size, facts)
 
@@ -302,15 +335,22 @@ def test_a_run_that_continues_keeps_what_auto_chose_when_it_began() -> None:
     foreign = {"optimizer": "lion", "amp": 7}
     assert restore_resolved_options(config, foreign, CPU) == ({}, [])
     told = TrainConfig(optimizer="sgd", amp="bf16")
-    assert restore_resolved_options(told, {"optimizer": "adamw", "amp": "off", "lr": 0.1}, CPU) == ({}, [])
+    assert restore_resolved_options(told, {"optimizer": "adamw", "amp": "off", "lr": 0.1}, CPU) == (
+        {},
+        [],
+    )
 
 
-def test_a_resumed_run_keeps_its_threads_with_as_many_cores_and_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_its_threads_with_as_many_cores_and_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(train_plan, "usable_cpu_count", lambda: 4)
     began = {"threads": 1, "cores": 4, "world_size": 1}
     assert keep_threads(3, 4, 1, began) == 1
-    assert keep_threads(1, 4, 1, {**began, "threads": 4}) == 4  # although other programs are busy now
-    assert keep_threads(3, 3, 1, {**began, "threads": 4}) == 3  # a loader process has the fourth core now
+    # although other programs are busy now
+    assert keep_threads(1, 4, 1, {**began, "threads": 4}) == 4
+    # a loader process has the fourth core now
+    assert keep_threads(3, 3, 1, {**began, "threads": 4}) == 3
     assert keep_threads(3, 4, 1, {**began, "cores": 16}) == 3
     assert keep_threads(2, 2, 2, {**began, "threads": 4}) == 2
     assert keep_threads(3, 4, 1, {}) == 3  # a run of an earlier version
@@ -319,7 +359,10 @@ def test_a_resumed_run_keeps_its_threads_with_as_many_cores_and_processes(monkey
 def test_a_precision_that_the_new_machine_has_not_is_told_of() -> None:
     kept, lines = restore_resolved_options(TrainConfig(), {"amp": "fp16"}, CPU)
     chosen = choose_precision("auto", CPU).name
-    told = f"The run began with --amp fp16, which this device does not support; continuing with {chosen}"
+    told = (
+        "The run began with --amp fp16, which this device does not support; continuing with "
+        f"{chosen}"
+    )
     assert (kept, lines) == ({}, [told])
 
 
@@ -331,9 +374,13 @@ def test_a_precision_that_the_new_machine_has_not_is_told_of() -> None:
         (MuSGD, torch.optim.SGD, "it holds the state of MuSGD"),
     ],
 )
-def test_the_state_of_another_optimizer_is_refused(tmp_path: Path, first: Any, second: Any, held: str) -> None:
+def test_the_state_of_another_optimizer_is_refused(
+    tmp_path: Path, first: Any, second: Any, held: str
+) -> None:
     train(tmp_path, epochs=1, optimizer_type=first)
-    with pytest.raises(UserError, match=rf"step-00000012: not a checkpoint of this model.*{held}.*new --save-dir"):
+    with pytest.raises(
+        UserError, match=rf"step-00000012: not a checkpoint of this model.*{held}.*new --save-dir"
+    ):
         train(tmp_path, resume=True, optimizer_type=second)
 
 
@@ -347,7 +394,9 @@ def test_a_run_in_full_precision_resumes_with_a_gradient_scaler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert train(tmp_path, epochs=1).state.scaler.state_dict() == {}
-    monkeypatch.setattr(loop, "choose_precision", lambda *_: Precision("off", None, use_scaler=True))
+    monkeypatch.setattr(
+        loop, "choose_precision", lambda *_: Precision("off", None, use_scaler=True)
+    )
     continued = train(tmp_path, epochs=2, resume=True)
     assert continued.progress.epoch == 2
     assert continued.state.scaler.get_scale() > 1
@@ -364,11 +413,17 @@ def odd(value: Any) -> Any:
     return value + 3 if isinstance(value, int | float | torch.Tensor) else value
 
 
-def test_a_checkpoint_brings_back_everything_that_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "choose_precision", lambda *_: Precision("fp16", None, use_scaler=True))
+def test_a_checkpoint_brings_back_everything_that_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        loop, "choose_precision", lambda *_: Precision("fp16", None, use_scaler=True)
+    )
     engines = [train(tmp_path / name, epochs=1) for name in ("saved", "loaded")]
     for engine in engines:
-        engine.state.scheduler = torch.optim.lr_scheduler.StepLR(engine.state.optimizer, step_size=2)
+        engine.state.scheduler = torch.optim.lr_scheduler.StepLR(
+            engine.state.optimizer, step_size=2
+        )
     states = [engine.state.state_dict() for engine in engines]
     assert all(states[0].values()), "an empty part proves nothing"
     expected = {**odd(states[0]), "accumulation_steps": states[0]["accumulation_steps"]}

@@ -36,11 +36,18 @@ def train_with_a_slow_rank(folder: Path) -> tuple[str, int]:
             return super().prepare(batch, device)
 
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        fit(classifier(), folder, loader_of(points(248), 4), loader_of(points(8), 4), task=Slow(), epochs=1)
+        fit(
+            classifier(),
+            folder,
+            loader_of(points(248), 4),
+            loader_of(points(8), 4),
+            task=Slow(),
+            epochs=1,
+        )
     return said.getvalue(), count_collectives()
 
 
-def test_a_slow_rank_is_named_on_the_console_and_in_the_records_and_a_logged_batch_takes_one_collective(
+def test_a_slow_rank_is_named_twice_and_a_logged_batch_takes_one_collective(
     tmp_path: Path,
 ) -> None:
     (said, first), (nothing, second) = run_ranks(train_with_a_slow_rank, 2, tmp_path)
@@ -97,7 +104,10 @@ def test_gpu_readings_reach_line_and_record(
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_terminal_shows_one_bar_below_the_lines_and_the_best_epoch_in_colour(
-    is_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    is_terminal: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for stream in (sys.stdout, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
@@ -108,7 +118,8 @@ def test_a_terminal_shows_one_bar_below_the_lines_and_the_best_epoch_in_colour(
     assert not bar.rpartition("\r")[2].strip()  # it is gone
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     left = re.findall(r", (\d+)s left\n", said)
-    assert left == [str(record["left_s"]) for record in records if record["kind"] == "batch"]  # the monitor's
+    # the monitor's
+    assert left == [str(record["left_s"]) for record in records if record["kind"] == "batch"]
 
 
 def test_a_stall_shows_the_stacks_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,6 @@
-"""Training on one rank and on two: stopped and resumed equal to the bit, two equal to one, and when ranks agree to stop."""
+"""Training on one rank and on two: stopped and resumed equal to the bit, two equal to one, and when
+ranks agree to stop.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -44,7 +46,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Record:
 
 @pytest.mark.parametrize(("stop_at", "place"), [(1, (0, 1, 1)), (20, (1, 3, 20)), (33, (2, 0, 34))])
 def test_a_stop_and_a_resume_change_nothing(
-    whole: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, place: tuple[int, int, int]
+    whole: Record,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stop_at: int,
+    place: tuple[int, int, int],
 ) -> None:
     monkeypatch.setattr(stopping, "STOP_CHECK_STEPS", 2)
     stopped = train_with_everything(tmp_path, 4, stop_at=stop_at)
@@ -56,7 +62,9 @@ def test_a_stop_and_a_resume_change_nothing(
     assert_bitwise_equal(whole, continued)
 
 
-def test_an_epoch_that_has_shrunk_below_its_place_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_that_has_shrunk_below_its_place_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stopping, "STOP_CHECK_STEPS", 2)
     assert train_with_everything(tmp_path, 2, stop_at=10)["place"][1] > 5
     assert train_with_everything(tmp_path, 2, resume=True, num_points=20)["num_batches"] == 2 * 5
@@ -69,9 +77,13 @@ def test_a_stop_is_heard_and_resumed_between_accumulated_steps(
     monkeypatch.setattr(stopping, "STOP_CHECK_STEPS", 1)
     expected = train_with_everything(tmp_path / "whole", 2, accumulation_steps=accumulation_steps)
     assert expected["place"] == (2, 0, 2 * -(-17 // accumulation_steps))  # steps, not batches
-    stopped = train_with_everything(tmp_path / "part", 2, stop_at=2, accumulation_steps=accumulation_steps)
+    stopped = train_with_everything(
+        tmp_path / "part", 2, stop_at=2, accumulation_steps=accumulation_steps
+    )
     assert stopped["place"] == (0, accumulation_steps, 1)
-    continued = train_with_everything(tmp_path / "part", 2, resume=True, accumulation_steps=accumulation_steps)
+    continued = train_with_everything(
+        tmp_path / "part", 2, resume=True, accumulation_steps=accumulation_steps
+    )
     assert_bitwise_equal(expected, continued)
 
 
@@ -91,7 +103,9 @@ class KeyedLoader:
         return iter(list(DataLoader(points(20), batch_size=4))[self.calls[-1][1] :])
 
 
-def test_a_loader_that_can_start_in_the_middle_is_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_can_start_in_the_middle_is_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stopping, "STOP_CHECK_STEPS", 1)
     calls = []
     for resume in (False, True):
@@ -146,9 +160,16 @@ def test_a_task_keeps_its_checkpoints_where_and_when_it_is_told(tmp_path: Path) 
             logged.append((record["global_step"], record["loss"] > 0))
 
     logged: list[tuple[int, bool]] = []
-    options: Record = {"epochs": 2, "save_every_steps": 3, "log_interval": 4, "save_last": False, "save_best": False}
+    options: Record = {
+        "epochs": 2,
+        "save_every_steps": 3,
+        "log_interval": 4,
+        "save_last": False,
+        "save_best": False,
+    }
     options |= {"task": Own(), "manifest": {"name": "own"}}
-    fit(classifier(), tmp_path, loader_of(points(28), 4), loader_of(points(8), 4), **options)  # 7 steps an epoch
+    # 7 steps an epoch
+    fit(classifier(), tmp_path, loader_of(points(28), 4), loader_of(points(8), 4), **options)
     assert steps == [3, 6, 7, 9, 12, 14]
     assert logged == [(1, True), (5, True), (7, True), (8, True), (12, True), (14, True)]
     assert [path.name for path in tmp_path.glob("*.pt")] == ["ckpt-14.pt"]
@@ -168,7 +189,8 @@ def made_up_clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         ([0.1] * 30, 0.0, [1, 10, 20, 30]),
         ([0.6] * 9, 0.0, [1, 4, 7]),
         ([5.0] * 4, 0.0, [1, 2, 3, 4]),
-        ([60.0] + [0.1] * 11, 0.0, [1, 2, 10]),  # the first step of a process, which sets everything up
+        # the first step of a process, which sets everything up
+        ([60.0] + [0.1] * 11, 0.0, [1, 2, 10]),
         ([0.1] * 12 + [3.0] * 10, 0.0, [1, 10, 20, 21, 22]),
         *[([step_s] * 12, 1.0, [1, 3, 5, 7, 9, 10, 12]) for step_s in (0.01, 0.5, 1.0)],
     ],
@@ -204,7 +226,9 @@ def train_with_samplers(folder: Path) -> Record:
     model = classifier(seed=distributed.rank())  # DDP must give rank 1 the weights of rank 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
-    train_loader, val_loader = (loader_of(points(number, seed), 4) for number, seed in ((64, 0), (16, 1)))
+    train_loader, val_loader = (
+        loader_of(points(number, seed), 4) for number, seed in ((64, 0), (16, 1))
+    )
     trainer = engine_of(model, folder / "checkpoints", epochs=3)
     history = trainer.train(train_loader, val_loader, optimizer, nn.CrossEntropyLoss(), scheduler)
     return {"history": history, "weights": plain(model.state_dict())}
@@ -219,7 +243,9 @@ def drifting_apart(folder: Path) -> str:
         next(trainer.state.ema.module.buffers()).add_(1e-6)
     loader = loader_of(points(8), 4)
     try:
-        trainer.train(loader, loader, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss())
+        trainer.train(
+            loader, loader, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss()
+        )
     except distributed.RankDisagreement as error:
         return str(error)
     return "nothing"
@@ -248,7 +274,9 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     return run_ranks(on_two_ranks, 2, folder, join=False), folder
 
 
-def test_training_with_samplers_works_on_two_ranks_and_files_hold_the_raw_modules_names(two_ranks: Answers) -> None:
+def test_training_with_samplers_works_on_two_ranks_and_files_hold_the_raw_modules_names(
+    two_ranks: Answers,
+) -> None:
     first, second = (answers["samplers"] for answers in two_ranks[0])
     assert isinstance(first["history"]["train_loss"], list)
     assert len(first["history"]["train_loss"]) == len(first["history"]["val_loss"]) == 3
@@ -258,8 +286,13 @@ def test_training_with_samplers_works_on_two_ranks_and_files_hold_the_raw_module
     for name in ("train_loss", "val_loss"):
         assert first["history"][name] == second["history"][name]
     folder = two_ranks[1] / "checkpoints"
-    assert {"best.pt", "last.pt", "metrics.jsonl", "results.csv"} <= {path.name for path in folder.iterdir()}
-    saved, found = torch.load(folder / "last.pt", weights_only=True), load_latest(folder / "checkpoint")
+    assert {"best.pt", "last.pt", "metrics.jsonl", "results.csv"} <= {
+        path.name for path in folder.iterdir()
+    }
+    saved, found = (
+        torch.load(folder / "last.pt", weights_only=True),
+        load_latest(folder / "checkpoint"),
+    )
     assert found is not None
     assert saved["model_state_dict"].keys() == found[1]["model"].keys() == first["weights"].keys()
     np.testing.assert_equal(plain(saved["model_state_dict"]), first["weights"])
@@ -286,7 +319,9 @@ def test_two_ranks_step_like_one_with_the_double_batch(two_ranks: Answers, tmp_p
     expected = plain_steps(tmp_path, 8, 1, 64)
     for run in ("plain", "accumulated"):
         for name, value in two_ranks[0][0][run].items():
-            np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-6, err_msg=f"{run} {name}")
+            np.testing.assert_allclose(
+                value, expected[name], rtol=1e-4, atol=1e-6, err_msg=f"{run} {name}"
+            )
 
 
 def test_two_ranks_resume_to_the_bit(two_ranks: Answers) -> None:

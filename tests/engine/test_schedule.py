@@ -36,7 +36,9 @@ def test_each_steps_rates_and_momentum_are_those_of_the_formula() -> None:
         momentum = pytest.approx(0.8 + 0.137 * share)
         for schedule in schedules:
             schedule.step_update(step)
-            assert [group["lr"] for group in schedule.optimizer.param_groups] == pytest.approx(rates), step
+            assert [group["lr"] for group in schedule.optimizer.param_groups] == pytest.approx(
+                rates
+            ), step
         assert [group["momentum"] for group in sgd.param_groups] == [momentum] * 2
         assert [group["betas"] for group in adam.param_groups] == [(momentum, 0.999)] * 2
 
@@ -76,9 +78,14 @@ def test_the_moving_average_is_the_one_worked_out_by_hand() -> None:
         decay = 0.9 * (1 - math.exp(-update / 5))
         weight = decay * weight + (1 - decay) * update**2
         mean = decay * mean - (1 - decay) * update
-    torch.testing.assert_close(ema.module.get_parameter("weight").double(), weight, rtol=1e-6, atol=0)
-    torch.testing.assert_close(ema.module.get_buffer("running_mean").double(), mean, rtol=1e-6, atol=0)
-    assert ema.module.get_buffer("num_batches_tracked").item() == 7  # counters are copied, not averaged
+    torch.testing.assert_close(
+        ema.module.get_parameter("weight").double(), weight, rtol=1e-6, atol=0
+    )
+    torch.testing.assert_close(
+        ema.module.get_buffer("running_mean").double(), mean, rtol=1e-6, atol=0
+    )
+    # counters are copied, not averaged
+    assert ema.module.get_buffer("num_batches_tracked").item() == 7
     assert ema.updates == 7
     assert not ema.module.training
     assert not any(parameter.requires_grad for parameter in ema.module.parameters())
@@ -89,10 +96,16 @@ def named(lap: list[float]) -> dict[str, float]:
     return dict(zip(FIELDS, lap, strict=True))
 
 
-@pytest.mark.parametrize(("waits", "own_ms"), [(False, 30), (True, 10)], ids=["loss waits", "network waits"])
-def test_own_time_ends_where_the_ranks_meet(waits: bool, own_ms: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("waits", "own_ms"), [(False, 30), (True, 10)], ids=["loss waits", "network waits"]
+)
+def test_own_time_ends_where_the_ranks_meet(
+    waits: bool, own_ms: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = SimpleNamespace(now_s=100.0)
-    made_up = SimpleNamespace(perf_counter=lambda: clock.now_s, process_time=lambda: 0.1 * clock.now_s)
+    made_up = SimpleNamespace(
+        perf_counter=lambda: clock.now_s, process_time=lambda: 0.1 * clock.now_s
+    )
     monkeypatch.setattr(meters, "time", made_up)
     meter = RankMeter(torch.device("cpu"))
 
@@ -116,7 +129,9 @@ def test_own_time_ends_where_the_ranks_meet(waits: bool, own_ms: float, monkeypa
 
 
 class FakeEvent:
-    """A CUDA event whose time is the number of events before it, reached once `reached` is as high."""
+    """A CUDA event whose time is the number of events before it, reached
+    once `reached` is as high.
+    """
 
     made = 0
     reached = 0

@@ -1,4 +1,6 @@
-"""Evaluation of drawn photographs: on one rank and on several, in batches of any size, beside faster-coco-eval."""
+"""Evaluation of drawn photographs: on one rank and on several, in batches of any size, beside
+faster-coco-eval.
+"""
 
 import json
 import tempfile
@@ -38,7 +40,14 @@ from yolo_seg_ddp.yolo.loss import SegmentationLoss
 NUM_PHOTOS = 37
 NATIVE = (
     *("native_mask_map50", "native_mask_map50_95"),
-    *("centreline_recall", "centreline_precision", "pieces_per_object", "length_px", "missed_px", "invented_px"),
+    *(
+        "centreline_recall",
+        "centreline_precision",
+        "pieces_per_object",
+        "length_px",
+        "missed_px",
+        "invented_px",
+    ),
 )
 CPU = torch.device("cpu")
 
@@ -50,7 +59,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def evaluate_photos(folder: Path, num_photos: int, native: bool = False, **options: Any) -> Evaluation:
+def evaluate_photos(
+    folder: Path, num_photos: int, native: bool = False, **options: Any
+) -> Evaluation:
     photos = draw_photos(folder, num_photos)
     thin = ThinRule(tuple(range(len(NAMES))) if native else ())
     options.setdefault("photo", PhotoPixels(sizes_on_disk(photos), native, thin=thin))
@@ -58,29 +69,42 @@ def evaluate_photos(folder: Path, num_photos: int, native: bool = False, **optio
 
 
 def several_sets(folder: Path) -> dict[str, Any]:
-    """Evaluate sets of several sizes, also of fewer photographs than ranks: metrics and image ids of each.
+    """Evaluate sets of several sizes, also of fewer photographs than ranks: metrics and image ids
+    of each.
 
     `own loss`: that of this rank's share of 7 photographs alone.
     """
     found = {f"{count}": evaluate_photos(folder, count) for count in (1, 2, 7, NUM_PHOTOS)}
     found["native"] = evaluate_photos(folder, 7, native=True)
-    found |= {f"regions {native}": evaluate_photos(folder, 7, native, regions=True) for native in (False, True)}
+    found |= {
+        f"regions {native}": evaluate_photos(folder, 7, native, regions=True)
+        for native in (False, True)
+    }
     answer = {
-        name: {**one.metrics, "image_ids": [each.image_id for each in one.results]} for name, one in found.items()
+        name: {**one.metrics, "image_ids": [each.image_id for each in one.results]}
+        for name, one in found.items()
     }
     own_loss = loss_of(folder, range(distributed.rank(), 7, distributed.world_size()))
     return {**answer, "own loss": own_loss, "coco": coco_files(folder)}
 
 
 def coco_files(photographs: Path) -> list[str]:
-    """Return the COCO files of 7 photographs that rank 0 writes; no rank sees the folder of another."""
+    """Return the COCO files of 7 photographs that rank 0 writes; no rank sees the folder of
+    another.
+    """
     photos = draw_photos(photographs, 7)
     with tempfile.TemporaryDirectory() as folder:
-        collector = CocoCollector([photo.file for photo in photos], sizes_on_disk(photos), Path(folder))
+        collector = CocoCollector(
+            [photo.file for photo in photos], sizes_on_disk(photos), Path(folder)
+        )
         pixels = PhotoPixels(collector.size_of, compare=True, on_masks=collector.see_masks)
         evaluate_photos(photographs, 7, photo=pixels, on_image=collector.see_image, regions=True)
         collector.gather()
-        files = [collector.write_predictions(), collector.write_ground_truth(NAMES)] if not distributed.rank() else []
+        files = (
+            [collector.write_predictions(), collector.write_ground_truth(NAMES)]
+            if not distributed.rank()
+            else []
+        )
         return [file.read_text() for file in files]
 
 
@@ -97,7 +121,11 @@ def numbers(value: Any, name: str = "") -> dict[str, float]:
     """Flatten nested metrics to numbers by path; what is None is left out."""
     if isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
-        return {path: number for key, part in items for path, number in numbers(part, f"{name}/{key}").items()}
+        return {
+            path: number
+            for key, part in items
+            for path, number in numbers(part, f"{name}/{key}").items()
+        }
     return {} if isinstance(value, str) or value is None else {name: value}
 
 
@@ -113,7 +141,9 @@ def test_the_set_is_neither_trivial_nor_hopeless(alone: dict[str, Any]) -> None:
     assert min(metrics["by_size"][size]["num_targets"] for size in SIZES) > 10
 
 
-def test_every_number_is_the_same_on_one_rank_and_on_several(folder: Path, alone: dict[str, Any]) -> None:
+def test_every_number_is_the_same_on_one_rank_and_on_several(
+    folder: Path, alone: dict[str, Any]
+) -> None:
     answers = run_ranks(several_sets, 3, folder)
     expected, found = numbers(alone), [numbers(answer) for answer in answers]
     assert len(expected) > 400
@@ -133,29 +163,42 @@ def test_every_number_is_the_same_on_one_rank_and_on_several(folder: Path, alone
             assert answer[str(count)]["num_images"] == count
 
 
-def test_without_masks_in_scores_all_are_higher_and_other_detections_come_first(folder: Path) -> None:
+def test_without_masks_in_scores_all_are_higher_and_other_detections_come_first(
+    folder: Path,
+) -> None:
     limits = {**AP_LIMITS, "mask_score": False}
     plain, judged = (evaluate_photos(folder, 9, limits=one).results for one in (limits, AP_LIMITS))
-    scores = [np.concatenate([np.sort(result.scores) for result in results]) for results in (plain, judged)]
+    scores = [
+        np.concatenate([np.sort(result.scores) for result in results])
+        for results in (plain, judged)
+    ]
     assert (scores[0] > scores[1]).all()
     assert (scores[1] > 0.5 * scores[0]).all()
-    assert [result.class_ids.tolist() for result in plain] != [result.class_ids.tolist() for result in judged]
+    assert [result.class_ids.tolist() for result in plain] != [
+        result.class_ids.tolist() for result in judged
+    ]
 
 
 def test_results_do_not_depend_on_the_batch_size(folder: Path) -> None:
     alone = evaluate_photos(folder, 9, batch_size=1).results
     assert sum(len(result.scores) for result in alone) > 20
     for batch_size in (4, 9):
-        for one, other in zip(alone, evaluate_photos(folder, 9, batch_size=batch_size).results, strict=True):
+        for one, other in zip(
+            alone, evaluate_photos(folder, 9, batch_size=batch_size).results, strict=True
+        ):
             for field in fields(ImageResult):
                 np.testing.assert_array_equal(getattr(one, field.name), getattr(other, field.name))
 
 
 @pytest.mark.parametrize("way", ["_shared_on_host", "_shared_on_device"])
-def test_overlap_is_that_of_whole_masks(way: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlap_is_that_of_whole_masks(
+    way: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dataset = SegmentationDataset(draw_photos(folder, 6), SIZE_PX)
     samples = [dataset[(0, index)] for index in range(6)]
-    samples = [replace(one, ignored=[*one.polygons[:2], *dataset[(0, 3)].polygons[:1]]) for one in samples]
+    samples = [
+        replace(one, ignored=[*one.polygons[:2], *dataset[(0, 3)].polygons[:1]]) for one in samples
+    ]
     samples[4] = replace(samples[4], ignored=[])
     rng = torch.Generator().manual_seed(0)
     prototypes = torch.randn(6, 32, SIZE_PX // 4, SIZE_PX // 4, generator=rng)
@@ -167,8 +210,13 @@ def test_overlap_is_that_of_whole_masks(way: str, folder: Path, monkeypatch: pyt
         found.append(Detections(boxes, ones, ones.long(), torch.randn(count, 32, generator=rng)))
     monkeypatch.setattr(input_masks, "_shared_on_host", getattr(input_masks, way))
     overlaps = begin_mask_overlaps(samples, found, prototypes)()
-    for sample, detections, maps, (iou, areas) in zip(samples, found, prototypes, overlaps, strict=True):
-        truth = draw_truth(sample.polygons, SIZE_PX) == np.arange(1, len(sample.polygons) + 1)[:, None, None]
+    for sample, detections, maps, (iou, areas) in zip(
+        samples, found, prototypes, overlaps, strict=True
+    ):
+        truth = (
+            draw_truth(sample.polygons, SIZE_PX)
+            == np.arange(1, len(sample.polygons) + 1)[:, None, None]
+        )
         masks = prototype_masks(maps, detections, SIZE_PX).numpy()
         shared = np.einsum("myx,nyx->mn", truth.astype(np.float32), masks.astype(np.float32))
         union = truth.sum((1, 2))[:, None] + masks.sum((1, 2)) - shared
@@ -182,26 +230,41 @@ def test_overlap_is_that_of_whole_masks(way: str, folder: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("photo_size", "expected"), [((128, 96), "small"), ((512, 384), "medium"), ((1280, 960), "large")]
+    ("photo_size", "expected"),
+    [((128, 96), "small"), ((512, 384), "medium"), ((1280, 960), "large")],
 )
 def test_a_false_alarm_counts_in_the_size_that_its_mask_has_in_the_photograph(
     photo_size: tuple[int, int], expected: str
 ) -> None:
     nothing = np.zeros((0, 4), np.float32)
     image = np.zeros((128, 128, 3), np.uint8)
-    sample = Sample(0, image, np.zeros(0, np.int64), nothing, np.zeros((32, 32)), [], (128, 96), (0, 16))
+    sample = Sample(
+        0, image, np.zeros(0, np.int64), nothing, np.zeros((32, 32)), [], (128, 96), (0, 16)
+    )
     one = torch.ones(1)
-    alarm = Detections(torch.tensor([[40.0, 40, 60, 60]]), one, one.long(), torch.ones(1, 32))  # 20 x 20 pixels
-    ends = match_batch_async([sample], [alarm], torch.ones(1, 32, 32, 32), 2, PhotoPixels(lambda _: photo_size))
+    # 20 x 20 pixels
+    alarm = Detections(torch.tensor([[40.0, 40, 60, 60]]), one, one.long(), torch.ones(1, 32))
+    ends = match_batch_async(
+        [sample], [alarm], torch.ones(1, 32, 32, 32), 2, PhotoPixels(lambda _: photo_size)
+    )
     (result,) = ends()
-    assert {SIZES[place] for place in (*result.mask_sizes.flat, *result.box_sizes.flat)} == {expected}
+    assert {SIZES[place] for place in (*result.mask_sizes.flat, *result.box_sizes.flat)} == {
+        expected
+    }
 
 
-def test_sizes_divide_the_targets_and_knowing_them_changes_nothing_else(folder: Path, alone: dict[str, Any]) -> None:
+def test_sizes_divide_the_targets_and_knowing_them_changes_nothing_else(
+    folder: Path, alone: dict[str, Any]
+) -> None:
     plain = evaluate_photos(folder, NUM_PHOTOS, photo=None).metrics
-    sized = {name: value for name, value in alone[str(NUM_PHOTOS)].items() if name not in ("by_size", "image_ids")}
+    sized = {
+        name: value
+        for name, value in alone[str(NUM_PHOTOS)].items()
+        if name not in ("by_size", "image_ids")
+    }
     for row in sized["per_class"]:
-        assert {name: row.pop(name) for name in NATIVE} == dict.fromkeys(NATIVE)  # not judged at the input's resolution
+        # not judged at the input's resolution
+        assert {name: row.pop(name) for name in NATIVE} == dict.fromkeys(NATIVE)
     assert plain == sized
     by_size = alone[str(NUM_PHOTOS)]["by_size"]
     assert sum(by_size[size]["num_targets"] for size in SIZES) == plain["num_targets"]
@@ -221,7 +284,9 @@ def test_native_metrics_are_named_per_class(alone: dict[str, Any]) -> None:
 
 
 def coco_precision(results: list[ImageResult], kind: str, class_id: int) -> np.ndarray:
-    """Return the precision at 101 recalls as COCO's tools define it, (10, 101), from what was matched and ignored."""
+    """Return the precision at 101 recalls as COCO's tools define it, (10, 101), from what was
+    matched and ignored.
+    """
     pool = pool_predictions(results)
     mine = pool["class_ids"] == class_id
     hits, shares = pool[f"{kind}_hits"][mine].astype(bool), pool[f"{kind}_ignored"][mine]
@@ -236,7 +301,9 @@ def coco_precision(results: list[ImageResult], kind: str, class_id: int) -> np.n
 
 
 @pytest.mark.parametrize("regions", [False, True])
-def test_native_results_agree_with_faster_coco_eval(folder: Path, tmp_path: Path, regions: bool) -> None:
+def test_native_results_agree_with_faster_coco_eval(
+    folder: Path, tmp_path: Path, regions: bool
+) -> None:
     photos = draw_photos(folder, NUM_PHOTOS)
     size_of = sizes_on_disk(photos)
     collector = CocoCollector([photo.file for photo in photos], size_of, tmp_path)
@@ -259,33 +326,51 @@ def test_native_results_agree_with_faster_coco_eval(folder: Path, tmp_path: Path
         judge = COCOeval_faster(truth, truth.loadRes(entries), iou_type)
         judge.run()
         for class_id in range(len(NAMES)):
-            expected = judge.eval["precision"][:, :, class_id, 0, -1]  # at all thresholds and recalls
-            np.testing.assert_allclose(coco_precision(evaluation.results, kind, class_id), expected, atol=1e-9)
+            # at all thresholds and recalls
+            expected = judge.eval["precision"][:, :, class_id, 0, -1]
+            np.testing.assert_allclose(
+                coco_precision(evaluation.results, kind, class_id), expected, atol=1e-9
+            )
         pool = pool_predictions(evaluation.results)
-        is_ignored = (pool[f"{kind}_hits"] == 0) & (pool[f"{kind}_ignored"][:, None] >= IOU_THRESHOLDS)
+        is_ignored = (pool[f"{kind}_hits"] == 0) & (
+            pool[f"{kind}_ignored"][:, None] >= IOU_THRESHOLDS
+        )
         assert is_ignored.sum(axis=0).min() > 9 if regions else not is_ignored.any()
-    assert [(one["width"], one["height"]) for one in ground_truth["images"]] == [*map(size_of, range(NUM_PHOTOS))]
+    assert [(one["width"], one["height"]) for one in ground_truth["images"]] == [
+        *map(size_of, range(NUM_PHOTOS))
+    ]
     for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95"):
         assert 0.2 < ours[name] < 0.9
         assert ours[name] == pytest.approx(coco[name], abs=0.005), name
     for size in SIZES:
         for name in ("box_map50_95", "mask_map50_95"):
-            assert ours["by_size"][size][name] == pytest.approx(coco["by_size"][size][name], abs=0.005), (size, name)
+            assert ours["by_size"][size][name] == pytest.approx(
+                coco["by_size"][size][name], abs=0.005
+            ), (size, name)
 
 
-def test_coco_files_of_a_split_without_any_detection_can_be_judged(folder: Path, tmp_path: Path) -> None:
+def test_coco_files_of_a_split_without_any_detection_can_be_judged(
+    folder: Path, tmp_path: Path
+) -> None:
     photos = draw_photos(folder, 1)
     collector = CocoCollector([photo.file for photo in photos], sizes_on_disk(photos), tmp_path)
     sample = SegmentationDataset(photos, SIZE_PX)[(0, 0)]
-    nothing = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 32))
+    nothing = Detections(
+        torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 32)
+    )
     collector.see_image(sample, nothing, torch.zeros(32, SIZE_PX // 4, SIZE_PX // 4))
     collector.gather()
-    metrics = evaluate_with_faster_coco_eval(collector.write_ground_truth(NAMES), collector.write_predictions())
+    metrics = evaluate_with_faster_coco_eval(
+        collector.write_ground_truth(NAMES), collector.write_predictions()
+    )
     assert metrics["box_map50"] == metrics["mask_map50_95"] == 0
 
 
-def test_labels_come_back_to_the_photograph_on_disk_from_a_shrunk_copy_of_another_ratio(tmp_path: Path) -> None:
-    size = (1087, 1630)  # decoded at half of it, 544 x 815, and shrunk to 214 x 320; 1087 * 320 / 1630 is 213.4
+def test_labels_come_back_to_the_photograph_on_disk_from_a_shrunk_copy_of_another_ratio(
+    tmp_path: Path,
+) -> None:
+    # decoded at half of it, 544 x 815, and shrunk to 214 x 320; 1087 * 320 / 1630 is 213.4
+    size = (1087, 1630)
     write_jpeg(tmp_path / "a.jpg", np.full((*size[::-1], 3), 128, np.uint8))
     outline = np.array([(0.1, 0.9), (0.97, 0.9), (0.97, 0.905)], np.float32)
     photos = [Photo(tmp_path / "a.jpg", np.zeros(1, np.int64), [outline])]
@@ -333,8 +418,25 @@ def test_the_errors_of_all_images_are_those_of_the_confusion_matrix(folder: Path
 
 def test_the_worst_images_are_those_with_the_most_errors_of_each_kind() -> None:
     def row(image_id: int, missed: int, false: int, confused: int) -> dict[str, int]:
-        return {"image_id": image_id, "num_targets": 9, "missed": missed, "false": false, "confused": confused}
+        return {
+            "image_id": image_id,
+            "num_targets": 9,
+            "missed": missed,
+            "false": false,
+            "confused": confused,
+        }
 
-    rows = [row(0, 0, 0, 0), row(1, 1, 0, 0), row(2, 0, 1, 0), row(3, 0, 0, 1), row(4, 3, 3, 0), row(5, 2, 2, 0)]
-    assert [one["image_id"] for one in choose_worst(rows, 3)] == [4, 5, 3], "also the only one with a confusion"
-    assert [one["image_id"] for one in choose_worst(rows, 99)] == [4, 5, 1, 2, 3], "never one without errors"
+    rows = [
+        row(0, 0, 0, 0),
+        row(1, 1, 0, 0),
+        row(2, 0, 1, 0),
+        row(3, 0, 0, 1),
+        row(4, 3, 3, 0),
+        row(5, 2, 2, 0),
+    ]
+    assert [one["image_id"] for one in choose_worst(rows, 3)] == [4, 5, 3], (
+        "also the only one with a confusion"
+    )
+    assert [one["image_id"] for one in choose_worst(rows, 99)] == [4, 5, 1, 2, 3], (
+        "never one without errors"
+    )

@@ -23,10 +23,22 @@ def scene() -> tuple[Sample, Detections, torch.Tensor]:
     centres = rng.uniform([20, 30], [108, 98], (9, 2))
     turns = np.linspace(0, 2 * np.pi, 20, endpoint=False)
     circle = np.stack([np.cos(turns), np.sin(turns)], axis=1)
-    polygons = [(place + circle * rng.uniform(3, 40)).clip([0, 16], [128, 112]).astype(np.float32) for place in centres]
+    polygons = [
+        (place + circle * rng.uniform(3, 40)).clip([0, 16], [128, 112]).astype(np.float32)
+        for place in centres
+    ]
     boxes = np.array([[*polygon.min(0), *polygon.max(0)] for polygon in polygons], np.float32)
     ids = rng.integers(0, 2, 9)
-    sample = Sample(0, np.zeros((128, 128, 3), np.uint8), ids, boxes, np.zeros((32, 32)), polygons, (128, 96), (0, 16))
+    sample = Sample(
+        0,
+        np.zeros((128, 128, 3), np.uint8),
+        ids,
+        boxes,
+        np.zeros((32, 32)),
+        polygons,
+        (128, 96),
+        (0, 16),
+    )
     chosen = rng.integers(0, 9, 40)
     generator = torch.Generator().manual_seed(3)
     found = Detections(
@@ -46,12 +58,14 @@ def test_a_pixel_belongs_to_an_outline_when_its_centre_lies_inside() -> None:
     assert np.argwhere(whole(shifted, 10, 10)).tolist() == [[1, 3], [1, 4]]
 
 
-def test_outlines_past_the_edge_or_without_any_pixel_centre_still_have_pixels_in_the_photograph() -> None:
+def test_outlines_past_the_edge_or_without_any_pixel_centre_still_have_pixels() -> None:
     beyond = fill_outline(np.array([[-5.0, -5.0], [3.0, -5.0], [3.0, 2.0], [-5.0, 2.0]]), (10, 10))
     assert whole(beyond, 10, 10).sum() == 6
     tiny = fill_outline(np.array([[4.6, 7.6], [4.9, 7.6], [4.9, 7.9]]), (10, 10))
     assert np.argwhere(whole(tiny, 10, 10)).tolist() == [[7, 4]]
-    assert fill_outline(np.array([[10.0, 10.0], [10.0, 10.0], [10.0, 10.0]]), (10, 10)).mask.tolist() == [[True]]
+    assert fill_outline(
+        np.array([[10.0, 10.0], [10.0, 10.0], [10.0, 10.0]]), (10, 10)
+    ).mask.tolist() == [[True]]
 
 
 def joined_iou(parts: list[native_masks.PhotoMasks]) -> tuple[np.ndarray, np.ndarray]:
@@ -64,10 +78,13 @@ def test_overlap_is_that_of_whole_masks_and_the_parts_change_nothing(
 ) -> None:
     sample, found, prototypes = scene
     placement = place(sample, PHOTO_SIZE)
-    (together,) = masks_in_photo(sample, found, photo_masks(prototypes, found, placement), placement)
+    (together,) = masks_in_photo(
+        sample, found, photo_masks(prototypes, found, placement), placement
+    )
     iou, areas = region_iou(together)
     truth, masks = (
-        np.stack([whole(one, *PHOTO_SIZE) for one in regions]) for regions in (together.truth, together.found)
+        np.stack([whole(one, *PHOTO_SIZE) for one in regions])
+        for regions in (together.truth, together.found)
     )
     shared = np.einsum("myx,nyx->mn", truth.astype(float), masks.astype(float))
     union = truth.sum((1, 2))[:, None] + masks.sum((1, 2)) - shared
@@ -79,7 +96,9 @@ def test_overlap_is_that_of_whole_masks_and_the_parts_change_nothing(
     assert truth.sum(axis=0).max() > 1
 
     monkeypatch.setattr(native_masks, "PIXELS_PER_PART", 20_000)
-    parts = list(masks_in_photo(sample, found, photo_masks(prototypes, found, placement), placement))
+    parts = list(
+        masks_in_photo(sample, found, photo_masks(prototypes, found, placement), placement)
+    )
     assert len(parts) > 3
     assert all(sum(region.mask.size for region in part.found[:-1]) < 20_000 for part in parts)
     assert [len(part.found) for part in parts] == [len(part.detections) for part in parts]
@@ -90,9 +109,13 @@ def test_overlap_is_that_of_whole_masks_and_the_parts_change_nothing(
     assert region_iou(nothing)[0].shape == (9, 0)
 
 
-def test_target_areas_are_counted_in_pixels_of_the_photograph(scene: tuple[Sample, Detections, torch.Tensor]) -> None:
+def test_target_areas_are_counted_in_pixels_of_the_photograph(
+    scene: tuple[Sample, Detections, torch.Tensor],
+) -> None:
     sample = scene[0]
-    small, large = (native_masks.target_areas(sample, place(sample, size)) for size in (PHOTO_SIZE, (800, 600)))
+    small, large = (
+        native_masks.target_areas(sample, place(sample, size)) for size in (PHOTO_SIZE, (800, 600))
+    )
     np.testing.assert_allclose(large, small * 4, rtol=1e-4)
     outlines = native_masks.outlines_in_photo(sample, place(sample, PHOTO_SIZE))
     filled = [fill_outline(outline, PHOTO_SIZE).mask.sum() for outline in outlines]
@@ -103,8 +126,11 @@ def test_thin_classes_are_found_by_their_labels_or_named() -> None:
     along = [np.array([np.cos(angle), np.sin(angle)]) for angle in (0, 0.4, 1.2)]
     size = (6000, 300)
     wires = [(band(200 + np.outer([-120, 120], way), 4) / size).astype(np.float32) for way in along]
-    box = np.array([(0.1, 0.1), (0.11, 0.1), (0.11, 0.7), (0.1, 0.7)], np.float32)  # 60 x 180 pixels
-    photos = [Photo(Path(f"{index}.jpg"), np.array([2, 0]), [one, box]) for index, one in enumerate(wires)]
+    # 60 x 180 pixels
+    box = np.array([(0.1, 0.1), (0.11, 0.1), (0.11, 0.7), (0.1, 0.7)], np.float32)
+    photos = [
+        Photo(Path(f"{index}.jpg"), np.array([2, 0]), [one, box]) for index, one in enumerate(wires)
+    ]
     photos += [Photo(Path("empty.jpg"), np.zeros(0, np.int64), [])]
     names = ("pole", "guy", "wire")
 
@@ -114,5 +140,8 @@ def test_thin_classes_are_found_by_their_labels_or_named() -> None:
     assert chosen("auto") == (2,)  # 60 times as long as wide
     assert chosen("none") == ()
     assert chosen("wire", "guy") == (1, 2)
-    with pytest.raises(UsageError, match=r"--thin-classes wires: not one of pole, guy, wire \(did you mean wire\?\)"):
+    with pytest.raises(
+        UsageError,
+        match=r"--thin-classes wires: not one of pole, guy, wire \(did you mean wire\?\)",
+    ):
         chosen("wires")

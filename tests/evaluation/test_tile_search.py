@@ -1,4 +1,6 @@
-"""Evaluation on tiles: wires that a shrunk photograph loses, judged in the photograph's pixels, on one rank or several."""
+"""Evaluation on tiles: wires that a shrunk photograph loses, judged in the photograph's pixels, on
+one rank or several.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -25,17 +27,29 @@ SIZE = (800, 600)
 
 
 def wire_photos(folder: Path) -> list[Photo]:
-    """Return three photographs with two long wires and a short one, and one as small as a tile, with two."""
+    """Return three photographs with two long wires and a short one, and one as small as a tile,
+    with two.
+    """
     photos = []
     for index in range(4):
         width, height = size = (300, 250) if index == 3 else SIZE
-        lines = [((0, 20 + 9 * index), (width, 60)), ((0, 130), (width, 100 + 5 * index)), ((90, 220), (240, 235))]
+        lines = [
+            ((0, 20 + 9 * index), (width, 60)),
+            ((0, 130), (width, 100 + 5 * index)),
+            ((90, 220), (240, 235)),
+        ]
         lines = lines[: 2 if index == 3 else 3]
         image = np.full((height, width, 3), 3 + GREY_STEP * index, np.uint8)
         polygons = []
         for number, (start, end) in enumerate(lines):
-            across = np.array([end[1] - start[1], start[0] - end[0]]) / np.hypot(*np.subtract(end, start)) * 3.5
-            outline = (np.array([start, end, end, start]) + np.array([[1], [1], [-1], [-1]]) * across).clip(0, size)
+            across = (
+                np.array([end[1] - start[1], start[0] - end[0]])
+                / np.hypot(*np.subtract(end, start))
+                * 3.5
+            )
+            outline = (
+                np.array([start, end, end, start]) + np.array([[1], [1], [-1], [-1]]) * across
+            ).clip(0, size)
             image[whole(fill_outline(outline, size), width, height)] = COLOURS[min(number, 1)]
             polygons.append((outline / size).astype(np.float32))
         file = folder / f"{index}.png"
@@ -51,10 +65,14 @@ def evaluate_wires(
     photos = wire_photos(folder)
     predictor = Predictor(ColourNetwork(), 320, CPU, batch_size, Tiling(320), AP_LIMITS)
     find = TileSearch(predictor, photos) if tiles else None
-    pixels = PhotoPixels(sizes_on_disk(photos), True, collector.see_masks if collector else None, find=find)
+    pixels = PhotoPixels(
+        sizes_on_disk(photos), True, collector.see_masks if collector else None, find=find
+    )
     with pytest.MonkeyPatch.context() as monkeypatch:
         install(monkeypatch)
-        return evaluate_oracle(photos, 3, photo=pixels, on_image=collector.see_image if collector else None)
+        return evaluate_oracle(
+            photos, 3, photo=pixels, on_image=collector.see_image if collector else None
+        )
 
 
 def metrics_of(folder: Path, batch_size: int) -> dict[str, Any]:
@@ -68,10 +86,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_wires_are_judged_whole_and_the_loss_is_that_of_whole_photographs(folder: Path, tmp_path: Path) -> None:
+def test_wires_are_judged_whole_and_the_loss_is_that_of_whole_photographs(
+    folder: Path, tmp_path: Path
+) -> None:
     photos = wire_photos(folder)
     collector = CocoCollector([photo.file for photo in photos], sizes_on_disk(photos), tmp_path)
-    on_tiles, plain = evaluate_wires(folder, collector=collector), evaluate_wires(folder, tiles=False)
+    on_tiles, plain = (
+        evaluate_wires(folder, collector=collector),
+        evaluate_wires(folder, tiles=False),
+    )
     assert on_tiles.metrics["num_targets"] == 11
     assert on_tiles.metrics["num_images"] == 4
     assert on_tiles.metrics["mask_map50"] == pytest.approx(1, abs=0.01)
@@ -80,12 +103,16 @@ def test_wires_are_judged_whole_and_the_loss_is_that_of_whole_photographs(folder
     assert on_tiles.metrics["val_loss"] == plain.metrics["val_loss"]
     assert [len(result.scores) for result in on_tiles.results] == [3, 3, 3, 2]
     collector.gather()
-    judged = evaluate_with_faster_coco_eval(collector.write_ground_truth(NAMES), collector.write_predictions())
+    judged = evaluate_with_faster_coco_eval(
+        collector.write_ground_truth(NAMES), collector.write_predictions()
+    )
     for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95"):
         assert on_tiles.metrics[name] == pytest.approx(judged[name], abs=0.006)
 
 
-def test_a_photograph_shown_again_is_not_predicted_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_photograph_shown_again_is_not_predicted_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     photos = wire_photos(folder)
     dataset = SegmentationDataset(photos, SIZE_PX)
     samples = [dataset[0, index] for index in range(2)]
@@ -104,5 +131,12 @@ def test_ranks_and_batch_size_change_no_number(folder: Path) -> None:
     expected = metrics_of(folder, 6)
     expected["val_loss"] = pytest.approx(expected["val_loss"], rel=1e-6)
     for found in run_ranks(metrics_of, 3, folder, 4):
-        for name in ("mask_map50_95", "box_map50_95", "by_size", "confusion_matrix", "per_class", "val_loss"):
+        for name in (
+            "mask_map50_95",
+            "box_map50_95",
+            "by_size",
+            "confusion_matrix",
+            "per_class",
+            "val_loss",
+        ):
             assert found[name] == expected[name], name

@@ -30,7 +30,10 @@ def test_the_whole_check_passes_here_with_the_guide_s_lines_in_order(tmp_path: P
     lines = [line for line in printed.splitlines() if not line.startswith("    ")]
     assert "CUDA is" in lines[0]
     assert "NCCL" in lines[1]
-    assert lines[2:4] == ["✓ torch.distributed imported successfully", "✓ SyncBatchNorm conversion successful"]
+    assert lines[2:4] == [
+        "✓ torch.distributed imported successfully",
+        "✓ SyncBatchNorm conversion successful",
+    ]
     assert lines[4].startswith(("✓ Mixed precision training works", "! Mixed precision is off"))
     assert "processes trained together over" in lines[5]
     assert "✓ Data set data.yaml: 1 train, 1 val pictures, 2 classes" in lines
@@ -44,21 +47,33 @@ def test_failures_are_counted_and_leave_with_one(
     monkeypatch.syspath_prepend(str(PROJECT))
     import test_ddp
 
-    results = [checks.Result("ok", "good"), checks.Result("warn", "so-so"), checks.Result("fail", "bad", "mend it")]
+    results = [
+        checks.Result("ok", "good"),
+        checks.Result("warn", "so-so"),
+        checks.Result("fail", "bad", "mend it"),
+    ]
     monkeypatch.setattr(test_ddp, "run_checks", lambda data, timeout_s: iter(results))
     monkeypatch.setattr(sys, "argv", ["test_ddp.py"])
     assert test_ddp.main() == 1
-    assert capsys.readouterr().out == "✓ good\n! so-so\n✗ bad\n    → mend it\n✗ 1 of 3 checks failed\n"
+    assert (
+        capsys.readouterr().out == "✓ good\n! so-so\n✗ bad\n    → mend it\n✗ 1 of 3 checks failed\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        *((kind("reason"), "something odd: reason") for kind in (ImportError, OSError, RuntimeError, ValueError)),
-        (UserError("x is wrong; use y"), "x is wrong; use y"),  # a user's mistake keeps its own cure
+        *(
+            (kind("reason"), "something odd: reason")
+            for kind in (ImportError, OSError, RuntimeError, ValueError)
+        ),
+        # a user's mistake keeps its own cure
+        (UserError("x is wrong; use y"), "x is wrong; use y"),
     ],
 )
-def test_what_a_check_raises_becomes_its_reason_but_a_bug_is_not_hidden(error: Exception, text: str) -> None:
+def test_what_a_check_raises_becomes_its_reason_but_a_bug_is_not_hidden(
+    error: Exception, text: str
+) -> None:
     def check_something_odd(error: Exception) -> checks.Result:
         raise error
 
@@ -101,7 +116,9 @@ def test_old_pytorch_is_named(monkeypatch: pytest.MonkeyPatch, version: str, sta
     assert version in result.text
 
 
-def test_without_pytorch_one_failure_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_pytorch_one_failure_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # makes `import torch` fail
     monkeypatch.setattr(checks, "visible_gpu_count", lambda: 0)
     results = list(checks.run_checks(make_dataset(tmp_path, with_labels=True), timeout_s=1))
@@ -111,7 +128,9 @@ def test_without_pytorch_one_failure_says_how_to_get_it(monkeypatch: pytest.Monk
     assert failures[0].cure == "python -m pip install -r requirements.txt"
 
 
-def test_gpus_are_counted_their_absence_explained_and_nccl_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_counted_their_absence_explained_and_nccl_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(checks, "visible_gpu_count", lambda: 4)
     assert str(checks.check_cuda()) == "✓ CUDA is available with 4 GPU(s)"
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
@@ -126,7 +145,9 @@ def test_gpus_are_counted_their_absence_explained_and_nccl_named(monkeypatch: py
     assert hidden.cure == "unset CUDA_VISIBLE_DEVICES"
 
 
-def test_few_cores_for_the_gpus_and_no_hardware_for_16_bits_are_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_cores_for_the_gpus_and_no_hardware_for_16_bits_are_warnings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(checks, "visible_gpu_count", lambda: 4)
     for cores, status in ((8, "warn"), (32, "ok")):
         monkeypatch.setattr(checks, "usable_cpu_count", lambda cores=cores: cores)

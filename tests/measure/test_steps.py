@@ -10,13 +10,19 @@ import torch
 from tests.measure.made_up import JOB
 from yolo_seg_ddp.measure import step_timer
 from yolo_seg_ddp.measure.step_ranges import RangeTimer
-from yolo_seg_ddp.measure.step_timer import PHASES, StepTimer, build_training, middle_half, time_training_steps
+from yolo_seg_ddp.measure.step_timer import (
+    PHASES,
+    StepTimer,
+    build_training,
+    middle_half,
+    time_training_steps,
+)
 from yolo_seg_ddp.measure.synthetic import synthetic_batch, training_colours
 from yolo_seg_ddp.utils.devices import choose_precision
 from yolo_seg_ddp.yolo.model import build_model
 from yolo_seg_ddp.yolo.optimizer import MuSGD
 
-# --- Synthetic batches -----------------------------------------------------------------------------------------------
+# --- Synthetic batches ----------------------------------------------------------------------------
 
 
 def test_a_synthetic_batch_is_what_the_loader_would_give() -> None:
@@ -60,7 +66,7 @@ def test_a_batch_for_a_gpu_has_colour_gains_and_nothing_else_changes() -> None:
     assert torch.equal(plain.boxes, coloured.boxes)
 
 
-# --- The phases of a training step -----------------------------------------------------------------------------------
+# --- The phases of a training step ----------------------------------------------------------------
 
 CPU = torch.device("cpu")
 
@@ -73,14 +79,18 @@ def test_a_phase_lasts_until_the_next_mark_and_a_step_without_all_phases_is_refu
     timer, partly = StepTimer(CPU), StepTimer(CPU)
     for phase in (*PHASES, *PHASES, PHASES[0]):
         timer.mark(phase)
-    np.testing.assert_allclose(timer.phases_ms(), [[1e3, 2e3, 3e3, 4e3, 5e3], [6e3, 7e3, 8e3, 9e3, 10e3]])
+    np.testing.assert_allclose(
+        timer.phases_ms(), [[1e3, 2e3, 3e3, 4e3, 5e3], [6e3, 7e3, 8e3, 9e3, 10e3]]
+    )
     for phase in (*PHASES[:3], *PHASES):
         partly.mark(phase)
     with pytest.raises(ValueError, match="but input, forward, loss, input, forward were marked"):
         partly.phases_ms()
 
 
-def test_real_steps_are_timed_and_leave_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_steps_are_timed_and_leave_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     training = build_training(build_model(JOB.model, ("a", "b")), CPU, choose_precision("off", CPU))
     assert isinstance(training.state.optimizer, MuSGD)  # the trainer's default
@@ -92,7 +102,8 @@ def test_real_steps_are_timed_and_leave_no_files(tmp_path: Path, monkeypatch: py
     assert phases_ms.shape == (2, 5)
     assert (phases_ms > 0).all()
     assert phases_ms.sum() < elapsed_ms
-    assert training.progress.global_step == 4  # the warm-up step, two timed ones, and the one that ends them
+    # the warm-up step, two timed ones, and the one that ends them
+    assert training.progress.global_step == 4
     assert not torch.equal(next(training.state.model.parameters()), before)
     assert time_training_steps(training, batch, 1, 1).shape == (1, 5)  # it can be asked again
     assert list(tmp_path.iterdir()) == []
@@ -105,7 +116,7 @@ def test_the_middle_half_of_the_steps_leaves_out_what_was_disturbed() -> None:
     np.testing.assert_allclose(middle_half(steps[:1]), steps[0])
 
 
-# --- collectives -----------------------------------------------------------------------------------------------------
+# --- collectives ----------------------------------------------------------------------------------
 
 
 def test_a_collective_interrupts_its_phase(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,5 +133,13 @@ def test_a_collective_interrupts_its_phase(monkeypatch: pytest.MonkeyPatch) -> N
             timer.gradients_ready()
         timer.mark("optimizer")
     (step,) = timer.steps()  # the second step has not ended
-    names = ["data", "loss", "communication", "loss", *["backward"] * 3, "communication", "optimizer"]
+    names = [
+        "data",
+        "loss",
+        "communication",
+        "loss",
+        *["backward"] * 3,
+        "communication",
+        "optimizer",
+    ]
     assert step == [(name, 1000.0) for name in names]

@@ -5,7 +5,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-NAMES = ("conductor", "other_wire", "pole", "crossarm", "insulator", "cutouts", "transformers", "background_structure")
+NAMES = (
+    "conductor",
+    "other_wire",
+    "pole",
+    "crossarm",
+    "insulator",
+    "cutouts",
+    "transformers",
+    "background_structure",
+)
 ORANGE, BLUE = (230, 159, 0), (0, 114, 178)
 
 

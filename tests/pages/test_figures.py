@@ -11,13 +11,33 @@ import pytest
 from tests.pages.drawn import BLUE, NAMES, share_of, spoken_texts
 from tests.support.plugin import PROJECT
 from yolo_seg_ddp.data.images import read_image
-from yolo_seg_ddp.pages import plot_confusion_matrix, plot_curves, plot_label_statistics, plot_training_curves
+from yolo_seg_ddp.pages import (
+    plot_confusion_matrix,
+    plot_curves,
+    plot_label_statistics,
+    plot_training_curves,
+)
 
 
 def epoch_record(epoch: int) -> dict[str, Any]:
-    parts = {f"{split}_{part}": 2.0 / epoch for split in ("train", "val") for part in ("loss", "box", "seg")}
-    maps = {f"{kind}_{name}": 1 - 1 / epoch for kind in ("box", "mask") for name in ("map50", "map50_95")}
-    return {"kind": "epoch", "epoch": epoch, "lr": 0.01 / epoch, "images_per_s": 100.0, **parts, **maps}
+    parts = {
+        f"{split}_{part}": 2.0 / epoch
+        for split in ("train", "val")
+        for part in ("loss", "box", "seg")
+    }
+    maps = {
+        f"{kind}_{name}": 1 - 1 / epoch
+        for kind in ("box", "mask")
+        for name in ("map50", "map50_95")
+    }
+    return {
+        "kind": "epoch",
+        "epoch": epoch,
+        "lr": 0.01 / epoch,
+        "images_per_s": 100.0,
+        **parts,
+        **maps,
+    }
 
 
 def curves_of(num_classes: int) -> dict[str, Any]:
@@ -34,10 +54,22 @@ def curves_of(num_classes: int) -> dict[str, Any]:
     }
 
 
-def test_training_curves_show_every_metric_that_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_curves_show_every_metric_that_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = spoken_texts(monkeypatch)
-    plot_training_curves([epoch_record(epoch) for epoch in range(1, 4)], tmp_path / "deep" / "curves.png", best=2)
-    titles = {"loss", "box loss", "seg loss", "box mAP", "mask mAP", "learning rate", "images per second"}
+    plot_training_curves(
+        [epoch_record(epoch) for epoch in range(1, 4)], tmp_path / "deep" / "curves.png", best=2
+    )
+    titles = {
+        "loss",
+        "box loss",
+        "seg loss",
+        "box mAP",
+        "mask mAP",
+        "learning rate",
+        "images per second",
+    }
     assert titles | {"dotted: epoch 2 is the best, kept as best.pt"} <= set(texts)
     picture = read_image(tmp_path / "deep" / "curves.png")
     assert picture.shape[1] > picture.shape[0] > 400
@@ -45,7 +77,9 @@ def test_training_curves_show_every_metric_that_was_recorded(tmp_path: Path, mon
     assert [file.name for file in (tmp_path / "deep").iterdir()] == ["curves.png"]
 
 
-def test_curves_skip_what_is_missing_and_other_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_skip_what_is_missing_and_other_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = spoken_texts(monkeypatch)
     records: list[dict[str, Any]] = [
         {"kind": "start", "train_loss": 5.0},
@@ -57,7 +91,9 @@ def test_curves_skip_what_is_missing_and_other_records(tmp_path: Path, monkeypat
     assert not {"box loss", "box mAP", "learning rate", "validation"} & set(texts)
 
 
-def test_one_epoch_is_drawn_as_points_on_whole_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_epoch_is_drawn_as_points_on_whole_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = spoken_texts(monkeypatch)
     plot_training_curves([{"epoch": 1, "train_loss": 3.0}], tmp_path / "one.png")
     plot_training_curves([{"epoch": 1, "train_loss": None}], tmp_path / "none.png")
@@ -73,12 +109,15 @@ def test_a_loss_with_an_outlier_is_drawn_on_a_logarithmic_scale(
 ) -> None:
     texts = spoken_texts(monkeypatch)
     plot_training_curves(
-        [{"epoch": at, "val_loss": loss} for at, loss in ((1, 20.0), (2, 6000.0), (3, 7.0))], tmp_path / "c.png"
+        [{"epoch": at, "val_loss": loss} for at, loss in ((1, 20.0), (2, 6000.0), (3, 7.0))],
+        tmp_path / "c.png",
     )
     assert {"10", "100", "1000"} <= set(texts)
 
 
-def test_curves_name_classes_while_they_can_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_name_classes_while_they_can_be_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = spoken_texts(monkeypatch)
     plot_curves({"box": curves_of(8)}, NAMES, tmp_path)
     files = {f"Box{name}_curve.png" for name in ("PR", "P", "R", "F1")}
@@ -96,7 +135,9 @@ def test_curves_name_classes_while_they_can_be_told_apart(tmp_path: Path, monkey
     assert "no targets" in texts
 
 
-def test_confusion_matrix_shows_shares_of_each_true_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_confusion_matrix_shows_shares_of_each_true_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = spoken_texts(monkeypatch)
     matrix = np.zeros((9, 9), int)
     matrix[0, 0], matrix[2, 0], matrix[8, 0] = 6, 3, 1  # conductor: found, taken for a pole, missed
@@ -107,7 +148,9 @@ def test_confusion_matrix_shows_shares_of_each_true_class(tmp_path: Path, monkey
     assert read_image(tmp_path / "matrix.png").shape[0] > 600
 
 
-def test_a_matrix_of_eighty_classes_has_labels_and_no_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_matrix_of_eighty_classes_has_labels_and_no_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = spoken_texts(monkeypatch)
     names = [f"class {index}" for index in range(80)]
     plot_confusion_matrix(np.eye(81, dtype=int), names, tmp_path / "matrix.png")
@@ -120,18 +163,24 @@ def test_a_matrix_of_eighty_classes_has_labels_and_no_numbers(tmp_path: Path, mo
 
 def test_importing_plots_loads_no_matplotlib_and_charts_need_no_pyplot(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from yolo_seg_ddp.pages import plot_training_curves as p\n"
+        "import sys; from pathlib import Path; from yolo_seg_ddp.pages import "
+        "plot_training_curves as p\n"
         "assert 'matplotlib' not in sys.modules and 'torch' not in sys.modules\n"
-        "p([{'epoch': 1, 'train_loss': 1.0}], Path(sys.argv[1])); assert 'matplotlib.pyplot' not in sys.modules"
+        "p([{'epoch': 1, 'train_loss': 1.0}], Path(sys.argv[1])); assert 'matplotlib.pyplot' not "
+        "in sys.modules"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "curves.png")]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "curves.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("num_classes", [2, 40])
-def test_label_statistics_count_each_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_classes: int) -> None:
+def test_label_statistics_count_each_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_classes: int
+) -> None:
     texts = spoken_texts(monkeypatch)
     class_ids = np.array([0] * 1234 + [num_classes - 1] * 7)
     boxes = np.tile(np.array([[0.1, 0.2, 0.3, 0.25]]), (len(class_ids), 1))
@@ -145,6 +194,10 @@ def test_label_statistics_count_each_class(tmp_path: Path, monkeypatch: pytest.M
 
 def test_labels_without_an_object_are_drawn_too(tmp_path: Path) -> None:
     nothing = np.zeros((0, 4))
-    plot_label_statistics(np.zeros(0, np.int64), nothing, np.zeros(3, np.int64), NAMES, tmp_path / "labels.png")
-    plot_label_statistics(np.zeros(0, np.int64), nothing, np.zeros(0, np.int64), NAMES, tmp_path / "none.png")
+    plot_label_statistics(
+        np.zeros(0, np.int64), nothing, np.zeros(3, np.int64), NAMES, tmp_path / "labels.png"
+    )
+    plot_label_statistics(
+        np.zeros(0, np.int64), nothing, np.zeros(0, np.int64), NAMES, tmp_path / "none.png"
+    )
     assert read_image(tmp_path / "none.png").shape[0] > 400

@@ -25,7 +25,13 @@ from tests.prepare.parsing.tool_folder import (
     run_lengths,
     write_folder,
 )
-from yolo_seg_ddp.predict.annotation_files import COCO_FILE, LABEL_STUDIO_FILE, ToolFiles, ToolWriter, merge_tool_files
+from yolo_seg_ddp.predict.annotation_files import (
+    COCO_FILE,
+    LABEL_STUDIO_FILE,
+    ToolFiles,
+    ToolWriter,
+    merge_tool_files,
+)
 from yolo_seg_ddp.predict.detections import Detections, PhotoPrediction
 from yolo_seg_ddp.predict.prediction_files import Source
 from yolo_seg_ddp.predict.regions import Region
@@ -37,28 +43,39 @@ MASKS = hard_masks()
 def prediction(regions: list[Region]) -> PhotoPrediction:
     scores = torch.linspace(0.9, 0.5, len(regions))
     found = Detections(
-        torch.zeros(len(regions), 4), scores, torch.ones(len(regions), dtype=torch.int64), torch.zeros(0)
+        torch.zeros(len(regions), 4),
+        scores,
+        torch.ones(len(regions), dtype=torch.int64),
+        torch.zeros(0),
     )
     return PhotoPrediction(found, regions, np.zeros((len(regions), 4)))
 
 
 def test_masks_survive_the_way_from_coco_through_yolo_back_to_the_tools(tmp_path: Path) -> None:
     masks = list(MASKS.values())
-    content = coco([annotation(number, 1, run_lengths(mask)) for number, mask in enumerate(masks, 1)])
+    content = coco(
+        [annotation(number, 1, run_lengths(mask)) for number, mask in enumerate(masks, 1)]
+    )
     assert_masks_survive(tmp_path, write_folder(tmp_path / "raw", content), masks)
 
 
 def assert_masks_survive(tmp_path: Path, raw: Path, masks: list[Mask]) -> dict[str, Any]:
-    """Build a data set, write its labels as predictions and compare them with masks; return the task for Label Studio."""
+    """Build a data set, write its labels as predictions and compare them with masks; return the
+    task for Label Studio.
+    """
     build(raw)
     regions = [drawn(polygon) for _, polygon in labels_of(tmp_path / "processed")]
     files = ToolFiles(tmp_path / "out", NAMES, raw / "images", "run/best", True, True)
     with ToolWriter(files, 0) as writer:
-        writer.add(Source(0, raw / "images" / "a.jpg", "a.jpg"), (HEIGHT, WIDTH, 3), prediction(regions))
+        writer.add(
+            Source(0, raw / "images" / "a.jpg", "a.jpg"), (HEIGHT, WIDTH, 3), prediction(regions)
+        )
     merge_tool_files(files, 1)
 
     written = json.loads((tmp_path / "out" / COCO_FILE).read_text())
-    assert written["images"] == [{"id": 1, "width": WIDTH, "height": HEIGHT, "file_name": "a.jpg", "license": 0}]
+    assert written["images"] == [
+        {"id": 1, "width": WIDTH, "height": HEIGHT, "file_name": "a.jpg", "license": 0}
+    ]
     assert [one["name"] for one in written["categories"]] == [*NAMES]
     assert {one["category_id"] for one in written["annotations"]} == {2}
     decoder = COCO(str(tmp_path / "out" / COCO_FILE))
@@ -79,7 +96,9 @@ def assert_masks_survive(tmp_path: Path, raw: Path, masks: list[Mask]) -> dict[s
     return dict(entry)
 
 
-def test_parts_of_several_ranks_are_joined_in_order_and_a_missing_one_is_named(tmp_path: Path) -> None:
+def test_parts_of_several_ranks_are_joined_in_order_and_a_missing_one_is_named(
+    tmp_path: Path,
+) -> None:
     files = ToolFiles(tmp_path / "out", NAMES, tmp_path, "run/best", True, True)
     for position in range(5):
         (tmp_path / f"{position}.jpg").write_bytes(photo(WIDTH, HEIGHT))
@@ -93,8 +112,18 @@ def test_parts_of_several_ranks_are_joined_in_order_and_a_missing_one_is_named(t
         merge_tool_files(files, 3)
     merge_tool_files(files, 2)
     written = json.loads((tmp_path / "out" / COCO_FILE).read_text())
-    assert [image["file_name"] for image in written["images"]] == [f"{position}.jpg" for position in range(5)]
-    assert [(one["id"], one["image_id"]) for one in written["annotations"]] == [(1, 2), (2, 3), (3, 3), (4, 5)]
+    assert [image["file_name"] for image in written["images"]] == [
+        f"{position}.jpg" for position in range(5)
+    ]
+    assert [(one["id"], one["image_id"]) for one in written["annotations"]] == [
+        (1, 2),
+        (2, 3),
+        (3, 3),
+        (4, 5),
+    ]
     tasks = json.loads((tmp_path / "out" / LABEL_STUDIO_FILE).read_text())
     assert [len(entry["predictions"][0]["result"]) for entry in tasks] == [0, 1, 2, 0, 1]
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["annotations", "label_studio.json"]
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        "annotations",
+        "label_studio.json",
+    ]

@@ -1,4 +1,6 @@
-"""From raw outputs to detections: suppression per class, the way back to the photograph, masks in the right place."""
+"""From raw outputs to detections: suppression per class, the way back to the photograph, masks in
+the right place.
+"""
 
 from typing import Any
 
@@ -36,9 +38,15 @@ def empty_outputs() -> dict[str, torch.Tensor]:
 
 
 def put(
-    outputs: dict[str, torch.Tensor], cell: tuple[int, int], sides: tuple[int, ...], class_id: int, score: float
+    outputs: dict[str, torch.Tensor],
+    cell: tuple[int, int],
+    sides: tuple[int, ...],
+    class_id: int,
+    score: float,
 ) -> None:
-    """Let the cell (column, row) of the finest level predict a box that reaches `sides` cells left, up, right, down."""
+    """Let the cell (column, row) of the finest level predict a box that reaches `sides` cells left,
+    up, right, down.
+    """
     anchor = cell[1] * 8 + cell[0]
     for side, distance in enumerate(sides):
         outputs["boxes"][0, side * NUM_BINS + distance, anchor] = 60.0
@@ -48,10 +56,13 @@ def put(
 def test_boxes_are_decoded_from_the_cells_centre() -> None:
     outputs = empty_outputs()
     put(outputs, (3, 2), (1, 2, 3, 4), 1, 0.9)
-    outputs["boxes"][0, [1, 17, 33, 49], NUM_ANCHORS - 1] = 60.0  # the coarsest level has the last anchors
+    # the coarsest level has the last anchors
+    outputs["boxes"][0, [1, 17, 33, 49], NUM_ANCHORS - 1] = 60.0
     boxes, probabilities = decode(outputs, STRIDES, SIZE_PX)
     # The centre is at 28, 20; the sides are 1, 2, 3 and 4 cells of 8 pixels away.
-    assert boxes[0, 2 * 8 + 3].tolist() == pytest.approx([28 - 8, 20 - 16, 28 + 24, 20 + 32], abs=1e-3)
+    assert boxes[0, 2 * 8 + 3].tolist() == pytest.approx(
+        [28 - 8, 20 - 16, 28 + 24, 20 + 32], abs=1e-3
+    )
     assert boxes[0, -1].tolist() == pytest.approx([16, 16, 80, 80], abs=1e-3)
     assert probabilities[0, 2 * 8 + 3].tolist() == pytest.approx([0, 0.9, 0], abs=1e-6)
 
@@ -61,19 +72,30 @@ def test_thin_boxes_of_thin_classes_are_as_sure_as_thick_ones() -> None:
     put(outputs, (1, 1), (1, 1, 1, 1), 0, 0.5)
     put(outputs, (3, 3), (2, 1, 2, 1), 1, 0.4)  # 16 pixels thick
     put(outputs, (3, 6), (2, 0, 2, 0), 1, 0.1)  # without thickness: three times
-    (found,) = detect(outputs, STRIDES, SIZE_PX, confidence=0.25, iou=0.5, thin=(1,), mask_score=False)
+    (found,) = detect(
+        outputs, STRIDES, SIZE_PX, confidence=0.25, iou=0.5, thin=(1,), mask_score=False
+    )
     assert found.scores.tolist() == pytest.approx([0.4 * (1 + 12 / 16), 0.5, 0.3], abs=1e-4)
     assert found.class_ids.tolist() == [1, 0, 1]
 
 
-# --- suppression of a batch at once keeps what torchvision keeps of each image alone, in the same order ---
+# --- suppression of a batch at once keeps what torchvision keeps of each image alone, in the same
+# order ---
 
 
-def clustered(seed: int, count: int, *, on_grid: bool, few_scores: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return boxes in clusters, best first, and their scores. On a grid many IoUs equal the limit exactly."""
+def clustered(
+    seed: int, count: int, *, on_grid: bool, few_scores: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return boxes in clusters, best first, and their scores.
+
+    On a grid many IoUs equal the limit exactly.
+    """
     rng = torch.Generator().manual_seed(seed)
     centres = torch.rand(count // 6 + 1, 2, generator=rng) * 300
-    centre = centres[torch.randint(len(centres), (count,), generator=rng)] + torch.randn(count, 2, generator=rng) * 5
+    centre = (
+        centres[torch.randint(len(centres), (count,), generator=rng)]
+        + torch.randn(count, 2, generator=rng) * 5
+    )
     half = torch.rand(count, 2, generator=rng) * 30 + 5
     boxes = torch.cat([centre - half, centre + half], 1)
     scores = torch.rand(count, generator=rng)
@@ -85,9 +107,14 @@ def clustered(seed: int, count: int, *, on_grid: bool, few_scores: bool) -> tupl
 
 @pytest.mark.parametrize("iou", [0.3, 0.5, 0.6, 0.7])
 @pytest.mark.parametrize("on_grid", [False, True])
-def test_what_stays_is_what_torchvision_keeps_of_each_image_even_at_the_limit(iou: float, on_grid: bool) -> None:
+def test_what_stays_is_what_torchvision_keeps_of_each_image_even_at_the_limit(
+    iou: float, on_grid: bool
+) -> None:
     counts = (700, 0, 1, 40, 300)
-    images = [clustered(seed, count, on_grid=on_grid, few_scores=on_grid) for seed, count in enumerate(counts)]
+    images = [
+        clustered(seed, count, on_grid=on_grid, few_scores=on_grid)
+        for seed, count in enumerate(counts)
+    ]
     boxes = torch.stack([torch.cat([one, torch.ones(700 - len(one), 4)]) for one, _ in images])
     is_candidate = torch.arange(700) < torch.tensor(counts)[:, None]
     positions, numbers, is_settled = suppress(boxes, is_candidate, iou, 90)
@@ -98,7 +125,9 @@ def test_what_stays_is_what_torchvision_keeps_of_each_image_even_at_the_limit(io
 
 
 def noisy_outputs() -> dict[str, torch.Tensor]:
-    """Return outputs for three images: crowded with some equal scores, empty, and with a few objects."""
+    """Return outputs for three images: crowded with some equal scores, empty, and with a few
+    objects.
+    """
     rng = torch.Generator().manual_seed(7)
     scores = torch.randn(3, NUM_CLASSES, 84, generator=rng) * 2
     scores[0, 1] = scores[0, 1].round()
@@ -112,10 +141,14 @@ def noisy_outputs() -> dict[str, torch.Tensor]:
     }
 
 
-def plain_certainty(prototypes: torch.Tensor, coefficients: torch.Tensor, box: torch.Tensor) -> float:
+def plain_certainty(
+    prototypes: torch.Tensor, coefficients: torch.Tensor, box: torch.Tensor
+) -> float:
     """Return the mean probability of a mask's pixels; 0.5 without any."""
     left, top, right, bottom = (box / 4).tolist()
-    rows, columns = (side.to(torch.float32) for side in torch.meshgrid(*[torch.arange(16)] * 2, indexing="ij"))
+    rows, columns = (
+        side.to(torch.float32) for side in torch.meshgrid(*[torch.arange(16)] * 2, indexing="ij")
+    )
     is_inside = (columns >= left) & (columns < right) & (rows >= top) & (rows < bottom)
     probabilities = torch.einsum("c,chw->hw", coefficients, prototypes)[is_inside].sigmoid()
     chosen = probabilities[probabilities > 0.5].tolist()
@@ -131,20 +164,28 @@ def plainly(
     iou: float,
     max_detections: int,
 ) -> list[torch.Tensor]:
-    """Return each image's detections as rows (box, score, class, first coefficient), one candidate after the other."""
+    """Return each image's detections as rows (box, score, class, first coefficient), one candidate
+    after the other.
+    """
     boxes, probabilities = decode(outputs, STRIDES, SIZE_PX)
     found = []
     for image in range(len(boxes)):
         rows = []
         for anchor, of_classes in enumerate(probabilities[image]):
-            is_asked = torch.tensor([float(classes is None or class_id in classes) for class_id in range(3)])
+            is_asked = torch.tensor(
+                [float(classes is None or class_id in classes) for class_id in range(3)]
+            )
             named = of_classes * is_asked
             for class_id in range(NUM_CLASSES) if multi_label else [int(named.argmax())]:
                 if named[class_id] > confidence:
                     weights = outputs["mask_coefficient"][image, :, anchor]
-                    rows.append(torch.tensor([*boxes[image, anchor], named[class_id], class_id, *weights]))
+                    rows.append(
+                        torch.tensor([*boxes[image, anchor], named[class_id], class_id, *weights])
+                    )
         table = torch.stack(rows) if rows else torch.zeros(0, 38)
-        table = table[table[:, 4].sort(descending=True, stable=True).indices[: predict.MAX_CANDIDATES]]
+        table = table[
+            table[:, 4].sort(descending=True, stable=True).indices[: predict.MAX_CANDIDATES]
+        ]
         apart = table[:, :4] + table[:, 5:6] * CLASS_OFFSET_PX
         table = table[nms(apart, table[:, 4], iou)[:max_detections]]
         for row in table if mask_score else ():
@@ -185,10 +226,16 @@ def test_detections_of_a_batch_are_those_of_a_plain_search(
         monkeypatch.setattr(predict, "_suppress", predict._suppress_at_once)
     outputs = noisy_outputs()
     named: dict[str, Any] = dict(zip(("confidence", "iou", "max_detections"), limits, strict=True))
-    chosen: dict[str, Any] = {"multi_label": multi_label, "classes": classes, "mask_score": mask_score}
+    chosen: dict[str, Any] = {
+        "multi_label": multi_label,
+        "classes": classes,
+        "mask_score": mask_score,
+    }
     found = detect(outputs, STRIDES, SIZE_PX, **named, **chosen)
     rounding = 1e-6 * mask_score
-    for detections, table in zip(found, plainly(outputs, mask_score, multi_label, classes, *limits), strict=True):
+    for detections, table in zip(
+        found, plainly(outputs, mask_score, multi_label, classes, *limits), strict=True
+    ):
         sure, kinds = detections.scores[:, None], detections.class_ids[:, None]
         rows = torch.cat([detections.boxes, sure, kinds, detections.coefficients], 1)
         torch.testing.assert_close(rows, table, rtol=rounding, atol=rounding)
@@ -205,23 +252,29 @@ def test_a_score_is_multiplied_once_by_the_mean_probability_of_the_masks_pixels_
     put(outputs, (6, 6), (1, 1, 1, 1), 2, 0.48)  # its mask is everywhere
     logits = torch.full((16, 16), -5.0)
     logits[2, 5], logits[5, 4] = 9.0, 9.0  # beside the first box
-    logits[6, 6:8], logits[8, 5], logits[7, 7] = np.log(3), np.log(9), -np.log(3)  # 0.75, 0.75, 0.9, 0.25
+    # 0.75, 0.75, 0.9, 0.25
+    logits[6, 6:8], logits[8, 5], logits[7, 7] = np.log(3), np.log(9), -np.log(3)
     outputs["proto"] = torch.cat([logits[None], torch.full((31, 16, 16), 1.0)])[None]
     outputs["mask_coefficient"][:, 0] = 1
     outputs["mask_coefficient"][:, :, 6 * 8 + 6] = torch.eye(32)[1] * np.log(9)  # 0.9 everywhere
     (found,) = detect(outputs, STRIDES, SIZE_PX, confidence=0.15, iou=0.5)
     assert found.class_ids.tolist() == [2, 0]
-    assert found.scores.tolist() == pytest.approx([0.48 * 0.9, 0.5 * (0.75 + 0.75 + 0.9) / 3], abs=1e-6)
+    assert found.scores.tolist() == pytest.approx(
+        [0.48 * 0.9, 0.5 * (0.75 + 0.75 + 0.9) / 3], abs=1e-6
+    )
     (found,) = detect(outputs, STRIDES, SIZE_PX, confidence=0.1, iou=0.5)
     assert found.scores.tolist()[2:] == pytest.approx([0.3 * 0.5])
     (found,) = detect(outputs, STRIDES, SIZE_PX, confidence=0.49, iou=0.5)
     assert not len(found)
     assert found.best_score == pytest.approx(0.4, abs=1e-6)
     nowhere = torch.tensor([[float("nan")] * 4, [-9e9, 3, float("inf"), float("nan")]])
-    assert mask_scores.mask_certainty(outputs["proto"][0], torch.ones(2, 32), nowhere).tolist() == [0.5, 0.5]
+    assert mask_scores.mask_certainty(outputs["proto"][0], torch.ones(2, 32), nowhere).tolist() == [
+        0.5,
+        0.5,
+    ]
 
 
-# --- the way back to the photograph --------------------------------------------------------------------------------
+# --- the way back to the photograph ---------------------------------------------------------------
 
 
 def placement_of(width: int, height: int) -> Letterbox:
@@ -235,19 +288,30 @@ def test_boxes_come_back_to_the_photograph(size: tuple[int, int]) -> None:
     width, height = size
     placement = placement_of(width, height)
     rng = np.random.default_rng(0)
-    corners = np.sort(rng.uniform(0, 1, (20, 2, 2)), 1).reshape(20, 4) * (width, height, width, height)
+    corners = np.sort(rng.uniform(0, 1, (20, 2, 2)), 1).reshape(20, 4) * (
+        width,
+        height,
+        width,
+        height,
+    )
     scale = SIZE_PX / max(size)
     inside = torch.tensor(corners * scale + placement.pad * 2, dtype=torch.float32)
     one_input_pixel = 1 / scale
     assert np.abs(placement.boxes_to_photo(inside).numpy() - corners).max() < 0.51 * one_input_pixel
-    whole = torch.tensor([[*placement.pad, *np.add(placement.pad, placement.inner_size)]], dtype=torch.float32)
-    assert placement.boxes_to_photo(whole).numpy() == pytest.approx(np.array([[0, 0, width, height]]), rel=1e-5)
+    whole = torch.tensor(
+        [[*placement.pad, *np.add(placement.pad, placement.inner_size)]], dtype=torch.float32
+    )
+    assert placement.boxes_to_photo(whole).numpy() == pytest.approx(
+        np.array([[0, 0, width, height]]), rel=1e-5
+    )
     again = predict.boxes_to_input(placement.boxes_to_photo(inside), placement)
     torch.testing.assert_close(again, inside, rtol=0, atol=0.51)
 
 
 def test_boxes_in_the_padding_are_clipped_to_the_photograph() -> None:
-    boxes = placement_of(200, 100).boxes_to_photo(torch.tensor([[-10.0, 0, 70, 64], [10, 0, 20, 10]]))
+    boxes = placement_of(200, 100).boxes_to_photo(
+        torch.tensor([[-10.0, 0, 70, 64], [10, 0, 20, 10]])
+    )
     assert boxes.tolist() == [[0, 0, 200, 100], [pytest.approx(31.25), 0, pytest.approx(62.5), 0]]
 
 
@@ -258,16 +322,25 @@ def one_detection(*boxes: tuple[float, ...]) -> Detections:
     coefficients = torch.zeros(len(boxes), 32)
     coefficients[:, 0] = 1
     count = len(boxes)
-    return Detections(torch.tensor(boxes), torch.ones(count), torch.zeros(count, dtype=torch.int64), coefficients)
+    return Detections(
+        torch.tensor(boxes), torch.ones(count), torch.zeros(count, dtype=torch.int64), coefficients
+    )
 
 
 def whole_masks(prototypes: torch.Tensor, found: Detections, placement: Letterbox) -> np.ndarray:
     """Return the masks in the whole photograph, bool (n, H, W)."""
-    return np.array([whole(region, *placement.photo_size) for region in photo_masks(prototypes, found, placement)])
+    return np.array(
+        [
+            whole(region, *placement.photo_size)
+            for region in photo_masks(prototypes, found, placement)
+        ]
+    )
 
 
 def interpolated(prototypes: torch.Tensor, found: Detections, placement: Letterbox) -> torch.Tensor:
-    """Enlarge the whole mask of each detection with PyTorch, to the input and from there to the photograph: (n, H, W)."""
+    """Enlarge the whole mask of each detection with PyTorch, to the input and from there to the
+    photograph: (n, H, W).
+    """
     (left, top), (width, height) = placement.pad, placement.inner_size
     logits = torch.einsum("nc,chw->nhw", found.coefficients, prototypes)
     at_input = F.interpolate(logits[None], (placement.size_px,) * 2, mode="bilinear")
@@ -275,19 +348,25 @@ def interpolated(prototypes: torch.Tensor, found: Detections, placement: Letterb
     return F.interpolate(inner, placement.photo_size[::-1], mode="bilinear")[0]
 
 
-@pytest.mark.parametrize("size", [(200, 100), (101, 333), (64, 64), (30, 17), (1, 7), (1333, 77), (700, 900)], ids=str)
+@pytest.mark.parametrize(
+    "size", [(200, 100), (101, 333), (64, 64), (30, 17), (1, 7), (1333, 77), (700, 900)], ids=str
+)
 def test_a_mask_computed_inside_its_box_is_the_whole_enlarged_one(size: tuple[int, int]) -> None:
     rng = torch.Generator().manual_seed(sum(size))
     prototypes = F.interpolate(torch.randn(1, 32, 5, 5, generator=rng), (16, 16), mode="bicubic")[0]
     centre, half = (torch.rand(12, 2, generator=rng) * span for span in (64, 40))
     boxes = torch.cat([centre - half, centre + half], 1)
     boxes[0] = torch.tensor([0.0, 0, 64, 64])
-    found = Detections(boxes, torch.ones(12), torch.zeros(12).long(), torch.randn(12, 32, generator=rng))
+    found = Detections(
+        boxes, torch.ones(12), torch.zeros(12).long(), torch.randn(12, 32, generator=rng)
+    )
     placement = placement_of(*size)
     values = interpolated(prototypes, found, placement)
     x1, y1, x2, y2 = placement.boxes_to_photo(boxes).T[..., None]
     columns, rows = torch.arange(size[0]), torch.arange(size[1])
-    inside = ((columns >= x1) & (columns < x2))[:, None, :] & ((rows >= y1) & (rows < y2))[:, :, None]
+    inside = ((columns >= x1) & (columns < x2))[:, None, :] & ((rows >= y1) & (rows < y2))[
+        :, :, None
+    ]
     expected = (values > 0) & inside
     differs = torch.from_numpy(whole_masks(prototypes, found, placement)) != expected
     assert values[differs].abs().sum() < 1e-4  # only rounding may decide otherwise
@@ -308,6 +387,8 @@ def test_many_masks_and_none_are_finished() -> None:
     many = one_detection(*[(0.0, 16.0, float(k + 1), 48.0) for k in range(40)])
     widths = whole_masks(EVERYWHERE, many, placement_of(64, 32)).any(1).sum(1)
     assert widths.tolist() == list(range(1, 41))
-    none = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 32))
+    none = Detections(
+        torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 32)
+    )
     assert list(photo_masks(EVERYWHERE, none, placement_of(64, 32))) == []
     assert prototype_masks(EVERYWHERE, none, SIZE_PX).shape == (0, 16, 16)

@@ -32,12 +32,16 @@ def make_pieces(tiles: list[Corners]) -> list[TileDetection]:
         for (x1, y1), (x2, y2), width, class_id in lines:
             part = np.zeros((bottom - top, right - left), np.uint8)
             cv2.line(part, (x1 - left, y1 - top), (x2 - left, y2 - top), 1, width)
-            pieces += made_up_piece(number, class_id, float(rng.uniform(0.3, 0.9)), part.view(bool), left, top)
+            pieces += made_up_piece(
+                number, class_id, float(rng.uniform(0.3, 0.9)), part.view(bool), left, top
+            )
     return pieces
 
 
 def measure() -> dict[str, float]:
-    """Return the objects, the seconds of joining, and the process's growth in MB, all masks drawn one by one."""
+    """Return the objects, the seconds of joining, and the process's growth in MB, all masks drawn
+    one by one.
+    """
     tiles = cut_tiles(*SIZE, 640)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     pieces = make_pieces(tiles)
@@ -46,11 +50,19 @@ def measure() -> dict[str, float]:
     seconds = time.thread_time() - start
     largest = max(instance.region().mask.size for instance in objects)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return {"pieces": len(pieces), "objects": len(objects), "seconds": seconds, "mb": grown / 1024, "largest": largest}
+    return {
+        "pieces": len(pieces),
+        "objects": len(objects),
+        "seconds": seconds,
+        "mb": grown / 1024,
+        "largest": largest,
+    }
 
 
 def test_300_instances_on_20_megapixels_take_little_memory_and_time() -> None:
-    printed = must_run("python", "-c", f"import json; from {__name__} import measure; print(json.dumps(measure()))")
+    printed = must_run(
+        "python", "-c", f"import json; from {__name__} import measure; print(json.dumps(measure()))"
+    )
     found = json.loads(printed.splitlines()[-1])
     assert found["objects"] == NUM_WIRES + NUM_PARTS
     assert found["pieces"] > 3 * found["objects"]

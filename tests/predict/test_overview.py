@@ -17,27 +17,42 @@ MASK_PX = 16.0  # 4 pixels of an input at a quarter of the photograph's size
 
 
 def coarse(mask: np.ndarray, score: float = 0.6, class_id: int = 0) -> TileDetection:
-    """Return what the pass over the whole photograph finds of a true mask: one decision for each 16 x 16 pixels."""
-    small = cv2.resize(mask.astype(np.float32), (SIZE[0] // 16, SIZE[1] // 16), interpolation=cv2.INTER_AREA)
-    seen = cv2.resize((small > 0.2).astype(np.uint8), SIZE, interpolation=cv2.INTER_NEAREST).view(bool)
+    """Return what the pass over the whole photograph finds of a true mask: one decision for each 16
+    x 16 pixels.
+    """
+    small = cv2.resize(
+        mask.astype(np.float32), (SIZE[0] // 16, SIZE[1] // 16), interpolation=cv2.INTER_AREA
+    )
+    seen = cv2.resize((small > 0.2).astype(np.uint8), SIZE, interpolation=cv2.INTER_NEAREST).view(
+        bool
+    )
     (piece,) = made_up_piece(-1, class_id, score, seen)
     return piece
 
 
 def joined(pieces: list[TileDetection], *whole: TileDetection) -> list[MergedInstance]:
     return merge_coarse_level(
-        join_tiles(pieces, TILES, 0.7), [MergedInstance((piece,)) for piece in whole], TILES, 320, 1280, MASK_PX
+        join_tiles(pieces, TILES, 0.7),
+        [MergedInstance((piece,)) for piece in whole],
+        TILES,
+        320,
+        1280,
+        MASK_PX,
     )
 
 
 def test_an_object_of_tiles_beats_its_coarse_mask() -> None:
-    wire, pole = stroke(SIZE, [(60, 860), (1200, 60)], 8), stroke(SIZE, [(300, 100), (300, 700)], 70)
+    wire, pole = (
+        stroke(SIZE, [(60, 860), (1200, 60)], 8),
+        stroke(SIZE, [(300, 100), (300, 700)], 70),
+    )
     pieces = seen_in_tiles([(0, wire), (1, pole)], TILES, share=0.01)
     alone = {instance.class_id: instance for instance in join_tiles(pieces, TILES, 0.7)}
     for instance in joined(pieces, coarse(wire), coarse(pole, 0.9, 1)):
         before = alone.pop(instance.class_id)
         assert instance.pieces == before.pieces
-        # The whole photograph hardly shows a wire: wrong only if both are wrong. It shows a pole well: the mean.
+        # The whole photograph hardly shows a wire: wrong only if both are wrong. It shows a pole
+        # well: the mean.
         confidence = (1 - (1 - before.score) * 0.4, (before.score + 0.9) / 2)
         assert instance.score == pytest.approx(confidence[instance.class_id])
     assert not alone
@@ -61,13 +76,21 @@ def building(width: int, height: int) -> np.ndarray:
 
 def test_the_coarse_mask_of_what_is_thicker_than_a_tile_replaces_the_pieces_inside() -> None:
     house = building(600, 400)
-    panes = [(0, stroke(SIZE, [(x, 320), (x, 480)], 60)) for x in range(350, 900, 110)]  # scores 0.59 to 0.98
-    beside = [(0, stroke(SIZE, [(100, 100), (100, 300)], 60)), (1, stroke(SIZE, [(500, 300), (500, 500)], 60))]
+    # scores 0.59 to 0.98
+    panes = [(0, stroke(SIZE, [(x, 320), (x, 480)], 60)) for x in range(350, 900, 110)]
+    beside = [
+        (0, stroke(SIZE, [(100, 100), (100, 300)], 60)),
+        (1, stroke(SIZE, [(500, 300), (500, 500)], 60)),
+    ]
     pieces = seen_in_tiles([*panes, *beside], TILES, share=0.01)
     assert len(joined(pieces)) == 7
     found = joined(pieces, coarse(house, 0.99))
     assert len(found) == 3
-    assert sorted(iou_of(instance.region(), house) > 0.9 for instance in found) == [False, False, True]
+    assert sorted(iou_of(instance.region(), house) > 0.9 for instance in found) == [
+        False,
+        False,
+        True,
+    ]
     # It replaces only what is less confident.
     assert len(joined(pieces, coarse(house, 0.6))) == 5
     # Thinner than a tile: the pieces stay, and the coarse mask goes, because they cover half of it.
@@ -78,17 +101,27 @@ def test_a_thick_coarse_mask_over_two_more_confident_objects_replaces_neither() 
     pair = [building(280, 500), np.roll(building(280, 500), 300, axis=1)]
     pieces = seen_in_tiles([(0, instance) for instance in pair], TILES, share=0.01)
     found = joined(pieces, coarse(pair[0] | pair[1], 0.3))
-    assert sorted(iou_of(instance.region(), pair[0]) > 0.9 for instance in found) == [False, False, True]
-    assert {instance.pieces for instance in found[:2]} == {instance.pieces for instance in joined(pieces)}
+    assert sorted(iou_of(instance.region(), pair[0]) > 0.9 for instance in found) == [
+        False,
+        False,
+        True,
+    ]
+    assert {instance.pieces for instance in found[:2]} == {
+        instance.pieces for instance in joined(pieces)
+    }
 
 
 def test_what_is_thicker_than_a_tile_and_not_seen_in_the_whole_photograph_is_dropped() -> None:
     pieces = seen_in_tiles([(0, building(600, 400)), (1, building(600, 280))], TILES, share=0.01)
     assert [instance.class_id for instance in joined(pieces)] == [1]
-    assert [instance.class_id for instance in joined(pieces, coarse(building(600, 400), class_id=1))] == [1]
+    assert [
+        instance.class_id for instance in joined(pieces, coarse(building(600, 400), class_id=1))
+    ] == [1]
 
 
-def test_a_blob_from_tiles_that_contains_a_coarse_mask_neither_agrees_with_it_nor_covers_it() -> None:
+def test_a_blob_from_tiles_that_contains_a_coarse_mask_neither_agrees_with_it_nor_covers_it() -> (
+    None
+):
     house = building(400, 340)
     pieces = seen_in_tiles([(0, building(900, 600))], TILES, share=0.01)
     (found,) = joined(pieces, coarse(house, 0.3))
@@ -97,7 +130,9 @@ def test_a_blob_from_tiles_that_contains_a_coarse_mask_neither_agrees_with_it_no
 
 
 @pytest.mark.parametrize("score", [0.3, 0.98])
-def test_of_a_thick_object_that_both_passes_found_the_more_confident_mask_stays(score: float) -> None:
+def test_of_a_thick_object_that_both_passes_found_the_more_confident_mask_stays(
+    score: float,
+) -> None:
     house = building(600, 400)
     whole = coarse(house, score)
     pieces = seen_in_tiles([(0, house)], TILES, share=0.01)
@@ -109,7 +144,8 @@ def test_of_a_thick_object_that_both_passes_found_the_more_confident_mask_stays(
 
 @pytest.mark.parametrize(
     ("width", "share"),
-    [(100, 0.5), (400, 0.5), (30, 1)],  # in a tile; longer than a tile; thinner than the photograph's pass shows well
+    # in a tile; longer than a tile; thinner than the photograph's pass shows well
+    [(100, 0.5), (400, 0.5), (30, 1)],
 )
 def test_what_the_whole_photograph_shows_well_but_has_not_found_loses_half_its_confidence(
     width: int, share: float
@@ -124,18 +160,26 @@ def test_a_blob_longer_than_its_tiles_does_not_hide_the_smaller_coarse_mask_insi
     house = building(300, 280)
     pieces = seen_in_tiles([(0, building(800, 300))], TILES, share=0.01)
     found = joined(pieces, coarse(house, 0.4))
-    assert [instance.score for instance in found if iou_of(instance.region(), house) > 0.85] == [pytest.approx(0.4)]
+    assert [instance.score for instance in found if iou_of(instance.region(), house) > 0.85] == [
+        pytest.approx(0.4)
+    ]
     assert len(found) == 2
 
 
 def test_what_no_tile_found_stays() -> None:
-    wire, bush = stroke(SIZE, [(60, 860), (1200, 60)], 8), stroke(SIZE, [(300, 100), (500, 200)], 200)
+    wire, bush = (
+        stroke(SIZE, [(60, 860), (1200, 60)], 8),
+        stroke(SIZE, [(300, 100), (500, 200)], 200),
+    )
     pieces = seen_in_tiles([(0, wire)], TILES)
     found = joined(pieces, coarse(bush, 0.95))
     assert len(found) == 2
     assert iou_of(found[0].region(), bush) > 0.9
     # The same place, but another class: two objects.
-    assert len(joined(pieces, coarse(stroke(SIZE, [(60, 860), (1200, 60)], 40), 0.95, class_id=1))) == 2
+    assert (
+        len(joined(pieces, coarse(stroke(SIZE, [(60, 860), (1200, 60)], 40), 0.95, class_id=1)))
+        == 2
+    )
 
 
 def test_a_coarse_mask_one_pixel_thick_is_dropped_where_no_tile_found_anything() -> None:
@@ -152,7 +196,8 @@ def test_fragments_inside_one_coarse_mask_become_one_object_and_the_gap_is_fille
     assert len(joined(pieces)) == 2
     (found,) = joined(pieces, coarse(pole))
     assert iou_of(found.region(), pole) > 0.85  # the coarse mask is 48 to 64 px wide
-    assert cv2.connectedComponents(found.region().mask.astype(np.uint8))[0] == 2  # background and one part
+    # background and one part
+    assert cv2.connectedComponents(found.region().mask.astype(np.uint8))[0] == 2
     assert found.box.tolist() == [608, 20, 672, 881]
     rest = found.pieces[-1]
     assert rest.tile == -1
@@ -172,14 +217,22 @@ def test_a_coarse_mask_over_two_parallel_wires_joins_none_of_them() -> None:
 
 def test_a_coarse_mask_of_hardly_any_confidence_joins_and_covers_nothing() -> None:
     pole = stroke(SIZE, [(640, 40), (640, 860)], 40)
-    pieces = [piece for piece in seen_in_tiles([(0, pole)], TILES) if TILES[piece.tile][1] not in (192, 384)]
+    pieces = [
+        piece
+        for piece in seen_in_tiles([(0, pole)], TILES)
+        if TILES[piece.tile][1] not in (192, 384)
+    ]
     found = joined(pieces, coarse(pole, 0.004))
-    assert [instance.pieces for instance in found[:2]] == [instance.pieces for instance in joined(pieces)]
+    assert [instance.pieces for instance in found[:2]] == [
+        instance.pieces for instance in joined(pieces)
+    ]
     assert len(found) == 3
 
 
 def test_larger_tiles_join_and_replace_as_the_whole_photograph_does() -> None:
-    """Two passes over tiles: 320 and 640 pixels, 8 and 16 pixels of the photograph a pixel of their masks."""
+    """Two passes over tiles: 320 and 640 pixels, 8 and 16 pixels of the photograph a pixel of their
+    masks.
+    """
     larger = cut_tiles(*SIZE, 640)
     house, wire = building(600, 400), stroke(SIZE, [(60, 860), (1200, 60)], 8)
     panes = [(0, stroke(SIZE, [(x, 320), (x, 480)], 60)) for x in range(350, 900, 110)]
@@ -188,9 +241,14 @@ def test_larger_tiles_join_and_replace_as_the_whole_photograph_does() -> None:
     seen = seen_in_tiles([(0, house), (1, wire)], larger, share=0.01)
     seen = [replace(piece, tile=piece.tile + len(TILES), score=0.99) for piece in seen]
     coarser = join_tiles(seen, tiles, 0.7)
-    assert [len(instance.pieces) > 1 for instance in coarser] == [True, True]  # no tile shows either of them whole
-    found = {instance.class_id: instance for instance in merge_coarse_level(fine, coarser, tiles, 320, 640, MASK_PX)}
+    # no tile shows either of them whole
+    assert [len(instance.pieces) > 1 for instance in coarser] == [True, True]
+    found = {
+        instance.class_id: instance
+        for instance in merge_coarse_level(fine, coarser, tiles, 320, 640, MASK_PX)
+    }
     assert len(found) == 2
     assert iou_of(found[0].region(), house) > 0.95
-    assert {piece.tile < len(TILES) for piece in found[1].pieces} == {True}  # the finer mask of the wire
+    # the finer mask of the wire
+    assert {piece.tile < len(TILES) for piece in found[1].pieces} == {True}
     assert found[1].support == pytest.approx(0.99)

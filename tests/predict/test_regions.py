@@ -1,4 +1,6 @@
-"""Masks as regions and as runs: what they draw, count and share is what whole bitmaps do, with OpenCV."""
+"""Masks as regions and as runs: what they draw, count and share is what whole bitmaps do, with
+OpenCV.
+"""
 
 import cv2
 import numpy as np
@@ -11,7 +13,8 @@ from yolo_seg_ddp.predict.regions import Cells, Region, Runs, column_runs
 
 
 @pytest.mark.parametrize(
-    ("left", "top", "width", "height"), [(3, 2, 30, 20), (0, 0, 60, 40), (20, 0, 30, 40), (50, 5, 10, 4), (5, 5, 0, 0)]
+    ("left", "top", "width", "height"),
+    [(3, 2, 30, 20), (0, 0, 60, 40), (20, 0, 30, 40), (50, 5, 10, 4), (5, 5, 0, 0)],
 )
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
 def test_a_regions_outlines_and_run_lengths_are_those_of_the_whole_mask(
@@ -26,7 +29,9 @@ def test_a_regions_outlines_and_run_lengths_are_those_of_the_whole_mask(
         runs = {"size": [40, 60], "counts": column_runs(region, (60, 40))}
         assert coco_mask.frPyObjects(runs, 40, 60) == coco_mask.encode(np.asfortranarray(whole))
         contours, _ = cv2.findContours(whole, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
-        expected = sorted((one[:, 0] for one in contours if len(one) >= 3), key=lambda one: -cv2.contourArea(one))
+        expected = sorted(
+            (one[:, 0] for one in contours if len(one) >= 3), key=lambda one: -cv2.contourArea(one)
+        )
         assert [one.tolist() for one in outline(region)] == [one.tolist() for one in expected]
 
 
@@ -68,7 +73,9 @@ def test_cells_count_the_pixels_on_a_grid_over_the_photograph() -> None:
     cells = Cells.of(Runs.of(photo), 16)
     expected = photo.reshape(6, 16, 6, 16).sum(axis=(1, 3))
     np.testing.assert_array_equal(cells.crop((0, 0, 6, 6)), expected)
-    np.testing.assert_array_equal(cells.crop((2, 1, 9, 4)), np.pad(expected, ((0, 0), (0, 3)))[1:4, 2:9])
+    np.testing.assert_array_equal(
+        cells.crop((2, 1, 9, 4)), np.pad(expected, ((0, 0), (0, 3)))[1:4, 2:9]
+    )
 
 
 # --- pairs of masks, compared run by run and as bitmaps ---
@@ -110,11 +117,18 @@ def test_pairs_agree_and_share_pixels_as_their_bitmaps_do(seed: int) -> None:
     drawn = [mask for mask in drawn if mask.any()]
     masks = agreement.Masks([Runs.of(mask) for mask in drawn])
     pairs = np.array([(p, q) for p in range(len(drawn)) for q in range(p)])
-    corners = np.sort(rng.integers(0, (SIZE[1], SIZE[0]), (len(pairs), 2, 2)), axis=1).reshape(-1, 4)
-    rectangles = np.where(
-        np.arange(len(pairs))[:, None] % 2, corners + np.array([0, 0, 1, 1]), [0, 0, SIZE[1], SIZE[0]]
+    corners = np.sort(rng.integers(0, (SIZE[1], SIZE[0]), (len(pairs), 2, 2)), axis=1).reshape(
+        -1, 4
     )
-    cut = [[drawn[m][y1:y2, x1:x2] for m in pair] for pair, (x1, y1, x2, y2) in zip(pairs, rectangles, strict=True)]
+    rectangles = np.where(
+        np.arange(len(pairs))[:, None] % 2,
+        corners + np.array([0, 0, 1, 1]),
+        [0, 0, SIZE[1], SIZE[0]],
+    )
+    cut = [
+        [drawn[m][y1:y2, x1:x2] for m in pair]
+        for pair, (x1, y1, x2, y2) in zip(pairs, rectangles, strict=True)
+    ]
     truth = [expected(np.ascontiguousarray(one), np.ascontiguousarray(two)) for one, two in cut]
     assert sum(value >= 0.5 for value in truth) >= 10
     assert sum(0 < value < 0.5 for value in truth) >= 10

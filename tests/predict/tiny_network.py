@@ -26,14 +26,20 @@ def smooth_data(root: Path) -> Path:
             rough = np.random.default_rng((index, len(split))).integers(0, 255, (4, 6, 3), np.uint8)
             picture = cv2.resize(rough, (96, 64), interpolation=cv2.INTER_CUBIC)
             cv2.imwrite(str(root / split / "images" / f"{index}.png"), picture)
-            (root / split / "labels" / f"{index}.txt").write_text(f"{index} 0.1 0.1 0.6 0.1 0.6 0.7 0.1 0.7\n")
+            (root / split / "labels" / f"{index}.txt").write_text(
+                f"{index} 0.1 0.1 0.6 0.1 0.6 0.7 0.1 0.7\n"
+            )
     names = "".join(f"  {number}: {name}\n" for number, name in enumerate(NAMES))
     (root / "dataset.yaml").write_text(f"train: train/images\nval: val/images\nnames:\n{names}")
     return root / "dataset.yaml"
 
 
-def tiny_weights(path: Path, windows: dict[str, float] | None = None, prototype_scale: float = 1) -> Path:
-    """Write a .pt file whose outputs differ between anchors, classes and pictures, but do not multiply rounding."""
+def tiny_weights(
+    path: Path, windows: dict[str, float] | None = None, prototype_scale: float = 1
+) -> Path:
+    """Write a .pt file whose outputs differ between anchors, classes and pictures, but do not
+    multiply rounding.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(3)
         model = build_model("yolov8n-seg.yaml", NAMES)
@@ -48,13 +54,22 @@ def tiny_weights(path: Path, windows: dict[str, float] | None = None, prototype_
             for branch in branches:
                 _spread(model, branch[-1], mean, spread)
         _spread(model, head.proto.cv3.conv, 0, prototype_scale)
-    save_deployable(path, model, {}, img_size=SIZE_PX, data="made up", **({"windows": windows} if windows else {}))
+    save_deployable(
+        path,
+        model,
+        {},
+        img_size=SIZE_PX,
+        data="made up",
+        **({"windows": windows} if windows else {}),
+    )
     return path
 
 
 @torch.no_grad()
 def _spread(model: nn.Module, layer: nn.Conv2d, mean: float, spread: float) -> None:
-    """Scale a convolution so that its outputs on smooth pictures have this mean and standard deviation."""
+    """Scale a convolution so that its outputs on smooth pictures have this mean and standard
+    deviation.
+    """
     found: list[torch.Tensor] = []
     hook = layer.register_forward_hook(lambda _, __, output: found.append(output))
     model(smooth_images(8))
@@ -68,6 +83,9 @@ def _spread(model: nn.Module, layer: nn.Conv2d, mean: float, spread: float) -> N
 
 
 def smooth_images(count: int, size_px: int = SIZE_PX) -> torch.Tensor:
-    """Return (count, 3, size_px, size_px) in 0..1. White noise would average out: rounding then decides deep layers."""
+    """Return (count, 3, size_px, size_px) in 0..1.
+
+    White noise would average out: rounding then decides deep layers.
+    """
     colours = torch.rand(count, 3, 4, 4, generator=torch.Generator().manual_seed(5))
     return F.interpolate(colours, size_px, mode="bicubic").clamp(0, 1)

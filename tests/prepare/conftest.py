@@ -1,4 +1,6 @@
-"""A raw folder for the tests of parsing, and for those of the download a server like Azure with two circuits."""
+"""A raw folder for the tests of parsing, and for those of the download a server like Azure with two
+circuits.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The built-in sample, also at the size of a drone's photographs: deterministic, and as awkward as EPRI's own files."""
+"""The built-in sample, also at the size of a drone's photographs: deterministic, and as awkward as
+EPRI's own files.
+"""
 
 import ast
 import csv
@@ -33,7 +35,11 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
@@ -49,10 +55,14 @@ def photos_of(folder: Path) -> dict[str, Path]:
     return {path.name: path for path in folder.glob("Circuit*/*")}
 
 
-def test_equal_calls_write_equal_bytes_larger_samples_more_other_seeds_others(sample: Path, tmp_path: Path) -> None:
+def test_equal_calls_write_equal_bytes_larger_samples_more_other_seeds_others(
+    sample: Path, tmp_path: Path
+) -> None:
     for name, seed in (("four", 3), ("other", 6)):
         write_sample(tmp_path / name, 4, seed)
-    large, four, other = (files_of(folder) for folder in (sample, tmp_path / "four", tmp_path / "other"))
+    large, four, other = (
+        files_of(folder) for folder in (sample, tmp_path / "four", tmp_path / "other")
+    )
     assert set(four) == set(other)
     assert all(four[name] != other[name] for name in four)
     assert len(four) == 5
@@ -68,12 +78,16 @@ def test_equal_calls_write_equal_bytes_larger_samples_more_other_seeds_others(sa
 def test_every_class_is_drawn(sample: Path) -> None:
     names = load_dataset_yaml(DEFAULT_DATASET_YAML).names
     classes = ClassTable(names)
-    counts = Counter(classes.find(entry["value"]) for row in rows_of(sample) for entry in objects_of(row))
+    counts = Counter(
+        classes.find(entry["value"]) for row in rows_of(sample) for entry in objects_of(row)
+    )
     assert min(counts[class_id] for class_id in range(len(names))) >= NUM_PHOTOS // 3
     assert len(photos_of(sample)) == NUM_PHOTOS
 
 
-def test_names_are_unique_and_one_row_lacks_its_photograph_and_one_photograph_its_row(sample: Path) -> None:
+def test_names_are_unique_and_one_row_lacks_its_photograph_and_one_photograph_its_row(
+    sample: Path,
+) -> None:
     photos = photos_of(sample)
     named, present = {row["External ID"] for row in rows_of(sample)}, set(photos)
     assert len(named - present) == 1
@@ -83,7 +97,9 @@ def test_names_are_unique_and_one_row_lacks_its_photograph_and_one_photograph_it
     assert sum(path.parent.name == "Circuit10" for path in photos.values()) == NUM_PHOTOS // 4
 
 
-def test_some_polygons_pass_the_edge_one_has_two_points_and_one_touches_itself(sample: Path) -> None:
+def test_some_polygons_pass_the_edge_one_has_two_points_and_one_touches_itself(
+    sample: Path,
+) -> None:
     photos = photos_of(sample)
     num_past_edge = num_short = num_touching = 0
     for row in rows_of(sample):
@@ -91,10 +107,14 @@ def test_some_polygons_pass_the_edge_one_has_two_points_and_one_touches_itself(s
             continue
         width, height = upright_size(photos[row["External ID"]].read_bytes())
         outlines = [entry["polygon"] for entry in objects_of(row) if "polygon" in entry]
-        for polygon in (np.array([(point["x"], point["y"]) for point in outline]) for outline in outlines):
+        for polygon in (
+            np.array([(point["x"], point["y"]) for point in outline]) for outline in outlines
+        ):
             num_short += len(polygon) < 3
             num_past_edge += bool((polygon < 0).any() or (polygon > (width, height)).any())
-            num_touching += len(polygon) > 3 and len({tuple(point) for point in polygon.tolist()}) < len(polygon)
+            num_touching += len(polygon) > 3 and len(
+                {tuple(point) for point in polygon.tolist()}
+            ) < len(polygon)
     assert num_short == 1
     assert num_past_edge >= 3
     assert num_touching == 1
@@ -115,7 +135,9 @@ def test_turned_files_are_upright_again(sample: Path) -> None:
 
 def test_wires_are_as_thin_as_asked_and_nothing_else_moves() -> None:
     wide, thin = draw_scene(0, 0), draw_scene(0, 0, wire_width_px=3)
-    assert [annotation.name for annotation in thin.annotations] == [annotation.name for annotation in wide.annotations]
+    assert [annotation.name for annotation in thin.annotations] == [
+        annotation.name for annotation in wide.annotations
+    ]
     for before, after in zip(wide.annotations, thin.annotations, strict=True):
         assert np.array_equal(before.points, after.points)
     wires = [annotation.points for annotation in wide.annotations if annotation.is_line]
@@ -134,7 +156,9 @@ def test_wires_are_as_thin_as_asked_and_nothing_else_moves() -> None:
         ({"seed": -1}, "seed: -1; must not be negative"),
     ],
 )
-def test_impossible_samples_are_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+def test_impossible_samples_are_refused(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(UserError, match=words):
         write_sample(tmp_path, 1, **options)
 
@@ -157,7 +181,7 @@ def _difference(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.abs(one.astype(int) - other.astype(int)).mean())
 
 
-# --- at the size of a drone's photographs ----------------------------------------------------------------------------
+# --- at the size of a drone's photographs ---------------------------------------------------------
 
 
 SIZE_PX = 1600
@@ -170,7 +194,9 @@ def large_sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_same_bytes_on_one_thread_and_on_a_processor_without_avx2(large_sample: Path, tmp_path: Path) -> None:
+def test_the_same_bytes_on_one_thread_and_on_a_processor_without_avx2(
+    large_sample: Path, tmp_path: Path
+) -> None:
     plain: dict[str, Any] = {"OPENCV_CPU_DISABLE": "AVX2,AVX512-SKX,FMA3"}
     plain["NPY_DISABLE_CPU_FEATURES"] = "AVX512F AVX512_SKX AVX2 FMA3"
     plain = plain if os.uname().machine == "x86_64" else {}
@@ -185,17 +211,24 @@ write_sample(Path({str(tmp_path)!r}), 1, seed=2, long_side_px={SIZE_PX})
     assert files_of(tmp_path) == files_of(large_sample)
 
 
-def test_photographs_have_the_size_asked_for_wires_are_lines_and_all_else_polygons(large_sample: Path) -> None:
+def test_photographs_have_the_size_asked_for_wires_are_lines_and_all_else_polygons(
+    large_sample: Path,
+) -> None:
     for path in large_sample.glob("Circuit*/*"):
         assert sorted(read_image(path).shape[:2]) == [1067, SIZE_PX]
     entries = [entry for row in rows_of(large_sample) for entry in objects_of(row)]
     assert {"pole", "insulator", "conductor"} <= {entry["value"] for entry in entries}
-    assert all(("line" in entry) == (entry["value"] in ("conductor", "other_wire", "other-wire")) for entry in entries)
+    assert all(
+        ("line" in entry) == (entry["value"] in ("conductor", "other_wire", "other-wire"))
+        for entry in entries
+    )
 
 
 @pytest.mark.parametrize("width_px", [4.0, 6.5, 10.0])
 @pytest.mark.parametrize("end", [(680.0, 110.0), (690.0, 400.0), (580.0, 560.0)])
-def test_a_wire_covers_its_width_times_its_length(width_px: float, end: tuple[float, float]) -> None:
+def test_a_wire_covers_its_width_times_its_length(
+    width_px: float, end: tuple[float, float]
+) -> None:
     """On black, a white wire's pixels add up to its area, at any slope."""
     drawing = Drawing(np.random.default_rng(0), 700, 600)
     path = np.array([(100.3, 100.2), end])
@@ -205,10 +238,14 @@ def test_a_wire_covers_its_width_times_its_length(width_px: float, end: tuple[fl
 
 
 def test_labels_of_the_asked_width_cover_the_wires() -> None:
-    """Where two drawings differ that differ in the wires' width alone, there is the wider label, and not more."""
+    """Where two drawings differ that differ in the wires' width alone, there is the wider label,
+    and not more.
+    """
     thin, wide = (draw_scene(2, 1, SIZE_PX, width_px) for width_px in (4, 9))
     assert [one.name for one in thin.annotations] == [one.name for one in wide.annotations]
-    differs = (np.abs(thin.image.astype(int) - wide.image.astype(int)).max(axis=2) > 24).astype(np.uint8)
+    differs = (np.abs(thin.image.astype(int) - wide.image.astype(int)).max(axis=2) > 24).astype(
+        np.uint8
+    )
     size = (thin.image.shape[1], thin.image.shape[0])
     labels = []
     for width_px in (4.0, 9.0):
@@ -224,7 +261,9 @@ def test_labels_of_the_asked_width_cover_the_wires() -> None:
     assert (differs * label).sum() / label.sum() > 0.5  # a branch or the hardware covers the rest
 
 
-def test_unasked_wires_are_4_to_10_pixels_wide_and_parts_as_large_as_real_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unasked_wires_are_4_to_10_pixels_wide_and_parts_as_large_as_real_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     widths: list[float] = []
     monkeypatch.setattr(Drawing, "paint_wire", lambda *arguments: widths.append(arguments[-1]))
     heights = {"insulator": (40, 150), "transformers": (200, 500), "crossarm": (50, 500)}

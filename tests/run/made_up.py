@@ -13,21 +13,56 @@ NOW_S = 1_800_000_000.0
 def batch(epoch: int, number: int, **facts: Any) -> dict[str, Any]:
     step = (epoch - 1) * 20 + number + 1
     speeds = {"images_per_s": 27.34, "step_ms": 500.0, "data_wait_share": 0.04}
-    place = {"epoch": epoch, "batch": number, "global_step": step, "num_batches": 20, "time_s": NOW_S + step}
-    return {"kind": "batch", **place, "loss": 10.0 / step, "seg": 5.0 / step, **speeds, "slow_rank": None, **facts}
+    place = {
+        "epoch": epoch,
+        "batch": number,
+        "global_step": step,
+        "num_batches": 20,
+        "time_s": NOW_S + step,
+    }
+    return {
+        "kind": "batch",
+        **place,
+        "loss": 10.0 / step,
+        "seg": 5.0 / step,
+        **speeds,
+        "slow_rank": None,
+        **facts,
+    }
 
 
 def epoch_record(epoch: int) -> dict[str, Any]:
-    measures = {"train_loss": 3.0 / epoch, "val_loss": 2.0 + abs(epoch - 2), "mask_map50_95": 0.1 * epoch}
-    return {"kind": "epoch", "epoch": epoch, "global_step": 20 * epoch, "total_epoch_time_s": 12.0, **measures}
+    measures = {
+        "train_loss": 3.0 / epoch,
+        "val_loss": 2.0 + abs(epoch - 2),
+        "mask_map50_95": 0.1 * epoch,
+    }
+    return {
+        "kind": "epoch",
+        "epoch": epoch,
+        "global_step": 20 * epoch,
+        "total_epoch_time_s": 12.0,
+        **measures,
+    }
 
 
-def write_run(folder: Path, records: list[dict[str, Any]], state: str = "running", **status: Any) -> None:
+def write_run(
+    folder: Path, records: list[dict[str, Any]], state: str = "running", **status: Any
+) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (folder / "config.yaml").write_text("model: yolov8n-seg.yaml\nepochs: 4\nimg_size: 96\nbatch_size: 4\nseed: 7\n")
+    (folder / "config.yaml").write_text(
+        "model: yolov8n-seg.yaml\nepochs: 4\nimg_size: 96\nbatch_size: 4\nseed: 7\n"
+    )
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    facts = {"state": state, "reason": "", "pid": os.getpid(), "host": socket.gethostname(), "updated": now, **status}
+    facts = {
+        "state": state,
+        "reason": "",
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "updated": now,
+        **status,
+    }
     (folder / "status.json").write_text(json.dumps(facts))
 
 

@@ -1,4 +1,6 @@
-"""Resumable checkpoints: what was saved comes back, damage is seen, and no kill leaves a run without one."""
+"""Resumable checkpoints: what was saved comes back, damage is seen, and no kill leaves a run
+without one.
+"""
 
 import multiprocessing
 import os
@@ -29,7 +31,10 @@ from yolo_seg_ddp.utils.tensor_files import atomic_torch_save
 
 
 def state_of(step: int, size: int = 1000) -> dict[str, Any]:
-    return {"weights": torch.full((size,), float(step)), "progress": {"step": step, "history": [0.5, None, True]}}
+    return {
+        "weights": torch.full((size,), float(step)),
+        "progress": {"step": step, "history": [0.5, None, True]},
+    }
 
 
 def saved(folder: Path, *steps: int, keep: int = 9) -> list[Path]:
@@ -48,7 +53,9 @@ def latest_step(folder: Path) -> int | None:
         return None
     path, state = found
     assert path.name.startswith(f"step-{state['progress']['step']:08d}")
-    assert torch.equal(state["weights"], torch.full_like(state["weights"], state["progress"]["step"]))
+    assert torch.equal(
+        state["weights"], torch.full_like(state["weights"], state["progress"]["step"])
+    )
     return int(state["progress"]["step"])
 
 
@@ -61,7 +68,11 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "half": torch.arange(4).to(torch.bfloat16),
-        "plain": {"list": [1, 2.5, "text", None, True], "tuple": (1, 2), "ordered": OrderedDict(a=1)},
+        "plain": {
+            "list": [1, 2.5, "text", None, True],
+            "tuple": (1, 2),
+            "ordered": OrderedDict(a=1),
+        },
     }
     path = save_checkpoint(tmp_path / "new" / "checkpoint", 7, state)
     assert path == tmp_path / "new" / "checkpoint" / "step-00000007"
@@ -73,7 +84,9 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     torch.testing.assert_close(found[1], state, rtol=0, atol=0)
 
 
-def test_a_checkpoint_of_any_gpu_is_loaded_onto_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_any_gpu_is_loaded_onto_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:3")
         save_checkpoint(tmp_path, 1, {"weights": torch.ones(3)})
@@ -101,7 +114,9 @@ def test_only_the_newest_are_kept_by_number_and_not_by_age(tmp_path: Path) -> No
         (lambda path: (path / "manifest.json").write_text("[]"), "unreadable"),
     ],
 )
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: Callable[[Path], None], reason: str) -> None:
+def test_a_damaged_checkpoint_is_passed_over(
+    tmp_path: Path, damage: Callable[[Path], None], reason: str
+) -> None:
     first, second, third = saved(tmp_path, 1, 2, 3)
     damage(third)
     assert reason in str(verify(third))
@@ -111,7 +126,10 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: Callable[[P
     flip_a_byte(second / "state.pt")
     assert latest_step(tmp_path) == 1
     flip_a_byte(first / "state.pt")
-    with pytest.raises(UserError, match=r"no readable checkpoint \(step-00000003: .*step-00000001.*remove the folder"):
+    with pytest.raises(
+        UserError,
+        match=r"no readable checkpoint \(step-00000003: .*step-00000001.*remove the folder",
+    ):
         load_latest(tmp_path)
 
 
@@ -124,7 +142,9 @@ def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 cut off", [1, 2]])
-def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path, content: bytes | list[int]) -> None:
+def test_what_is_no_checkpoint_is_refused_in_one_line(
+    tmp_path: Path, content: bytes | list[int]
+) -> None:
     if isinstance(content, bytes):
         (tmp_path / "state.pt").write_bytes(content)
     else:
@@ -183,7 +203,9 @@ KILLS = {
 
 @pytest.mark.parametrize("step", [1, 2], ids=["same step again", "next step"])
 @pytest.mark.parametrize("moment", KILLS)
-def test_a_kill_at_any_moment_leaves_the_old_or_the_new_checkpoint(tmp_path: Path, moment: str, step: int) -> None:
+def test_a_kill_at_any_moment_leaves_the_old_or_the_new_checkpoint(
+    tmp_path: Path, moment: str, step: int
+) -> None:
     saved(tmp_path, 1)
 
     def save_and_die() -> None:
@@ -203,7 +225,9 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_checkpoint(tmp_path: Pat
     assert latest_step(tmp_path) == 3
 
 
-def test_of_checkpoint_files_the_newest_is_kept_and_a_damaged_one_passed_over_or_named(tmp_path: Path) -> None:
+def test_of_checkpoint_files_the_newest_is_kept_and_a_damaged_one_passed_over_or_named(
+    tmp_path: Path,
+) -> None:
     store = CheckpointFiles(tmp_path)
     assert (store.load(), has_checkpoint(tmp_path)) == (None, False)
     for step in (9, 10):
@@ -214,9 +238,13 @@ def test_of_checkpoint_files_the_newest_is_kept_and_a_damaged_one_passed_over_or
     assert found is not None
     assert (found[0].name, found[1]["step"], found[1]["config"]) == ("ckpt-10.pt", 10, {"lr": 0.1})
     assert torch.equal(found[1]["weights"], state_of(10)["weights"])
-    atomic_torch_save(state_of(8), tmp_path / "ckpt-8.pt")  # a kill came between the writing of 10 and the removal of 8
+    # a kill came between the writing of 10 and the removal of 8
+    atomic_torch_save(state_of(8), tmp_path / "ckpt-8.pt")
     (tmp_path / "ckpt-10.pt").write_bytes(b"half")
     assert (store.load() or found)[0].name == "ckpt-8.pt"
     (tmp_path / "ckpt-8.pt").unlink()
-    with pytest.raises(UserError, match=r"ckpt-10\.pt: not a checkpoint of this trainer .*; remove it to start afresh"):
+    with pytest.raises(
+        UserError,
+        match=r"ckpt-10\.pt: not a checkpoint of this trainer .*; remove it to start afresh",
+    ):
         store.load()

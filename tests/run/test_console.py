@@ -43,7 +43,9 @@ def test_the_log_keeps_the_newest_part_within_its_bound(
     assert capsys.readouterr().out.endswith("".join(kept))
 
 
-def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "train.log").symlink_to("/dev/full")
     log = console.ConsoleLog(tmp_path)
     print("goes on")

@@ -17,7 +17,10 @@ from yolo_seg_ddp.run.log import RunLog, print_banner
 
 
 def lines_of(folder: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
@@ -38,7 +41,9 @@ def test_every_record_is_on_the_disk_before_the_next_one(tmp_path: Path) -> None
             assert lines_of(tmp_path / "runs" / "a")[-1] == {"global_step": step, "loss": 0.5}
 
 
-def test_numbers_of_every_kind_become_json_and_what_is_not_finite_becomes_null(tmp_path: Path) -> None:
+def test_numbers_of_every_kind_become_json_and_what_is_not_finite_becomes_null(
+    tmp_path: Path,
+) -> None:
     written: dict[str, tuple[object, object]] = {  # and read
         "nan": (math.nan, None),
         "nested": ({"inf": [1.0, -math.inf]}, {"inf": [1.0, None]}),
@@ -61,9 +66,13 @@ def test_numbers_of_every_kind_become_json_and_what_is_not_finite_becomes_null(t
 
 
 @pytest.mark.parametrize(
-    ("ending", "steps"), [('{"global_step": 2, "lo', [1, 3]), ('{"global_step": 2}', [1, 2, 3])], ids=["cut", "whole"]
+    ("ending", "steps"),
+    [('{"global_step": 2, "lo', [1, 3]), ('{"global_step": 2}', [1, 2, 3])],
+    ids=["cut", "whole"],
 )
-def test_a_line_without_its_end_does_not_spoil_the_next(tmp_path: Path, ending: str, steps: list[int]) -> None:
+def test_a_line_without_its_end_does_not_spoil_the_next(
+    tmp_path: Path, ending: str, steps: list[int]
+) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"global_step": 1}\n' + ending, encoding="utf-8")
     with RunLog(tmp_path, is_main=True, tensorboard=False) as log:
         log.metrics({"global_step": 3})
@@ -74,7 +83,9 @@ def epoch(number: int, **values: float) -> dict[str, Any]:
     return {"kind": "epoch", "epoch": number, "total_epoch_time_s": 1.5, **values}
 
 
-def test_results_csv_has_ultralytics_columns_first_four_digits_and_each_epoch_once(tmp_path: Path) -> None:
+def test_results_csv_has_ultralytics_columns_first_four_digits_and_each_epoch_once(
+    tmp_path: Path,
+) -> None:
     log = RunLog(tmp_path, True, tensorboard=False, columns={"box_map50": "metrics/mAP50(B)"})
     log.metrics(epoch(1, train_loss=2.5))
     log.metrics(epoch(2, train_loss=2.0, box_map50=0.25))
@@ -82,9 +93,27 @@ def test_results_csv_has_ultralytics_columns_first_four_digits_and_each_epoch_on
     log.metrics(epoch(2, train_loss=1.23456, box_map50=math.nan))
     log.metrics(epoch(3, box_map50=0.5))
     assert rows_of(tmp_path) == [
-        {"epoch": "1", "time": "1.5", "metrics/mAP50(B)": "", "total_epoch_time_s": "1.5", "train_loss": "2.5"},
-        {"epoch": "2", "time": "3.0", "metrics/mAP50(B)": "", "total_epoch_time_s": "1.5", "train_loss": "1.235"},
-        {"epoch": "3", "time": "4.5", "metrics/mAP50(B)": "0.5", "total_epoch_time_s": "1.5", "train_loss": ""},
+        {
+            "epoch": "1",
+            "time": "1.5",
+            "metrics/mAP50(B)": "",
+            "total_epoch_time_s": "1.5",
+            "train_loss": "2.5",
+        },
+        {
+            "epoch": "2",
+            "time": "3.0",
+            "metrics/mAP50(B)": "",
+            "total_epoch_time_s": "1.5",
+            "train_loss": "1.235",
+        },
+        {
+            "epoch": "3",
+            "time": "4.5",
+            "metrics/mAP50(B)": "0.5",
+            "total_epoch_time_s": "1.5",
+            "train_loss": "",
+        },
     ]
     assert list(rows_of(tmp_path)[0])[:3] == ["epoch", "time", "metrics/mAP50(B)"]
 
@@ -99,9 +128,9 @@ def test_truncation_forgets_later_steps_everywhere(tmp_path: Path) -> None:
             log.metrics({"kind": "epoch", "epoch": epoch, "global_step": 3 * epoch})
     with (tmp_path / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"global_step": 7, "lo')
-    time.sleep(
-        1.01
-    )  # TensorBoard reads event files in the order of their names, which hold the second and then a counter
+    # TensorBoard reads event files in the order of their names, which hold the second and then a
+    # counter
+    time.sleep(1.01)
     with RunLog(tmp_path, is_main=True) as log:
         log.truncate_after(4)
         assert [line.get("global_step") for line in lines_of(tmp_path)] == [None, 1, 2, 3, 4, 3]
@@ -110,18 +139,41 @@ def test_truncation_forgets_later_steps_everywhere(tmp_path: Path) -> None:
             log.metrics({"kind": "batch", "global_step": step})
             log.scalars("batch", {"loss": 10.0 * step}, step)
         log.metrics({"kind": "epoch", "epoch": 2, "global_step": 6})
-    assert [line.get("global_step") for line in lines_of(tmp_path)] == [None, 1, 2, 3, 4, 3, 5, 6, 6]
+    assert [line.get("global_step") for line in lines_of(tmp_path)] == [
+        None,
+        1,
+        2,
+        3,
+        4,
+        3,
+        5,
+        6,
+        6,
+    ]
     assert [row["global_step"] for row in rows_of(tmp_path)] == ["3", "6"]
     losses = events_of(tmp_path).Scalars("batch/loss")
-    assert [(event.step, event.value) for event in losses] == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 50), (6, 60)]
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["metrics.jsonl", "results.csv", "tensorboard"]
+    assert [(event.step, event.value) for event in losses] == [
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (4, 4),
+        (5, 50),
+        (6, 60),
+    ]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "metrics.jsonl",
+        "results.csv",
+        "tensorboard",
+    ]
     log.truncate_after(0)
     assert rows_of(tmp_path) == []
     log.metrics({"kind": "epoch", "epoch": 1, "global_step": 4})
     assert rows_of(tmp_path) == [{"epoch": "1", "time": "0.0", "global_step": "4"}]
 
 
-def test_an_interrupted_truncation_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_truncation_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = RunLog(tmp_path, is_main=True, tensorboard=False)
     for step in (1, 2):
         log.metrics({"global_step": step})
@@ -132,7 +184,9 @@ def test_an_interrupted_truncation_leaves_the_old_file(tmp_path: Path, monkeypat
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_other_ranks_write_and_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_ranks_write_and_say_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with RunLog(tmp_path / "run", is_main=False) as log:
         log.print("hello")
         log.metrics({"loss": 1})
@@ -148,7 +202,9 @@ def test_other_ranks_write_and_say_nothing(tmp_path: Path, capsys: pytest.Captur
 
 def test_tensorboard_gets_numbers_and_pictures(tmp_path: Path) -> None:
     with RunLog(tmp_path, is_main=True) as log:
-        log.scalars("epoch", {"loss": np.float32(0.5), "lr": 1, "kind": "epoch", "bad": math.nan}, 3)
+        log.scalars(
+            "epoch", {"loss": np.float32(0.5), "lr": 1, "kind": "epoch", "bad": math.nan}, 3
+        )
         log.image("batch", np.zeros((6, 8, 3), np.uint8), 3)
     events = events_of(tmp_path)
     assert sorted(events.Tags()["scalars"]) == ["epoch/loss", "epoch/lr"]
@@ -170,7 +226,9 @@ def test_without_tensorboard_the_run_goes_on_and_says_so_once(
     assert not (tmp_path / "tensorboard").exists()
 
 
-def test_banner_is_the_one_of_the_guide_and_only_on_rank_0(capsys: pytest.CaptureFixture[str]) -> None:
+def test_banner_is_the_one_of_the_guide_and_only_on_rank_0(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     print_banner(4, 1)
     assert capsys.readouterr().out == ""
     print_banner(4, 0)
@@ -180,7 +238,9 @@ def test_banner_is_the_one_of_the_guide_and_only_on_rank_0(capsys: pytest.Captur
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full (run them on Linux)")
-def test_a_training_nobody_can_hear_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_nobody_can_hear_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deaf = Path("/dev/full").open("w")  # noqa: SIM115 # closing it fails as well
     monkeypatch.setattr(sys, "stdout", deaf)
     with RunLog(tmp_path, is_main=True, tensorboard=False) as log:

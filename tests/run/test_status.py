@@ -51,7 +51,9 @@ def test_a_successor_waits_for_the_owner_and_is_named_until_it_is_killed(tmp_pat
         assert successor.poll() is None
         lock.release()
         assert successor.stdout.readline() == "held\n"  # type: ignore[union-attr]
-        with pytest.raises(FolderInUse, match=rf"{folder}: process {successor.pid} on .*--save-dir") as caught:
+        with pytest.raises(
+            FolderInUse, match=rf"{folder}: process {successor.pid} on .*--save-dir"
+        ) as caught:
             RunLock(folder, wait_s=0.2)
         assert caught.value.exit_code == 73
     RunLock(folder, wait_s=5).release()  # nothing to clean up by hand
@@ -81,7 +83,14 @@ def test_the_status_is_whole_and_says_where_the_run_stands(tmp_path: Path) -> No
     write_status(tmp_path, "running", epoch=3, step=120)
     write_status(tmp_path, "stopped", "SIGTERM", epoch=4, step=130, exit_code=75)
     status = json.loads((tmp_path / "status.json").read_text())
-    expected = {"state": "stopped", "reason": "SIGTERM", "epoch": 4, "step": 130, "exit_code": 75, "pid": os.getpid()}
+    expected = {
+        "state": "stopped",
+        "reason": "SIGTERM",
+        "epoch": 4,
+        "step": 130,
+        "exit_code": 75,
+        "pid": os.getpid(),
+    }
     assert {**status, "updated": "", "host": ""} == {**expected, "updated": "", "host": ""}
     assert list(tmp_path.iterdir()) == [tmp_path / "status.json"]
 

@@ -32,7 +32,10 @@ def test_a_running_run_shows_place_speed_losses_epochs_and_the_slow_rank(tmp_pat
     assert " 38%, 30s left" in text  # (1 + 10/20) of 4 epochs; as the console said
     assert "27.3 images/s, 500 ms/batch, data wait 4%, GPU 92%, 580 W, 75 °C" in text
     lines = text.splitlines()
-    assert next(line for line in lines if line.startswith("loss")).split()[1:] == ["0.3333", "█▂▁▁▁▁"]
+    assert next(line for line in lines if line.startswith("loss")).split()[1:] == [
+        "0.3333",
+        "█▂▁▁▁▁",
+    ]
     assert next(line for line in lines if line.startswith("    1*")).split()[:2] == ["1*", "3.0000"]
     marked = [line for line in lines if line.startswith("slow ")]
     assert [line.split()[1:4] for line in marked] == [["1", "240", "30%"]]
@@ -68,8 +71,11 @@ def test_a_silent_run_on_another_machine_looks_dead_after_a_while(tmp_path: Path
     write_run(tmp_path, [batch(1, 0), batch(1, 5)], host="gpu-07", pid=12)
     assert "LOOKS DEAD" not in view(tmp_path, later_s=200)
     text = view(tmp_path, later_s=900)
-    assert "LOOKS DEAD: nothing written for 15 minutes; is process 12 on gpu-07 still there?" in text
-    slow = [batch(1, 0), batch(1, 5, time_s=NOW_S + 600)]  # a run whose records lie ten minutes apart
+    assert (
+        "LOOKS DEAD: nothing written for 15 minutes; is process 12 on gpu-07 still there?" in text
+    )
+    # a run whose records lie ten minutes apart
+    slow = [batch(1, 0), batch(1, 5, time_s=NOW_S + 600)]
     write_run(tmp_path, slow, host="gpu-07", pid=12)
     assert "LOOKS DEAD" not in view(tmp_path, later_s=900)
 
@@ -77,11 +83,19 @@ def test_a_silent_run_on_another_machine_looks_dead_after_a_while(tmp_path: Path
 def test_a_failed_run_says_why(tmp_path: Path) -> None:
     write_run(tmp_path, [batch(1, 0)], "failed", reason="ValueError: of no use\x1b[31m")
     text = view(tmp_path)
-    assert "failed: ValueError: of no use\\x1b[31m" in text  # nothing from a file commands the terminal
+    # nothing from a file commands the terminal
+    assert "failed: ValueError: of no use\\x1b[31m" in text
 
 
 def test_records_of_an_older_version_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
-    old = {"kind": "batch", "epoch": 1, "batch": 0, "global_step": 1, "loss": 2.0, "images_per_s": 5.0}
+    old = {
+        "kind": "batch",
+        "epoch": 1,
+        "batch": 0,
+        "global_step": 1,
+        "loss": 2.0,
+        "images_per_s": 5.0,
+    }
     write_run(tmp_path, [old, {"kind": "skip", "global_step": 1}, {"epoch": None}])
     assert "Epoch 1/4, batch 1, step 1" in view(tmp_path)
     assert "nan" not in view(tmp_path)
@@ -112,7 +126,9 @@ def test_a_file_that_was_cut_or_replaced_is_read_anew(tmp_path: Path) -> None:
     assert len(reader.read().batches) == 10
     (tmp_path / "metrics.jsonl").write_text(json.dumps(batch(1, 0)) + "\n")
     assert len(reader.read().batches) == 1
-    (tmp_path / "new").write_text("".join(json.dumps(batch(2, number)) + "\n" for number in range(4)))
+    (tmp_path / "new").write_text(
+        "".join(json.dumps(batch(2, number)) + "\n" for number in range(4))
+    )
     os.replace(tmp_path / "new", tmp_path / "metrics.jsonl")
     assert [record["epoch"] for record in reader.read().batches] == [2] * 4
 

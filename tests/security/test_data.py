@@ -1,4 +1,6 @@
-"""Hostile label cells, file names and pictures: nothing runs, nothing outside is opened, little memory, a line for each."""
+"""Hostile label cells, file names and pictures: nothing runs, nothing outside is opened, little
+memory, a line for each.
+"""
 
 import json
 import os
@@ -26,13 +28,18 @@ from yolo_seg_ddp.predict.prediction_files import PredictionWriter
 from yolo_seg_ddp.prepare.parsing.sources import LABEL_CSV
 from yolo_seg_ddp.utils.errors import UserError
 
-BOX = '{"objects": [{"value": "pole", "polygon": [{"x": 40, "y": 30}, {"x": 120, "y": 30}, {"x": 120, "y": 90}]}]}'
+BOX = (
+    '{"objects": [{"value": "pole", "polygon": [{"x": 40, "y": 30}, {"x": 120, "y": 30}, {"x": '
+    '120, "y": 90}]}]}'
+)
 PHOTO = encode_jpeg(np.full((300, 400, 3), 90, np.uint8))
 
 
 def job(name: str, folder: Path) -> Any:
     command = [sys.executable, "-m", "tests.support.hostile_jobs", name, str(folder)]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -58,7 +65,9 @@ def test_hostile_cells_are_reported_by_line_in_little_time_and_memory(tmp_path: 
     assert len(list((tmp_path / "processed").glob("*/labels/good.txt"))) == 1
 
 
-def test_a_missing_quote_is_found_before_the_file_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_quote_is_found_before_the_file_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
     (raw / "a.jpg").write_bytes(PHOTO)
@@ -132,7 +141,9 @@ def place_specials(folder: Path, outside: Path) -> None:
 
 
 def write_sets(folder: Path, outside: Path) -> None:
-    """Write one data set per hostile line or value, each in a folder that has hostile files in it too."""
+    """Write one data set per hostile line or value, each in a folder that has hostile files in it
+    too.
+    """
     folder.mkdir()
     (folder / "images").mkdir()
     place_specials(folder / "images", outside)
@@ -147,13 +158,17 @@ def write_sets(folder: Path, outside: Path) -> None:
         (folder / f"{name}.txt").write_text(line.replace("{outside}", str(outside)) + "\n")
         (folder / f"{name}.yaml").write_text(f"path: .\ntrain: {name}.txt\nnames: [pole]\n")
     for name, text in VALUES_IN_A_YAML.items():
-        (folder / f"{name}.yaml").write_text(text.replace("{outside}", str(outside)) + "\nnames: [pole]\n")
+        (folder / f"{name}.yaml").write_text(
+            text.replace("{outside}", str(outside)) + "\nnames: [pole]\n"
+        )
     for name in ("link", "zero", "pipe"):
         only = folder / f"only_{name}"
         only.mkdir()
         (folder / "images" / f"{name}.jpg").rename(only / f"{name}.jpg")
         (folder / "images" / f"{name}.jpg").symlink_to(only / f"{name}.jpg")
-        (folder / f"folder_with_{name}.yaml").write_text(f"path: .\ntrain: only_{name}\nnames: [pole]\n")
+        (folder / f"folder_with_{name}.yaml").write_text(
+            f"path: .\ntrain: only_{name}\nnames: [pole]\n"
+        )
 
 
 def test_hostile_names_are_reported_and_nothing_outside_is_opened(tmp_path: Path) -> None:
@@ -179,9 +194,15 @@ def test_hostile_names_are_reported_and_nothing_outside_is_opened(tmp_path: Path
     assert len(found["refused"]) == len(LINES_OF_A_LIST) + len(VALUES_IN_A_YAML) + 3
     assert all(words.isprintable() and "hush" not in words for words in found["refused"].values())
     hostile = {os.path.realpath(outside), "/etc/passwd", "/dev/zero"}
-    assert not [file for file in found["opened"] if any(file.startswith(place) for place in hostile)]
-    assert not [file for file in found["opened"] if file.endswith(("pipe.jpg", "piped/labels/a.txt"))]
-    assert any(file.endswith("good.jpg") for file in found["opened"]), "the watch itself must see what is opened"
+    assert not [
+        file for file in found["opened"] if any(file.startswith(place) for place in hostile)
+    ]
+    assert not [
+        file for file in found["opened"] if file.endswith(("pipe.jpg", "piped/labels/a.txt"))
+    ]
+    assert any(file.endswith("good.jpg") for file in found["opened"]), (
+        "the watch itself must see what is opened"
+    )
     assert found["started"] == []
 
 
@@ -193,14 +214,20 @@ def test_names_in_a_list_may_be_absolute_and_links_may_stay_inside(tmp_path: Pat
     (root / "list.txt").write_text(f"{root}/images/a.jpg\nimages/../images/b.jpg\n")
     (root / "data.yaml").write_text("train: list.txt\nval: images\nnames: [pole]\n")
     spec = load_dataset_yaml(root / "data.yaml")
-    assert spec.image_files("train") == spec.image_files("val") == [root / "images/a.jpg", root / "images/b.jpg"]
+    assert (
+        spec.image_files("train")
+        == spec.image_files("val")
+        == [root / "images/a.jpg", root / "images/b.jpg"]
+    )
 
 
 def test_cut_outs_stay_in_their_folder_whatever_a_model_calls_its_classes(tmp_path: Path) -> None:
     names = ("../../evil", "/tmp/evil-absolute", "..", "bus/truck", "pole")
     count = len(names)
     boxes = np.tile(np.array([[0.0, 0, 8, 8]], np.float32), (count, 1))
-    found = Detections(torch.from_numpy(boxes), torch.ones(count), torch.arange(count), torch.zeros(count, 32))
+    found = Detections(
+        torch.from_numpy(boxes), torch.ones(count), torch.arange(count), torch.zeros(count, 32)
+    )
     with PredictionWriter(tmp_path / "deep" / "out", names) as writer:
         writer.save_crops("a", np.zeros((16, 16, 3), np.uint8), PhotoPrediction(found, [], boxes))
     crops = tmp_path / "deep" / "out" / "crops"
@@ -218,17 +245,25 @@ def png(width: int, height: int, bits: int) -> bytes:
     body = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    )
 
 
 def bmp_of_runs(width: int, height: int) -> bytes:
     """Return a run-length coded BMP that claims a size and holds next to nothing."""
     data = bytes((0, 1))
-    head = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(data), 0, 0, 256, 0) + bytes(1024)
-    return b"BM" + struct.pack("<IHHI", 14 + len(head) + len(data), 0, 0, 14 + len(head)) + head + data
+    head = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(data), 0, 0, 256, 0) + bytes(
+        1024
+    )
+    return (
+        b"BM" + struct.pack("<IHHI", 14 + len(head) + len(data), 0, 0, 14 + len(head)) + head + data
+    )
 
 
 def test_image_bombs_are_refused_and_odd_pictures_read_in_bounded_memory(tmp_path: Path) -> None:
@@ -251,13 +286,16 @@ def test_image_bombs_are_refused_and_odd_pictures_read_in_bounded_memory(tmp_pat
     even.save(tmp_path / "pages.tif", save_all=True, append_images=[other] * 3)
     even.convert("CMYK").save(tmp_path / "cmyk.jpg")
     cv2.imwrite(str(tmp_path / "deep.png"), np.full((200, 320), 51_400, np.uint16))
-    (tmp_path / "small_bomb.png").write_bytes(png(4_900, 4_900, 1))  # below the bound: read, in bounded memory
+    # below the bound: read, in bounded memory
+    (tmp_path / "small_bomb.png").write_bytes(png(4_900, 4_900, 1))
     even.save(tmp_path / "cut.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:-40])
     (tmp_path / "cut.jpg").write_bytes(PHOTO[:-300])
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "text.jpg").write_text("just words\n" * 50)
-    (tmp_path / "page.jpg").write_text("<svg xmlns='http://www.w3.org/2000/svg'><image href='/etc/passwd'/></svg>")
+    (tmp_path / "page.jpg").write_text(
+        "<svg xmlns='http://www.w3.org/2000/svg'><image href='/etc/passwd'/></svg>"
+    )
     even.save(tmp_path / "animated_as.jpg", "GIF", save_all=True, append_images=[other])
     found = job("images", tmp_path)
     read = {name: shape for name, (shape, _, _) in found.items() if isinstance(shape, list)}
@@ -267,7 +305,11 @@ def test_image_bombs_are_refused_and_odd_pictures_read_in_bounded_memory(tmp_pat
     refused = {name: words for name, (words, _, _) in found.items() if isinstance(words, str)}
     assert set(bombs) < set(refused)
     assert all(words.isprintable() for words in refused.values())
-    slow = {name: seconds for name, (_, seconds, _) in found.items() if name in refused and seconds > 0.5}
+    slow = {
+        name: seconds
+        for name, (_, seconds, _) in found.items()
+        if name in refused and seconds > 0.5
+    }
     assert not slow
     assert max(more_mb for _, _, more_mb in found.values()) < 300
     assert max(more_mb for name, (_, _, more_mb) in found.items() if name in bombs) < 5

@@ -1,4 +1,6 @@
-"""What no source file may contain and no rule of ruff names; `pyproject.toml` holds the others (S, TID251, E722)."""
+"""What no source file may contain and no rule of ruff names; `pyproject.toml` holds the others (S,
+TID251, E722).
+"""
 
 import ast
 import re
@@ -11,23 +13,43 @@ import pytest
 
 from tests.support.plugin import PROJECT
 
-# (file, rule): why it is allowed there. Tests may do what the project must not, to show what would happen.
+# (file, rule): why it is allowed there. Tests may do what the project must not, to show what would
+# happen.
 ALLOWED = {
-    ("benchmarks/gpu/wheels.py", "extract_all"): "wheels that the user names; zipfile drops `..` and absolute paths",
+    (
+        "benchmarks/gpu/wheels.py",
+        "extract_all",
+    ): "wheels that the user names; zipfile drops `..` and absolute paths",
     ("tests/prepare/download/test_web.py", "plain_http"): "a redirect that must be refused",
-    ("tests/security/test_run.py", "plain_http"): "addresses that must be refused, and a proxy with a secret",
-    ("tests/security/test_weights.py", "torch_load"): "the controls: opened without care the payload runs",
-    ("yolo_seg_ddp/extras/maps/tests/test_metadata.py", "plain_http"): "names of an XML namespace; nothing is fetched",
+    (
+        "tests/security/test_run.py",
+        "plain_http",
+    ): "addresses that must be refused, and a proxy with a secret",
+    (
+        "tests/security/test_weights.py",
+        "torch_load",
+    ): "the controls: opened without care the payload runs",
+    (
+        "yolo_seg_ddp/extras/maps/tests/test_metadata.py",
+        "plain_http",
+    ): "names of an XML namespace; nothing is fetched",
     ("tests/yolo/test_model.py", "torch_load"): "the control: opened without care the payload runs",
 }
 PLAIN_HTTP = re.compile(r"http://(?!127\.0\.0\.1|localhost|\[::1\]|www\.w3\.org)[\w{]")
 LOADS = {"torch.load", "torch.hub.load", "torch.hub.load_state_dict_from_url"}
 SHELL_RULES = {
     "eval": re.compile(r"(^|[;&|(\s])eval\s"),
-    "download_and_run": re.compile(r"(curl|wget)\b[^\n]*\|\s*(sudo\s+)?(ba|da|z)?sh\b|(ba|da|z)?sh\s+<\(\s*(curl|wget)|(source|\.)\s+<\(\s*(curl|wget)"),
-    "insecure_transfer": re.compile(r"curl\s([^\n]*\s)?(-k\b|--insecure)|wget\s[^\n]*--no-check-certificate|--trusted-host"),
-    "unhashed_install": re.compile(r"pip3? install (?![^\n]*--require-hashes)[^\n]*(requirements\.lock|https?://)"),
-}  # fmt: skip
+    "download_and_run": re.compile(
+        r"(curl|wget)\b[^\n]*\|\s*(sudo\s+)?(ba|da|z)?sh\b|(ba|da|z)?sh\s+<\(\s*(curl|wget)|"
+        r"(source|\.)\s+<\(\s*(curl|wget)"
+    ),
+    "insecure_transfer": re.compile(
+        r"curl\s([^\n]*\s)?(-k\b|--insecure)|wget\s[^\n]*--no-check-certificate|--trusted-host"
+    ),
+    "unhashed_install": re.compile(
+        r"pip3? install (?![^\n]*--require-hashes)[^\n]*(requirements\.lock|https?://)"
+    ),
+}
 
 
 def findings_in(source: str) -> set[str]:
@@ -49,7 +71,11 @@ def _broken_rules(node: ast.AST) -> Iterator[str]:
             yield "unverified_tls"
         if name.rpartition(".")[2] in ("extractall", "unpack_archive"):
             yield "extract_all"
-    elif isinstance(node, ast.ImportFrom) and node.module == "torch" and "load" in {item.name for item in node.names}:
+    elif (
+        isinstance(node, ast.ImportFrom)
+        and node.module == "torch"
+        and "load" in {item.name for item in node.names}
+    ):
         yield "torch_load"
     elif isinstance(node, ast.Module):
         stored = [
@@ -61,9 +87,15 @@ def _broken_rules(node: ast.AST) -> Iterator[str]:
         ]
         if len(stored) > len(set(stored)):  # all readers would get the second value
             yield "constant_twice"
-    elif isinstance(node, ast.ExceptHandler) and [ast.unparse(line) for line in node.body] == ["..."]:
+    elif isinstance(node, ast.ExceptHandler) and [ast.unparse(line) for line in node.body] == [
+        "..."
+    ]:
         yield "except_pass"
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and PLAIN_HTTP.match(node.value):
+    elif (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and PLAIN_HTTP.match(node.value)
+    ):
         yield "plain_http"
 
 
@@ -74,16 +106,36 @@ def shell_findings_in(source: str) -> list[str]:
 
 
 def project_files(*patterns: str) -> dict[str, str]:
-    """Return the text of the project's own files: what lies beside the scripts, not what was installed or downloaded."""
-    ignored = {".venv", "data", "models", "outputs", ".git", ".mypy_cache", ".pytest_cache", ".ruff_cache", "build"}
-    files = sorted(path.relative_to(PROJECT) for pattern in patterns for path in PROJECT.rglob(pattern))
-    return {path.as_posix(): (PROJECT / path).read_text("utf-8") for path in files if not ignored & {*path.parts}}
+    """Return the text of the project's own files: what lies beside the scripts, not what was
+    installed or downloaded.
+    """
+    ignored = {
+        ".venv",
+        "data",
+        "models",
+        "outputs",
+        ".git",
+        ".mypy_cache",
+        ".pytest_cache",
+        ".ruff_cache",
+        "build",
+    }
+    files = sorted(
+        path.relative_to(PROJECT) for pattern in patterns for path in PROJECT.rglob(pattern)
+    )
+    return {
+        path.as_posix(): (PROJECT / path).read_text("utf-8")
+        for path in files
+        if not ignored & {*path.parts}
+    }
 
 
 def test_no_source_file_contains_what_is_forbidden_and_every_exception_is_needed() -> None:
     files = project_files("*.py")
     assert len(files) > 100
-    assert {(name, rule) for name, source in files.items() for rule in findings_in(source)} == set(ALLOWED)
+    assert {(name, rule) for name, source in files.items() for rule in findings_in(source)} == set(
+        ALLOWED
+    )
 
 
 def test_no_shell_script_contains_what_is_forbidden() -> None:
@@ -108,7 +160,11 @@ def test_no_shell_script_contains_what_is_forbidden() -> None:
         ("REACH = 0.5\nREACH, SAMPLES = 1.5, 17", {"constant_twice"}),
         ("REACH: float = 0.5\nREACH = 1.5", {"constant_twice"}),
         ("REACH = 0.5\nPOLE = made(REACH)\nPOLE[:, 4] = True\ndef run():\n    REACH = 1.5", set()),
-        ("model.eval()\nre.compile(text)\ntorch.compile(model)\ntorch.load(file, weights_only=True)", set()),
+        (
+            "model.eval()\nre.compile(text)\ntorch.compile(model)\ntorch.load(file, "
+            "weights_only=True)",
+            set(),
+        ),
         ("requests.get('https://example.org')\nurl = 'http://127.0.0.1:80/'", set()),
         ("try:\n    work()\nexcept ValueError:\n    value = None", set()),
     ],
@@ -142,7 +198,15 @@ RUFF = [
 def test_ruff_catches_the_planted_examples_of_its_rules(tmp_path: Path) -> None:
     for number, (planted, _) in enumerate(RUFF):
         (tmp_path / f"{number}.py").write_text(planted + "\n")
-    command = [sys.executable, "-m", "ruff", "check", "--config", str(PROJECT / "pyproject.toml"), "--no-cache"]
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--config",
+        str(PROJECT / "pyproject.toml"),
+        "--no-cache",
+    ]
     command += ["--output-format", "concise", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     for number, (planted, rule) in enumerate(RUFF):

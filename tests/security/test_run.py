@@ -1,4 +1,6 @@
-"""A whole run with damaged data and with secrets around: what is wrong is listed, and no secret is written anywhere."""
+"""A whole run with damaged data and with secrets around: what is wrong is listed, and no secret is
+written anywhere.
+"""
 
 import json
 from pathlib import Path
@@ -39,7 +41,9 @@ def write_raw(folder: Path, num_photographs: int) -> None:
         image = rng.integers(0, 255, (96, 128, 3), dtype=np.uint8)
         (folder / name).write_bytes(encode_jpeg(image, 60))
         left = number % 60
-        rows.append((name, [polygon("pole", (left, 20), (left + 60, 20), (left + 60, 80), (left, 80))]))
+        rows.append(
+            (name, [polygon("pole", (left, 20), (left + 60, 20), (left + 60, 80), (left, 80))])
+        )
     (folder / "1 (3).jpg").write_bytes((folder / "1 (3).jpg").read_bytes()[:900])
     (folder / "1 (4).jpg").write_bytes(b"")
     rows[5] = (rows[5][0], "{'objects': [")
@@ -53,7 +57,18 @@ def test_a_run_on_damaged_data_ends_well_lists_all_and_writes_no_secret(tmp_path
     write_raw(raw, 24)
     parse = ("parse_labels.py", "--input", raw, "--workers", "1", "--output")
     data, weights = processed / "dataset.yaml", run / "last.pt"
-    train = ("--model", "yolov8n-seg.yaml", "--epochs", "1", "--batch-size", "8", "--img-size", "64", "--device", "cpu")
+    train = (
+        "--model",
+        "yolov8n-seg.yaml",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "8",
+        "--img-size",
+        "64",
+        "--device",
+        "cpu",
+    )
     commands: list[tuple[str | Path, ...]] = [
         (*parse, processed),
         (*parse, tmp_path / "again"),
@@ -69,16 +84,27 @@ def test_a_run_on_damaged_data_ends_well_lists_all_and_writes_no_secret(tmp_path
     manifest = json.loads((processed / "manifest.json").read_text())
     places = {item["place"]: item["text"] for item in manifest["problems"]}
     unusable = {"1 (6).jpg", "1 (7).jpg"}  # their only objects; they count as no backgrounds
-    assert set(places) == {"1 (3).jpg", "1 (4).jpg", *unusable, *(f"{LABEL_CSV}:{line}" for line in (7, 8, 9))}
+    assert set(places) == {
+        "1 (3).jpg",
+        "1 (4).jpg",
+        *unusable,
+        *(f"{LABEL_CSV}:{line}" for line in (7, 8, 9)),
+    }
     assert "empty file" in places["1 (4).jpg"]
     assert "0 different points" in places[f"{LABEL_CSV}:8"]
     assert all(place in said for place in places)
-    assert (tmp_path / "again" / "manifest.json").read_bytes() == (processed / "manifest.json").read_bytes()
+    assert (tmp_path / "again" / "manifest.json").read_bytes() == (
+        processed / "manifest.json"
+    ).read_bytes()
     assert SECRET not in said
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
-    assert {"last.pt", "status.json", "config.yaml", "metrics.jsonl", "state.pt"} <= {file.name for file in files}
+    assert {"last.pt", "status.json", "config.yaml", "metrics.jsonl", "state.pt"} <= {
+        file.name for file in files
+    }
     assert [file for file in files if SECRET.encode() in file.read_bytes()] == []
-    assert any(b"yolov8n-seg.yaml" in file.read_bytes() for file in files), "the search itself must find what is there"
+    assert any(b"yolov8n-seg.yaml" in file.read_bytes() for file in files), (
+        "the search itself must find what is there"
+    )
 
 
 def damaged_set(folder: Path) -> Path:
@@ -96,20 +122,30 @@ def damaged_set(folder: Path) -> Path:
 def test_every_damaged_label_is_listed_and_alike_twice(tmp_path: Path) -> None:
     file = damaged_set(tmp_path)
     (tmp_path / "labels" / "07.txt").write_text("0 0.1 0.1\n")
-    (tmp_path / "labels" / "50.txt").write_text("0 0.1 0.1 0.5 0.1 0.5 0.5\n0 nan 0.1 0.5 0.1 0.5 0.5\n")
+    (tmp_path / "labels" / "50.txt").write_text(
+        "0 0.1 0.1 0.5 0.1 0.5 0.5\n0 nan 0.1 0.5 0.1 0.5 0.5\n"
+    )
     (tmp_path / "labels" / "51.txt").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "labels" / "60.txt").write_text("")  # a picture without objects: right
     found = []
     for _ in range(2):
-        with pytest.raises(DataErrors, match=r"3 of 100 label files of `train` cannot be used: .*07") as refused:
+        with pytest.raises(
+            DataErrors, match=r"3 of 100 label files of `train` cannot be used: .*07"
+        ) as refused:
             read_photos(load_dataset_yaml(file), "train")
         found.append(refused.value.details)
     assert found[0] == found[1]
-    assert [Path(line.split(": ")[0]).name for line in found[0]] == ["07.txt:1", "50.txt:2", "51.txt:1"]
+    assert [Path(line.split(": ")[0]).name for line in found[0]] == [
+        "07.txt:1",
+        "50.txt:2",
+        "51.txt:1",
+    ]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_without_cache_damage_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int) -> None:
+def test_without_cache_damage_ends_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
+) -> None:
     file = damaged_set(tmp_path)
     (tmp_path / "images" / "02.jpg").write_bytes(b"no picture")
     dataset = SegmentationDataset(read_photos(load_dataset_yaml(file), "train"), 64)
@@ -138,7 +174,10 @@ def test_without_cache_damage_ends_the_run(tmp_path: Path, capsys: pytest.Captur
     ],
 )
 def test_a_failing_download_shows_no_secret(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
 ) -> None:
     monkeypatch.setattr("yolo_seg_ddp.prepare.download.source.RetryPolicy.wait", lambda *_: None)
     monkeypatch.setattr("yolo_seg_ddp.prepare.download.web._AnnouncedRetry.sleep", lambda *_: None)
@@ -147,4 +186,6 @@ def test_a_failing_download_shows_no_secret(
         download_data.main([*arguments, "--output", str(tmp_path / "raw")])
     streams = capsys.readouterr()
     assert SECRET not in f"{ended.value}{streams.out}{streams.err}"
-    assert isinstance(ended.value, UserError) or (isinstance(ended.value, SystemExit) and ended.value.code == 2)
+    assert isinstance(ended.value, UserError) or (
+        isinstance(ended.value, SystemExit) and ended.value.code == 2
+    )

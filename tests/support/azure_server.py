@@ -20,9 +20,11 @@ class Blob:
     md5: str | None = None  # None: the right one; empty: no header
     accepts_ranges: bool = True
     drop_after: deque[int] = field(default_factory=deque)  # body bytes before the connection is cut
-    short_by: deque[int] = field(default_factory=deque)  # bytes missing from a body whose Content-Length says so too
+    # bytes missing from a body whose Content-Length says so too
+    short_by: deque[int] = field(default_factory=deque)
     statuses: deque[int] = field(default_factory=deque)  # answered instead
-    shifted_by: deque[int] = field(default_factory=deque)  # bytes by which a range begins late, which its header says
+    # bytes by which a range begins late, which its header says
+    shifted_by: deque[int] = field(default_factory=deque)
 
     def content_md5(self) -> str:
         if self.md5 is not None:
@@ -54,7 +56,9 @@ class AzureServer(LocalServer):
         self.url = f"{self.root}/imagery/"
 
     def gets(self, name: str) -> list[Request]:
-        return [request for request in self.requests if request.name == name and request.method == "GET"]
+        return [
+            request for request in self.requests if request.name == name and request.method == "GET"
+        ]
 
     def bytes_sent(self, name: str) -> int:
         return sum(request.num_bytes for request in self.requests if request.name == name)
@@ -77,7 +81,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not asked or not blob.accepts_ranges:
             self._send(200, blob, 0, size)
             return
-        match = re.fullmatch(r"bytes=(\d+)-(\d+)", asked)  # neither suffix nor open ranges, as old API versions
+        # neither suffix nor open ranges, as old API versions
+        match = re.fullmatch(r"bytes=(\d+)-(\d+)", asked)
         if match is None or int(match[1]) >= size:
             self._answer(416, None, 0)
             return
@@ -97,7 +102,9 @@ class _Handler(BaseHTTPRequestHandler):
         return blob
 
     def _status(self, blob: Blob, takes_fault: bool) -> int:
-        """Answer a queued fault or a failed If-Match and return its status; 200 leaves the answer to the caller."""
+        """Answer a queued fault or a failed If-Match and return its status; 200 leaves the answer
+        to the caller.
+        """
         status = 200
         if takes_fault and blob.statuses:
             status = blob.statuses.popleft()
@@ -113,7 +120,13 @@ class _Handler(BaseHTTPRequestHandler):
         body = blob.content[start:end]
         is_cut = bool(blob.drop_after)
         sent = body[: blob.drop_after.popleft()] if is_cut else body
-        self._answer(status, blob, len(body), content_range=f"bytes {start}-{end - 1}/{len(blob.content)}", body=sent)
+        self._answer(
+            status,
+            blob,
+            len(body),
+            content_range=f"bytes {start}-{end - 1}/{len(blob.content)}",
+            body=sent,
+        )
         if is_cut:
             self.close_connection = True
 
@@ -128,7 +141,9 @@ class _Handler(BaseHTTPRequestHandler):
     ) -> None:
         asked, if_match = self.headers.get("Range", ""), self.headers.get("If-Match", "")
         query = urlsplit(self.path).query
-        self.owner.requests.append(Request(self.command, self._name(), asked, if_match, query, status, len(body)))
+        self.owner.requests.append(
+            Request(self.command, self._name(), asked, if_match, query, status, len(body))
+        )
         self.send_response(status)
         self.send_header("Content-Length", str(length))
         if status in (429, 503):

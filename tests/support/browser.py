@@ -1,4 +1,6 @@
-"""A headless Chromium for tests, spoken to through two pipes in the DevTools protocol: nothing to install beside it."""
+"""A headless Chromium for tests, spoken to through two pipes in the DevTools protocol: nothing to
+install beside it.
+"""
 
 import json
 import os
@@ -12,17 +14,31 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    None,
 )
 FLAGS = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"),
+    *(
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-dev-shm-usage",
+    ),
     *("--no-first-run", "--remote-debugging-pipe"),
 )
 LONGEST_ANSWER_S = 60.0
 
 
 class Page:
-    """One page of a running browser. `complaints` collects console errors, warnings, exceptions and refused loads."""
+    """One page of a running browser.
+
+    `complaints` collects console errors, warnings, exceptions and refused loads.
+    """
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._to, self._from = to_browser, from_browser
@@ -33,7 +49,9 @@ class Page:
         self.requests: list[str] = []
         self._events: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -52,8 +70,17 @@ class Page:
 
     def open(self, file: Path, width_px: int, scheme: str = "light") -> None:
         """Load a file in a window of that width and wait until everything is there."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width_px, height=900, deviceScaleFactor=1, mobile=False)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width_px,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
         self._events.clear()
         self.call("Page.navigate", url=file.resolve().as_uri())
         while not any(event["method"] == "Page.loadEventFired" for event in self._events):
@@ -61,7 +88,9 @@ class Page:
 
     def run(self, expression: str) -> Any:
         """Evaluate JavaScript and return its value as plain data."""
-        done = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        done = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 
@@ -81,8 +110,14 @@ class Page:
         self._events.append(event)
         method, facts = event.get("method"), event.get("params", {})
         if method == "Runtime.exceptionThrown":
-            self.complaints.append(facts["exceptionDetails"]["exception"].get("description", "exception"))
-        elif method == "Runtime.consoleAPICalled" and facts["type"] in ("error", "warning", "assert"):
+            self.complaints.append(
+                facts["exceptionDetails"]["exception"].get("description", "exception")
+            )
+        elif method == "Runtime.consoleAPICalled" and facts["type"] in (
+            "error",
+            "warning",
+            "assert",
+        ):
             self.complaints.append(str(facts["args"]))
         elif method == "Log.entryAdded" and facts["entry"]["level"] in ("error", "warning"):
             self.complaints.append(facts["entry"]["text"])

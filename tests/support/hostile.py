@@ -1,4 +1,6 @@
-"""Hostile files for the security tests: pickles that would leave a mark, as .pt files of every shape."""
+"""Hostile files for the security tests: pickles that would leave a mark, as .pt files of every
+shape.
+"""
 
 import builtins
 import io
@@ -55,17 +57,25 @@ def saved(content: Any, **options: Any) -> bytes:
 
 
 def hostile_weights(marker: Path) -> dict[str, bytes]:
-    """Return .pt files by name; all but `no_data_pkl` create `marker` when they are opened without care."""
+    """Return .pt files by name; all but `no_data_pkl` create `marker` when they are opened without
+    care.
+    """
     touch = f"touch '{marker}'"
     code = f"open({str(marker)!r}, 'w').close()"
     through_storage = io.BytesIO()
     pickler = _Pickler(through_storage, protocol=2)
-    pickler.dump(OrderedDict(weight=PersistentId(("storage", Call(os.system, touch), "0", "cpu", 4))))
+    pickler.dump(
+        OrderedDict(weight=PersistentId(("storage", Call(os.system, touch), "0", "cpu", 4)))
+    )
     return {
         "os_system": saved({"model": Call(os.system, touch)}),
-        "eval_through_getattr": saved({"model": Call(getattr, Call(builtins.eval, f"({code}, [])[1]"), "append")}),
+        "eval_through_getattr": saved(
+            {"model": Call(getattr, Call(builtins.eval, f"({code}, [])[1]"), "append")}
+        ),
         "nested_pickle": saved({"model": Call(pickle.loads, pickle.dumps(Call(os.system, touch)))}),
-        "deep_in_a_dictionary": saved({"model": OrderedDict(a={"b": [{"c": Call(os.system, touch)}]})}),
+        "deep_in_a_dictionary": saved(
+            {"model": OrderedDict(a={"b": [{"c": Call(os.system, touch)}]})}
+        ),
         "persistent_id": zipped(through_storage.getvalue()),
         "no_data_pkl": zipped(None),
         "legacy": saved({"model": Call(os.system, touch)}, _use_new_zipfile_serialization=False),
@@ -73,13 +83,19 @@ def hostile_weights(marker: Path) -> dict[str, bytes]:
 
 
 def hostile_cells(marker: Path) -> dict[str, str]:
-    """Return `Label` fields by name. Those that are code would create `marker` if they were evaluated."""
+    """Return `Label` fields by name.
+
+    Those that are code would create `marker` if they were evaluated.
+    """
     touch = f"open({str(marker)!r}, 'w')"
     point = '{"x": 1, "y": 2}'
-    zigzag = ", ".join(f'{{"x": {number % 4000}, "y": {100 + number % 2 * 3}}}' for number in range(20_000))
+    zigzag = ", ".join(
+        f'{{"x": {number % 4000}, "y": {100 + number % 2 * 3}}}' for number in range(20_000)
+    )
     generator = random.Random(0)
     scribble = ", ".join(
-        f'{{"x": {generator.randrange(4000)}, "y": {generator.randrange(3000)}}}' for _ in range(4_000)
+        f'{{"x": {generator.randrange(4000)}, "y": {generator.randrange(3000)}}}'
+        for _ in range(4_000)
     )
     return {
         "import": f"__import__('os').system('touch {marker}')",
@@ -98,8 +114,10 @@ def hostile_cells(marker: Path) -> dict[str, str]:
         "as_deep_as_json_goes": '{"objects": [' + "[" * 900 + "]" * 900 + "]}",
         "million_lists": "{'objects': [" + "[], " * 900_000 + "]}",
         "million_small_lists": '{"objects": [' + "[], " * 900_000 + "[]]}",
-        "nan": f'{{"objects": [{{"value": "pole", "polygon": [{point}, {{"x": NaN, "y": 1}}, {point}]}}]}}',
-        "1e999": f'{{"objects": [{{"value": "pole", "polygon": [{point}, {{"x": 1e999, "y": -1e999}}]}}]}}',
+        "nan": f'{{"objects": [{{"value": "pole", "polygon": [{point}, {{"x": NaN, "y": 1}}, '
+        f"{point}]}}]}}",
+        "1e999": f'{{"objects": [{{"value": "pole", "polygon": [{point}, {{"x": 1e999, "y": '
+        "-1e999}]}]}",
         "huge_integer": "9" * 100_000,
         "unbalanced": '{"objects": [{"value": "pole"',
         "bytes": "b'\\x00\\xff'",

@@ -1,4 +1,5 @@
-"""Jobs of the security tests that need a process of their own: one that watches what is opened, and how much memory it takes.
+"""Jobs of the security tests that need a process of their own: one that watches what is opened, and
+how much memory it takes.
 
 Called as `python -m tests.support.hostile_jobs JOB FOLDER`; prints one JSON object.
 """
@@ -43,8 +44,12 @@ def peak_mb() -> float:
 
 def build(folder: Path) -> list[dict[str, str]]:
     """Parse `folder/raw` into `folder/processed`; return what was reported."""
-    options = BuildOptions(PhotographOptions(NAMES, 320, 6.0, "auto"), "hash", 0.5, False, keep_unusable=True)
-    return list(build_dataset(folder / "raw", folder / "processed", options, num_workers=1)["problems"])
+    options = BuildOptions(
+        PhotographOptions(NAMES, 320, 6.0, "auto"), "hash", 0.5, False, keep_unusable=True
+    )
+    return list(
+        build_dataset(folder / "raw", folder / "processed", options, num_workers=1)["problems"]
+    )
 
 
 def cells(folder: Path) -> dict[str, Any]:
@@ -58,7 +63,12 @@ def cells(folder: Path) -> dict[str, Any]:
                 object_ring(item.kind, item.points, (400, 300), 6.0, 0.3)
         seconds[row.image_name] = time.process_time() - start_s
     problems = build(folder)
-    return {"problems": problems, "seconds": seconds, "more_mb": peak_mb() - base_mb, "started": started}
+    return {
+        "problems": problems,
+        "seconds": seconds,
+        "more_mb": peak_mb() - base_mb,
+        "started": started,
+    }
 
 
 def names(folder: Path) -> dict[str, Any]:
@@ -77,7 +87,9 @@ def names(folder: Path) -> dict[str, Any]:
 
 
 def images(folder: Path) -> dict[str, Any]:
-    """Decode every picture of a folder; say what came of it, how long it took and how much memory."""
+    """Decode every picture of a folder; say what came of it, how long it
+    took and how much memory.
+    """
     read_image(folder / "warm.jpg", 640)
     outcome: dict[str, Any] = {}
     for file in sorted(folder.iterdir()):
@@ -93,4 +105,8 @@ def images(folder: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     cv2.setNumThreads(1)
     sys.addaudithook(watch)
-    print(json.dumps({"cells": cells, "names": names, "images": images}[sys.argv[1]](Path(sys.argv[2]))))
+    print(
+        json.dumps(
+            {"cells": cells, "names": names, "images": images}[sys.argv[1]](Path(sys.argv[2]))
+        )
+    )

@@ -1,4 +1,6 @@
-"""Shared by all tests: Ultralytics offline and quiet, the marker for GPU tests, and one small trained run."""
+"""Shared by all tests: Ultralytics offline and quiet, the marker for GPU tests, and one small
+trained run.
+"""
 
 import faulthandler
 import os
@@ -18,7 +20,8 @@ SLOT = os.environ.get("PYTEST_XDIST_WORKER", os.environ.pop("SLOT", "")).removep
     "gw"
 )  # beside others: set by xdist or `make`
 if SLOT and hasattr(os, "sched_setaffinity"):
-    # A core for each: commands then use one thread. Two threads wait long for each other beside another test.
+    # A core for each: commands then use one thread. Two threads wait long for each other beside
+    # another test.
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(SLOT) % len(cores)]})
 import torch
@@ -28,11 +31,15 @@ TESTED = os.environ.get("TESTED", "")  # by `make`: the folder whose tests run
 
 
 class OnlyTested:
-    """Lets imports of extras fail, except of the one whose tests run: as if the others were deleted."""
+    """Lets imports of extras fail, except of the one whose tests run: as if the others were
+    deleted.
+    """
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:
-        if name.startswith("yolo_seg_ddp.extras.") and not TESTED.startswith("/".join(name.split(".")[:3])):
+        if name.startswith("yolo_seg_ddp.extras.") and not TESTED.startswith(
+            "/".join(name.split(".")[:3])
+        ):
             raise ModuleNotFoundError(f"No module named {name!r} beside {TESTED}", name=name)
 
 
@@ -42,7 +49,8 @@ from tests.support.ranks import run_forked
 from yolo_seg_ddp.utils.environment import own_folder, prepare_environment
 
 PROJECT = Path(__file__).resolve().parents[2]
-PRETENCE = PROJECT / "tests" / "support" / "pretended" / "start"  # in PYTHONPATH, it gives Python PRETEND_GPUS GPUs
+# in PYTHONPATH, it gives Python PRETEND_GPUS GPUs
+PRETENCE = PROJECT / "tests" / "support" / "pretended" / "start"
 LONGEST_SUITE_S = 30 * 60
 prepare_environment()
 # Tests with another HOME would compile all loops again.
@@ -51,23 +59,33 @@ os.environ.pop("MLFLOW_TRACKING_URI", None)  # no test may write to the server o
 # What a terminal hands on. A shell's `&` and nohup leave these ignored, and the tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-RUNNING_FILE = os.environ.pop("RUNNING_FILE", "")  # what `make` prints if pytest ends without a summary
+# what `make` prints if pytest ends without a summary
+RUNNING_FILE = os.environ.pop("RUNNING_FILE", "")
 running: dict[str, None] = {}
 
 
-# Folders and files, below tests/ unless they are of a recipe or an extra, whose tests start whole commands or several real trainings: `make test-quick` leaves them out.
+# Folders and files, below tests/ unless they are of a recipe or an extra, whose tests start whole
+# commands or several real trainings: `make test-quick` leaves them out.
 SLOW = (
     *("chaos", "commands", "benchmarks", "security/test_run.py", "security/test_data.py"),
     *("utils/distributed/test_rendezvous.py", "measure/test_machine_checks.py"),
     *(f"recipes/training_engine/tests/test_{name}.py" for name in ("example", "guide")),
     *(f"recipes/crowd_bt/tests/test_{name}.py" for name in ("commands", "training", "s3")),
     "recipes/underwater_ir/tests/test_training.py",
-    *(f"yolo_seg_ddp/extras/{name}/tests/test_command.py" for name in ("mirror", "mlflow", "report")),
+    *(
+        f"yolo_seg_ddp/extras/{name}/tests/test_command.py"
+        for name in ("mirror", "mlflow", "report")
+    ),
     *(f"yolo_seg_ddp/extras/maps/tests/test_{name}.py" for name in ("flights", "positions")),
 )
 # What these measure or time needs the machine for itself: `make test` runs them one at a time.
 ALONE = (
-    *("measure", "commands/test_profile_gpu.py", "commands/test_launcher.py", "commands/test_monitor.py"),
+    *(
+        "measure",
+        "commands/test_profile_gpu.py",
+        "commands/test_launcher.py",
+        "commands/test_monitor.py",
+    ),
     *("benchmarks/test_train_step.py", "benchmarks/test_gpu.py", "chaos/test_slurm.py"),
     *("utils/test_nvml.py", "utils/test_signals.py"),
     *("utils/distributed/test_rendezvous.py", "engine/test_reporting.py", "engine/test_loop.py"),
@@ -79,13 +97,17 @@ READ_FOR_ALONE = (*ALONE, "data/test_loader.py")  # which marks one of its tests
 
 @pytest.hookimpl(tryfirst=True)  # chaos/conftest.py cancels it
 def pytest_configure(config: pytest.Config) -> None:
-    """Let a suite that hangs say where, even at its very end. pytest captures what goes to the usual place."""
+    """Let a suite that hangs say where, even at its very end. pytest captures what goes to the
+    usual place.
+    """
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         faulthandler.dump_traceback_later(LONGEST_SUITE_S, exit=True, file=os.dup(2))
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """Write which tests run now, also in the workers of pytest-xdist, for the case that this process is killed."""
+    """Write which tests run now, also in the workers of pytest-xdist, for the case that this
+    process is killed.
+    """
     running[nodeid] = None
     if RUNNING_FILE:
         Path(RUNNING_FILE).write_text("".join(f"lost while it ran: {each}\n" for each in running))
@@ -102,8 +124,12 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave files without such tests unread if tests marked `alone` are asked for: reading all takes nine seconds longer."""
-    is_asked = config.option.markexpr.startswith("alone") and collection_path.name.startswith("test_")
+    """Leave files without such tests unread if tests marked `alone` are asked for: reading all
+    takes nine seconds longer.
+    """
+    is_asked = config.option.markexpr.startswith("alone") and collection_path.name.startswith(
+        "test_"
+    )
     return True if is_asked and not place_of(collection_path).startswith(READ_FOR_ALONE) else None
 
 
@@ -120,15 +146,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
         if place.startswith(ALONE):
             item.add_marker("alone")
-        assert place.startswith(READ_FOR_ALONE) or not item.get_closest_marker("alone"), f"{place}: see READ_FOR_ALONE"
+        assert place.startswith(READ_FOR_ALONE) or not item.get_closest_marker("alone"), (
+            f"{place}: see READ_FOR_ALONE"
+        )
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device (run them on a machine with a GPU)"))
+            item.add_marker(
+                pytest.mark.skip(reason="needs a CUDA device (run them on a machine with a GPU)")
+            )
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_turn)
 
 
 def _turn(item: pytest.Item) -> int:
-    """Return when a test's file is handed to a worker of pytest-xdist: the longest first, then the rest.
+    """Return when a test's file is handed to a worker of pytest-xdist: the longest first, then the
+    rest.
 
     The second worker's first files need no trained run: both workers would wait for it.
     """
@@ -139,7 +170,9 @@ def _turn(item: pytest.Item) -> int:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print a line for each reason why tests were skipped: how many, why, how to have them, and where they are."""
+    """Print a line for each reason why tests were skipped: how many, why, how to have them, and
+    where they are.
+    """
     skipped: dict[str, Counter[str]] = defaultdict(Counter)
     for report in terminalreporter.stats.get("skipped", []):
         skipped[report.longrepr[2].removeprefix("Skipped: ")][report.nodeid.partition("::")[0]] += 1
@@ -150,7 +183,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Let each test's own computations use one thread, as its ranks do; two wait for each other beside other tests."""
+    """Let each test's own computations use one thread, as its ranks do; two wait for each other
+    beside other tests.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -180,14 +215,22 @@ def torchrun(num_processes: int) -> tuple[str, ...]:
     return ("python", "-m", "torch.distributed.run", *ports)
 
 
-def run_script(*arguments: str | Path, timeout_s: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run one of the project's commands from its folder; `python` is this interpreter. The command sees no GPU.
+def run_script(
+    *arguments: str | Path, timeout_s: float = 240, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run one of the project's commands from its folder; `python` is this interpreter. The command
+    sees no GPU.
 
-    Many tests start two processes, which a machine with one GPU would refuse; a `gpu` test passes CUDA_VISIBLE_DEVICES.
+    Many tests start two processes, which a machine with one GPU would refuse; a `gpu` test passes
+    CUDA_VISIBLE_DEVICES.
     """
     words = [str(argument) for argument in arguments]
     variables = {**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "", **environment}
-    if words[0] == "python" and (words[1] == "-m" or words[1].endswith(".py")) and "PYTHONPATH" not in environment:
+    if (
+        words[0] == "python"
+        and (words[1] == "-m" or words[1].endswith(".py"))
+        and "PYTHONPATH" not in environment
+    ):
         return run_forked(words[1:], variables, timeout_s)
     return subprocess.run(
         [sys.executable if word == "python" else word for word in words],
@@ -213,14 +256,28 @@ def must_run(*arguments: str | Path, timeout_s: float = 240, **environment: str)
 
 
 TRAIN_FLAGS = (
-    *("--model", "yolov8n-seg.yaml", "--img-size", "96", "--batch-size", "4", "--lr", "0.002", "--optimizer", "adamw"),
-    *("--close-mosaic", "0"),  # mosaic to the end: the losses of epochs with and without it do not compare
+    *(
+        "--model",
+        "yolov8n-seg.yaml",
+        "--img-size",
+        "96",
+        "--batch-size",
+        "4",
+        "--lr",
+        "0.002",
+        "--optimizer",
+        "adamw",
+    ),
+    # mosaic to the end: the losses of epochs with and without it do not compare
+    *("--close-mosaic", "0"),
 )
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
-    """Run sample, parse and a 2-rank training of two epochs once for all tests that look at their results."""
+    """Run sample, parse and a 2-rank training of two epochs once for all tests that look at their
+    results.
+    """
     root = tmp_path_factory.getbasetemp()
     root = root.parent / "pipeline" if "PYTEST_XDIST_WORKER" in os.environ else root / "pipeline"
     root.mkdir(exist_ok=True)
@@ -233,9 +290,20 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
             sizes = ("--long-side", "320", "--line-width", "14")
             must_run("python", "parse_labels.py", "--input", raw, "--output", processed, *sizes)
             (processed / "train/ignore").mkdir()
-            for file in list((processed / "train/labels").iterdir())[:9]:  # the first object's outline is rough
+            # the first object's outline is rough
+            for file in list((processed / "train/labels").iterdir())[:9]:
                 rough = file.read_text().partition("\n")[0]
-                (processed / "train/ignore" / file.name).write_text(f"{rough}\n-1 0.5 0.5 0.4 0.4\n")
-            extra = ("--", "--data", str(data), "--save-dir", str(folder), *TRAIN_FLAGS[:2], *TRAIN_FLAGS[6:])
+                (processed / "train/ignore" / file.name).write_text(
+                    f"{rough}\n-1 0.5 0.5 0.4 0.4\n"
+                )
+            extra = (
+                "--",
+                "--data",
+                str(data),
+                "--save-dir",
+                str(folder),
+                *TRAIN_FLAGS[:2],
+                *TRAIN_FLAGS[6:],
+            )
             printed.write_text(must_run("bash", "train_ddp.sh", "2", "4", "2", "96", *extra))
     return TrainedRun(raw, processed, data, folder, printed.read_text())

@@ -1,4 +1,6 @@
-"""Looks at processes from outside, waits for what they do, and keeps commands from other machines."""
+"""Looks at processes from outside, waits for what they do, and keeps
+commands from other machines.
+"""
 
 import os
 import socket
@@ -37,7 +39,9 @@ def forbid_other_machines() -> None:
     connect_to, resolve = socket.socket.connect, socket.getaddrinfo
 
     def connect(self: socket.socket, address: Any) -> Any:
-        if self.family == socket.AF_UNIX or str(address[0]).startswith(("127.", "::1", "localhost")):
+        if self.family == socket.AF_UNIX or str(address[0]).startswith(
+            ("127.", "::1", "localhost")
+        ):
             return connect_to(self, address)
         raise SystemExit(f"opened a socket to {address}")
 

@@ -1,4 +1,6 @@
-"""Real gloo ranks of a test, and commands in processes forked from a server that has imported PyTorch."""
+"""Real gloo ranks of a test, and commands in processes forked from a server that has imported
+PyTorch.
+"""
 
 import multiprocessing
 import os
@@ -19,11 +21,19 @@ import torch.distributed as dist
 from yolo_seg_ddp.utils.distributed import cleanup_ddp, setup_ddp
 from yolo_seg_ddp.utils.signals import die_with_parent
 
-# --- Runs a function in real processes that form one gloo group, for the tests of everything distributed -------------
+# --- Runs a function in real processes that form one gloo group, for the tests of everything
+# distributed
 
-# What most ranks and commands import; every optimizer of PyTorch imports torch._dynamo, which takes 2.5 s.
+# What most ranks and commands import; every optimizer of PyTorch imports torch._dynamo, which takes
+# 2.5 s.
 PRELOADED = [
-    *("tests.support.ranks", "ultralytics.nn.tasks", "torchvision.ops", "torch._dynamo", "torch.utils.tensorboard"),
+    *(
+        "tests.support.ranks",
+        "ultralytics.nn.tasks",
+        "torchvision.ops",
+        "torch._dynamo",
+        "torch.utils.tensorboard",
+    ),
     *("matplotlib.figure", "matplotlib.backends.backend_agg"),
 ]
 
@@ -33,18 +43,25 @@ class RankFailed(Exception):
 
 
 def run_ranks(
-    function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 300.0, join: bool = True
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout_s: float = 300.0,
+    join: bool = True,
 ) -> list[Any]:
-    """Call `function(*args)` on `world_size` fresh processes and return their results in rank order.
+    """Call `function(*args)` on `world_size` fresh processes and return their results in rank
+    order.
 
-    The function and its arguments must be picklable, its result a plain value (NumPy arrays yes, tensors no). Each
-    process finds torchrun's variables in its environment and uses one thread; without `join` it has to make the
-    process group by itself. Raises RankFailed after the first failure or `timeout_s`; no process outlives the call.
+    The function and its arguments must be picklable, its result a plain value (NumPy arrays yes,
+    tensors no). Each process finds torchrun's variables in its environment and uses one thread;
+    without `join` it has to make the process group by itself. Raises RankFailed after the first
+    failure or `timeout_s`; no process outlives the call.
     """
-    # The meeting point lives here, on a port the system chose and we hold: no rank can find it taken.
+    # The meeting point lives here, on a port the system chose and we hold: no rank can find it
+    # taken.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    # Forked from a server that has imported PyTorch but never computed with it: as clean as a fresh interpreter, and
-    # without the two seconds that each import takes.
+    # Forked from a server that has imported PyTorch but never computed with it: as clean as a fresh
+    # interpreter, and without the two seconds that each import takes.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     processes, receivers = [], {}
@@ -93,7 +110,9 @@ def _receive(receiver: Connection, rank: int) -> Any:
 
 
 def _require_alive(receivers: dict[Connection, int]) -> None:
-    """Raise for a dead rank: the others fail because they lost it, and their answers may arrive before its end."""
+    """Raise for a dead rank: the others fail because they lost it, and their answers may arrive
+    before its end.
+    """
     for receiver in wait(list(receivers), timeout=0.5 if receivers else 0):
         assert isinstance(receiver, Connection)
         _receive(receiver, receivers[receiver])
@@ -130,18 +149,22 @@ def _run_rank(
         sender.send((False, traceback.format_exc()))
 
 
-# --- Runs the project's Python commands in processes forked from a server that has imported PyTorch --------------------
+# --- Runs the project's Python commands in processes forked from a server that has imported PyTorch
 
 PROJECT = Path(__file__).resolve().parents[2]
 
 
 def run_forked(
-    words: list[str], environment: dict[str, str], timeout_s: float, prepare: Callable[[], None] | None = None
+    words: list[str],
+    environment: dict[str, str],
+    timeout_s: float,
+    prepare: Callable[[], None] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the words of a command after `python`, which is a file or `-m module`, from the project's folder.
+    """Run the words of a command after `python`, which is a file or `-m module`, from the project's
+    folder.
 
-    Like a new interpreter's, but for variables that PyTorch reads when it is imported. The process calls `prepare` before.
-    Raises subprocess.TimeoutExpired.
+    Like a new interpreter's, but for variables that PyTorch reads when it is imported. The process
+    calls `prepare` before. Raises subprocess.TimeoutExpired.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -159,7 +182,10 @@ def run_forked(
 
 
 def _be_the_command(
-    words: list[str], environment: dict[str, str], files: list[Path], prepare: Callable[[], None] | None
+    words: list[str],
+    environment: dict[str, str],
+    files: list[Path],
+    prepare: Callable[[], None] | None,
 ) -> None:
     os.chdir(PROJECT)
     for number, file in enumerate(files, 1):

@@ -1,4 +1,6 @@
-"""What the recipes' tests share: a rank that dies in its training, tensors that must be equal, and refusals."""
+"""What the recipes' tests share: a rank that dies in its training, tensors that must be equal, and
+refusals.
+"""
 
 import os
 import re
@@ -43,7 +45,9 @@ def assert_equal(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
     assert [name for name, value in first.items() if not torch.equal(value, second[name])] == []
 
 
-def assert_equal_moments(first: Mapping[str, Any], second: Mapping[str, Any], moment: str = "exp_avg_sq") -> int:
+def assert_equal_moments(
+    first: Mapping[str, Any], second: Mapping[str, Any], moment: str = "exp_avg_sq"
+) -> int:
     """Check that two optimizers' states hold the same moments; return their number."""
     moments = [[entry[moment] for entry in saved["state"].values()] for saved in (first, second)]
     assert len(moments[0]) > 0
@@ -64,7 +68,8 @@ def assert_refused(*parts: str, kind: type[UserError] = UserError) -> Iterator[N
 def run_command(module: ModuleType, *arguments: str | Path | int) -> int:
     """Call a command's `main` in this process, as if from its command line; return the exit code.
 
-    A training keeps this process's threads: two of them wait long for each other beside other programs.
+    A training keeps this process's threads: two of them wait long for each other beside other
+    programs.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [str(module.__file__), *map(str, arguments)])

@@ -1,4 +1,6 @@
-"""moto's S3 server in this process, over HTTP: it vanishes and returns on demand, and answers late, slowly or not whole."""
+"""moto's S3 server in this process, over HTTP: it vanishes and returns on demand, and answers late,
+slowly or not whole.
+"""
 
 import os
 import threading
@@ -29,7 +31,11 @@ class S3Server:
         self.port = 0
         self.start()
         self.root = f"http://127.0.0.1:{self.port}"
-        keys = {"aws_access_key_id": KEY_ID, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+        keys = {
+            "aws_access_key_id": KEY_ID,
+            "aws_secret_access_key": SECRET,
+            "region_name": "us-east-1",
+        }
         self.client = boto3.client("s3", endpoint_url=self.root, **keys)
         self.client.create_bucket(Bucket=bucket)
 
@@ -65,7 +71,10 @@ class S3Server:
     def names(self, prefix: str = "") -> list[str]:
         """Return the keys of the bucket."""
         return [
-            one["Key"] for one in self.client.list_objects_v2(Bucket=self.bucket, Prefix=prefix).get("Contents", [])
+            one["Key"]
+            for one in self.client.list_objects_v2(Bucket=self.bucket, Prefix=prefix).get(
+                "Contents", []
+            )
         ]
 
     def content(self, name: str) -> bytes:
@@ -79,7 +88,9 @@ class S3Server:
     def check_keys_after(self, num_requests: int) -> None:
         """Let moto check the keys of all but the next requests."""
         address, plain = f"{self.root}/moto-api/reset-auth", {"Content-Type": "text/plain"}
-        urllib.request.urlopen(urllib.request.Request(address, str(num_requests).encode(), plain)).close()
+        urllib.request.urlopen(
+            urllib.request.Request(address, str(num_requests).encode(), plain)
+        ).close()
 
 
 def after_a_pause(byte: int) -> bytes:
@@ -99,7 +110,11 @@ def use_server(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     variables = {"AWS_ENDPOINT_URL": server.root, "AWS_DEFAULT_REGION": "us-east-1"}
-    variables |= {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_EC2_METADATA_DISABLED": "true"}
+    variables |= {
+        "AWS_ACCESS_KEY_ID": KEY_ID,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
     variables |= {"AWS_CONFIG_FILE": "/nonexistent", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

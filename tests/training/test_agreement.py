@@ -1,4 +1,6 @@
-"""Machines that differ are refused before the first step, in one line that names the first difference."""
+"""Machines that differ are refused before the first step, in one line that names the first
+difference.
+"""
 
 import os
 import shutil
@@ -19,7 +21,18 @@ from yolo_seg_ddp.utils.config import parse_config
 from yolo_seg_ddp.utils.errors import UserError
 
 LABELS = "0 0.1 0.1 0.6 0.1 0.6 0.6\n1 0.5 0.5 0.8 0.5 0.8 0.8\n"
-FLAGS = ("--model", "yolov8n-seg.yaml", "--img-size", "64", "--batch-size", "1", "--device", "cpu", "--threads", "1")
+FLAGS = (
+    "--model",
+    "yolov8n-seg.yaml",
+    "--img-size",
+    "64",
+    "--batch-size",
+    "1",
+    "--device",
+    "cpu",
+    "--threads",
+    "1",
+)
 
 
 class Agreed(Exception):
@@ -61,29 +74,66 @@ def change_all(folder: Path) -> None:
 # What is different on machine 2, and what is said. {1} and {2} are the machines.
 DIFFERENCES: dict[str, tuple[Callable[[Path], object] | None, str, str]] = {
     "nothing": (None, "", ""),
-    "missing": (lose, "", "{2} lacks train/images/1.jpg, which {1} has (1 of 6 photographs): copy the data set again"),
-    "more": (add, "", "{1} lacks train/images/9.jpg, which {2} has (1 of 7 photographs): copy the data set again"),
+    "missing": (
+        lose,
+        "",
+        "{2} lacks train/images/1.jpg, which {1} has (1 of 6 photographs): copy the data set again",
+    ),
+    "more": (
+        add,
+        "",
+        "{1} lacks train/images/9.jpg, which {2} has (1 of 7 photographs): copy the data set again",
+    ),
     "content": (
-        lambda folder: shutil.copy(folder / "val/images/1.jpg", folder / "val/images/2.jpg"), "",
-        "val/images/2.jpg has another content on {2} than on {1} (1 of 6 photographs): copy the data set again",
+        lambda folder: shutil.copy(folder / "val/images/1.jpg", folder / "val/images/2.jpg"),
+        "",
+        "val/images/2.jpg has another content on {2} than on {1} (1 of 6 photographs): copy the "
+        "data set again",
     ),
-    "labels": (change_all, "", "val/images/0.jpg has other labels on {2} than on {1} (3 of 6 photographs): copy the data"),
-    "classes": (rename, "", "class 0 is pole on {2} and wire on {1}: copy the data set's YAML file again"),
+    "labels": (
+        change_all,
+        "",
+        "val/images/0.jpg has other labels on {2} than on {1} (3 of 6 photographs): copy the data",
+    ),
+    "classes": (
+        rename,
+        "",
+        "class 0 is pole on {2} and wire on {1}: copy the data set's YAML file again",
+    ),
     "unreadable": (
-        lambda folder: (folder / "train/images/0.jpg").write_bytes(b"no picture"), "--skip-bad",
-        "train/images/0.jpg has another content on {2} than on {1} (1 of 6 photographs): copy the data set again",
+        lambda folder: (folder / "train/images/0.jpg").write_bytes(b"no picture"),
+        "--skip-bad",
+        "train/images/0.jpg has another content on {2} than on {1} (1 of 6 photographs): copy the "
+        "data set again",
     ),
-    "options": (None, "--lr 0.02", "{2} has --lr 0.02 and {1} has --lr unset: all machines need the same options"),
+    "options": (
+        None,
+        "--lr 0.02",
+        "{2} has --lr 0.02 and {1} has --lr unset: all machines need the same options",
+    ),
     "version": (None, "torch 2.11.0", "{2} has torch 2.11.0 and {1} has torch "),
-    "run-folder": (None, "--save-dir {own}/run", "{2} writes to another run folder ({own}/run) than {1} ({shared}/run): name"),
-    "name": (None, "--save-dir {shared}/run-2", "{2} writes to another run folder ({shared}/run-2) than {1} ({shared}/run)"),
-}  # fmt: skip
+    "run-folder": (
+        None,
+        "--save-dir {own}/run",
+        "{2} writes to another run folder ({own}/run) than {1} ({shared}/run): name",
+    ),
+    "name": (
+        None,
+        "--save-dir {shared}/run-2",
+        "{2} writes to another run folder ({shared}/run-2) than {1} ({shared}/run)",
+    ),
+}
 
 
 def start_each(folder: Path) -> dict[str, Any]:
     """Start a training for each difference, as one of two machines; return how each ended."""
     ranks = distributed.read_rank_environment()
-    os.environ |= {"GROUP_RANK": str(ranks.rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "INIT_TIMEOUT": "60"}
+    os.environ |= {
+        "GROUP_RANK": str(ranks.rank),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "INIT_TIMEOUT": "60",
+    }
     agreement.SHOWS_LATE_S = 1.0
     package_version = agreement.package_version
 
@@ -100,10 +150,19 @@ def start_each(folder: Path) -> dict[str, Any]:
             if change:
                 change(data)
             if flags.startswith("torch"):
-                agreement.package_version = lambda name: "2.11.0" if name == "torch" else package_version(name)
+                agreement.package_version = lambda name: (
+                    "2.11.0" if name == "torch" else package_version(name)
+                )
             else:
                 words = flags.format(**places).split()
-        given = ("--data", str(data / "data.yaml"), "--save-dir", str(folder / name / "run"), *FLAGS, *words)
+        given = (
+            "--data",
+            str(data / "data.yaml"),
+            "--save-dir",
+            str(folder / name / "run"),
+            *FLAGS,
+            *words,
+        )
         try:
             train_yolo_ddp.train(parse_config(TrainConfig, "", [*given], exits=False))
         except (UserError, SystemExit, Agreed) as error:
@@ -116,8 +175,12 @@ def start_each(folder: Path) -> dict[str, Any]:
     return ends
 
 
-def test_machines_that_differ_are_refused_in_one_line_that_names_the_first_difference(tmp_path: Path) -> None:
-    """A machine without a photograph, with other labels or with a run folder of its own trained on without a word."""
+def test_machines_that_differ_are_refused_in_one_line_that_names_the_first_difference(
+    tmp_path: Path,
+) -> None:
+    """A machine without a photograph, with other labels or with a run folder of its own trained on
+    without a word.
+    """
     write_set(tmp_path / "set")
     first, second = run_ranks(start_each, 2, tmp_path, join=False, timeout_s=240)
     host = os.uname().nodename

@@ -1,4 +1,6 @@
-"""The trainer's options, and what follows from them and from the labels: rates, batch size, workers, cache, augmentation."""
+"""The trainer's options, and what follows from them and from the labels: rates, batch size,
+workers, cache, augmentation.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -42,7 +44,9 @@ def config_of(*arguments: str) -> TrainConfig:
 
 
 def policy(config: TrainConfig, labels: LabelStatistics) -> AugmentationPolicy:
-    return resolve_augmentation(config.window_config, config.reach, section_of(config, AugmentOptions), labels, NAMES)
+    return resolve_augmentation(
+        config.window_config, config.reach, section_of(config, AugmentOptions), labels, NAMES
+    )
 
 
 def test_words_and_numbers_that_yaml_misreads_are_understood(tmp_path: Path) -> None:
@@ -59,7 +63,9 @@ def test_a_run_is_the_same_whatever_only_changes_how_it_is_run() -> None:
     assert differences(config_of("--lr", "0.02"), earlier) == ["lr 0.01 -> 0.02"]
     earlier = {"window_scale": [0.25, 1.0], "windows": 4}
     assert differences(config_of("--windows", "4", "--window-scale", "0.25", "1"), earlier) == []
-    assert differences(config_of("--windows", "4"), earlier) == ["window_scale (0.25, 1.0) -> (0.5, 1.0)"]
+    assert differences(config_of("--windows", "4"), earlier) == [
+        "window_scale (0.25, 1.0) -> (0.5, 1.0)"
+    ]
     assert differences(config_of(), {}) == []
 
 
@@ -87,9 +93,14 @@ def test_objects_are_assigned_within_reach_when_training_on_windows() -> None:
 
 def test_another_folder_beside_a_resume_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "run_folder_of", Path)
-    assert " ".join(resume_arguments(["--resume", "a", "--epochs", "9"])[2:]) == "--resume a --epochs 9 --save-dir a"
+    assert (
+        " ".join(resume_arguments(["--resume", "a", "--epochs", "9"])[2:])
+        == "--resume a --epochs 9 --save-dir a"
+    )
     for flags in (["--save-dir", "b"], ["--save-dir=b"], ["--name", "b"], ["--project=b"]):
-        with pytest.raises(UsageError, match=f"{flags[0].partition('=')[0]} has no effect with --resume"):
+        with pytest.raises(
+            UsageError, match=f"{flags[0].partition('=')[0]} has no effect with --resume"
+        ):
             resume_arguments(["--resume", "a", *flags])
 
 
@@ -105,29 +116,53 @@ def test_the_optimizer_brings_its_own_rate_unless_one_is_given() -> None:
 @pytest.mark.parametrize(
     ("epochs", "is_trained", "name", "line"),
     [
-        (15, True, "adamw", "Optimizer: AdamW, because the weights are trained and there are 945 steps"),
-        (16, True, "musgd", "Optimizer: MuSGD, because the weights are trained and there are 1008 steps"),
-        (1, False, "musgd", "Optimizer: MuSGD, because the weights are random and there are 63 steps"),
+        (
+            15,
+            True,
+            "adamw",
+            "Optimizer: AdamW, because the weights are trained and there are 945 steps",
+        ),
+        (
+            16,
+            True,
+            "musgd",
+            "Optimizer: MuSGD, because the weights are trained and there are 1008 steps",
+        ),
+        (
+            1,
+            False,
+            "musgd",
+            "Optimizer: MuSGD, because the weights are random and there are 63 steps",
+        ),
     ],
 )
-def test_short_trainings_of_trained_weights_take_adamw(epochs: int, is_trained: bool, name: str, line: str) -> None:
+def test_short_trainings_of_trained_weights_take_adamw(
+    epochs: int, is_trained: bool, name: str, line: str
+) -> None:
     chosen = plan_optimizer(config_of("--epochs", str(epochs)), 1, 1000, is_trained=is_trained)
     assert chosen.name == name
     assert chosen.arithmetic[1].startswith(line)
-    on_windows = plan_optimizer(config_of("--epochs", str(epochs), "--windows", "8"), 1, 1000, is_trained=is_trained)
+    on_windows = plan_optimizer(
+        config_of("--epochs", str(epochs), "--windows", "8"), 1, 1000, is_trained=is_trained
+    )
     assert on_windows.name == "musgd"
     given = plan_optimizer(config_of("--optimizer", "sgd"), 1, 1000, is_trained=is_trained)
     assert not any("because" in line for line in given.arithmetic)
 
 
 def test_rate_and_decay_follow_the_effective_batch() -> None:
-    chosen = plan_optimizer(config_of("--lr", "0.01", "--accumulate", "2", "--lr-scale", "linear"), 4, 1000)
+    chosen = plan_optimizer(
+        config_of("--lr", "0.01", "--accumulate", "2", "--lr-scale", "linear"), 4, 1000
+    )
     assert chosen.global_batch_size == 16 * 4 * 2
     assert chosen.lr == pytest.approx(0.01 * 128 / 64)
     assert chosen.weight_decay == pytest.approx(5e-4 * 128 / 64)
     assert "16 images x 4 processes x 2 batches per step = 128" in chosen.arithmetic[0]
     assert "Learning rate: 0.01 x 2 (linear scaling) = 0.02 (MuSGD)" in chosen.arithmetic
-    assert "Learning rate: 0.01 (MuSGD)" in plan_optimizer(config_of("--lr", "0.01"), 4, 1000).arithmetic
+    assert (
+        "Learning rate: 0.01 (MuSGD)"
+        in plan_optimizer(config_of("--lr", "0.01"), 4, 1000).arithmetic
+    )
 
 
 def test_the_trainer_plans_with_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,13 +172,17 @@ def test_the_trainer_plans_with_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -
     assert plan_workers(4, larger, 8, 1)[0] == 2  # sides up to 1.5 times
 
 
-def test_a_cache_that_was_asked_for_is_not_left_out_silently(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_cache_that_was_asked_for_is_not_left_out_silently(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(training_data, "open_images", lambda *_, **__: "no room for it")
     spec, said = DatasetSpec(tmp_path / "data.yaml", tmp_path, ("pole",), {}), list[str]()
     where: Any = (None, spec, "train", [], 0, said.append)
     assert training_data.open_split(DataOptions(), *where).packed is None
     assert said == ["packed cache off: no room for it"]
-    with pytest.raises(UserError, match=r"--cache packed: no room for it; make room, or use --cache auto"):
+    with pytest.raises(
+        UserError, match=r"--cache packed: no room for it; make room, or use --cache auto"
+    ):
         training_data.open_split(DataOptions(cache="packed"), *where)
 
 
@@ -170,8 +209,14 @@ def strips(file: Path, directions: np.ndarray, width_px: float = 1.0, class_id: 
 def roots(file: Path, number: int = 24) -> Photo:
     """Label curled lines, each as long and as thin as a wire."""
     along, rng = np.linspace(-60, 60, 40), np.random.default_rng(0)
-    lines = [np.stack([along, rng.uniform(5, 9) * np.sin(along / rng.uniform(6, 9))], 1) for _ in range(number)]
-    outlines = [band(line + np.array([200, 40 + 5 * number]), 1.0) / (400, 200) for number, line in enumerate(lines)]
+    lines = [
+        np.stack([along, rng.uniform(5, 9) * np.sin(along / rng.uniform(6, 9))], 1)
+        for _ in range(number)
+    ]
+    outlines = [
+        band(line + np.array([200, 40 + 5 * number]), 1.0) / (400, 200)
+        for number, line in enumerate(lines)
+    ]
     return Photo(file, np.ones(number, np.int64), outlines)
 
 
@@ -186,7 +231,9 @@ def arcs(file: Path, sag: float, number: int = 24) -> Photo:
     return Photo(file, np.ones(number, np.int64), [band(line, 1.0) / (400, 200) for line in lines])
 
 
-def choose(photos: list[Photo], **options: float) -> tuple[tuple[float | None, ...], list[str], Augmentation]:
+def choose(
+    photos: list[Photo], **options: float
+) -> tuple[tuple[float | None, ...], list[str], Augmentation]:
     chosen = policy(TrainConfig(**options), measure_labels(photos))  # type: ignore[arg-type]
     augment = chosen.augment
     return (augment.degrees, augment.flipud, augment.draw_wires), list(chosen.lines), augment
@@ -195,11 +242,30 @@ def choose(photos: list[Photo], **options: float) -> tuple[tuple[float | None, .
 @pytest.mark.parametrize(
     ("directions", "width_px", "options", "chosen", "line"),
     [
-        (EVERYWHERE, 1.0, {"windows": 8}, FROM_ABOVE, "training with --degrees 90 --flipud 0.5 --draw-wires 0.5"),
-        (EVERYWHERE, 10.0, {"windows": 8}, (90.0, 0.5, 0.0), "training with --degrees 90 --flipud 0.5"),
+        (
+            EVERYWHERE,
+            1.0,
+            {"windows": 8},
+            FROM_ABOVE,
+            "training with --degrees 90 --flipud 0.5 --draw-wires 0.5",
+        ),
+        (
+            EVERYWHERE,
+            10.0,
+            {"windows": 8},
+            (90.0, 0.5, 0.0),
+            "training with --degrees 90 --flipud 0.5",
+        ),
         (EVERYWHERE, 1.0, {}, (0.0, 0.0, 0.0), None),  # cars on a road, which have an up
-        (EVERYWHERE, 1.0, {"windows": 8, "degrees": 0, "draw_wires": 0}, (0.0, 0.5, 0.0), "training with --flipud 0.5"),
-        (EVERYWHERE[:10], 1.0, {"windows": 8}, (0.0, 0.0, 0.0), None),  # too few objects to say anything
+        (
+            EVERYWHERE,
+            1.0,
+            {"windows": 8, "degrees": 0, "draw_wires": 0},
+            (0.0, 0.5, 0.0),
+            "training with --flipud 0.5",
+        ),
+        # too few objects to say anything
+        (EVERYWHERE[:10], 1.0, {"windows": 8}, (0.0, 0.0, 0.0), None),
         (LEVEL, 1.0, {"windows": 8}, (0.0, 0.0, 0.0), None),
         (LEVEL + np.pi / 2, 1.0, {"windows": 8, "degrees": 5}, (5.0, 0.0, 0.0), None),
     ],
@@ -214,11 +280,16 @@ def test_unset_options_follow_from_the_directions_of_the_labelled_objects(
 ) -> None:
     now, said, _ = choose([strips(photo_file, directions, width_px)], **options)
     assert now == chosen
-    assert [text.split(": ")[1] for text in said if text.startswith("Labelled objects lie")] == ([line] if line else [])
+    assert [text.split(": ")[1] for text in said if text.startswith("Labelled objects lie")] == (
+        [line] if line else []
+    )
 
 
 def test_poles_of_a_class_of_their_own_show_that_photographs_have_an_up(photo_file: Path) -> None:
-    wires, poles = strips(photo_file, EVERYWHERE), strips(photo_file, LEVEL + np.pi / 2, 10.0, class_id=0)
+    wires, poles = (
+        strips(photo_file, EVERYWHERE),
+        strips(photo_file, LEVEL + np.pi / 2, 10.0, class_id=0),
+    )
     assert choose([wires, poles], windows=8)[0] == (0.0, 0.0, 0.0)
 
 
@@ -226,9 +297,14 @@ def test_curved_labels_are_no_wires_and_have_no_direction(photo_file: Path) -> N
     now, said, augment = choose([roots(photo_file)], windows=4)
     assert now == (0.0, 0.0, 0.0)
     assert (augment.wire_classes, augment.drawn_classes) == ((1,), ())
-    assert any(line.startswith("Curved labels: wire ") and "--draw-wires 0.5 draws some" in line for line in said)
+    assert any(
+        line.startswith("Curved labels: wire ") and "--draw-wires 0.5 draws some" in line
+        for line in said
+    )
     assert choose([arcs(photo_file, 0.08)], windows=4)[0] == FROM_ABOVE, "wires sag"
-    assert choose([arcs(photo_file, 0.2)], windows=4)[0] == (0.0, 0.0, 0.0), "seams and bends of rivers do not"
+    assert choose([arcs(photo_file, 0.2)], windows=4)[0] == (0.0, 0.0, 0.0), (
+        "seams and bends of rivers do not"
+    )
     straight = strips(photo_file, EVERYWHERE, class_id=0)
     now, said, augment = choose([roots(photo_file), straight], windows=4)
     assert now == FROM_ABOVE
@@ -272,8 +348,13 @@ def test_a_gpu_too_small_for_one_image_is_named() -> None:
         largest_that_fits(lambda _: False, 640, 9)
 
 
-def test_a_batch_that_lacks_memory_does_not_fit_and_another_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = [RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), RuntimeError("an illegal access")]
+def test_a_batch_that_lacks_memory_does_not_fit_and_another_error_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    errors = [
+        RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("an illegal access"),
+    ]
     monkeypatch.setattr(batch_size, "build_training", Mock(side_effect=errors))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
@@ -292,7 +373,11 @@ def test_auto_keeps_the_batch_size_of_a_run_that_continues(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("options", "has_gains"),
-    [({}, True), ({"colour": "loader"}, False), ({"hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0}, False)],
+    [
+        ({}, True),
+        ({"colour": "loader"}, False),
+        ({"hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0}, False),
+    ],
     ids=["auto", "loader", "off"],
 )
 def test_the_probe_varies_colours_and_a_cpu_needs_none(
@@ -314,25 +399,43 @@ def test_the_probe_varies_colours_and_a_cpu_needs_none(
 
 
 def test_each_option_is_declared_once() -> None:
-    sections = [section for section in (*TrainConfig.__mro__, EngineOptions) if "__annotations__" in vars(section)]
-    names = [name for section in sections for name in vars(section)["__annotations__"] if name != "group"]
+    sections = [
+        section
+        for section in (*TrainConfig.__mro__, EngineOptions)
+        if "__annotations__" in vars(section)
+    ]
+    names = [
+        name for section in sections for name in vars(section)["__annotations__"] if name != "group"
+    ]
     # The engine's seed is for tasks that draw random numbers themselves, and None by default.
     assert {name for name in names if names.count(name) > 1} == {"seed"}
     assert {field.name for field in dataclasses.fields(TrainConfig)} <= set(names)
 
 
 @pytest.mark.parametrize(
-    "given", [["--local-rank=1"], ["--local_rank=1"], ["--local-rank", "1"], ["--local_rank", "1"], []]
+    "given",
+    [["--local-rank=1"], ["--local_rank=1"], ["--local-rank", "1"], ["--local_rank", "1"], []],
 )
 def test_the_local_rank_of_a_launcher_is_ignored(given: list[str]) -> None:
-    assert without_local_rank(["--epochs", "1", *given, "--seed", "2"]) == ["--epochs", "1", "--seed", "2"]
+    assert without_local_rank(["--epochs", "1", *given, "--seed", "2"]) == [
+        "--epochs",
+        "1",
+        "--seed",
+        "2",
+    ]
 
 
 def test_a_training_without_a_model_does_not_end_with_code_0() -> None:
-    with pytest.raises(UsageError, match="--batch-size 1000000000: must be at least 0 and at most 65536 or auto"):
+    with pytest.raises(
+        UsageError, match="--batch-size 1000000000: must be at least 0 and at most 65536 or auto"
+    ):
         TrainConfig(batch_size=10**9)
     progress, options = SimpleNamespace(best_value=None), SimpleNamespace(monitor="val_loss")
-    engine: Any = SimpleNamespace(progress=progress, options=options, log=SimpleNamespace(print=print), stopped_by="")
-    with pytest.raises(Diverged, match=r"run: no best\.pt, because val_loss was never a number") as caught:
+    engine: Any = SimpleNamespace(
+        progress=progress, options=options, log=SimpleNamespace(print=print), stopped_by=""
+    )
+    with pytest.raises(
+        Diverged, match=r"run: no best\.pt, because val_loss was never a number"
+    ) as caught:
         conclude(engine, SimpleNamespace(folder="run"), SimpleNamespace())  # type: ignore[arg-type]
     assert caught.value.exit_code == EXIT_DIVERGED

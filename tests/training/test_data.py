@@ -28,10 +28,16 @@ def data(tmp_path: Path) -> Path:
     return file
 
 
-def opened(file: Path, said: list[str] | None = None, machine: tuple[int, int] = (0, 1), **options: Any) -> Data:
-    config = TrainConfig(data=str(file), img_size=64, **{"save_dir": str(file.with_name("none")), **options})
+def opened(
+    file: Path, said: list[str] | None = None, machine: tuple[int, int] = (0, 1), **options: Any
+) -> Data:
+    config = TrainConfig(
+        data=str(file), img_size=64, **{"save_dir": str(file.with_name("none")), **options}
+    )
     spec = load_dataset_yaml(file, cache_dir=config.cache_dir)
-    return open_data(config, spec, torch.device("cpu"), ([] if said is None else said).append, machine)
+    return open_data(
+        config, spec, torch.device("cpu"), ([] if said is None else said).append, machine
+    )
 
 
 @pytest.fixture
@@ -77,7 +83,9 @@ def test_the_digest_is_the_same_with_any_cache_and_no_other_run_reads_a_photogra
     assert ("packed in" in first.packed) == (WAYS[way].get("cache") is None)
 
 
-def test_a_killed_reading_of_digests_goes_on(data: Path, monkeypatch: pytest.MonkeyPatch, read: list[str]) -> None:
+def test_a_killed_reading_of_digests_goes_on(
+    data: Path, monkeypatch: pytest.MonkeyPatch, read: list[str]
+) -> None:
     monkeypatch.setattr(cache, "MIN_BETWEEN_SAVES", 1)
     writes: list[Path] = []
 
@@ -94,7 +102,10 @@ def test_a_killed_reading_of_digests_goes_on(data: Path, monkeypatch: pytest.Mon
     read.clear()
     said: list[str] = []
     opened(data, said, cache="none")
-    assert said == ["reading 5 train photographs for their digests", "reading 9 val photographs for their digests"]
+    assert said == [
+        "reading 5 train photographs for their digests",
+        "reading 9 val photographs for their digests",
+    ]
     assert len(read) == 14
 
 
@@ -105,7 +116,9 @@ def test_without_a_place_for_digests_the_run_folder_has_them(
     said: list[str] = []
     first = opened(data, said)
     assert "packed cache off: " in said[0]
-    assert re.match(r"not packed: .*/\.cache/train.*: Not a directory; without it a photograph is", first.packed)
+    assert re.match(
+        r"not packed: .*/\.cache/train.*: Not a directory; without it a photograph is", first.packed
+    )
     assert len([name for name in read if name.startswith("digest")]) == 18
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "data.json").write_text(first.fingerprint.to_json())
@@ -119,7 +132,9 @@ def test_without_a_place_for_digests_the_run_folder_has_them(
     assert read == [], "the first rank of the machine reads for the others"
 
 
-def test_two_data_sets_share_a_cache_folder_and_links_do_not_lead_out_of_it(data: Path, tmp_path: Path) -> None:
+def test_two_data_sets_share_a_cache_folder_and_links_do_not_lead_out_of_it(
+    data: Path, tmp_path: Path
+) -> None:
     other = write_set(tmp_path / "other" / "set")
     for name in BAD:
         mend(other.parent, name)
@@ -154,12 +169,16 @@ def test_a_disk_that_fills_while_a_machine_packs_is_said_with_its_cost(
     with monkeypatch.context() as patch:
         patch.setattr(cache.os, "fsync", fill(3))
         with pytest.raises(
-            UserError, match=r"--cache packed: .*No space left on device; .*make room, or use --cache auto"
+            UserError,
+            match=r"--cache packed: .*No space left on device; .*make room, or use --cache auto",
         ):
             opened(data, cache="packed")
         said: list[str] = []
         full = opened(data, said)
-    assert "No space left on device; without it a photograph is decoded each time it is shown, in" in full.packed
+    assert (
+        "No space left on device; without it a photograph is decoded each time it is shown, in"
+        in full.packed
+    )
     assert sum(line.startswith("packed cache off: ") for line in said) == 2
     assert not list((data.parent / ".cache").glob("*.u8"))
     assert full.train.image(3).tobytes() == load_photo(full.train.photos[3].file, 64).tobytes()

@@ -12,7 +12,8 @@ from yolo_seg_ddp.training import loader_cost
 from yolo_seg_ddp.training.loader_cost import LoaderCost, worker_processor_s
 
 LINE = (
-    "  3 GPUs need about 60 cores for 1600 images/s each; this machine has 4, so 75% of the time waits for photographs"
+    "  3 GPUs need about 60 cores for 1600 images/s each; this machine has 4, so 75% of the time "
+    "waits for photographs"
 )
 # Computes for 0.3 s, says how long, and waits.
 BURN = """
@@ -23,7 +24,9 @@ input()
 """
 
 
-def lines_of(cost: LoaderCost, batches: tuple[int, ...], waits: list[float], epoch: int = 1) -> list[str]:
+def lines_of(
+    cost: LoaderCost, batches: tuple[int, ...], waits: list[float], epoch: int = 1
+) -> list[str]:
     """Log these batches; return the lines that are not empty."""
     records: list[dict[str, Any]] = [
         {"epoch": epoch, "batch": batch, "ranks": {"data_wait_share": waits}} for batch in batches
@@ -33,7 +36,9 @@ def lines_of(cost: LoaderCost, batches: tuple[int, ...], waits: list[float], epo
 
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Let each logged batch take 0.1 s, in which the workers compute for 0.475 s, on a machine with 4 cores."""
+    """Let each logged batch take 0.1 s, in which the workers compute for 0.475 s, on a machine with
+    4 cores.
+    """
     machine = SimpleNamespace(count=4, wall_s=0.0, processor_s=0.0)
 
     def perf_counter() -> float:
@@ -52,8 +57,8 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_gpus_that_wait_hear_once_how_many_cores_they_need(cores: SimpleNamespace) -> None:
     cost = LoaderCost(2, batch_size=4, processes=3)
-    # The slowest rank waits for 75 % of the time: without a wait there were four times as many images, 4.75 cores became
-    # 19 for each GPU, and each process needs one for itself.
+    # The slowest rank waits for 75 % of the time: without a wait there were four times as many
+    # images, 4.75 cores became 19 for each GPU, and each process needs one for itself.
     assert lines_of(cost, (0, 10, 20, 30), [0.5, 0.75, 0.25]) == [LINE]
     assert not lines_of(cost, (40, 50, 60, 70), [0.75])
     # The time between two epochs is no loading.
@@ -82,7 +87,9 @@ def test_there_is_no_line_without_a_need_or_a_measurement(
 
 def test_the_workers_processor_time_is_that_of_the_children() -> None:
     before_s = worker_processor_s()
-    with subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         burnt_s = float(process.stdout.readline())

@@ -1,4 +1,6 @@
-"""The pictures of a training: drawn often enough and no more, of the right photographs, and never at its expense."""
+"""The pictures of a training: drawn often enough and no more, of the right photographs, and never
+at its expense.
+"""
 
 import tracemalloc
 from dataclasses import replace
@@ -22,15 +24,25 @@ NAMES = ("pole", "wire")
 SIZE_PX = 64
 
 
-def test_curves_are_drawn_last_and_every_half_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_are_drawn_last_and_every_half_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn: list[Path] = []
     now_s = 1000.0
     monkeypatch.setattr(training_pictures, "read_epochs", lambda _: [])
-    monkeypatch.setattr(training_pictures, "plot_training_curves", lambda _, file, best: drawn.append(file))
+    monkeypatch.setattr(
+        training_pictures, "plot_training_curves", lambda _, file, best: drawn.append(file)
+    )
     monkeypatch.setattr(training_pictures.time, "monotonic", lambda: now_s)
     curves = Curves(tmp_path)
     counts = []
-    for passed_s, is_last in ((1, False), (REDRAW_S - 1, False), (1, False), (REDRAW_S, False), (1, True)):
+    for passed_s, is_last in (
+        (1, False),
+        (REDRAW_S - 1, False),
+        (1, False),
+        (REDRAW_S, False),
+        (1, True),
+    ):
         now_s += passed_s
         curves.draw(is_last)
         counts.append(len(drawn))
@@ -39,31 +51,45 @@ def test_curves_are_drawn_last_and_every_half_minute(tmp_path: Path, monkeypatch
 
 
 def square(left: float, top: float, side: float) -> np.ndarray:
-    return np.array([[left, top], [left + side, top], [left + side, top + side], [left, top + side]], np.float32)
+    return np.array(
+        [[left, top], [left + side, top], [left + side, top + side], [left, top + side]], np.float32
+    )
 
 
 def photo(*class_ids: int, file: Path = Path("photo.jpg")) -> Photo:
     return Photo(file, np.array(class_ids, np.int64), [square(0.1, 0.2, 0.3) for _ in class_ids])
 
 
-def test_label_statistics_count_every_object_and_photograph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_label_statistics_count_every_object_and_photograph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[Any] = []
-    monkeypatch.setattr(training_pictures, "plot_label_statistics", lambda *arguments: given.extend(arguments))
-    training_pictures.save_label_statistics([photo(0, 1), photo(), photo(1)], NAMES, tmp_path / "labels.jpg")
+    monkeypatch.setattr(
+        training_pictures, "plot_label_statistics", lambda *arguments: given.extend(arguments)
+    )
+    training_pictures.save_label_statistics(
+        [photo(0, 1), photo(), photo(1)], NAMES, tmp_path / "labels.jpg"
+    )
     class_ids, boxes, counts, names, path = given
     assert (class_ids.tolist(), counts.tolist(), names) == ([0, 1, 1], [2, 0, 1], NAMES)
     np.testing.assert_allclose(boxes, [[0.1, 0.2, 0.4, 0.5]] * 3, rtol=1e-6)
     assert path == tmp_path / "labels.jpg"
 
 
-def test_a_label_file_of_thousands_of_objects_neither_fills_memory_nor_delays_the_start(tmp_path: Path) -> None:
+def test_a_label_file_of_thousands_of_objects_neither_fills_memory_nor_delays_the_start(
+    tmp_path: Path,
+) -> None:
     file, count = tmp_path / "a.jpg", 2000
     write_jpeg(file, np.full((SIZE_PX, SIZE_PX, 3), 128, np.uint8))
     corners = np.random.default_rng(0).uniform(0, 0.9, (count, 2)).tolist()
-    crowd = Photo(file, np.zeros(count, np.int64), [square(left, top, 0.1) for left, top in corners])
+    crowd = Photo(
+        file, np.zeros(count, np.int64), [square(left, top, 0.1) for left, top in corners]
+    )
     dataset = SegmentationDataset([crowd], SIZE_PX)
     tracemalloc.start()
-    training_pictures.save_first_batch(dataset, EpochBatches(1, 1, 0, 1, seed=0), NAMES, tmp_path / "batch.jpg")
+    training_pictures.save_first_batch(
+        dataset, EpochBatches(1, 1, 0, 1, seed=0), NAMES, tmp_path / "batch.jpg"
+    )
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     picture = read_image(tmp_path / "batch.jpg").astype(float)
@@ -86,7 +112,9 @@ def grey(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def show(pictures: ValidationPictures, shown: Sample, *scores: float) -> None:
-    """Let pictures of epoch 1 see wires in the lower right quarter, and prototypes that give each a full mask."""
+    """Let pictures of epoch 1 see wires in the lower right quarter, and prototypes that give each a
+    full mask.
+    """
     boxes = torch.tensor([[32.0, 32, 64, 64]]).repeat(len(scores), 1)
     ones = torch.ones(len(scores), dtype=torch.int64)
     detections = Detections(boxes, torch.tensor(scores), ones, torch.ones(len(scores), 32))
@@ -109,7 +137,11 @@ def share_of(picture: np.ndarray, class_id: int) -> float:
     ],
 )
 def test_truth_stands_beside_what_was_surely_found(
-    tmp_path: Path, grey: Path, scores: tuple[float, ...], told: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    grey: Path,
+    scores: tuple[float, ...],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
     arrange = training_pictures.image_grid
@@ -130,7 +162,9 @@ def test_truth_stands_beside_what_was_surely_found(
     assert (share_of(prediction, 1) > 0.1) == bool(scores)
     assert share_of(prediction, 0) < 0.1
     assert said == ["truth, grey.jpg", told]
-    assert [(tag, max(image.shape), step) for tag, image, step in shown] == [("validation", 1280, 1)]
+    assert [(tag, max(image.shape), step) for tag, image, step in shown] == [
+        ("validation", 1280, 1)
+    ]
     pictures.finish(tmp_path, lambda *arguments: pytest.fail("nothing new"), epoch=1)
 
 
@@ -144,18 +178,26 @@ def test_validation_pictures_show_the_photograph_without_the_inputs_padding(tmp_
     pictures = ValidationPictures([photo(0, file=file)], NAMES, every=1, rank=0, world_size=1)
     show(pictures, padded)
     truth, prediction = pictures._pairs
-    assert truth.shape == prediction.shape == (training_pictures.VAL_PX // 2, training_pictures.VAL_PX, 3)
+    assert (
+        truth.shape
+        == prediction.shape
+        == (training_pictures.VAL_PX // 2, training_pictures.VAL_PX, 3)
+    )
     tint = 0.6 * 40 + 0.4 * np.array(class_color(0))
     assert np.abs(truth[20:140, 20:300] - tint).max() <= 16, "the label's upper left quarter"
     assert np.abs(truth[220:, 420:].astype(int) - 40).max() <= 16, "the rest is the photograph"
 
 
 @pytest.mark.parametrize(("size_px", "side_px"), [(64, 512), (512, 512), (1280, 640)])
-def test_small_inputs_are_enlarged_and_large_ones_shrunk_with_all_that_is_on_them(size_px: int, side_px: int) -> None:
+def test_small_inputs_are_enlarged_and_large_ones_shrunk_with_all_that_is_on_them(
+    size_px: int, side_px: int
+) -> None:
     image = np.full((size_px, size_px, 3), 128, np.uint8)
     masks = np.zeros((1, size_px // 4, size_px // 4), bool)
     masks[:, size_px // 8 :, size_px // 8 :] = True
-    picture = training_pictures._draw(image, np.array([1]), np.array([[0.0, 0, 1, 1]]) * size_px, masks, NAMES)
+    picture = training_pictures._draw(
+        image, np.array([1]), np.array([[0.0, 0, 1, 1]]) * size_px, masks, NAMES
+    )
     assert picture.shape == (side_px, side_px, 3)
     assert share_of(picture[side_px // 2 + 8 :, side_px // 2 + 8 :].astype(float), 1) > 0.9
     assert share_of(picture[: side_px // 2 - 8, side_px // 2 + 8 :].astype(float), 1) < 0.05
@@ -191,7 +233,8 @@ def test_no_picture_ends_a_training(
     full = Mock(side_effect=OSError(28, "No space left on device"))
     for name in ("save_image", "plot_label_statistics", "plot_training_curves"):
         monkeypatch.setattr(training_pictures, name, full)
-    training_pictures.save_first_pictures([], None, NAMES, tmp_path)  # type: ignore[arg-type] # neither a data set nor batches
+    # neither a data set nor batches
+    training_pictures.save_first_pictures([], None, NAMES, tmp_path)  # type: ignore[arg-type]
     Curves(tmp_path).draw(is_last=True)
     pictures = ValidationPictures([photo(0, file=grey)], NAMES, every=1, rank=0, world_size=1)
     show(pictures, sample(0), 0.9)

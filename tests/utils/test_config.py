@@ -55,7 +55,9 @@ class Dependent(Options):
     mode: str = option("fast", "how", choices=("fast", "exact", "off"))
     tolerance: int = option(3, "with mode exact and windows", needs=("mode=exact", "windows"))
     overlap: float = option(0.2, "unless mode off", needs="not mode=off")
-    size: int | None = option(None, "with ema or windows, 8 anywhere", needs="ema or windows or size=8")
+    size: int | None = option(
+        None, "with ema or windows, 8 anywhere", needs="ema or windows or size=8"
+    )
     folder: str = option("data", "not with windows", wants="not windows")
     sizes: tuple[int, ...] = option((1, 2), "with windows", wants="windows")
     resume: str | None = option(None, "a run")
@@ -82,11 +84,17 @@ def complaint(capsys: pytest.CaptureFixture[str], read: Callable[[], object]) ->
     return captured.err
 
 
-def test_sections_group_the_options_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sections_group_the_options_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = parse(tmp_path, "training:\n  epochs: 5\n  lr: 0.5\ndata: {seed: 7}\nmodel: large\n")
     assert (found.epochs, found.lr, found.seed, found.model) == (5, 0.5, 7, "large")
-    assert "key epoch (did you mean epochs?)" in complaint(capsys, lambda: parse(tmp_path, "training: {epoch: 3}"))
-    assert "lr: expected float, found a dict" in complaint(capsys, lambda: parse(tmp_path, "lr: {epochs: 3}"))
+    assert "key epoch (did you mean epochs?)" in complaint(
+        capsys, lambda: parse(tmp_path, "training: {epoch: 3}")
+    )
+    assert "lr: expected float, found a dict" in complaint(
+        capsys, lambda: parse(tmp_path, "lr: {epochs: 3}")
+    )
 
 
 def test_defaults_then_yaml_then_command_line(tmp_path: Path) -> None:
@@ -95,21 +103,36 @@ def test_defaults_then_yaml_then_command_line(tmp_path: Path) -> None:
     from_file = parse(tmp_path, text)
     assert (from_file.model, from_file.epochs, from_file.lr) == ("small", 5, 0.5)
     assert (from_file.ema, from_file.sizes, from_file.seed) == (False, (8,), 7)
-    both = parse(tmp_path, text, "--epochs", "9", "--ema", "--model=large", "--sizes", "1", "2", "3")
-    assert (both.model, both.epochs, both.lr, both.ema, both.sizes) == ("large", 9, 0.5, True, (1, 2, 3))
+    both = parse(
+        tmp_path, text, "--epochs", "9", "--ema", "--model=large", "--sizes", "1", "2", "3"
+    )
+    assert (both.model, both.epochs, both.lr, both.ema, both.sizes) == (
+        "large",
+        9,
+        0.5,
+        True,
+        (1, 2, 3),
+    )
     assert parse(tmp_path, "epochs: 5", "--epochs", "3").epochs == 3  # the default, but given
     assert parse(tmp_path, "ema: true", "--no-ema").ema is False
     assert parse(tmp_path, "seed: null").seed is None
     of_other_type = parse(tmp_path, "epochs: 4.0\nlr: 1\n")
-    assert [(type(value), value) for value in (of_other_type.epochs, of_other_type.lr)] == [(int, 4), (float, 1)]
+    assert [(type(value), value) for value in (of_other_type.epochs, of_other_type.lr)] == [
+        (int, 4),
+        (float, 1),
+    ]
 
 
-def test_dashes_in_keys_empty_files_and_a_required_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dashes_in_keys_empty_files_and_a_required_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert parse(tmp_path, "") == Settings(config=str(tmp_path / "run.yaml"))
     file = tmp_path / "name.yaml"
     file.write_text("run-name: first\n")
     assert parse_config(NeedsName, "test", ["--config", str(file)]).run_name == "first"
-    assert "--run-name is required" in complaint(capsys, lambda: parse_config(NeedsName, "test", []))
+    assert "--run-name is required" in complaint(
+        capsys, lambda: parse_config(NeedsName, "test", [])
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +143,10 @@ def test_dashes_in_keys_empty_files_and_a_required_option(tmp_path: Path, capsys
         (None, ("--epochs", "many"), "many"),
         (None, ("--optimizer", "huge"), "huge"),
         (None, ("--epochs", "0"), "--epochs 0: must be at least 1"),
-        *((None, (f"--lr={odd}",), f"--lr {odd}: must be a finite number") for odd in ("inf", "nan", "-inf")),
+        *(
+            (None, (f"--lr={odd}",), f"--lr {odd}: must be a finite number")
+            for odd in ("inf", "nan", "-inf")
+        ),
         (None, ("--sizes", "32", "-1"), "--sizes -1: must be at least 0"),
         (None, ("--seed=-1",), "--seed -1: must be at least 0"),
         (None, ("--epochs", "9" * 30), "must be a finite number below 1e+18"),
@@ -154,7 +180,11 @@ def test_dashes_in_keys_empty_files_and_a_required_option(tmp_path: Path, capsys
     ],
 )
 def test_what_is_wrong_is_named_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, arguments: tuple[str, ...], expected: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str | None,
+    arguments: tuple[str, ...],
+    expected: str,
 ) -> None:
     assert expected in complaint(capsys, lambda: parse(tmp_path, text, *arguments))
 
@@ -193,15 +223,21 @@ def test_a_resolved_configuration_survives_the_way_through_yaml(tmp_path: Path) 
         ("--save-dir here", "project: runs\nname: second\n", Settings(save_dir="here")),
     ],
 )
-def test_ultralytics_names_are_taken_for_ours(flags: str, text: str, expected: Settings, tmp_path: Path) -> None:
+def test_ultralytics_names_are_taken_for_ours(
+    flags: str, text: str, expected: Settings, tmp_path: Path
+) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(text)
     words = ["--config", str(file), *flags.split()]
     assert parse_config(Settings, "test", words) == replace(expected, config=str(file))
 
 
-def test_a_folder_named_twice_is_refused_and_the_help_shows_each_name_once(capsys: pytest.CaptureFixture[str]) -> None:
-    error = complaint(capsys, lambda: parse_config(Settings, "test", ["--name", "a", "--save-dir", "b"]))
+def test_a_folder_named_twice_is_refused_and_the_help_shows_each_name_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = complaint(
+        capsys, lambda: parse_config(Settings, "test", ["--name", "a", "--save-dir", "b"])
+    )
     assert "--name and --save-dir name the same folder: give one of them" in error
     with pytest.raises(SystemExit):
         parse_config(Settings, "test", ["--help"])
@@ -229,12 +265,31 @@ def test_python_values_become_the_same_options_and_errors_are_raised() -> None:
 @pytest.mark.parametrize(
     ("word", "advice"),
     [
-        *(("--modle", "--model"), ("--image_size", "--img-size"), ("--num-worker", "--num-workers")),
-        *(("--img", "--imgsz"), ("--rect", ""), ("--nmae", "--name"), ("--cos_lr", ""), ("zzz", "")),
+        *(
+            ("--modle", "--model"),
+            ("--image_size", "--img-size"),
+            ("--num-worker", "--num-workers"),
+        ),
+        *(
+            ("--img", "--imgsz"),
+            ("--rect", ""),
+            ("--nmae", "--name"),
+            ("--cos_lr", ""),
+            ("zzz", ""),
+        ),
     ],
 )
 def test_only_what_is_spelt_nearly_alike_is_advised(word: str, advice: str) -> None:
-    known = ["--model", "--img-size", "--imgsz", "--num-workers", "--project", "--name", "--colour", "--epochs"]
+    known = [
+        "--model",
+        "--img-size",
+        "--imgsz",
+        "--num-workers",
+        "--project",
+        "--name",
+        "--colour",
+        "--epochs",
+    ]
     assert nearest(word, known) == (f" (did you mean {advice}?)" if advice else "")
     assert nearest("--name", ["--amp"]) == ""
 
@@ -247,7 +302,11 @@ def test_only_what_is_spelt_nearly_alike_is_advised(word: str, advice: str) -> N
         (TrainConfig, "--augment", "; training always augments"),
         (TrainConfig, "--classes 0 1", "; python parse_labels.py --classes"),
         (InferenceConfig, "--augment", "; predictions are made once"),
-        (InferenceConfig, "--show", "; no window opens; the annotated pictures, or the film, are written to --output"),
+        (
+            InferenceConfig,
+            "--show",
+            "; no window opens; the annotated pictures, or the film, are written to --output",
+        ),
         (InferenceConfig, "--save_txt", "; pictures, labels/ and predictions.json are always"),
         (InferenceConfig, "--cache ram", " -- see"),
     ],
@@ -290,7 +349,9 @@ def test_a_file_may_include_others_which_it_overrides(tmp_path: Path) -> None:
         ("epoch: 3", "run.yaml: unknown key epoch (did you mean epochs?)"),
     ],
 )
-def test_a_file_alone_is_refused_without_naming_a_flag(tmp_path: Path, text: str, expected: str) -> None:
+def test_a_file_alone_is_refused_without_naming_a_flag(
+    tmp_path: Path, text: str, expected: str
+) -> None:
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(UsageError) as caught:
         read_config(Settings, tmp_path / "run.yaml")
@@ -308,10 +369,15 @@ def test_a_file_alone_is_refused_without_naming_a_flag(tmp_path: Path, text: str
         ("--tolerance 4 --mode exact", "--tolerance has no effect without --windows"),
         ("--overlap 0 --mode off", "--overlap has no effect with --mode off"),
         ("--size 9 --no-ema", "--size has no effect with --no-ema and without --windows"),
-        ("--scale 0.5 --tolerance 4", "effect without --windows; --tolerance has no effect without --mode exact"),
+        (
+            "--scale 0.5 --tolerance 4",
+            "effect without --windows; --tolerance has no effect without --mode exact",
+        ),
     ],
 )
-def test_an_option_that_cannot_act_is_refused(capsys: pytest.CaptureFixture[str], arguments: str, reason: str) -> None:
+def test_an_option_that_cannot_act_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: str, reason: str
+) -> None:
     error = complaint(capsys, lambda: parse_config(Dependent, "test", arguments.split()))
     assert f"{reason} -- see" in error
 
@@ -319,16 +385,31 @@ def test_an_option_that_cannot_act_is_refused(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     "arguments",
     [
-        *("--windows 2 --scale 0.5", "--scale 1", "--decay 0.5", "--tolerance 4 --mode exact --windows 2"),
-        *("--overlap 0.5", "--size 8 --no-ema", "--size 9 --no-ema --windows 1", "--folder other", "--sizes 1 2"),
+        *(
+            "--windows 2 --scale 0.5",
+            "--scale 1",
+            "--decay 0.5",
+            "--tolerance 4 --mode exact --windows 2",
+        ),
+        *(
+            "--overlap 0.5",
+            "--size 8 --no-ema",
+            "--size 9 --no-ema --windows 1",
+            "--folder other",
+            "--sizes 1 2",
+        ),
     ],
 )
-def test_an_option_that_acts_or_has_its_default_is_silent(capsys: pytest.CaptureFixture[str], arguments: str) -> None:
+def test_an_option_that_acts_or_has_its_default_is_silent(
+    capsys: pytest.CaptureFixture[str], arguments: str
+) -> None:
     parse_config(Dependent, "test", arguments.split())
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_guides_pass_anyway_is_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_guides_pass_anyway_is_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert parse_config(Dependent, "test", ["--folder", "x", "--windows", "2"]).folder == "x"
     assert capsys.readouterr().err == "WARNING: --folder has no effect with --windows\n"
     assert parse_config(Dependent, "test", ["--sizes", "5"]).sizes == (5,)
@@ -338,14 +419,19 @@ def test_what_guides_pass_anyway_is_a_line(capsys: pytest.CaptureFixture[str], m
     assert capsys.readouterr().err == ""
 
 
-def test_an_options_file_meets_one_line_a_resumed_run_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_options_file_meets_one_line_a_resumed_run_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(to_dict(Dependent(windows=2, scale=0.5, decay=0.5))))
     assert parse_config(Dependent, "test", ["--config", str(file)]).scale == 0.5
     assert capsys.readouterr().err == ""
     overridden = ["--config", str(file), "--windows", "0"]
     assert parse_config(Dependent, "test", overridden).windows == 0
-    assert capsys.readouterr().err == f"WARNING: --config {file}: --scale has no effect without --windows\n"
+    assert (
+        capsys.readouterr().err
+        == f"WARNING: --config {file}: --scale has no effect without --windows\n"
+    )
     parse_config(Dependent, "test", [*overridden, "--resume", "run"])
     assert capsys.readouterr().err == ""
     with pytest.raises(SystemExit):

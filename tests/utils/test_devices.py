@@ -1,4 +1,6 @@
-"""This machine: the choice of device and precision, seeds, memory, and how many cores this process may use."""
+"""This machine: the choice of device and precision, seeds, memory, and how many cores this process
+may use.
+"""
 
 import os
 import random
@@ -36,7 +38,8 @@ def test_each_rank_gets_its_own_gpu() -> None:
     assert devices.choose_device("cuda:1", 0) == torch.device("cuda", 1)
     assert devices.choose_device("1", 0) == torch.device("cuda", 1)
     assert devices.choose_device("cpu", 5) == torch.device("cpu")
-    assert [device.index for device in chosen] == [1, 0, 1, 1]  # no rank opens a context on another's GPU
+    # no rank opens a context on another's GPU
+    assert [device.index for device in chosen] == [1, 0, 1, 1]
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -50,9 +53,12 @@ def test_each_rank_gets_its_own_gpu() -> None:
         ("auto", 4, r"4 processes but 2 visible GPU\(s\).*train_ddp.sh 2"),
     ],
 )
-def test_wrong_device_is_named(monkeypatch: pytest.MonkeyPatch, requested: str, ranks: int, message: str) -> None:
+def test_wrong_device_is_named(
+    monkeypatch: pytest.MonkeyPatch, requested: str, ranks: int, message: str
+) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-    for local_rank in range(ranks):  # also those that have a GPU: they would wait for the others for ever
+    # also those that have a GPU: they would wait for the others for ever
+    for local_rank in range(ranks):
         with pytest.raises(UserError, match=message):
             devices.choose_device(requested, local_rank)
 
@@ -62,7 +68,9 @@ def test_without_cuda_auto_is_the_cpu_and_cuda_an_error(monkeypatch: pytest.Monk
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert devices.choose_device("auto", 3) == torch.device("cpu")
     for requested in ("cuda", "0", "cuda:1"):
-        with pytest.raises(UserError, match=f"--device {requested}: PyTorch sees no CUDA GPU; use --device cpu"):
+        with pytest.raises(
+            UserError, match=f"--device {requested}: PyTorch sees no CUDA GPU; use --device cpu"
+        ):
             devices.choose_device(requested, 0)
 
 
@@ -81,15 +89,23 @@ BF16, OFF = devices.Precision("bf16", torch.bfloat16, False), devices.Precision(
     ],
 )
 def test_precision_follows_the_hardware(
-    monkeypatch: pytest.MonkeyPatch, requested: str, device: str, has_bf16: bool, expected: devices.Precision
+    monkeypatch: pytest.MonkeyPatch,
+    requested: str,
+    device: str,
+    has_bf16: bool,
+    expected: devices.Precision,
 ) -> None:
     monkeypatch.setattr(devices, "_cpu_has_bf16", lambda: has_bf16)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
     assert devices.choose_precision(requested, torch.device(device)) == expected
 
 
-@pytest.mark.parametrize(("requested", "device"), [("fp16", "cpu"), ("bf16", "cuda"), ("half", "cpu")])
-def test_impossible_precision_is_refused(monkeypatch: pytest.MonkeyPatch, requested: str, device: str) -> None:
+@pytest.mark.parametrize(
+    ("requested", "device"), [("fp16", "cpu"), ("bf16", "cuda"), ("half", "cpu")]
+)
+def test_impossible_precision_is_refused(
+    monkeypatch: pytest.MonkeyPatch, requested: str, device: str
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     with pytest.raises(UserError, match=f"--amp {requested}"):
         devices.choose_precision(requested, torch.device(device))
@@ -111,11 +127,16 @@ CPU = torch.device("cpu")
 def test_the_switches_of_a_gpu_leave_a_cpu_alone() -> None:
     before = (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled())
     tune_device(CPU, deterministic=True, fixed_shapes=True)
-    assert (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()) == before
+    assert (
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+    ) == before
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_a_gpus_switches_follow_the_wish_for_equal_bits(monkeypatch: pytest.MonkeyPatch, deterministic: bool) -> None:
+def test_a_gpus_switches_follow_the_wish_for_equal_bits(
+    monkeypatch: pytest.MonkeyPatch, deterministic: bool
+) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
@@ -154,12 +175,20 @@ def test_a_small_process_does_not_report_the_memory_of_the_large_one_that_starte
         ({"job/cpu.max": "400000 100000", "job/step/cpu.max": "max 100000"}, "0::/job/step\n", 4),
         ({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, "3:memory:/x\n", 2),
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "1:cpu:/\n", 16),
-        ({"cpu/box/cpu.cfs_quota_us": "500000", "cpu/box/cpu.cfs_period_us": "100000"}, "1:cpu:/box\n", 5),
+        (
+            {"cpu/box/cpu.cfs_quota_us": "500000", "cpu/box/cpu.cfs_period_us": "100000"},
+            "1:cpu:/box\n",
+            5,
+        ),
         ({"cpu.max": "nonsense"}, "garbage", 16),
     ],
 )
 def test_container_quota_limits_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], membership: str, expected: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, str],
+    membership: str,
+    expected: int,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     membership_file = tmp_path / "membership"
@@ -172,10 +201,14 @@ def test_container_quota_limits_cores(
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 @pytest.mark.parametrize("requested", [0, 1, 8])
-def test_threads_and_workers_never_oversubscribe_the_cores(device_type: str, requested: int) -> None:
+def test_threads_and_workers_never_oversubscribe_the_cores(
+    device_type: str, requested: int
+) -> None:
     for num_cores in range(1, 65):
         for ranks in range(1, 9):
-            threads, workers = cores.choose_threads_and_workers(ranks, requested, device_type, num_cores)
+            threads, workers = cores.choose_threads_and_workers(
+                ranks, requested, device_type, num_cores
+            )
             assert threads >= 1
             assert 0 <= workers <= requested
             if num_cores // ranks >= 2:
@@ -208,7 +241,9 @@ intr 12345
 """
 
 
-@pytest.mark.parametrize(("mine", "expected"), [({0}, 0.95), ({1}, 0.0), ({2}, 0.25), ({0, 1, 2}, 1.2), ({0, 7}, 2.0)])
+@pytest.mark.parametrize(
+    ("mine", "expected"), [({0}, 0.95), ({1}, 0.0), ({2}, 0.25), ({0, 1, 2}, 1.2), ({0, 7}, 2.0)]
+)
 def test_free_cores_are_those_that_idle(
     mine: set[int], expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,7 +276,9 @@ def test_a_busy_program_on_one_of_our_cores_is_noticed() -> None:
         *((2, 0.1, 1), (8, 6.5, 6), (8, 6.8, 7), (4, 64, 4)),
     ],
 )
-def test_threads_leave_the_cores_of_other_programs(threads: int, free: float, expected: int) -> None:
+def test_threads_leave_the_cores_of_other_programs(
+    threads: int, free: float, expected: int
+) -> None:
     assert cores.threads_beside_others(threads, free) == expected
 
 

@@ -47,7 +47,10 @@ run_script(main)
 
 
 FULL = "the disk is full; make room there, or name another place"
-CLOSED = "error: photo.jpg: Permission denied; give the user who runs this access to it and to its folder"
+CLOSED = (
+    "error: photo.jpg: Permission denied; give the user who runs this access to it and to its "
+    "folder"
+)
 
 
 @pytest.mark.parametrize(
@@ -58,13 +61,24 @@ CLOSED = "error: photo.jpg: Permission denied; give the user who runs this acces
         (("no such file",), "0", 1, "unflushed cleaned up\n", "error: no such file"),
         (("no such file",), "1", 1, "unflushed cleaned up\n", "[rank 1] error: no such file"),
         (("a closed file",), "0", 1, "unflushed cleaned up\n", CLOSED),
-        (("a file as folder",), "0", 1, "unflushed cleaned up\n", "error: results: File exists; name another place"),
+        (
+            ("a file as folder",),
+            "0",
+            1,
+            "unflushed cleaned up\n",
+            "error: results: File exists; name another place",
+        ),
         (("a full disk",), "0", 1, "unflushed cleaned up\n", f"error: results: {FULL}"),
         (("no quota",), "0", 1, "unflushed cleaned up\n", f"error: a file: {FULL}"),
     ],
 )
 def test_a_script_leaves_with_its_code_and_one_line_and_a_rank_without_the_interpreters_teardown(
-    words: tuple[str, ...], rank: str | None, code: int, said: str, complaint: str, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...],
+    rank: str | None,
+    code: int,
+    said: str,
+    complaint: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RANK", rank) if rank else monkeypatch.delenv("RANK", raising=False)
     done = run_script("python", "-c", SCRIPT, *words)
@@ -79,13 +93,24 @@ def test_a_bug_in_a_rank_keeps_its_traceback_and_waits_for_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["CUDA error: out of memory", "GET was unable to find an engine", "FIND was unable to find an engine"]
+    "words",
+    [
+        "CUDA error: out of memory",
+        "GET was unable to find an engine",
+        "FIND was unable to find an engine",
+    ],
 )
 def test_used_up_memory_is_explained_whoever_notices_it(words: str) -> None:
-    with pytest.raises(UserError, match="use a smaller batch"), explain_out_of_memory("use a smaller batch"):
+    with (
+        pytest.raises(UserError, match="use a smaller batch"),
+        explain_out_of_memory("use a smaller batch"),
+    ):
         raise RuntimeError(words)
     for error in (RuntimeError("illegal memory access"), ValueError(words)):
-        with pytest.raises(type(error), match=str(error)), explain_out_of_memory("use a smaller batch"):
+        with (
+            pytest.raises(type(error), match=str(error)),
+            explain_out_of_memory("use a smaller batch"),
+        ):
             raise error
 
 
@@ -102,7 +127,9 @@ def fill(file: IO[Any]) -> None:
     os.close(full)
 
 
-def test_a_full_disk_names_the_file_and_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_names_the_file_and_leaves_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full_file(path: Path) -> BinaryIO:
         fill(file := new_file(path))
         return file
@@ -140,10 +167,17 @@ def test_one_process_at_a_time_holds_the_machines_lock(tmp_path: Path) -> None:
     assert os.read(reader, 100) == b"parent child"
 
 
-def test_environment_is_prepared_without_overriding_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_environment_is_prepared_without_overriding_the_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("MPLBACKEND", "svg")
-    for name in ("YOLO_OFFLINE", "YOLO_AUTOINSTALL", "ULTRALYTICS_SKIP_REQUIREMENTS_CHECKS", "YOLO_CONFIG_DIR"):
+    for name in (
+        "YOLO_OFFLINE",
+        "YOLO_AUTOINSTALL",
+        "ULTRALYTICS_SKIP_REQUIREMENTS_CHECKS",
+        "YOLO_CONFIG_DIR",
+    ):
         monkeypatch.setenv(name, "to be removed again after the test")
         monkeypatch.delenv(name)
     environment.prepare_environment()
@@ -151,11 +185,15 @@ def test_environment_is_prepared_without_overriding_the_user(monkeypatch: pytest
     assert os.environ["YOLO_AUTOINSTALL"] == "0"
     assert os.environ["ULTRALYTICS_SKIP_REQUIREMENTS_CHECKS"] == "1"
     assert os.environ["MPLBACKEND"] == "svg"
-    assert Path(os.environ["YOLO_CONFIG_DIR"]) == tmp_path / ".cache" / "yolo-seg-ddp" / "ultralytics"
+    assert (
+        Path(os.environ["YOLO_CONFIG_DIR"]) == tmp_path / ".cache" / "yolo-seg-ddp" / "ultralytics"
+    )
     assert Path(os.environ["YOLO_CONFIG_DIR"]).is_dir()
 
 
-def test_settings_go_to_the_temporary_folder_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings_go_to_the_temporary_folder_without_a_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     home = tmp_path / "home"
     home.write_text("a file where a folder should be")
     monkeypatch.setenv("HOME", str(home))
@@ -164,7 +202,9 @@ def test_settings_go_to_the_temporary_folder_without_a_home(monkeypatch: pytest.
     assert folder.is_dir()
     assert folder.is_relative_to(tmp_path)
     # Another user made the folder first, and could plant compiled code there.
-    monkeypatch.setattr(environment.Path, "stat", lambda path: os.stat_result([0] * 4 + [os.getuid() + 1] + [0] * 5))
+    monkeypatch.setattr(
+        environment.Path, "stat", lambda path: os.stat_result([0] * 4 + [os.getuid() + 1] + [0] * 5)
+    )
     other = environment.own_folder("numba")
     assert other != folder
     assert os.listdir(other) == []
@@ -173,10 +213,15 @@ def test_settings_go_to_the_temporary_folder_without_a_home(monkeypatch: pytest.
 def test_torch_is_imported_before_ultralytics_can_limit_its_threads(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("")
     code = (
-        "import sys, yolo_seg_ddp.utils.environment as r; early = 'torch' in sys.modules; r.prepare_environment(); "
+        "import sys, yolo_seg_ddp.utils.environment as r; early = 'torch' in sys.modules; "
+        "r.prepare_environment(); "
         "print(early, 'torch' in sys.modules, 'ultralytics' in sys.modules)"
     )
-    assert must_run("python", "-c", code, PYTHONPATH=str(tmp_path)).split() == ["False", "True", "False"]
+    assert must_run("python", "-c", code, PYTHONPATH=str(tmp_path)).split() == [
+        "False",
+        "True",
+        "False",
+    ]
 
 
 def test_environment_report_names_versions_but_no_host() -> None:
@@ -201,7 +246,9 @@ def test_git_revision_tells_changes_and_tolerates_absence(tmp_path: Path) -> Non
     assert environment.git_revision(tmp_path) == clean + "+changes"
 
 
-def test_the_projects_folder_comes_before_what_the_user_put_on_pythonpath(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_projects_folder_comes_before_what_the_user_put_on_pythonpath(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/first", "/second"]))
     assert environment.python_path().split(os.pathsep) == [str(PROJECT), "/first", "/second"]
     monkeypatch.delenv("PYTHONPATH")

@@ -1,4 +1,6 @@
-"""NVML's readings, with a driver that is made up: means, what a GPU lacks, and failures that delay and end nothing."""
+"""NVML's readings, with a driver that is made up: means, what a GPU lacks, and failures that delay
+and end nothing.
+"""
 
 import sys
 import threading
@@ -15,7 +17,9 @@ from yolo_seg_ddp.utils.nvml import READINGS, Gpu, GpuWatch
 
 
 class FakeDriver:
-    """Stands for the module pynvml: one GPU, known by its UUID, whose utilisation follows `utils`."""
+    """Stands for the module pynvml: one GPU, known by its UUID,
+    whose utilisation follows `utils`.
+    """
 
     NVMLError = type("NVMLError", (Exception,), {})
     NVMLError_NotSupported = type("NVMLError_NotSupported", (NVMLError,), {})
@@ -27,7 +31,13 @@ class FakeDriver:
     nvmlDeviceGetTemperature = staticmethod(lambda handle, kind: 61)
     nvmlDeviceGetClockInfo = staticmethod(lambda handle, kind: 1410)
 
-    def __init__(self, utils: list[int], fails_at: int = -1, lacks_power: bool = False, uuid: str = "GPU-1234") -> None:
+    def __init__(
+        self,
+        utils: list[int],
+        fails_at: int = -1,
+        lacks_power: bool = False,
+        uuid: str = "GPU-1234",
+    ) -> None:
         self.utils, self.fails_at, self.lacks_power, self.uuid = utils, fails_at, lacks_power, uuid
         self.reads = self.power_reads = 0
         self.holds: threading.Event | None = None
@@ -61,7 +71,9 @@ Install = Callable[[Any], Any]
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     def put(driver: Any) -> Any:
         monkeypatch.setitem(sys.modules, "pynvml", driver)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="1234"))
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="1234")
+        )
         return driver
 
     return put
@@ -118,11 +130,17 @@ def test_a_hanging_driver_delays_neither_a_reading_nor_the_end(install: Install)
     driver.holds.set()
 
 
-def test_what_a_slice_of_a_gpu_does_not_offer_is_left_out_and_not_asked_for_again(install: Install) -> None:
+def test_what_a_slice_of_a_gpu_does_not_offer_is_left_out_and_not_asked_for_again(
+    install: Install,
+) -> None:
     driver = install(FakeDriver([50], lacks_power=True, uuid="MIG-1234"))
     gpu = Gpu(0)  # found by the slice's own UUID
     for _ in range(3):
-        assert gpu.read() == {"gpu_memory_bytes": 5 * 2**30, "gpu_temperature_c": 61, "gpu_clock_mhz": 1410}
+        assert gpu.read() == {
+            "gpu_memory_bytes": 5 * 2**30,
+            "gpu_temperature_c": 61,
+            "gpu_clock_mhz": 1410,
+        }
     assert driver.power_reads == 1
 
 

@@ -1,4 +1,6 @@
-"""Files that are read back, each damaged in every way: one line that names the file, no traceback and no waiting."""
+"""Files that are read back, each damaged in every way: one line that names the file, no traceback
+and no waiting.
+"""
 
 import json
 import os
@@ -28,16 +30,27 @@ from yolo_seg_ddp.utils.files import read_bytes
 READERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "data.json": (lambda file: read_fingerprint(file.parent), "restore it, or remove it"),
     "config.yaml": (lambda file: read_config(file.parent), "restore it, or remove it"),
-    "checkpoint/step-1/manifest.json": (lambda file: load_latest(file.parent.parent), "remove the folder"),
+    "checkpoint/step-1/manifest.json": (
+        lambda file: load_latest(file.parent.parent),
+        "remove the folder",
+    ),
     "thresholds.yaml": (lambda file: Thresholds.read(file, __file__), "--guarantee writes it"),
     "dataset.yaml": (load_dataset_yaml, "expected keys `path`"),
-    "options.yaml": (lambda file: parse_config(TrainConfig, "", ["--config", str(file)], exits=False), "correct the file"),
+    "options.yaml": (
+        lambda file: parse_config(TrainConfig, "", ["--config", str(file)], exits=False),
+        "correct the file",
+    ),
     "download.json": (lambda file: Ledger(file.parent), "delete it"),
     "launched.yaml": (lambda file: trainer_settings(["--config", str(file)]), "correct the file"),
     "labels.json": (read_json, "export the file again"),
-}  # fmt: skip
+}
 DAMAGES: list[bytes | Callable[[Path], Any]] = [
-    *(b"[" * 100_000, b"[" * 101 + b"1" + b"]" * 101, b'{"a":' * 900 + b"1" + b"}" * 900, b'{"names": ["a", '),
+    *(
+        b"[" * 100_000,
+        b"[" * 101 + b"1" + b"]" * 101,
+        b'{"a":' * 900 + b"1" + b"}" * 900,
+        b'{"names": ["a", ',
+    ),
     *(b"[" + b"9" * 5000 + b"]", os.mkfifo, lambda file: file.symlink_to("/dev/null")),
 ]
 
@@ -62,7 +75,10 @@ def test_a_damaged_file_is_one_line_with_its_name_and_the_fix(name: str, tmp_pat
 FORMS: list[tuple[str, Any]] = [
     *((name, 7) for name in [*READERS][:-2]),
     *(("data.json", {"names": names, "photographs": {}}) for names in ("wire", [1])),
-    *(("data.json", {"names": [], "photographs": {"a": texts}}) for texts in ("abc", ["aa", "bb"], [1, 2, 3])),
+    *(
+        ("data.json", {"names": [], "photographs": {"a": texts}})
+        for texts in ("abc", ["aa", "bb"], [1, 2, 3])
+    ),
     ("checkpoint/step-1/manifest.json", {"size_bytes": 1}),
     ("checkpoint/step-1/manifest.json", {"size_bytes": 1, "sha256": "", "global_batch_size": "4"}),
     ("thresholds.yaml", {"version": 2, "classes": [], "calibration": [], "model_sha256": ""}),
@@ -79,15 +95,24 @@ def test_a_file_of_another_form_is_one_line(name: str, content: Any, tmp_path: P
 
 BAD_RECORDS = [
     *(b"[" * 100_000, b"\0" * 9, b"7", b'{"kind": "epoch"}', b'{"kind": "epoch", "epoch": "2"}'),
-    *(b'{"kind": "batch", "ranks": [1]}', b'{"kind": "batch", "ranks": {"own_ms": [1, 2], "rss_bytes": [1]}}'),
-    *(b'{"kind": "batch", "time_s": "now"}', b'{"kind": "epoch", "epoch": 1, "total_epoch_time_s": "1"}'),
+    *(
+        b'{"kind": "batch", "ranks": [1]}',
+        b'{"kind": "batch", "ranks": {"own_ms": [1, 2], "rss_bytes": [1]}}',
+    ),
+    *(
+        b'{"kind": "batch", "time_s": "now"}',
+        b'{"kind": "epoch", "epoch": 1, "total_epoch_time_s": "1"}',
+    ),
 ]
 
 
 def test_lines_that_are_no_records_are_removed_with_a_word_when_a_run_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good, file = b'{"kind": "epoch", "epoch": 1, "global_step": 5, "time_s": null}\n', tmp_path / "metrics.jsonl"
+    good, file = (
+        b'{"kind": "epoch", "epoch": 1, "global_step": 5, "time_s": null}\n',
+        tmp_path / "metrics.jsonl",
+    )
     file.write_bytes(good + b"\n".join(BAD_RECORDS) + b"\n")
     assert [record["epoch"] for record in read_epochs(tmp_path)] == [1]
     RunLog(tmp_path, is_main=True).truncate_after(9)
@@ -102,7 +127,9 @@ def test_lines_that_are_no_records_are_removed_with_a_word_when_a_run_resumes(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", DAMAGES[-2:], ids=["pipe", "device"])
-def test_a_pipe_in_the_place_of_a_file_that_grows_is_refused(how: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_a_pipe_in_the_place_of_a_file_that_grows_is_refused(
+    how: Callable[[Path], Any], tmp_path: Path
+) -> None:
     for name in ("metrics.jsonl", "status.json", STATE_FILE):
         damage(tmp_path / name, how)
     log = RunLog(tmp_path, is_main=True)

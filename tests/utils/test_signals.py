@@ -28,7 +28,9 @@ def test_a_signal_only_sets_the_flag_and_old_handlers_return(name: str) -> None:
     assert signal.getsignal(number) is before
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no terminals that hang up (run them on Linux or macOS)")
+@pytest.mark.skipif(
+    not hasattr(signal, "SIGHUP"), reason="no terminals that hang up (run them on Linux or macOS)"
+)
 def test_a_training_under_nohup_outlives_its_terminal() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -40,10 +42,13 @@ def test_a_training_under_nohup_outlives_its_terminal() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_forwarded_ctrl_c_counts_once_but_a_second_one_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forwarded_ctrl_c_counts_once_but_a_second_one_interrupts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with signals.StopFlag() as stop:
         os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)  # the terminal and the launcher both deliver the same key press
+        # the terminal and the launcher both deliver the same key press
+        os.kill(os.getpid(), signal.SIGINT)
         assert stop.reason == "SIGINT"
         monkeypatch.setattr(signals, "_SAME_KEY_PRESS_S", -1.0)
         with pytest.raises(KeyboardInterrupt):
@@ -92,8 +97,14 @@ def test_killed_launcher_leaves_no_rank_behind() -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs prctl (run them on Linux)")
 def test_a_rank_ends_when_its_parent_was_gone_before_the_tie() -> None:
-    code = "import sys; from yolo_seg_ddp.utils.signals import die_with_parent; print(die_with_parent(int(sys.argv[1])), flush=True)"
-    for parent_id, returncode, said in ((os.getpid(), 0, "True\n"), (os.getppid(), -signal.SIGKILL, "")):
+    code = (
+        "import sys; from yolo_seg_ddp.utils.signals import die_with_parent; "
+        "print(die_with_parent(int(sys.argv[1])), flush=True)"
+    )
+    for parent_id, returncode, said in (
+        (os.getpid(), 0, "True\n"),
+        (os.getppid(), -signal.SIGKILL, ""),
+    ):
         ended = run_script("python", "-c", code, str(parent_id), TORCHELASTIC_RUN_ID="test")
         assert (ended.returncode, ended.stdout) == (returncode, said)
 
@@ -108,7 +119,9 @@ def test_results_come_in_order_whoever_is_first() -> None:
         time.sleep(0.01 * (number % 3 == 0))
         return number * number
 
-    assert list(ordered_map(slow_for_some, range(40), threads=4)) == [number * number for number in range(40)]
+    assert list(ordered_map(slow_for_some, range(40), threads=4)) == [
+        number * number for number in range(40)
+    ]
     assert list(ordered_map(slow_for_some, [], threads=2)) == []
 
 

@@ -1,4 +1,6 @@
-"""Files in an object storage: moto's S3 server, over HTTP, which vanishes, returns, and sends less or other bytes."""
+"""Files in an object storage: moto's S3 server, over HTTP, which vanishes, returns, and sends less
+or other bytes.
+"""
 
 import os
 import threading
@@ -53,7 +55,9 @@ def refusal(folder: Path) -> str:
 
 
 def write_unpacked_folder(folder: Path) -> set[str]:
-    """Write the folder of raw photographs with its zip unpacked; return the names of the photographs."""
+    """Write the folder of raw photographs with its zip unpacked; return the names of the
+    photographs.
+    """
     write_raw_folder(folder)
     (folder / "Circuit2").mkdir()
     with zipfile.ZipFile(folder / "Circuit2.zip") as archive:
@@ -67,7 +71,9 @@ def parts(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.part"))
 
 
-def test_a_folder_is_fetched_once(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_fetched_once(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw = write_raw_folder(tmp_path / "raw")
     server.put({f"raw/{name}": body for name, body in tree(raw).items()})
     arguments = ("--source", f"s3://{BUCKET}/raw/", "--output", tmp_path / "copy")
@@ -75,7 +81,10 @@ def test_a_folder_is_fetched_once(server: S3Server, tmp_path: Path, monkeypatch:
     assert tree(tmp_path / "copy") == tree(raw)
     server.requests.clear()
     assert run_main(download_data, monkeypatch, *arguments) == 0
-    assert [request for request in server.requests if request.startswith("GET")] == [f"GET /{BUCKET}"]  # the list
+    # the list
+    assert [request for request in server.requests if request.startswith("GET")] == [
+        f"GET /{BUCKET}"
+    ]
 
     # Another time, as after `cp`: the MD5 tells that the bytes are the same.
     os.utime(tmp_path / "copy" / LABEL_CSV, (1, 1))
@@ -93,7 +102,8 @@ def test_a_file_that_was_changed_here_is_not_replaced(server: S3Server, tmp_path
     os.utime(tmp_path / "labels.csv", (in_an_hour_s, in_an_hour_s))
     assert (
         refusal(tmp_path)
-        == f"{tmp_path}/labels.csv: differs from the stored file, and is newer; remove it to get the stored one"
+        == f"{tmp_path}/labels.csv: differs from the stored file, and is newer; remove it to get "
+        "the stored one"
     )
     assert (tmp_path / "labels.csv").read_bytes() == b"corrected here"
 
@@ -116,7 +126,9 @@ def test_a_broken_transfer_continues_where_it_broke(
         return block(path, start, end)
 
     opened._block = break_after_two  # type: ignore[method-assign]
-    with pytest.raises(UserError, match=r"^s3://epri/raw/Circuit1.zip: .*; check the network and AWS_ENDPOINT_URL$"):
+    with pytest.raises(
+        UserError, match=r"^s3://epri/raw/Circuit1.zip: .*; check the network and AWS_ENDPOINT_URL$"
+    ):
         opened.fetch("Circuit1.zip", file, tmp_path / "Circuit1.zip")
     assert not (tmp_path / "Circuit1.zip").exists()
     assert [part.read_bytes() for part in parts(tmp_path)] == [content[:2000]]
@@ -157,16 +169,32 @@ def test_etags_that_are_no_md5_cost_one_transfer_more_in_all(server: S3Server) -
         name: StoredFile(file.size_bytes, f"{number:032x}", file.time_s)
         for number, (name, file) in enumerate(opened.files().items())
     }
-    opened.system.info = lambda path: {"size": 1, "ETag": strange[path[-5:]].etag, "mtime": strange[path[-5:]].time_s}
+    opened.system.info = lambda path: {
+        "size": 1,
+        "ETag": strange[path[-5:]].etag,
+        "mtime": strange[path[-5:]].time_s,
+    }
     assert [opened.read(name, file) for name, file in strange.items()] == [b"0", b"1", b"2"]
     assert server.num_fetched(".jpg") == 4
     changed = StoredFile(1, "another version-2", 1)
-    with pytest.raises(UserError, match=r"^s3://epri/raw/0.jpg: it changes or arrives damaged; run the same command"):
+    with pytest.raises(
+        UserError,
+        match=r"^s3://epri/raw/0.jpg: it changes or arrives damaged; run the same command",
+    ):
         opened.read("0.jpg", changed)
 
 
 def test_names_that_lead_elsewhere_are_left_out(server: S3Server) -> None:
-    bad = ("../a.csv", "x/../../a.csv", "/a.csv", "x//a.csv", ".bashrc", "x/.git/config", "..\\a.csv", "folder/")
+    bad = (
+        "../a.csv",
+        "x/../../a.csv",
+        "/a.csv",
+        "x//a.csv",
+        ".bashrc",
+        "x/.git/config",
+        "..\\a.csv",
+        "folder/",
+    )
     server.put({f"raw/{name}": b"1" for name in (*bad, "good/a b.csv")})
     assert list(open_storage().files()) == ["good/a b.csv"]
 
@@ -176,7 +204,8 @@ def test_names_that_lead_elsewhere_are_left_out(server: S3Server) -> None:
     [
         (
             "s3://key:secret@bucket/x",
-            "--source s3://…@bucket/x: expected s3://bucket/folder or the like, without user and password",
+            "--source s3://…@bucket/x: expected s3://bucket/folder or the like, without user and "
+            "password",
         ),
         ("https://host/x", "--source https://host/x: expected s3://"),
         ("s4://bucket/x", "--source s4://bucket/x: Protocol not known: s4"),
@@ -192,28 +221,40 @@ def test_an_address_that_cannot_be_used_is_one_line(address: str, message: str) 
 def test_credentials_buckets_and_servers_that_are_not_there_are_one_line(
     server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fix = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what the package of this storage reads"
+    fix = (
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what the package of this storage reads"
+    )
     server.check_keys_after(0)
     try:
         message = refusal(tmp_path)
     finally:
         server.check_keys_after(ALWAYS)
-    assert message.startswith(f"s3://{BUCKET}/raw: The AWS Access Key Id you provided does not exist in our records.")
+    assert message.startswith(
+        f"s3://{BUCKET}/raw: The AWS Access Key Id you provided does not exist in our records."
+    )
     assert message.endswith(f"(PermissionError); {fix}")
     with pytest.raises(
-        UserError, match=r"^s3://nobodys/raw: The specified bucket does not exist .*; check the address$"
+        UserError,
+        match=r"^s3://nobodys/raw: The specified bucket does not exist .*; check the address$",
     ):
         Storage("s3://nobodys/raw", "--source").files()
     with pytest.raises(UserError, match=r"^s3://epri/empty: no files there; check the address$"):
-        run_main(download_data, monkeypatch, "--source", f"s3://{BUCKET}/empty", "--output", tmp_path)
+        run_main(
+            download_data, monkeypatch, "--source", f"s3://{BUCKET}/empty", "--output", tmp_path
+        )
     server.stop()
     try:
-        assert refusal(tmp_path).endswith("(EndpointConnectionError); check the network and AWS_ENDPOINT_URL")
+        assert refusal(tmp_path).endswith(
+            "(EndpointConnectionError); check the network and AWS_ENDPOINT_URL"
+        )
     finally:
         server.start()
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    assert refusal(tmp_path) == f"s3://{BUCKET}/raw: Unable to locate credentials (NoCredentialsError); {fix}"
+    assert (
+        refusal(tmp_path)
+        == f"s3://{BUCKET}/raw: Unable to locate credentials (NoCredentialsError); {fix}"
+    )
 
 
 def test_a_full_disk_is_noticed_before_the_first_byte(
@@ -222,20 +263,36 @@ def test_a_full_disk_is_noticed_before_the_first_byte(
     server.put({"raw/a.jpg": b"a" * 3000})
     usage = type(storage.shutil.disk_usage(tmp_path))
     monkeypatch.setattr(storage.shutil, "disk_usage", lambda _: usage(10**6, 10**6, 2999))
-    assert refusal(tmp_path).endswith("0.0 GiB are needed, 0.0 GiB are free; make room there, or use another --output")
+    assert refusal(tmp_path).endswith(
+        "0.0 GiB are needed, 0.0 GiB are free; make room there, or use another --output"
+    )
     assert server.num_fetched("a.jpg") == 0
 
 
 def test_photographs_in_a_bucket_are_parsed_as_on_the_disk_and_fetched_once(
-    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     photographs = write_unpacked_folder(raw := tmp_path / "raw")
     server.put({f"raw/{name}": body for name, body in tree(raw).items()})
     printed = []
     for size in ("300", "native"):
         server.requests.clear()
-        for place, output in ((raw, "local"), (f"s3://{BUCKET}/raw", "stored"), (f"s3://{BUCKET}/raw", "stored")):
-            arguments = ("--input", place, "--output", tmp_path / size / output, "--long-side", size)
+        for place, output in (
+            (raw, "local"),
+            (f"s3://{BUCKET}/raw", "stored"),
+            (f"s3://{BUCKET}/raw", "stored"),
+        ):
+            arguments = (
+                "--input",
+                place,
+                "--output",
+                tmp_path / size / output,
+                "--long-side",
+                size,
+            )
             assert run_main(parse_labels, monkeypatch, *arguments) == 0
             printed.append(capsys.readouterr().out.replace(f"/{output}", ""))
         assert [server.num_fetched(name) for name in photographs] == [1] * 6
@@ -261,7 +318,14 @@ def test_a_bucket_that_vanishes_while_photographs_are_parsed_ends_in_one_line_an
         return read(self, name, file)
 
     monkeypatch.setattr(Storage, "read", vanish_after_two)
-    arguments = ("--input", f"s3://{BUCKET}/raw", "--output", tmp_path / "processed", "--workers", "1")
+    arguments = (
+        "--input",
+        f"s3://{BUCKET}/raw",
+        "--output",
+        tmp_path / "processed",
+        "--workers",
+        "1",
+    )
     with pytest.raises(UserError, match=rf"^s3://{BUCKET}/raw/.*JPG: .*; check the network"):
         run_main(parse_labels, monkeypatch, *arguments)
     server.start()

@@ -8,13 +8,26 @@ import pytest
 
 from tests.pages.drawn import BLUE, ORANGE
 from yolo_seg_ddp.utils import progress
-from yolo_seg_ddp.utils.text import class_color, counted, format_bytes, format_duration, format_table
+from yolo_seg_ddp.utils.text import (
+    class_color,
+    counted,
+    format_bytes,
+    format_duration,
+    format_table,
+)
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        *((0, "0s"), (59.4, "59s"), (59.6, "1m 00s"), (185, "3m 05s"), (3599.6, "1h 00m"), (3720, "1h 02m")),
+        *(
+            (0, "0s"),
+            (59.4, "59s"),
+            (59.6, "1m 00s"),
+            (185, "3m 05s"),
+            (3599.6, "1h 00m"),
+            (3720, "1h 02m"),
+        ),
         *((86399, "1d 00h"), (183600, "2d 03h"), (math.nan, "?"), (math.inf, "?"), (-1, "?")),
     ],
 )
@@ -34,7 +47,10 @@ def test_format_bytes(size: float, text: str) -> None:
 
 
 def test_a_number_has_its_noun() -> None:
-    found = [counted(number, noun) for number, noun in ((1, "class"), (2, "class"), (0, "row"), (1200, "batch"))]
+    found = [
+        counted(number, noun)
+        for number, noun in ((1, "class"), (2, "class"), (0, "row"), (1200, "batch"))
+    ]
     assert found == ["1 class", "2 classes", "0 rows", "1,200 batches"]
 
 
@@ -61,16 +77,25 @@ def test_first_classes_have_the_colours_of_okabe_and_ito_and_more_classes_others
     assert class_color(4) == BLUE
     assert len({class_color(index) for index in range(24)}) == 24
     assert all(0 <= value <= 255 for index in range(200) for value in class_color(index))
-    assert all(60 < sum(class_color(index)) / 3 < 175 for index in range(8)), "seen on white and on black"
+    assert all(60 < sum(class_color(index)) / 3 < 175 for index in range(8)), (
+        "seen on white and on black"
+    )
 
 
-def test_logs_get_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_get_a_line_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     seconds = iter(range(0, 100, 6))
     monkeypatch.setattr(progress, "monotonic", lambda: next(seconds))
     count = progress.Progress("photographs", 5)
     assert [*count("ab"), *count("cde")] == list("abcde")  # two batches of one evaluation
     assert list(progress.Progress("photographs", 3, is_shown=False)("abc")) == list("abc")
     seconds = iter((0, 99, 100))
-    assert list(progress.Progress("photographs", 2)("ab")) == list("ab")  # one photograph gives no estimate
+    # one photograph gives no estimate
+    assert list(progress.Progress("photographs", 2)("ab")) == list("ab")
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["  photographs: 2 of 5, 18s left", "  photographs: 4 of 5, 6s left", "  photographs: 1 of 2"]
+    assert lines == [
+        "  photographs: 2 of 5, 18s left",
+        "  photographs: 4 of 5, 6s left",
+        "  photographs: 1 of 2",
+    ]

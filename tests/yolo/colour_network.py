@@ -1,4 +1,6 @@
-"""A stand-in for a network: it finds red and green things in its input, and is exact at the photograph's scale."""
+"""A stand-in for a network: it finds red and green things in its input, and is exact at the
+photograph's scale.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -52,7 +54,9 @@ def _parts(prototypes: torch.Tensor) -> list[tuple[int, np.ndarray]]:
     return found
 
 
-def detect(outputs: dict[str, torch.Tensor], *_: Any, max_detections: int = 300, **__: Any) -> list[Detections]:
+def detect(
+    outputs: dict[str, torch.Tensor], *_: Any, max_detections: int = 300, **__: Any
+) -> list[Detections]:
     """Find each connected part; confident about large ones."""
     found = []
     for image in outputs["proto"]:

@@ -43,20 +43,30 @@ def saved(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> d
     for family, network in models.items():
         paths[family] = tmp_path_factory.mktemp(family) / "best.pt"
         info = {"epoch": 3, "metrics": {"mask_map50": 0.5}}
-        facts: dict[str, Any] = {"img_size": SIZE_PX, "data": "dataset.yaml", "windows": WINDOWS, "thin_classes": [1]}
-        save_deployable(paths[family], network, info, **facts, **WIRE_LABELS, label_lengths=[2, 90.5, 0.5])
+        facts: dict[str, Any] = {
+            "img_size": SIZE_PX,
+            "data": "dataset.yaml",
+            "windows": WINDOWS,
+            "thin_classes": [1],
+        }
+        save_deployable(
+            paths[family], network, info, **facts, **WIRE_LABELS, label_lengths=[2, 90.5, 0.5]
+        )
         torch.save(network.state_dict(), paths[family].with_name("weights.pt"))
     return paths
 
 
 def targets_of(counts: list[int], size_px: int, seed: int = 0) -> Targets:
-    """Return `counts[k]` random objects for image k: boxes of all sizes, thin ones too, each filled in the mask."""
+    """Return `counts[k]` random objects for image k: boxes of all sizes, thin ones too, each filled
+    in the mask.
+    """
     generator = torch.Generator().manual_seed(seed)
     number = sum(counts)
     centre = (0.1 + 0.8 * torch.rand(number, 2, generator=generator)) * size_px
     half = (0.01 + 0.3 * torch.rand(number, 2, generator=generator) ** 2) * size_px
     boxes = torch.cat([centre - half, centre + half], 1)
-    boxes[::3] = (boxes[::3] / 4).floor() * 4 + torch.tensor([0, 0, 4, 4])  # some end exactly between two mask pixels
+    # some end exactly between two mask pixels
+    boxes[::3] = (boxes[::3] / 4).floor() * 4 + torch.tensor([0, 0, 4, 4])
     boxes = boxes.clamp(0, size_px)
     masks = torch.zeros(len(counts), size_px // 4, size_px // 4, dtype=torch.int32)
     batch_index = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
@@ -68,7 +78,9 @@ def targets_of(counts: list[int], size_px: int, seed: int = 0) -> Targets:
 
 
 def with_regions(targets: Targets, *regions: tuple[int, int]) -> Targets:
-    """Return the targets with the left half of some images, each for a class, as regions to ignore."""
+    """Return the targets with the left half of some images, each for a
+    class, as regions to ignore.
+    """
     image = torch.tensor([image for image, _ in regions])
     ignored = torch.zeros(len(regions), *targets.masks.shape[1:], dtype=torch.bool)
     ignored[..., : ignored.shape[-1] // 2] = True
@@ -89,7 +101,8 @@ def batch_of(targets: Targets) -> dict[str, torch.Tensor]:
     return {
         "batch_idx": targets.batch_index.double(),
         "cls": targets.class_ids.double()[:, None],
-        "bboxes": torch.cat([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], 1) / targets.size_px,
+        "bboxes": torch.cat([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], 1)
+        / targets.size_px,
         "masks": masks.double(),
         "sem_masks": classes.double(),
         "img": torch.zeros(len(masks), 3, targets.size_px, targets.size_px),
@@ -106,13 +119,17 @@ def doubled(outputs: Any) -> Any:
 
 
 class Operators(TorchDispatchMode):
-    """Tells `note` of each operator that PyTorch computes: the operator, its arguments and its result."""
+    """Tells `note` of each operator that PyTorch computes: the operator, its arguments and its
+    result.
+    """
 
     def __init__(self, note: Callable[[Any, tuple[Any, ...], Any], object]) -> None:
         super().__init__()
         self.note = note
 
-    def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
         result = operator(*arguments, **(keywords or {}))
         self.note(operator, arguments, result)
         return result
@@ -130,8 +147,12 @@ def random_outputs(model: Any, batch_size: int, size_px: int, seed: int) -> dict
     return outputs
 
 
-def assert_same_gradients(loss: torch.Tensor, expected: torch.Tensor, leaves: list[torch.Tensor]) -> None:
-    """Each leaf's gradient of `loss` differs from that of `expected` by at most 1e-5 of its norm."""
+def assert_same_gradients(
+    loss: torch.Tensor, expected: torch.Tensor, leaves: list[torch.Tensor]
+) -> None:
+    """Each leaf's gradient of `loss` differs from that of `expected` by at
+    most 1e-5 of its norm.
+    """
     ours = torch.autograd.grad(loss, leaves)
     theirs = torch.autograd.grad(expected, leaves, allow_unused=True)
     for leaf, gradient, wanted in zip(leaves, ours, theirs, strict=True):

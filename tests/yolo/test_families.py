@@ -1,4 +1,6 @@
-"""The model families: YOLO26's loss against Ultralytics', without suppression, resumed, and the newer families on two ranks."""
+"""The model families: YOLO26's loss against Ultralytics', without suppression, resumed, and the
+newer families on two ranks.
+"""
 
 import types
 from collections.abc import Iterator
@@ -27,18 +29,26 @@ EPOCHS = 11  # of the schedule that is compared
 def test_without_suppression_yolo26_finds_what_ultralytics_finds(saved: dict[str, Path]) -> None:
     path = saved["yolo26n"]
     images = torch.rand(2, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(0))
-    model, fast = load_weights(str(path)), load_for_prediction(str(path), torch.device("cpu"), nms=False)
+    model, fast = (
+        load_weights(str(path)),
+        load_for_prediction(str(path), torch.device("cpu"), nms=False),
+    )
     model.end2end = True
     with torch.no_grad():
         outputs, of_fast = raw_outputs(model, images), raw_outputs(fast, images)
         assert isinstance(of_fast, OneToOne)
         torch.testing.assert_close(of_fast["scores"], outputs["scores"], rtol=1e-3, atol=1e-4)
         for name in ("scores", "boxes", "mask_coefficient"):  # an untrained network's are all alike
-            outputs[name] = torch.randn(outputs[name].shape, generator=torch.Generator().manual_seed(1))
+            outputs[name] = torch.randn(
+                outputs[name].shape, generator=torch.Generator().manual_seed(1)
+            )
         strides = [float(stride) for stride in model.stride]
-        found = detect(outputs, strides, SIZE_PX, confidence=0.0, iou=0.7, max_detections=40, multi_label=True)
+        found = detect(
+            outputs, strides, SIZE_PX, confidence=0.0, iou=0.7, max_detections=40, multi_label=True
+        )
         head = model.model[-1]
-        expected = head.postprocess(head._inference(outputs).transpose(1, 2))  # (B, 84, 6 + 32): xyxy, score, class, …
+        # (B, 84, 6 + 32): xyxy, score, class, …
+        expected = head.postprocess(head._inference(outputs).transpose(1, 2))
     assert expected[0, 0, 4] > expected[0, 39, 4]
     for image, wanted in zip(found, expected[:, :40], strict=True):
         torch.testing.assert_close(image.scores, wanted[:, 4], rtol=1e-3, atol=1e-6)
@@ -47,7 +57,7 @@ def test_without_suppression_yolo26_finds_what_ultralytics_finds(saved: dict[str
         assert image.class_ids.tolist() == wanted[:, 5].int().tolist()
 
 
-# --- training ------------------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 
 class Given(Task):
@@ -65,7 +75,12 @@ def engine_for(family: str, folder: Path, **options: Any) -> TrainingEngine:
     torch.manual_seed(0)
     model = build_model(f"{family}-seg.yaml", NAMES)
     freeze_layers(model, 3)
-    plain: dict[str, Any] = {"precision": "off", "tensorboard": False, "quiet": True, "save_best": False}
+    plain: dict[str, Any] = {
+        "precision": "off",
+        "tensorboard": False,
+        "quiet": True,
+        "save_best": False,
+    }
     choices = EngineOptions(epochs=2, ema_decay=0.9, save_last=False, **plain, **options)
     task = Given(loss_for(model))
     engine = TrainingEngine(model, torch.device("cpu"), choices, task=task, run=folder)
@@ -77,13 +92,18 @@ def batches_of(*counts: list[int]) -> list[Any]:
     """Return a batch for each list: how many objects its images have."""
     generator = torch.Generator().manual_seed(0)
     return [
-        (torch.rand(len(of_image), 3, SIZE_PX, SIZE_PX, generator=generator), targets_of(of_image, SIZE_PX, seed))
+        (
+            torch.rand(len(of_image), 3, SIZE_PX, SIZE_PX, generator=generator),
+            targets_of(of_image, SIZE_PX, seed),
+        )
         for seed, of_image in enumerate(counts)
     ]
 
 
 def trained(folder: Path, *, stop_at: int = 0, resume: bool = False) -> dict[str, torch.Tensor]:
-    """Train YOLO26 for two epochs of two batches, or until batch `stop_at`; return weights and average."""
+    """Train YOLO26 for two epochs of two batches, or until batch `stop_at`; return weights and
+    average.
+    """
     engine = engine_for("yolo26n", folder)
     criterion, shares = engine.task.criterion, []
 
@@ -94,16 +114,22 @@ def trained(folder: Path, *, stop_at: int = 0, resume: bool = False) -> dict[str
         return criterion(outputs, targets)  # type: ignore[misc]
 
     engine.task.criterion = counting
-    optimizer = torch.optim.SGD([p for p in engine.state.model.parameters() if p.requires_grad], 0.01, 0.9)
+    optimizer = torch.optim.SGD(
+        [p for p in engine.state.model.parameters() if p.requires_grad], 0.01, 0.9
+    )
     engine.train(batches_of([3, 1], [0, 4]), [], optimizer, resume=resume)
     expected = [0.8, 0.8, 0.1, 0.1]
     assert shares == pytest.approx(expected[:stop_at] if stop_at else expected[3 * resume :])
     assert engine.state.ema is not None
-    average = {f"average {name}": value for name, value in engine.state.ema.module.state_dict().items()}
+    average = {
+        f"average {name}": value for name, value in engine.state.ema.module.state_dict().items()
+    }
     return {**engine.state.model.state_dict(), **average}
 
 
-def test_yolo26_resumes_in_mid_epoch_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yolo26_resumes_in_mid_epoch_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stopping, "STOP_CHECK_STEPS", 1)
     whole = trained(tmp_path / "whole")
     trained(tmp_path / "part", stop_at=3)
@@ -113,7 +139,8 @@ def test_yolo26_resumes_in_mid_epoch_to_the_bit(tmp_path: Path, monkeypatch: pyt
 
 
 def train_on_two_ranks(folder: Path) -> dict[str, Any]:
-    """Train YOLO12 and YOLO26 for two steps each; return sums of the weights, and how many parameters had no gradient.
+    """Train YOLO12 and YOLO26 for two steps each; return sums of the weights, and how many
+    parameters had no gradient.
 
     Rank 1 has no object in its first batch.
     """
@@ -122,7 +149,9 @@ def train_on_two_ranks(folder: Path) -> dict[str, Any]:
         engine = engine_for(family, folder / family, sync_batchnorm=True, static_graph=True)
         weights = [p for p in engine.state.model.parameters() if p.requires_grad]
         optimizer = torch.optim.SGD(weights, 0.01, 0.9)
-        batches = batches_of([3, 2], [1, 4]) if distributed.rank() == 0 else batches_of([0, 0], [2, 0])
+        batches = (
+            batches_of([3, 2], [1, 4]) if distributed.rank() == 0 else batches_of([0, 0], [2, 0])
+        )
         engine.begin(optimizer)
         assert engine.train_one_epoch(batches) is not None
         state = engine.state.model.state_dict().values()
@@ -140,7 +169,9 @@ def test_two_ranks_train_the_newer_families_together(tmp_path: Path) -> None:
         assert first[family]["without"] == 0, "DDP would wait for these gradients"
 
 
-def random_outputs(model: Any, batch_size: int, size_px: int, seed: int) -> tuple[dict[str, Any], list[torch.Tensor]]:
+def random_outputs(
+    model: Any, batch_size: int, size_px: int, seed: int
+) -> tuple[dict[str, Any], list[torch.Tensor]]:
     """Return outputs with widely spread random values, and those that get a gradient.
 
     No box has a negative width: there Ultralytics' IoU is no overlap.
@@ -158,7 +189,11 @@ def random_outputs(model: Any, batch_size: int, size_px: int, seed: int) -> tupl
     many = outputs["one2many"]
     maps = tuple(leaf(tensor.shape, 0.5) for tensor in many["proto"])
     for name, proto in (("one2many", maps), ("one2one", tuple(tensor.detach() for tensor in maps))):
-        for part, scale, shift in (("boxes", 2.0, 2.0), ("scores", 1.0, -2.0), ("mask_coefficient", 0.5, 0.0)):
+        for part, scale, shift in (
+            ("boxes", 2.0, 2.0),
+            ("scores", 1.0, -2.0),
+            ("mask_coefficient", 0.5, 0.0),
+        ):
             outputs[name][part] = leaf(many[part].shape, scale, shift)
         outputs[name]["proto"] = proto
     return outputs, leaves
@@ -179,7 +214,9 @@ def in_float64() -> Iterator[None]:
 def reference_of(
     model: Any, outputs: dict[str, Any], targets: Targets, epoch: int
 ) -> tuple[torch.Tensor, dict[str, dict[str, float]]]:
-    """Return Ultralytics' loss, summed over the batch, and the parts of both outputs, computed in float64."""
+    """Return Ultralytics' loss, summed over the batch, and the parts of both outputs, computed in
+    float64.
+    """
     from ultralytics.utils.loss import E2ELoss, SegmentLoss26
 
     model.args = types.SimpleNamespace(box=7.5, cls=0.5, dfl=1.5, overlap_mask=True, epochs=EPOCHS)
@@ -191,13 +228,22 @@ def reference_of(
         of_both = {}
         for name, loss in (("one2many", criterion.one2many), ("one2one", criterion.one2one)):
             _, parts = loss.loss(outputs[name], batch_of(targets))
-            of_both[name] = {part.removesuffix("_loss"): float(value) for part, value in parts.items()}
+            of_both[name] = {
+                part.removesuffix("_loss"): float(value) for part, value in parts.items()
+            }
     return total.sum(), of_both
 
 
 @pytest.mark.parametrize(
     ("counts", "seed", "epoch"),
-    [([20, 9], 0, 0), ([5, 0, 12], 1, 3), ([0, 1], 2, 10), ([0, 0], 3, 5), ([60, 2], 4, 7), ([7], 5, 12)],
+    [
+        ([20, 9], 0, 0),
+        ([5, 0, 12], 1, 3),
+        ([0, 1], 2, 10),
+        ([0, 0], 3, 5),
+        ([60, 2], 4, 7),
+        ([7], 5, 12),
+    ],
 )
 def test_every_part_and_gradient_of_yolo26_equals_ultralytics(
     models: dict[str, Any], counts: list[int], seed: int, epoch: int
@@ -211,12 +257,16 @@ def test_every_part_and_gradient_of_yolo26_equals_ultralytics(
     expected, expected_parts = reference_of(model, outputs, targets, epoch)
     many, one = expected_parts["one2many"], expected_parts["one2one"]
     found = {name: float(values[name]) for name in (*PARTS, "sem")}
-    assert found == pytest.approx({"dfl" if name == "l1" else name: value for name, value in many.items()}, rel=1e-6)
+    assert found == pytest.approx(
+        {"dfl" if name == "l1" else name: value for name, value in many.items()}, rel=1e-6
+    )
     # Ultralytics counts `sem` in the one-to-one outputs too, detached.
     assert float(values["one2one"]) == pytest.approx(sum(one.values()) - one["sem"], rel=1e-6)
     for output, parts in ((criterion.many, many), (criterion.one, one)):
         name = "one2many" if output is criterion.many else "one2one"
         sums = output.sums({**outputs[name], "proto": outputs[name]["proto"][0]}, targets)
         of_output = sums.normalised(sums.normalisers).tolist()
-        assert of_output == pytest.approx([parts[part] for part in ("box", "seg", "cls", "l1")], rel=1e-6)
+        assert of_output == pytest.approx(
+            [parts[part] for part in ("box", "seg", "cls", "l1")], rel=1e-6
+        )
     assert_same_gradients(loss, expected, leaves)

@@ -1,4 +1,6 @@
-"""The segmentation loss: Ultralytics' numbers on one rank, one rank's gradients on two and three; boxes and their anchors."""
+"""The segmentation loss: Ultralytics' numbers on one rank, one rank's gradients on two and three;
+boxes and their anchors.
+"""
 
 import dataclasses
 import os
@@ -57,7 +59,9 @@ def share_of(targets: Targets, images: slice) -> Targets:
     )
 
 
-def reference_of(model: Any, outputs: dict[str, Any], targets: Targets) -> tuple[torch.Tensor, dict[str, float]]:
+def reference_of(
+    model: Any, outputs: dict[str, Any], targets: Targets
+) -> tuple[torch.Tensor, dict[str, float]]:
     """Return Ultralytics' loss, summed over the batch, and its parts.
 
     It computes in float64: in float32 its class part alone differs by 5e-6 from the exact value.
@@ -73,22 +77,32 @@ def reference_of(model: Any, outputs: dict[str, Any], targets: Targets) -> tuple
 @pytest.mark.parametrize(
     ("family", "counts", "seed", "sureness"),
     [
-        *[("yolov8n", *case, 1) for case in (([3, 1, 4], 0), ([5, 0, 12], 1), ([0, 0, 1], 2), ([40, 2, 0], 3))],
+        *[
+            ("yolov8n", *case, 1)
+            for case in (([3, 1, 4], 0), ([5, 0, 12], 1), ([0, 0, 1], 2), ([40, 2, 0], 3))
+        ],
         *[("yolov8n", *case, 1) for case in (([0, 0, 0], 4), ([7], 5), ([1, 60], 7), ([300], 9))],
-        *[("yolov8n", [2, 3, 5, 7, 11], 8, 1), ("yolo11n", [20, 9], 1, 1), ("yolo12n", [5, 3], 1, 1)],
+        *[
+            ("yolov8n", [2, 3, 5, 7, 11], 8, 1),
+            ("yolo11n", [20, 9], 1, 1),
+            ("yolo12n", [5, 3], 1, 1),
+        ],
         ("yolov8n", [6], 2, 12),  # logits of some hundreds
     ],
 )
 def test_every_part_and_gradient_equals_ultralytics(
     models: dict[str, Any], family: str, counts: list[int], seed: int, sureness: int
 ) -> None:
-    model, size_px = models[family], 256  # some objects are longer than the 15 cells of the finest level's reach
+    # some objects are longer than the 15 cells of the finest level's reach
+    model, size_px = models[family], 256
     targets = targets_of(counts, size_px, seed)
     outputs = random_outputs(model, len(counts), size_px, seed)
     outputs["mask_coefficient"].data.mul_(sureness)
     loss, values = SegmentationLoss(model, loss_scale=float(len(counts)))(outputs, targets)
     expected, expected_parts = reference_of(model, outputs, targets)
-    assert {name: float(values[name]) for name in PARTS} == pytest.approx(expected_parts, rel=1e-6, abs=1e-7)
+    assert {name: float(values[name]) for name in PARTS} == pytest.approx(
+        expected_parts, rel=1e-6, abs=1e-7
+    )
     assert (expected_parts["box"] > 0) == (sum(counts) > 0)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     assert float(values["loss"]) == pytest.approx(sum(expected_parts.values()), rel=1e-6)
@@ -115,27 +129,35 @@ SCENES = {
 }
 
 
-def gradient_of(wrapped: nn.Module, model: Any, images: torch.Tensor, targets: Targets) -> tuple[torch.Tensor, float]:
+def gradient_of(
+    wrapped: nn.Module, model: Any, images: torch.Tensor, targets: Targets
+) -> tuple[torch.Tensor, float]:
     """Return the gradient of all parameters as one vector, and the reported loss."""
     model.zero_grad()
     loss, values = loss_for(model)(wrapped(images), targets)
     loss.backward()
-    gradients = [parameter.grad.reshape(-1) for parameter in model.parameters() if parameter.requires_grad]
+    gradients = [
+        parameter.grad.reshape(-1) for parameter in model.parameters() if parameter.requires_grad
+    ]
     return torch.cat(gradients), float(values["loss"])
 
 
 def join_world(family: str, world_size: int) -> None:
     """Make a group of the first `world_size` processes; several can follow one another."""
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
     prefixed = dist.PrefixStore(f"{family} on {world_size}", store)
-    dist.init_process_group("gloo", store=prefixed, rank=int(os.environ["RANK"]), world_size=world_size)
+    dist.init_process_group(
+        "gloo", store=prefixed, rank=int(os.environ["RANK"]), world_size=world_size
+    )
 
 
 def frozen_model(family: str = "yolov8n") -> Any:
     """Return a network, the same on every rank, whose BatchNorm does not look at the batch.
 
-    YOLOv8's boxes begin two to three cells wide instead of fifteen, so that they overlap the objects and the score sums
-    are well above 1, below which the normaliser is held at 1.
+    YOLOv8's boxes begin two to three cells wide instead of fifteen, so that they overlap the
+    objects and the score sums are well above 1, below which the normaliser is held at 1.
     """
     torch.manual_seed(0)
     model = build_model(f"{family}-seg.yaml", NAMES).train()
@@ -149,7 +171,9 @@ def frozen_model(family: str = "yolov8n") -> Any:
 
 
 def compare_with_one_rank() -> dict[str, Any]:
-    """Return, on rank 0, the relative difference of gradient and loss from one rank's, by family, ranks and scene."""
+    """Return, on rank 0, the relative difference of gradient and loss from one rank's, by family,
+    ranks and scene.
+    """
     rank = int(os.environ["RANK"])
     images = torch.rand(6, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(1))
     reduce = distributed.all_reduce_sum
@@ -159,15 +183,21 @@ def compare_with_one_rank() -> dict[str, Any]:
             continue
         model, of_all = frozen_model(family), slice(BATCH_SIZE_PER_RANK * world_size)
         whole = {scene: targets_of(counts[of_all], SIZE_PX) for scene, counts in SCENES.items()}
-        whole["regions"] = with_regions(whole["regions"], (0, ANY_CLASS), (1, 2), (3, 0), (3, 1))  # image, class
+        # image, class
+        whole["regions"] = with_regions(whole["regions"], (0, ANY_CLASS), (1, 2), (3, 0), (3, 1))
         is_odd = torch.arange(len(whole["regions"].class_ids)) % 2 > 0
         whole["regions"] = dataclasses.replace(whole["regions"], rough=is_odd)
-        alone = {name: gradient_of(model, model, images[of_all], whole[name]) for name in whole if rank == 0}
+        alone = {
+            name: gradient_of(model, model, images[of_all], whole[name])
+            for name in whole
+            if rank == 0
+        }
         join_world(family, world_size)
         wrapped = DistributedDataParallel(model)
         share = slice(BATCH_SIZE_PER_RANK * rank, BATCH_SIZE_PER_RANK * (rank + 1))
         for scene in (*SCENES, "own normalisers"):
-            if scene == "own normalisers":  # each rank divides by its own target count: the usual mistake
+            # each rank divides by its own target count: the usual mistake
+            if scene == "own normalisers":
                 distributed.all_reduce_sum = partial(torch.mul, other=world_size)
             of_scene = scene if scene in SCENES else "unequal"
             targets = share_of(whole[of_scene], share)
@@ -175,7 +205,9 @@ def compare_with_one_rank() -> dict[str, Any]:
             distributed.all_reduce_sum = reduce
             with torch.no_grad():
                 score_sum = loss_for(model).sums(model(images[share]), targets).normalisers[0]
-            mean_loss, score_sum = reduce(torch.stack([torch.tensor(loss) / world_size, score_sum])).tolist()
+            mean_loss, score_sum = reduce(
+                torch.stack([torch.tensor(loss) / world_size, score_sum])
+            ).tolist()
             if rank == 0:
                 expected, expected_loss = alone[of_scene]
                 answers[f"{family} on {world_size}: {scene}"] = {
@@ -201,23 +233,32 @@ def test_ranks_together_compute_the_gradient_of_one(
 ) -> None:
     difference = comparison[f"{family} on {world_size}: {scene}"]
     assert difference["norm"] > 1
-    assert (difference["score sum"] > 1) == (scene != "all empty")  # else the normaliser does nothing
+    # else the normaliser does nothing
+    assert (difference["score sum"] > 1) == (scene != "all empty")
     assert difference["gradient"] <= 1e-5
     assert difference["loss"] <= 1e-5
     assert comparison[f"{family} on {world_size}: own normalisers"]["gradient"] > 1e-2
 
 
 @pytest.mark.parametrize("family", ["yolov8n", "yolo26n"])
-def test_in_a_region_to_ignore_background_teaches_nothing_and_objects_are_learned(family: str) -> None:
+def test_in_a_region_to_ignore_background_teaches_nothing_and_objects_are_learned(
+    family: str,
+) -> None:
     model, plain = frozen_model(family), targets_of([6, 6, 6], SIZE_PX)
     targets = with_regions(plain, (0, ANY_CLASS), (1, 2))
-    targets = dataclasses.replace(targets, masks=plain.masks)  # YOLO26 chooses anchors by their masks, too
+    # YOLO26 chooses anchors by their masks, too
+    targets = dataclasses.replace(targets, masks=plain.masks)
     outputs = model(torch.rand(3, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(1)))
     is_yolo26 = "one2many" in outputs
-    leaves = [outputs[name]["scores"] for name in ("one2many", "one2one")] if is_yolo26 else [outputs["scores"]]
+    leaves = (
+        [outputs[name]["scores"] for name in ("one2many", "one2one")]
+        if is_yolo26
+        else [outputs["scores"]]
+    )
     leaves += [outputs["one2many"]["proto"][1]] if is_yolo26 else []  # the class of each pixel
     taught, without = (
-        torch.autograd.grad(loss_for(model)(outputs, given)[0], leaves, retain_graph=True) for given in (targets, plain)
+        torch.autograd.grad(loss_for(model)(outputs, given)[0], leaves, retain_graph=True)
+        for given in (targets, plain)
     )
     is_left = anchor_grid(STRIDES, SIZE_PX, torch.device("cpu")).sides[2] < SIZE_PX / 2  # (A,)
     for now, before in list(zip(taught, without, strict=True))[: 1 + is_yolo26]:
@@ -259,7 +300,9 @@ def test_of_a_rough_outline_only_the_class_is_learned(family: str) -> None:
             assert ratio.mean() > 1.1, "a mean over the others"
         else:
             step = targets.masks.shape[-1] // now.shape[-1]
-            of_object = plain.class_ids[:6][(plain.masks[0, ::step, ::step].long() - 1).clamp(min=0)]
+            of_object = plain.class_ids[:6][
+                (plain.masks[0, ::step, ::step].long() - 1).clamp(min=0)
+            ]
             at = torch.zeros_like(now[0], dtype=torch.bool).scatter_(
                 0, of_object[None], plain.masks[0, ::step, ::step][None] > 0
             )
@@ -270,26 +313,37 @@ def test_of_a_rough_outline_only_the_class_is_learned(family: str) -> None:
 
 @pytest.mark.parametrize(("rest", "expected"), [(0, 0.5), (-1, 1.0)])
 def test_masks_are_compared_where_no_region_is_to_be_ignored(rest: int, expected: float) -> None:
-    masks, everywhere = torch.full((1, 8, 8), rest, dtype=torch.int32), torch.tensor([0.0, 0, 32, 32]).view(4, 1, 1)
+    masks, everywhere = (
+        torch.full((1, 8, 8), rest, dtype=torch.int32),
+        torch.tensor([0.0, 0, 32, 32]).view(4, 1, 1),
+    )
     masks[0, :4] = 1
     predicted = PredictedMasks(torch.ones(1, 32, 8, 8), torch.ones(1, 32, 1), masks, 32)
     chosen = torch.zeros(1, 1, 1, dtype=torch.int64)
     assert predicted.overlap(chosen, chosen == 0, everywhere).item() == expected
 
 
-def step_of(counts: list[int], accumulation_steps: int, folder: Path, criterion_type: Any) -> torch.Tensor:
-    """Return how one optimizer step of plain descent moves the weights, from 4 images in so many micro-batches."""
+def step_of(
+    counts: list[int], accumulation_steps: int, folder: Path, criterion_type: Any
+) -> torch.Tensor:
+    """Return how one optimizer step of plain descent moves the weights, from 4 images in so many
+    micro-batches.
+    """
     model = frozen_model()
     before = torch.cat([parameter.detach().reshape(-1).clone() for parameter in model.parameters()])
     images = torch.rand(4, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(1))
     targets = targets_of(counts, SIZE_PX)
-    shares = [slice(start, start + 4 // accumulation_steps) for start in range(0, 4, 4 // accumulation_steps)]
+    shares = [
+        slice(start, start + 4 // accumulation_steps)
+        for start in range(0, 4, 4 // accumulation_steps)
+    ]
     options = EngineOptions(accumulate=accumulation_steps, precision="off", quiet=True)
     task = SegmentationStep() if criterion_type is SegmentationLoss else Task()
     task.prepare = lambda batch, device: batch  # type: ignore[method-assign]
     engine = TrainingEngine(model, torch.device("cpu"), options, task=task, run=folder)
     batches = [(images[share], share_of(targets, share)) for share in shares]
-    engine.model.train = lambda mode=True: engine.model  # type: ignore[method-assign] # BatchNorm stays frozen
+    # BatchNorm stays frozen
+    engine.model.train = lambda mode=True: engine.model  # type: ignore[method-assign]
     engine.begin(torch.optim.SGD(model.parameters(), lr=1.0), criterion_type(model, loss_scale=1.0))
     engine.train_one_epoch(batches)
     after = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
@@ -358,7 +412,9 @@ def test_complete_iou_and_its_slope_equal_those_of_the_formula(seed: int) -> Non
 
 
 @pytest.mark.parametrize(
-    "sides", [(1, 2, 3, 4), (1, 2, -1, 4), (0, 0, 0, 0), (-9, -9, 9, 9)], ids=["equal", "no width", "no area", "apart"]
+    "sides",
+    [(1, 2, 3, 4), (1, 2, -1, 4), (0, 0, 0, 0), (-9, -9, 9, 9)],
+    ids=["equal", "no width", "no area", "apart"],
 )
 def test_degenerate_boxes_have_finite_numbers(sides: tuple[int, ...]) -> None:
     first, second = torch.tensor(sides, dtype=torch.float32), torch.tensor([1.0, 2, 3, 4])
@@ -388,7 +444,9 @@ STRIDES = [8.0, 16.0, 32.0]
 REACH_CELLS = 15  # YOLOv8 predicts distances of at most 15 cells
 
 
-def anchors_in(box: list[float], size_px: int, reach_cells: int | None) -> tuple[torch.Tensor, AnchorGrid]:
+def anchors_in(
+    box: list[float], size_px: int, reach_cells: int | None
+) -> tuple[torch.Tensor, AnchorGrid]:
     grid = anchor_grid(STRIDES, size_px, torch.device("cpu"))
     return inside_boxes(torch.tensor([[box]]), STRIDES, grid, reach_cells)[0, 0], grid
 
@@ -402,7 +460,9 @@ def anchors_in(box: list[float], size_px: int, reach_cells: int | None) -> tuple
         (640, [0, 0, 640, 640]),
     ],
 )
-def test_every_anchor_of_a_long_object_can_predict_its_whole_box(size_px: int, box: list[float]) -> None:
+def test_every_anchor_of_a_long_object_can_predict_its_whole_box(
+    size_px: int, box: list[float]
+) -> None:
     inside, grid = anchors_in(box, size_px, REACH_CELLS)
     true_sides = torch.tensor([-box[0], -box[1], box[2], box[3]])[:, None] - grid.sides
     is_reached = true_sides.amax(0) <= REACH_CELLS * grid.strides

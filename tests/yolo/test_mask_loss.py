@@ -27,7 +27,9 @@ def boxes_of(name: str) -> torch.Tensor:
 
 
 def case_of(name: str, num_anchors: int) -> tuple[Case, Positives]:
-    """Return the tensors of a batch of two images, and its positive anchors; the later target hides the earlier."""
+    """Return the tensors of a batch of two images, and its positive anchors; the later target hides
+    the earlier.
+    """
     generator = torch.Generator().manual_seed(0)
     boxes = boxes_of(name)
     masks = torch.zeros(2, SIDE, SIDE, dtype=torch.int32)
@@ -51,7 +53,9 @@ def mask_loss_by_autograd(
     mask_boxes: torch.Tensor,
     positives: Positives,
 ) -> torch.Tensor:
-    """Return what `mask_loss` returns, in plain PyTorch: tensors of float32 (P, S, S), also outside the boxes."""
+    """Return what `mask_loss` returns, in plain PyTorch: tensors of float32 (P, S, S), also outside
+    the boxes.
+    """
     image, target = positives.image, positives.target
     x1, y1, x2, y2 = mask_boxes[image, target][..., None, None].unbind(1)  # (P, 1, 1) each
     pixel = torch.arange(prototypes.shape[-1])
@@ -75,8 +79,12 @@ def test_loss_and_gradients_equal_those_of_autograd(
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     gradients = torch.autograd.grad(loss * 3, case[:2])
     assert not gradients[0][1, :, 10:16].any()
-    for gradient, wanted in zip(gradients, torch.autograd.grad(expected * 3, case[:2]), strict=True):
-        torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5 * (1 + float(wanted.abs().max())))
+    for gradient, wanted in zip(
+        gradients, torch.autograd.grad(expected * 3, case[:2]), strict=True
+    ):
+        torch.testing.assert_close(
+            gradient, wanted, rtol=1e-4, atol=1e-5 * (1 + float(wanted.abs().max()))
+        )
 
 
 def test_a_batch_without_positives_has_a_loss_and_gradients_of_zero() -> None:
@@ -105,16 +113,24 @@ def test_no_tensor_of_the_loss_holds_a_mask_for_each_anchor(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "of_value", "of_gradient"), [(torch.bfloat16, 1e-3, 1e-2), (torch.float16, 1e-6, 1e-3)]
+    ("dtype", "of_value", "of_gradient"),
+    [(torch.bfloat16, 1e-3, 1e-2), (torch.float16, 1e-6, 1e-3)],
 )
 def test_masks_of_a_network_in_half_precision_lose_no_more_than_its_rounding(
-    model: Any, dtype: torch.dtype, of_value: float, of_gradient: float, monkeypatch: pytest.MonkeyPatch
+    model: Any,
+    dtype: torch.dtype,
+    of_value: float,
+    of_gradient: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(module.UNITS_AT_ONCE, "cpu", 16)  # whole parts, and a rest
     targets = targets_of([20, 3, 9], 128, seed=5)
     rounded = random_outputs(model, 3, 128, 5)
     names = ("mask_coefficient", "proto")
-    halves = {**rounded, **{name: rounded[name].detach().to(dtype).requires_grad_() for name in names}}
+    halves = {
+        **rounded,
+        **{name: rounded[name].detach().to(dtype).requires_grad_() for name in names},
+    }
     wholes = {**rounded, **{name: halves[name].detach().float().requires_grad_() for name in names}}
     (loss, values), (expected_loss, expected) = (
         SegmentationLoss(model)(outputs, targets) for outputs in (halves, wholes)

@@ -47,7 +47,11 @@ def test_a_saved_model_opens_again_with_equal_outputs(saved: dict[str, Path], fa
     model.end2end = False  # YOLO26's outputs that need suppression
     images = torch.rand(1, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(0))
     for fast in (load_for_prediction(path, CPU), copy_for_prediction(model)):
-        assert (class_names(fast), trained_size_px(fast), trained_windows(fast)) == (NAMES, SIZE_PX, WINDOWS)
+        assert (class_names(fast), trained_size_px(fast), trained_windows(fast)) == (
+            NAMES,
+            SIZE_PX,
+            WINDOWS,
+        )
         assert trained_thin_classes(fast) == (1,)
         assert trained_wire_labels(fast) == WIRE_LABELS
         assert trained_label_lengths(fast) == [2, 90.5, 0.5]
@@ -56,10 +60,14 @@ def test_a_saved_model_opens_again_with_equal_outputs(saved: dict[str, Path], fa
             ours, theirs = raw_outputs(fast, images), raw_outputs(model, images)
         for name in ("boxes", "scores", "mask_coefficient"):
             torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4, msg=name)
-    assert [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]  # only the copy changed
+    # only the copy changed
+    assert [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
     said: list[str] = []
-    tuned = build_model(path, ("insulator", "tree"), said.append)  # another order and number of classes
-    assert said == [f"Classes that {path} knows and keeps: insulator; classes that begin anew: tree"]
+    # another order and number of classes
+    tuned = build_model(path, ("insulator", "tree"), said.append)
+    assert said == [
+        f"Classes that {path} knows and keeps: insulator; classes that begin anew: tree"
+    ]
     build_model(path, class_names(model), said.append)
     assert len(said) == 1
     assert (tuned.nc, class_names(tuned)) == (2, ("insulator", "tree"))
@@ -94,7 +102,10 @@ def test_trained_weights_begin_alike_however_long_their_filters_are(family: str)
     # As in a file whose filters are four times as long: BatchNorm divides by it.
     longer = copy.deepcopy(model)
     for layer in longer.modules():
-        if isinstance(getattr(layer, "bn", None), torch.nn.BatchNorm2d) and layer is not longer.model[0]:
+        if (
+            isinstance(getattr(layer, "bn", None), torch.nn.BatchNorm2d)
+            and layer is not longer.model[0]
+        ):
             layer.conv.weight.data *= 4
             layer.bn.running_mean *= 4
             layer.bn.running_var.copy_((layer.bn.running_var + layer.bn.eps) * 16 - layer.bn.eps)
@@ -112,16 +123,23 @@ def test_trained_weights_begin_alike_however_long_their_filters_are(family: str)
 def test_a_model_that_began_as_one_of_80_classes_opens_again(family: str, tmp_path: Path) -> None:
     start, best = tmp_path / "coco.pt", tmp_path / "best.pt"
     facts: dict[str, Any] = {"img_size": SIZE_PX, "data": "dataset.yaml"}
-    save_deployable(start, build_model(f"{family}-seg.yaml", tuple(map(str, range(80)))), {}, **facts)
+    save_deployable(
+        start, build_model(f"{family}-seg.yaml", tuple(map(str, range(80)))), {}, **facts
+    )
     tuned = build_model(str(start), NAMES)
-    assert tuned.model[-1].cv3[0][-1].in_channels == 80  # with three classes alone the smallest networks have 64
+    # with three classes alone the smallest networks have 64
+    assert tuned.model[-1].cv3[0][-1].in_channels == 80
     save_deployable(best, tuned, {}, **facts)
     expected, opened = tuned.half().state_dict(), load_weights(str(best)).state_dict()
     assert expected.keys() == opened.keys()
-    assert all(torch.equal(opened[name], value.to(opened[name].dtype)) for name, value in expected.items())
+    assert all(
+        torch.equal(opened[name], value.to(opened[name].dtype)) for name, value in expected.items()
+    )
 
 
-def test_the_deployed_file_is_opened_by_ultralytics_for_prediction_and_export(saved: dict[str, Path]) -> None:
+def test_the_deployed_file_is_opened_by_ultralytics_for_prediction_and_export(
+    saved: dict[str, Path],
+) -> None:
     from ultralytics import YOLO
 
     yolo = YOLO(saved["yolov8n"])
@@ -136,12 +154,24 @@ def test_the_deployed_file_is_opened_by_ultralytics_for_prediction_and_export(sa
 @pytest.mark.parametrize(
     ("names", "values"),
     [
-        (("windows",), [None, {"per_photo": 4}, {**WINDOWS, "low_scale": -1}, {**WINDOWS, "high_scale": 1e9}]),
-        (("thin_classes", "wires_end_at", "wires_bent"), [None, 1, [99], ["conductor"], [True], {"conductor": 1}]),
+        (
+            ("windows",),
+            [None, {"per_photo": 4}, {**WINDOWS, "low_scale": -1}, {**WINDOWS, "high_scale": 1e9}],
+        ),
+        (
+            ("thin_classes", "wires_end_at", "wires_bent"),
+            [None, 1, [99], ["conductor"], [True], {"conductor": 1}],
+        ),
         (("wire_width",), [None, 1.0, [1.0], ["1", "2"], [1, 2], [1.0, 1e9], [1.0, float("nan")]]),
-        (("wires_parallel",), [None, 0.4, [0], [0, 1], [9, 0.4], [0, 1.5], [0, float("nan")], [[], 0.4]]),
+        (
+            ("wires_parallel",),
+            [None, 0.4, [0], [0, 1], [9, 0.4], [0, 1.5], [0, float("nan")], [[], 0.4]],
+        ),
         (("stretch",), [None, 1, [1], [2, 1], [True, 2], [0, float("inf")], [float("nan"), 1]]),
-        (("label_lengths",), [None, 1, [1], [0, 1.0], [9, 1.0, 1.0], [0, 1, 1.0], [0, 1.0, 0.0], [[], 1.0, 1.0]]),
+        (
+            ("label_lengths",),
+            [None, 1, [1], [0, 1.0], [9, 1.0, 1.0], [0, 1, 1.0], [0, 1.0, 0.0], [[], 1.0, 1.0]],
+        ),
     ],
 )
 def test_a_file_without_proper_facts_has_none(names: tuple[str, ...], values: list[object]) -> None:
@@ -177,7 +207,9 @@ def test_synchronised_batchnorm_never_reaches_a_file(tmp_path: Path) -> None:
     save_deployable(tmp_path / "best.pt", model, {}, img_size=64, data="dataset.yaml")
     loaded = load_weights(str(tmp_path / "best.pt"))
     assert not any(isinstance(module, SyncBatchNorm2d) for module in loaded.modules())
-    assert any(isinstance(module, SyncBatchNorm2d) for module in model.modules()), "the model in training was changed"
+    assert any(isinstance(module, SyncBatchNorm2d) for module in model.modules()), (
+        "the model in training was changed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,7 +218,10 @@ def test_synchronised_batchnorm_never_reaches_a_file(tmp_path: Path) -> None:
         ("nowhere/best.pt", r"yolov8n-seg\.yaml"),
         ("yolov8m-seg.pt", r"--model yolov8m-seg\.yaml"),  # without a network
         ("yolo12s-seg.pt", r"publishes none; train from scratch: --model yolo12s-seg\.yaml"),
-        ("yolov8n.yaml", r"^--model yolov8n\.yaml: its last layer, Detect .*, is not supported; .*yolo11"),
+        (
+            "yolov8n.yaml",
+            r"^--model yolov8n\.yaml: its last layer, Detect .*, is not supported; .*yolo11",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_had_points_to_what_can(
@@ -194,7 +229,9 @@ def test_a_model_that_cannot_be_had_points_to_what_can(
 ) -> None:
     from ultralytics.utils import downloads
 
-    monkeypatch.setattr(downloads, "attempt_download_asset", Mock(side_effect=ConnectionError("no route to host")))
+    monkeypatch.setattr(
+        downloads, "attempt_download_asset", Mock(side_effect=ConnectionError("no route to host"))
+    )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=complaint):
         build_model(source, NAMES)
@@ -205,7 +242,9 @@ def test_without_suppression_other_families_are_refused(saved: dict[str, Path]) 
         load_for_prediction(str(saved["yolo11n"]), CPU, nms=False)
 
 
-def test_missing_official_weights_become_their_description(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_official_weights_become_their_description(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     source, note = weights_or_description("yolov8m-seg.pt")
     assert source == "yolov8m-seg.yaml"

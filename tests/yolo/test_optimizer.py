@@ -16,7 +16,14 @@ from yolo_seg_ddp.training.config import TrainConfig
 from yolo_seg_ddp.training.plan import plan_optimizer
 from yolo_seg_ddp.utils.devices import choose_precision
 from yolo_seg_ddp.yolo.model import build_model
-from yolo_seg_ddp.yolo.optimizer import MUON_GAIN, MuSGD, OptimizerPlan, build_optimizer, parameter_groups, scaled_lr
+from yolo_seg_ddp.yolo.optimizer import (
+    MUON_GAIN,
+    MuSGD,
+    OptimizerPlan,
+    build_optimizer,
+    parameter_groups,
+    scaled_lr,
+)
 from yolo_seg_ddp.yolo.orthogonal import Orthogonaliser
 
 NAMES = ("conductor", "other_wire", "pole")
@@ -47,7 +54,8 @@ def set_gradients(model: torch.nn.Module, seed: int) -> None:
     torch.manual_seed(seed)
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.grad = torch.randn_like(parameter)  # in the parameter's memory format, like a real one
+            # in the parameter's memory format, like a real one
+            parameter.grad = torch.randn_like(parameter)
 
 
 def take_steps(sides: dict[torch.nn.Module, torch.optim.Optimizer], seed: int) -> None:
@@ -68,13 +76,15 @@ def test_musgd_adds_an_orthogonal_update_to_that_of_sgd() -> None:
         added = (model.state_dict()[name] - after[name]).double().flatten(1)
         rows, columns = added.shape
         values = torch.linalg.svdvals(added) / (plan.lr * MUON_GAIN * max(1, rows / columns) ** 0.5)
-        assert 0.6 < values.median() <= values.max() < 1.4, name  # five Newton-Schulz iterations bring them near one
+        # five Newton-Schulz iterations bring them near one
+        assert 0.6 < values.median() <= values.max() < 1.4, name
     take_steps(sides, seed=1)
     for (name, value), other in zip(model.named_parameters(), by_sgd.parameters(), strict=True):
         assert value.ndim == 4 or torch.equal(value, other), name  # biases and normalisation
         if value.requires_grad:
             momentum, wanted = (
-                sides[side].state[key]["momentum_buffer"] for side, key in ((model, value), (by_sgd, other))
+                sides[side].state[key]["momentum_buffer"]
+                for side, key in ((model, value), (by_sgd, other))
             )
             assert torch.equal(momentum, wanted), name  # of all
 
@@ -109,7 +119,8 @@ def test_the_shortcut_over_the_gram_matrix_equals_muons_iteration() -> None:
     large = [(96, 864)] * 3  # so that the small ones are padded to each other's sizes
     shapes = [(16, 27), (64, 16), (16, 144), (8, 8), (1, 5), (64, 9), (9, 9), *large]
     matrices = [torch.randn(shape) for shape in shapes]
-    matrices[2] = torch.randn(16, 2) @ torch.randn(2, 144) + 1e-3 * torch.randn(16, 144)  # nearly of rank 2
+    # nearly of rank 2
+    matrices[2] = torch.randn(16, 2) @ torch.randn(2, 144) + 1e-3 * torch.randn(16, 144)
     for matrix, found in zip(matrices, orthogonalise(matrices), strict=True):
         x = matrix.double() / matrix.double().norm()
         for _ in range(5):
@@ -122,8 +133,8 @@ def test_the_shortcut_over_the_gram_matrix_equals_muons_iteration() -> None:
 
 @pytest.mark.parametrize(("name", "most"), [("yolov8n-seg.yaml", 94), ("yolo26n-seg.yaml", 136)])
 def test_a_step_of_musgd_needs_few_launches(name: str, most: int) -> None:
-    """Operators that compute are at least one launch on a GPU. Forward and backward pass and loss of YOLOv8n have some
-    870, for any batch.
+    """Operators that compute are at least one launch on a GPU. Forward and backward pass and loss
+    of YOLOv8n have some 870, for any batch.
     """
     counted: list[str] = []
 
@@ -143,9 +154,12 @@ def test_a_step_of_musgd_needs_few_launches(name: str, most: int) -> None:
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_musgd_skips_a_step_with_a_nan(fused: bool) -> None:
-    shapes = [(64, 64, 3, 3), (64, 48, 3, 3), (16, 3, 3, 3), (8, 16, 1, 1)]  # the last ones are padded
+    # the last ones are padded
+    shapes = [(64, 64, 3, 3), (64, 48, 3, 3), (16, 3, 3, 3), (8, 16, 1, 1)]
     weights = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
-    optimizer = MuSGD([{"params": weights, "use_muon": True}], lr=0.1, momentum=0.9, nesterov=True, fused=fused)
+    optimizer = MuSGD(
+        [{"params": weights, "use_muon": True}], lr=0.1, momentum=0.9, nesterov=True, fused=fused
+    )
     guard = NonFiniteGuard(torch.device("cpu"))
     for value, is_bad in ((1.0, False), (torch.nan, True), (torch.inf, True), (1.0, False)):
         before = [weight.detach().clone() for weight in weights]
@@ -160,6 +174,8 @@ def test_musgd_skips_a_step_with_a_nan(fused: bool) -> None:
 
 def test_steps_on_one_batch_learn_it() -> None:
     batch, device = synthetic_batch(2, 64, len(NAMES), objects_per_image=3), torch.device("cpu")
-    engine = build_training(build_model("yolov8n-seg.yaml", NAMES), device, choose_precision("off", device))
+    engine = build_training(
+        build_model("yolov8n-seg.yaml", NAMES), device, choose_precision("off", device)
+    )
     first, second = ((engine.train_one_epoch([batch] * 8) or {})["train_loss"] for _ in range(2))
     assert second < 0.9 * first

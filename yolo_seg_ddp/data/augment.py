@@ -1,4 +1,6 @@
-"""Augmentation: mosaic, random view (zoom, shift, flips), mixup, copy-paste, pasted objects and colours."""
+"""Augmentation: mosaic, random view (zoom, shift, flips), mixup, copy-paste, pasted objects and
+colours.
+"""
 
 import math
 from collections.abc import Callable
@@ -9,12 +11,19 @@ import cv2
 import numpy as np
 
 from yolo_seg_ddp.data.labels import ROUGH, Photo
-from yolo_seg_ddp.data.polygons import draw_index_map, large_to_small, polygon_boxes, transform_points
+from yolo_seg_ddp.data.polygons import (
+    draw_index_map,
+    large_to_small,
+    polygon_boxes,
+    transform_points,
+)
 from yolo_seg_ddp.utils.options import FRACTION, Options, option
 
-MIXUP_BETA = 32.0  # both parameters of the beta distribution of the share: 0.5 +- 0.06, as in YOLOv8
+# both parameters of the beta distribution of the share: 0.5 +- 0.06, as in YOLOv8
+MIXUP_BETA = 32.0
 MAX_COVERED = 0.3  # largest share of any object's box that a pasted object may cover, as in YOLOv8
-MAX_HIDDEN = 0.05  # largest share of a pasted object that may lie under objects that are not pasted with it
+# largest share of a pasted object that may lie under objects that are not pasted with it
+MAX_HIDDEN = 0.05
 # Of objects of another photograph:
 LIGHT = (0.3, 1.6)  # gain of what is pasted: a pole may be of light wood or black
 TINT = 0.15  # +- relative, of each colour
@@ -29,14 +38,17 @@ MAX_HUE_GAIN = 255 / (HUES - 1)  # with a larger gain hues overflow 8 bits
 
 @dataclass(frozen=True)
 class AugmentOptions(Options):
-    """Strengths of the augmentation, with names and defaults of the recipe that trained YOLOv8's weights."""
+    """Strengths of the augmentation, with names and defaults of the recipe that trained YOLOv8's
+    weights.
+    """
 
     group: ClassVar[str] = "augmentation"
 
     mosaic: float = option(1.0, "probability of a mosaic of four photographs", **FRACTION)
     close_mosaic: int = option(
         10,
-        "last epochs without mosaic, --mixup and the options below it; the first epoch always has them",
+        "last epochs without mosaic, --mixup and the options below it; the first epoch always has "
+        "them",
         at_least=0,
         needs="mosaic or mixup or copy_paste or paste or draw_wires",
     )
@@ -44,14 +56,16 @@ class AugmentOptions(Options):
     translate: float = option(0.1, "random shift, +- fraction of the image", **FRACTION)
     degrees: float | None = option(
         None,
-        "random rotation, +- degrees; unset: 0, or 90 with --windows and objects that lie in many directions",
+        "random rotation, +- degrees; unset: 0, or 90 with --windows and objects that lie in many "
+        "directions",
         at_least=0,
     )
     shear: float = option(0.0, "random shear along both axes, +- degrees", at_least=0, below=45)
     fliplr: float = option(0.5, "probability of a left-right flip", **FRACTION)
     flipud: float | None = option(
         None,
-        "probability of an up-down flip; unset: 0, or 0.5 with --windows and objects that lie in many directions",
+        "probability of an up-down flip; unset: 0, or 0.5 with --windows and objects that lie in "
+        "many directions",
         **FRACTION,
     )
     colour: str = option(
@@ -68,29 +82,37 @@ class AugmentOptions(Options):
     paste: float = option(0.0, "probability of objects of other photographs", **FRACTION)
     draw_wires: float | None = option(
         None,
-        "probability of drawn wires, with labels; unset: 0, or 0.5 with --windows, a thin class and objects that lie in "
+        "probability of drawn wires, with labels; unset: 0, or 0.5 with --windows, a thin class "
+        "and objects that lie in "
         "many directions",
         **FRACTION,
     )
 
     def mosaic_epochs(self, epochs: int) -> int:
-        """Return how many of a run's epochs use mosaic: all but the last `close_mosaic`, but at least the first."""
+        """Return how many of a run's epochs use mosaic: all but the last `close_mosaic`, but at
+        least the first.
+        """
         return max(epochs - self.close_mosaic, 1)
 
 
 @dataclass(frozen=True)
 class Augmentation(AugmentOptions):
-    """The augmentation of a data set: its options, of which what is unset is 0, and its thin classes."""
+    """The augmentation of a data set: its options, of which what is unset is 0, and its thin
+    classes.
+    """
 
     wire_classes: tuple[int, ...] = ()  # thin ones, whose objects are not pasted
-    drawn_classes: tuple[int, ...] = ()  # of the drawn wires: those of wire_classes whose labels are straight
+    # of the drawn wires: those of wire_classes whose labels are straight
+    drawn_classes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Scene:
-    """An image, uint8 (S, S, 3) RGB, with the class ids and outlines, float64 (V, 2) pixels, of its objects.
+    """An image, uint8 (S, S, 3) RGB, with the class ids and outlines, float64 (V, 2) pixels, of its
+    objects.
 
-    Among them are the regions to ignore, with the codes of `Photo.with_regions`. No region and no rough outline is pasted.
+    Among them are the regions to ignore, with the codes of `Photo.with_regions`. No region and no
+    rough outline is pasted.
     """
 
     image: np.ndarray
@@ -103,7 +125,9 @@ Draw = Callable[[np.ndarray, np.ndarray], None]  # draws on a canvas (S, S, 4) t
 
 @dataclass(frozen=True)
 class Tile:
-    """A photograph or a window of one, to be drawn: its labels, its (height, width), and how to draw it."""
+    """A photograph or a window of one, to be drawn: its labels, its (height, width), and how to
+    draw it.
+    """
 
     labels: Photo
     shape: tuple[int, int]
@@ -118,11 +142,16 @@ def sample_generator(seed: int, epoch: int, index: int) -> np.random.Generator:
 def letterbox_matrix(height: int, width: int, size_px: int) -> np.ndarray:
     """Return the (2, 3) map that fits a (height, width) photograph into a square, centred."""
     scale = size_px / max(height, width)
-    return np.array([[scale, 0, (size_px - width * scale) / 2], [0, scale, (size_px - height * scale) / 2]])
+    return np.array(
+        [[scale, 0, (size_px - width * scale) / 2], [0, scale, (size_px - height * scale) / 2]]
+    )
 
 
-def mosaic_matrices(shapes: list[tuple[int, int]], size_px: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Place four photographs of (height, width) around a random centre of a canvas of twice the size.
+def mosaic_matrices(
+    shapes: list[tuple[int, int]], size_px: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Place four photographs of (height, width) around a random centre of a canvas of twice the
+    size.
 
     Returns one (2, 3) map per photograph into canvas pixels, where its long side is `size_px`.
     """
@@ -136,8 +165,12 @@ def mosaic_matrices(shapes: list[tuple[int, int]], size_px: int, rng: np.random.
     return matrices
 
 
-def random_view(canvas_px: int, size_px: int, config: Augmentation, rng: np.random.Generator) -> np.ndarray:
-    """Return a random (2, 3) map from a canvas into the (size_px, size_px) output; the centre stays near the centre."""
+def random_view(
+    canvas_px: int, size_px: int, config: Augmentation, rng: np.random.Generator
+) -> np.ndarray:
+    """Return a random (2, 3) map from a canvas into the (size_px, size_px) output; the centre stays
+    near the centre.
+    """
     degrees = config.degrees or 0.0
     angle = math.radians(rng.uniform(-degrees, degrees))
     gain = rng.uniform(1 - config.scale, 1 + config.scale)
@@ -162,8 +195,11 @@ def compose(outer: np.ndarray, inner: np.ndarray) -> np.ndarray:
     return np.hstack([outer[:, :2] @ inner[:, :2], outer[:, :2] @ inner[:, 2:] + outer[:, 2:]])
 
 
-def seen_window(matrix: np.ndarray, shape: tuple[int, int], size_px: int, margin_px: int = 2) -> tuple[range, range]:
-    """Return the rows and columns of a (height, width) image that are visible through a (2, 3) map in a square.
+def seen_window(
+    matrix: np.ndarray, shape: tuple[int, int], size_px: int, margin_px: int = 2
+) -> tuple[range, range]:
+    """Return the rows and columns of a (height, width) image that are visible through a (2, 3) map
+    in a square.
 
     Includes `margin_px` more on each side for interpolation. Both are empty if nothing is visible.
     """
@@ -179,14 +215,19 @@ def seen_window(matrix: np.ndarray, shape: tuple[int, int], size_px: int, margin
 
 
 def warp_into(output: np.ndarray, image: np.ndarray, matrix: np.ndarray) -> None:
-    """Draw `image` (H, W, 3 or 4) through a (2, 3) map of pixel corners into `output`; leave all other pixels unchanged.
+    """Draw `image` (H, W, 3 or 4) through a (2, 3) map of pixel corners into `output`; leave all
+    other pixels unchanged.
 
     `output` is (S, S, 3) or (S, S, 4); the fourth channel is ignored.
     """
     height, width = image.shape[:2]
-    corners = transform_points(np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float64), matrix)
+    corners = transform_points(
+        np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float64), matrix
+    )
     x0, y0 = np.maximum(np.floor(corners.min(0)).astype(int), 0).tolist()
-    x1, y1 = np.minimum(np.ceil(corners.max(0)).astype(int), (output.shape[1], output.shape[0])).tolist()
+    x1, y1 = np.minimum(
+        np.ceil(corners.max(0)).astype(int), (output.shape[1], output.shape[0])
+    ).tolist()
     if x1 <= x0 or y1 <= y0:
         return
     # OpenCV maps pixel centres, `matrix` pixel corners: shift by half a pixel on both sides.
@@ -205,7 +246,8 @@ def warp_into(output: np.ndarray, image: np.ndarray, matrix: np.ndarray) -> None
 def blend(first: Scene, second: Scene, rng: np.random.Generator) -> Scene:
     """Mix two images of equal size with a random share near one half and keep the labels of both.
 
-    Mixup (arXiv 1710.09412) as in YOLOv8: the share is drawn from beta(32, 32), and all labels keep their full weight.
+    Mixup (arXiv 1710.09412) as in YOLOv8: the share is drawn from beta(32, 32), and all labels keep
+    their full weight.
     """
     share = float(rng.beta(MIXUP_BETA, MIXUP_BETA))
     image = cv2.addWeighted(first.image, share, second.image, 1 - share, 0)
@@ -215,12 +257,15 @@ def blend(first: Scene, second: Scene, rng: np.random.Generator) -> Scene:
 def paste_mirrored(scene: Scene, probability: float, rng: np.random.Generator) -> Scene:
     """Paste mirrored objects into the image where there is room, each with `probability`.
 
-    Copy-paste (arXiv 2012.07177) in YOLOv8's flip mode: an object has room if its mirrored box covers less than 30 % of
-    every object's box. Two additional rules keep pixels and labels consistent: the smaller object lies on top, as in
-    the masks, and an object is pasted only together with the objects on top of it.
+    Copy-paste (arXiv 2012.07177) in YOLOv8's flip mode: an object has room if its mirrored box
+    covers less than 30 % of every object's box. Two additional rules keep pixels and labels
+    consistent: the smaller object lies on top, as in the masks, and an object is pasted only
+    together with the objects on top of it.
     """
     size_px = scene.image.shape[1]
-    order = [number for number in large_to_small(scene.polygons).tolist() if scene.class_ids[number] >= 0]
+    order = [
+        number for number in large_to_small(scene.polygons).tolist() if scene.class_ids[number] >= 0
+    ]
     polygons = [scene.polygons[position] for position in order]
     mirrored = [polygon * (-1, 1) + (size_px, 0) for polygon in polygons]
     wanted = rng.random(len(polygons)) < probability
@@ -232,7 +277,8 @@ def paste_mirrored(scene: Scene, probability: float, rng: np.random.Generator) -
         return scene
     is_chosen = np.isin(np.arange(len(polygons) + 1), np.array(chosen) + 1)
     mirrored_owner = owner[:, ::-1]
-    pasted = is_chosen[mirrored_owner] & (mirrored_owner >= owner)  # a larger number is a smaller object
+    # a larger number is a smaller object
+    pasted = is_chosen[mirrored_owner] & (mirrored_owner >= owner)
     image = cv2.copyTo(cv2.flip(scene.image, 1), pasted.astype(np.uint8), scene.image.copy())
     class_ids = scene.class_ids + [scene.class_ids[order[position]] for position in chosen]
     return Scene(image, class_ids, scene.polygons + [mirrored[position] for position in chosen])
@@ -242,22 +288,31 @@ def _covered(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Return the share of each of `others` (M, 4) that each of `boxes` (N, 4) covers: (N, M)."""
     low = np.maximum(boxes[:, None, :2], others[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
-    return (high - low).clip(0).prod(-1) / np.maximum((others[:, 2:] - others[:, :2]).prod(-1), 1e-9)
+    return (high - low).clip(0).prod(-1) / np.maximum(
+        (others[:, 2:] - others[:, :2]).prod(-1), 1e-9
+    )
 
 
 def _with_all_on_top(chosen: list[int], polygons: list[np.ndarray], owner: np.ndarray) -> list[int]:
-    """Drop chosen objects that lie under one that is not chosen, until none is left that does; `owner` is the index map."""
+    """Drop chosen objects that lie under one that is not chosen, until none is left that does;
+    `owner` is the index map.
+    """
     on_top = {}
     for position in chosen:
         polygon = polygons[position]
         left, top = np.floor(polygon.min(0)).astype(int).clip(0)
         around = owner[
-            top : top + math.ceil(np.ptp(polygon[:, 1])) + 1, left : left + math.ceil(np.ptp(polygon[:, 0])) + 1
+            top : top + math.ceil(np.ptp(polygon[:, 1])) + 1,
+            left : left + math.ceil(np.ptp(polygon[:, 0])) + 1,
         ]
-        inside = draw_index_map([polygon - (left, top)], max(around.shape))[: around.shape[0], : around.shape[1]]
+        inside = draw_index_map([polygon - (left, top)], max(around.shape))[
+            : around.shape[0], : around.shape[1]
+        ]
         seen = around[inside > 0]
         counts = np.bincount(seen, minlength=len(polygons) + 1)
-        on_top[position] = set((np.flatnonzero(counts > MAX_HIDDEN * len(seen)) - 1).tolist()) - {position}
+        on_top[position] = set((np.flatnonzero(counts > MAX_HIDDEN * len(seen)) - 1).tolist()) - {
+            position
+        }
     while True:
         kept = [position for position in chosen if on_top[position] <= set(chosen)]
         if len(kept) == len(chosen):
@@ -265,10 +320,18 @@ def _with_all_on_top(chosen: list[int], polygons: list[np.ndarray], owner: np.nd
         chosen = kept
 
 
-def paste_objects(scene: Scene, donor: Scene, thin: tuple[int, ...], rng: np.random.Generator) -> Scene:
-    """Paste the donor's objects in front of the scene, except those of thin classes; hidden parts lose their labels."""
+def paste_objects(
+    scene: Scene, donor: Scene, thin: tuple[int, ...], rng: np.random.Generator
+) -> Scene:
+    """Paste the donor's objects in front of the scene, except those of thin classes; hidden parts
+    lose their labels.
+    """
     size_px = len(scene.image)
-    chosen = [number for number, code in enumerate(donor.class_ids) if 0 <= code < ROUGH and code not in thin]
+    chosen = [
+        number
+        for number, code in enumerate(donor.class_ids)
+        if 0 <= code < ROUGH and code not in thin
+    ]
     if not chosen:
         return scene
     outlines = [donor.polygons[number] for number in chosen]
@@ -279,14 +342,17 @@ def paste_objects(scene: Scene, donor: Scene, thin: tuple[int, ...], rng: np.ran
     image = (scene.image + (front - scene.image) * share).round().astype(np.uint8)
     class_ids = [donor.class_ids[number] for number in chosen]
     for class_id, outline in zip(scene.class_ids, scene.polygons, strict=True):
-        parts = [outline] if class_id < 0 else _visible_parts(outline, pasted, class_id % ROUGH in thin)
+        parts = (
+            [outline] if class_id < 0 else _visible_parts(outline, pasted, class_id % ROUGH in thin)
+        )
         class_ids += [class_id] * len(parts)
         outlines += parts
     return Scene(image, class_ids, outlines)
 
 
 def _visible_parts(outline: np.ndarray, pasted: np.ndarray, is_thin: bool) -> list[np.ndarray]:
-    """Return the outlines of the parts of an object that pasted objects leave visible; pasted: uint8 (S, S), 1 where they are.
+    """Return the outlines of the parts of an object that pasted objects leave visible; pasted:
+    uint8 (S, S), 1 where they are.
 
     Of a thin object all parts that are long enough count, of another object only the largest part.
     """
@@ -302,7 +368,11 @@ def _visible_parts(outline: np.ndarray, pasted: np.ndarray, is_thin: bool) -> li
     if not is_thin:
         return [max(parts, key=len)] if parts else []
     sides = [sorted(np.ptp(part, axis=0), reverse=True) for part in parts]
-    return [part for part, side in zip(parts, sides, strict=True) if (side >= np.array(MIN_PIECE_PX)).all()]
+    return [
+        part
+        for part, side in zip(parts, sides, strict=True)
+        if (side >= np.array(MIN_PIECE_PX)).all()
+    ]
 
 
 def draw_gains(config: AugmentOptions, rng: np.random.Generator) -> np.ndarray:
@@ -320,6 +390,7 @@ def jitter_colour(image: np.ndarray, gains: np.ndarray) -> np.ndarray:
         circle = (np.arange(256) * hue_gain % HUES).astype(np.uint8)
         hsv[..., 0] = cv2.LUT(hsv[..., 0], circle)
         hue_gain = 1.0
-    # Rounds and saturates at 255, six times as fast as a table for each channel; hues from 180 on wrap around.
+    # Rounds and saturates at 255, six times as fast as a table for each channel; hues from 180 on
+    # wrap around.
     hsv = cv2.transform(hsv, np.diag([hue_gain, saturation_gain, value_gain]))
     return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)

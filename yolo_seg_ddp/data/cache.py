@@ -1,17 +1,24 @@
-"""What the packed cache and the block store share: files of records, how they are packed, found again and mended.
+"""What the packed cache and the block store share: files of records, how they are packed, found
+again and mended.
 
-    .cache/<split>-<kind>-<algorithm>-<k>-of-<K>.<suffix>  the records that machine k of K packed, one after the other
-    .cache/<split>-<kind>-<algorithm>-<k>-of-<K>.json      each record's photograph, by path and digest, its place and size
-    .cache/<split>-digests-<k>-of-<K>.json                 the digest of each photograph's content, its size and times
+    .cache/<split>-<kind>-<algorithm>-<k>-of-<K>.<suffix>
+        the records that machine k of K packed, one after the other
+    .cache/<split>-<kind>-<algorithm>-<k>-of-<K>.json
+        each record's photograph, by path and digest, its place and size
+    .cache/<split>-digests-<k>-of-<K>.json
+        the digest of each photograph's content, its size and times
 
-A record is found by its photograph's path and digest. So a copy of the data set, with other times, packs nothing again, and
-neither does another list of photographs or another number of machines. The record of a photograph whose content changed is
-never used again: a new one is appended. A killed packing continues behind what it saved last.
+A record is found by its photograph's path and digest. So a copy of the data set, with other times,
+packs nothing again, and neither does another list of photographs or another number of machines. The
+record of a photograph whose content changed is never used again: a new one is appended. A killed
+packing continues behind what it saved last.
 
-`os.pread` reads the records: the page cache holds one copy per machine, and a cold read is eight times as fast as through
-a memory map. The data set may come from elsewhere: a link is never followed, and each file has checksums.
+`os.pread` reads the records: the page cache holds one copy per machine, and a cold read is eight
+times as fast as through a memory map. The data set may come from elsewhere: a link is never
+followed, and each file has checksums.
 
-The packed cache (`.u8`) has the photographs of a split resized once: uint8 RGB pixels and a checksum for each.
+The packed cache (`.u8`) has the photographs of a split resized once: uint8 RGB pixels and a
+checksum for each.
 """
 
 import functools
@@ -47,20 +54,31 @@ from yolo_seg_ddp.utils.threads import ordered_map
 T = TypeVar("T")
 Record = tuple[bytes, tuple[int, int]]  # a photograph's bytes in the file, and its (height, width)
 Make = Callable[[Path], Record | str]
-UNREADABLE_INDEX = (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError, RecursionError)
+UNREADABLE_INDEX = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    IndexError,
+    OverflowError,
+    AttributeError,
+    RecursionError,
+)
 MIN_FREE_FRACTION = 1.2
 # How often a packing writes down what it has finished, and after how many photographs.
 SAVES, MIN_BETWEEN_SAVES = 50, 64
-COLUMNS = ("paths", "digests", "places", "sizes")  # of a part's index, with an entry for each record
+# of a part's index, with an entry for each record
+COLUMNS = ("paths", "digests", "places", "sizes")
 
 
 @dataclass(frozen=True)
 class CachePlace:
     """Where the packed photographs of a split lie, and who packs them.
 
-    Photographs are known by their path from `root`, the data set's folder. `machine`: the number of this machine, and how
-    many pack into the folder. With `skips_bad` photographs that cannot be read are left out; otherwise they raise DataErrors.
-    `known`: digests that are noted elsewhere, by path and times.
+    Photographs are known by their path from `root`, the data set's folder. `machine`: the number of
+    this machine, and how many pack into the folder. With `skips_bad` photographs that cannot be
+    read are left out; otherwise they raise DataErrors. `known`: digests that are noted elsewhere,
+    by path and times.
     """
 
     root: Path
@@ -76,9 +94,10 @@ class CachePlace:
 class CacheIndex:
     """Where the records of the N usable photographs lie, whose files are `files`.
 
-    places: int64 (N, 3), the number of the record's file in `pixel_files`, its first byte and its end. sizes: int32 (N, 2) as
-    (height, width). `unusable` holds the other photographs by their position among all, with a message each. `make` makes a
-    photograph's record. `digests` are those of the contents, with the files' sizes and times, by path.
+    places: int64 (N, 3), the number of the record's file in `pixel_files`, its first byte and its
+    end. sizes: int32 (N, 2) as (height, width). `unusable` holds the other photographs by their
+    position among all, with a message each. `make` makes a photograph's record. `digests` are those
+    of the contents, with the files' sizes and times, by path.
     """
 
     pixel_files: Sequence[Path]
@@ -98,9 +117,10 @@ class CacheIndex:
 class CacheKind:
     """What differs between the kinds of cache files.
 
-    `name` is a part of the file's name and `suffix` its end; `algorithm` enters the name. `make` returns a photograph's bytes
-    and its (height, width), or why it cannot be used. `estimate` returns the bytes of the records of some photographs.
-    `is_consistent` tells whether records of sizes int32 (N, 2) may have lengths int64 (N,).
+    `name` is a part of the file's name and `suffix` its end; `algorithm` enters the name. `make`
+    returns a photograph's bytes and its (height, width), or why it cannot be used. `estimate`
+    returns the bytes of the records of some photographs. `is_consistent` tells whether records of
+    sizes int32 (N, 2) may have lengths int64 (N,).
     """
 
     what: str
@@ -148,13 +168,16 @@ class RecordFile:
                 self._descriptors[key] = regular_only(str(file), os.O_RDONLY)
             data = os.pread(self._descriptors[key], num_bytes, begin + offset)
         except OSError as error:
-            raise UserError(f"{file}: {error.strerror}; the next start builds the file if it is gone") from error
+            raise UserError(
+                f"{file}: {error.strerror}; the next start builds the file if it is gone"
+            ) from error
         if len(data) != num_bytes:
             raise self._damaged(position)
         return data
 
     def _mending(self, position: int, read: Callable[[], T]) -> T:
-        """Return what `read` returns. If it finds a damaged record, make it again from its photograph, and read again.
+        """Return what `read` returns. If it finds a damaged record, make it again from its
+        photograph, and read again.
 
         All processes that find the damage write the same bytes, so they need no lock.
         """
@@ -164,32 +187,42 @@ class RecordFile:
         pixel_file, begin, length = self._place(position)
         made = self.index.make(photograph)
         if isinstance(made, str) or (len(made[0]), made[1]) != (length, self.shape(position)):
-            raise self._damaged(position, f", and {printable(photograph.name)} no longer gives the same bytes")
+            raise self._damaged(
+                position, f", and {printable(photograph.name)} no longer gives the same bytes"
+            )
         try:
             with open(pixel_file, "r+b", opener=regular_only) as output:
                 output.seek(begin)
                 output.write(made[0])
         except OSError as error:
             raise self._damaged(position, f", and cannot be mended: {error.strerror}") from error
-        print_warning(f"{pixel_file}: the bytes of {printable(photograph.name)} were damaged and have been made again")
+        print_warning(
+            f"{pixel_file}: the bytes of {printable(photograph.name)} were damaged and have been "
+            "made again"
+        )
         return read()
 
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_descriptors": {}}
 
 
-def open_or_build_kind(kind: CacheKind, files: Sequence[Path], place: CachePlace) -> CacheIndex | str:
-    """Return where the records of `files` lie; pack those that are missing. Return why not if they cannot be written.
+def open_or_build_kind(
+    kind: CacheKind, files: Sequence[Path], place: CachePlace
+) -> CacheIndex | str:
+    """Return where the records of `files` lie; pack those that are missing. Return why not if they
+    cannot be written.
 
-    The first process on a machine packs its share while the others wait. Then it waits for the machines that pack into the
-    same folder, and packs what one that died has left. Raises DataErrors for photographs that cannot be used.
+    The first process on a machine packs its share while the others wait. Then it waits for the
+    machines that pack into the same folder, and packs what one that died has left. Raises
+    DataErrors for photographs that cannot be used.
     """
     packing = _Packing(kind, files, place)
     return packing.complete() or packing.index(kind)
 
 
 def note_digests(files: Sequence[Path], place: CachePlace) -> dict[str, tuple[str, str]]:
-    """Return digest and times of photographs by path, and keep them in the folder; read what is not known.
+    """Return digest and times of photographs by path, and keep them in the folder; read what is not
+    known.
 
     Where nothing can be written, only those that are known.
     """
@@ -199,7 +232,10 @@ def note_digests(files: Sequence[Path], place: CachePlace) -> dict[str, tuple[st
 
 
 class _Packing:
-    """Finds the records of a split's photographs and packs the rest. Without a kind it only takes their digests."""
+    """Finds the records of a split's photographs and packs the rest.
+
+    Without a kind it only takes their digests.
+    """
 
     def __init__(self, kind: CacheKind | None, files: Sequence[Path], place: CachePlace) -> None:
         self.kind, self.files, self.place = kind, files, place
@@ -228,22 +264,34 @@ class _Packing:
                     return problem
         except OSError as error:  # also a full disk: other programs write to it too
             return f"{error.filename or folder}: {error.strerror or error}"
-        return f"{folder}: photographs changed while they were packed; start again" if self._missing else ""
+        return (
+            f"{folder}: photographs changed while they were packed; start again"
+            if self._missing
+            else ""
+        )
 
     def index(self, kind: CacheKind) -> CacheIndex:
-        """Return where all records lie. Raises DataErrors for photographs that cannot be used, unless they are left out."""
+        """Return where all records lie.
+
+        Raises DataErrors for photographs that cannot be used, unless they are left out.
+        """
         problems, num_photographs = list(self._unusable.values()), len(self.files)
         is_none_usable = len(problems) == num_photographs
         if problems and (not self.place.skips_bad or is_none_usable):
             advice = "" if is_none_usable else "; the trainer's --skip-bad goes on without them"
-            message = f"{len(problems)} of {num_photographs} photographs cannot be used: {problems[0]}{advice}"
+            message = (
+                f"{len(problems)} of {num_photographs} photographs cannot be used: "
+                f"{problems[0]}{advice}"
+            )
             raise DataErrors(message, problems)
 
         numbers = {file: number for number, file in enumerate(self._parts)}
         records = [record for record in self._records if record]
         return CacheIndex(
             pixel_files=list(self._parts),
-            places=np.array([(numbers[file], *at) for file, at, _ in records], np.int64).reshape(-1, 3),
+            places=np.array([(numbers[file], *at) for file, at, _ in records], np.int64).reshape(
+                -1, 3
+            ),
             sizes=np.array([size for _, _, size in records], np.int32).reshape(-1, 2),
             unusable=self._unusable,
             files=[file for file, record in zip(self.files, self._records, strict=True) if record],
@@ -257,18 +305,29 @@ class _Packing:
         return {path: (digest, times) for path, digest, times in columns if digest}
 
     def _survey(self) -> None:
-        """Read what the folder holds, ask for each photograph's times, and find out which are missing: their positions."""
+        """Read what the folder holds, ask for each photograph's times, and find out which are
+        missing: their positions.
+        """
         place, kind = self.place, self.kind
         self._known = dict(place.known)
         for file in place.folder.glob(f"{place.split}-digests-*.json"):
-            self._known |= {(path, times): digest for path, (digest, times) in _read_notes(file).items()}
+            self._known |= {
+                (path, times): digest for path, (digest, times) in _read_notes(file).items()
+            }
         self._times = [self._times_of(file) for file in self.files]
-        self._digests = [self._known.get(key, "") for key in zip(self.paths, self._times, strict=True)]
+        self._digests = [
+            self._known.get(key, "") for key in zip(self.paths, self._times, strict=True)
+        ]
         if kind is None:
-            self._missing = [position for position, digest in enumerate(self._digests) if not digest]
+            self._missing = [
+                position for position, digest in enumerate(self._digests) if not digest
+            ]
             return
 
-        parts = {file: _read_part(kind, file) for file in sorted(place.folder.glob(f"{self.start}*{kind.suffix}"))}
+        parts = {
+            file: _read_part(kind, file)
+            for file in sorted(place.folder.glob(f"{self.start}*{kind.suffix}"))
+        }
         self._parts = {file: part for file, part in parts.items() if part}
         self._packed = {}
         for file, part in self._parts.items():
@@ -280,8 +339,14 @@ class _Packing:
 
         # A photograph that could not be used is tried again: the reason may be gone.
         noted = {path for part in self._parts.values() for path in part["unusable"]}
-        tried = {position: kind.make(self.files[position]) for position in missing if self.paths[position] in noted}
-        self._unusable = {position: message for position, message in tried.items() if isinstance(message, str)}
+        tried = {
+            position: kind.make(self.files[position])
+            for position in missing
+            if self.paths[position] in noted
+        }
+        self._unusable = {
+            position: message for position, message in tried.items() if isinstance(message, str)
+        }
         self._missing = [position for position in missing if position not in self._unusable]
 
     def _times_of(self, file: Path) -> str:
@@ -293,7 +358,9 @@ class _Packing:
             raise
 
     def _complete_share(self, share: int) -> str:
-        """Pack what is missing of a machine's share, which is every so many-th photograph; return why it cannot be packed."""
+        """Pack what is missing of a machine's share, which is every so many-th photograph; return
+        why it cannot be packed.
+        """
         place, kind, (number, count) = self.place, self.kind, self.place.machine
         of_share = range(share, len(self.files), count)
         name = f"{share}-of-{count}"
@@ -306,14 +373,22 @@ class _Packing:
             self._survey()
             if not {*of_share}.intersection(self._missing):
                 return ""
-            place.announce(f"{place.split}: waiting for the share of machine {share + 1} of {count}, or packing it")
+            place.announce(
+                f"{place.split}: waiting for the share of machine {share + 1} of {count}, or "
+                "packing it"
+            )
 
         with local_rank_first(lock_file):
             self._survey()
             missing = [position for position in self._missing if position in of_share]
-            # The digest of a photograph with other times than those noted tells whether its record is still right.
+            # The digest of a photograph with other times than those noted tells whether its record
+            # is still right.
             packed = {path for path, _ in self._packed}
-            unsure = [at for at in missing if not self._digests[at] and (not kind or self.paths[at] in packed)]
+            unsure = [
+                at
+                for at in missing
+                if not self._digests[at] and (not kind or self.paths[at] in packed)
+            ]
             if unsure:
                 place.announce(f"reading {len(unsure)} {place.split} photographs for their digests")
                 self._go_through(unsure, None, part_file, notes_file)
@@ -322,7 +397,10 @@ class _Packing:
                 return ""
             needed, free = self._make_room(kind, part_file)
             if free < needed * MIN_FREE_FRACTION:
-                return f"{place.folder} has {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} are needed"
+                return (
+                    f"{place.folder} has {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} "
+                    "are needed"
+                )
             place.announce(
                 f"packing {len(missing)} {place.split} photographs {kind.what} into {part_file} "
                 f"(about {needed / 2**30:.2f} GiB, {free / 2**30:.0f} GiB free)"
@@ -333,13 +411,22 @@ class _Packing:
         return ""
 
     def _part_file(self, kind: CacheKind, name: str) -> Path:
-        """Return the file to which a machine appends. One with a second name, in a copy made of hard links, is left alone."""
+        """Return the file to which a machine appends.
+
+        One with a second name, in a copy made of hard links, is left alone.
+        """
         numbers = ("", *(f"-{number}" for number in range(2, 9)))
-        files = [self.place.folder / f"{self.start}{name}{number}{kind.suffix}" for number in numbers]
-        return next(file for file in files if is_plain_file(file) or file.is_symlink() or not file.is_file())
+        files = [
+            self.place.folder / f"{self.start}{name}{number}{kind.suffix}" for number in numbers
+        ]
+        return next(
+            file for file in files if is_plain_file(file) or file.is_symlink() or not file.is_file()
+        )
 
     def _make_room(self, kind: CacheKind, part_file: Path) -> tuple[int, int]:
-        """Remove a damaged part and what an older version packed, say what is no longer used, and return the bytes needed and free."""
+        """Remove a damaged part and what an older version packed, say what is no longer used, and
+        return the bytes needed and free.
+        """
         place, folder = self.place, self.place.folder
         every = [file for file in folder.glob(f"{place.split}-{kind.name}-*") if not file.is_dir()]
         older = [file for file in every if not file.name.startswith(self.start)]
@@ -348,29 +435,46 @@ class _Packing:
             for file in older:
                 file.unlink()
             place.announce(
-                f"removed {place.split}-{kind.name}-* of an older version, {num_bytes / 2**30:.2f} GiB: packed photographs "
+                f"removed {place.split}-{kind.name}-* of an older version, "
+                f"{num_bytes / 2**30:.2f} GiB: packed photographs "
                 "are now found by their content, so they are packed again"
             )
         if part_file not in self._parts:
             part_file.unlink(missing_ok=True)
         now = dict(zip(self.paths, self._digests, strict=True))
         lengths = {key: end - begin for key, (_, (begin, end), _) in self._packed.items()}
-        unused = sum(length for (path, digest), length in lengths.items() if now.get(path, path) not in ("", digest))
+        unused = sum(
+            length
+            for (path, digest), length in lengths.items()
+            if now.get(path, path) not in ("", digest)
+        )
         if unused > sum(lengths.values()) / 2:
             place.announce(
-                f"{folder} also holds {unused / 2**30:.2f} GiB of {self.start}* that are of no photograph in this list; "
+                f"{folder} also holds {unused / 2**30:.2f} GiB of {self.start}* that are of no "
+                "photograph in this list; "
                 "delete these files if no other list needs them: what is missing is packed again"
             )
-        return kind.estimate([self.files[position] for position in self._missing]), shutil.disk_usage(folder).free
+        return kind.estimate(
+            [self.files[position] for position in self._missing]
+        ), shutil.disk_usage(folder).free
 
-    def _go_through(self, positions: list[int], make: Make | None, part_file: Path, notes_file: Path) -> None:
-        """Note the digests of photographs; with `make` also append their records to a part. Then survey again."""
+    def _go_through(
+        self, positions: list[int], make: Make | None, part_file: Path, notes_file: Path
+    ) -> None:
+        """Note the digests of photographs; with `make` also append their records to a part.
+
+        Then survey again.
+        """
         place, notes = self.place, _read_notes(notes_file)
         part = self._parts.get(part_file) or {name: [] for name in (*COLUMNS, "unusable")}
         items = [(self.paths[position], self.files[position]) for position in positions]
-        results = ordered_map(functools.partial(_examined, self._known, make), items, usable_cpu_count())
+        results = ordered_map(
+            functools.partial(_examined, self._known, make), items, usable_cpu_count()
+        )
         with _appended(part_file, part) if make else nullcontext() as output:
-            for done, ((path, _), (digest, times, record)) in enumerate(zip(items, results, strict=True), start=1):
+            for done, ((path, _), (digest, times, record)) in enumerate(
+                zip(items, results, strict=True), start=1
+            ):
                 if digest:
                     notes[path] = digest, times
                 if isinstance(record, str):
@@ -392,11 +496,16 @@ class _Packing:
 
 @contextmanager
 def _appended(part_file: Path, part: dict[str, Any]) -> Iterator[BinaryIO]:
-    """Open a part behind its last record. On a full disk it becomes what it was; what a kill leaves is for the next start."""
+    """Open a part behind its last record.
+
+    On a full disk it becomes what it was; what a kill leaves is for the next start.
+    """
     begin = max((end for _, end in part["places"]), default=0)
     before, index_file = index_text(part), part_file.with_suffix(".json")
     try:
-        with open(part_file, "r+b", opener=regular_only) if begin else new_file(part_file) as output:
+        with (
+            open(part_file, "r+b", opener=regular_only) if begin else new_file(part_file) as output
+        ):
             output.truncate(output.seek(begin))
             yield output
     except OSError:
@@ -434,7 +543,9 @@ def _read_notes(file: Path) -> dict[str, tuple[str, str]]:
 
 
 def _read_part(kind: CacheKind, part_file: Path) -> dict[str, Any] | None:
-    """Return the index of a part if the part holds what it says; None if one is missing or damaged."""
+    """Return the index of a part if the part holds what it says; None if
+    one is missing or damaged.
+    """
     try:
         with open(part_file.with_suffix(".json"), encoding="utf-8", opener=regular_only) as stream:
             text = stream.read()
@@ -503,14 +614,18 @@ class PackedImages(RecordFile):
 
     def _check(self, position: int) -> None:
         record = memoryview(self._pread(position, self._place(position)[2]))
-        if zlib.crc32(record[:-CHECKSUM_BYTES]) != int.from_bytes(record[-CHECKSUM_BYTES:], "little"):
+        if zlib.crc32(record[:-CHECKSUM_BYTES]) != int.from_bytes(
+            record[-CHECKSUM_BYTES:], "little"
+        ):
             raise self._damaged(position)
 
 
 def open_images(files: Sequence[Path], size_px: int, place: CachePlace) -> PackedImages | str:
-    """Open the packed cache of a split at a long side of `size_px`; pack what is missing. Return why not if that fails.
+    """Open the packed cache of a split at a long side of `size_px`; pack what is missing. Return
+    why not if that fails.
 
-    Photographs are never enlarged. If bad ones are skipped, the index says which photographs the cache holds.
+    Photographs are never enlarged. If bad ones are skipped, the index says which photographs the
+    cache holds.
     """
     make = functools.partial(_pack, long_side_px=size_px)
     kind = CacheKind(
@@ -528,11 +643,15 @@ def open_images(files: Sequence[Path], size_px: int, place: CachePlace) -> Packe
     before_s = time.thread_time()
     make(files[0])
     cost_ms = 1000 * (time.thread_time() - before_s)
-    return f"{opened}; without it a photograph is decoded each time it is shown, in {cost_ms:.0f} ms of a core"
+    return (
+        f"{opened}; without it a photograph is decoded each time it is shown, in {cost_ms:.0f} ms "
+        "of a core"
+    )
 
 
 def open_or_build_check(files: Sequence[Path], place: CachePlace) -> CacheIndex:
-    """Decode all photographs once to find the unusable ones. Raises UserError if the result cannot be written.
+    """Decode all photographs once to find the unusable ones. Raises UserError if the result cannot
+    be written.
 
     The result is a cache of one byte per photograph.
     """
@@ -551,7 +670,9 @@ def open_or_build_check(files: Sequence[Path], place: CachePlace) -> CacheIndex:
 
 
 def load_photo(file: Path, long_side_px: int) -> np.ndarray:
-    """Read one photograph as RGB uint8 (H, W, 3) with its long side at most `long_side_px`, anti-aliased."""
+    """Read one photograph as RGB uint8 (H, W, 3) with its long side at most `long_side_px`,
+    anti-aliased.
+    """
     return fit_long_side(read_image(file, long_side_px), long_side_px)
 
 
@@ -559,7 +680,8 @@ def unreadable_message(file: Path, error: ImageError) -> str:
     """Return a one-line message about a photograph that cannot be read."""
     reason = str(error).removeprefix(f"{file}: ")
     return (
-        f"{printable(str(file), 4096)}: unreadable photograph ({reason}); remove it or run python parse_labels.py again"
+        f"{printable(str(file), 4096)}: unreadable photograph ({reason}); remove it or run python "
+        "parse_labels.py again"
     )
 
 
@@ -572,13 +694,18 @@ def _check(file: Path) -> Record | str:
 
 
 def _pack(file: Path, long_side_px: int) -> Record | str:
-    """Return a photograph's pixels with their checksum and its (height, width), or the message why it cannot be read."""
+    """Return a photograph's pixels with their checksum and its (height, width), or the message why
+    it cannot be read.
+    """
     try:
         image = load_photo(file, long_side_px)
     except ImageError as error:
         return unreadable_message(file, error)
     pixels = image.tobytes()
-    return pixels + zlib.crc32(pixels).to_bytes(CHECKSUM_BYTES, "little"), (image.shape[0], image.shape[1])
+    return pixels + zlib.crc32(pixels).to_bytes(CHECKSUM_BYTES, "little"), (
+        image.shape[0],
+        image.shape[1],
+    )
 
 
 def _is_packed(sizes: np.ndarray, lengths: np.ndarray) -> bool:

@@ -33,9 +33,20 @@ from yolo_seg_ddp.data.augment import (
 from yolo_seg_ddp.data.cache import PackedImages, load_photo, unreadable_message
 from yolo_seg_ddp.data.drawn_wires import draw_wires
 from yolo_seg_ddp.data.images import FILL, ImageError, fit_long_side, letterbox, scaled_size
-from yolo_seg_ddp.data.labels import Photo, count_classes, find_label_file, read_photos, split_regions
+from yolo_seg_ddp.data.labels import (
+    Photo,
+    count_classes,
+    find_label_file,
+    read_photos,
+    split_regions,
+)
 from yolo_seg_ddp.data.loader import Key
-from yolo_seg_ddp.data.polygons import large_to_small, polygon_boxes, transform_points, visible_outlines
+from yolo_seg_ddp.data.polygons import (
+    large_to_small,
+    polygon_boxes,
+    transform_points,
+    visible_outlines,
+)
 from yolo_seg_ddp.data.target_masks import draw_masks
 from yolo_seg_ddp.data.windows import WindowedPhotos
 from yolo_seg_ddp.utils.errors import UserError
@@ -47,9 +58,10 @@ NO_GAINS = (1.0, 1.0, 1.0)
 class Sample:
     """One network input with its targets, all in pixels of the (S, S) input.
 
-    image uint8 (S, S, 3) RGB; class_ids int64 (N,); boxes float32 (N, 4) xyxy; masks int32 (S/4, S/4): 0 is background,
-    k + 1 the k-th instance (smaller instances lie on top), -1 a region to ignore, below all of them. The photograph fills
-    `inner_size` (width, height) of its pixels, from `pad` (left, top) on. ignored, ignored_ids, rough: as in Photo.
+    image uint8 (S, S, 3) RGB; class_ids int64 (N,); boxes float32 (N, 4) xyxy; masks int32 (S/4,
+    S/4): 0 is background, k + 1 the k-th instance (smaller instances lie on top), -1 a region to
+    ignore, below all of them. The photograph fills `inner_size` (width, height) of its pixels, from
+    `pad` (left, top) on. ignored, ignored_ids, rough: as in Photo.
     """
 
     index: int
@@ -68,20 +80,24 @@ class Sample:
 
 @dataclass
 class Batch:
-    """Samples as tensors: images uint8 (B, S, S, 3) RGB, and a row for each of the N targets of all images."""
+    """Samples as tensors: images uint8 (B, S, S, 3) RGB, and a row for each of the N targets of all
+    images.
+    """
 
     images: torch.Tensor
     batch_index: torch.Tensor  # int64 (N,), ascending: the target's image
     class_ids: torch.Tensor  # int64 (N,)
     boxes: torch.Tensor  # float32 (N, 4) xyxy pixels
-    masks: torch.Tensor  # int32 (B, S/4, S/4): k + 1 is the image's k-th target row, -1 a region to ignore
+    # int32 (B, S/4, S/4): k + 1 is the image's k-th target row, -1 a region to ignore
+    masks: torch.Tensor
     colour_gains: torch.Tensor | None  # float32 (B, 3), if colours are to be changed on the device
     samples: list[Sample]
-    # Regions to ignore, if there are any, a map for each of the K classes of all images: bool (K, S/4, S/4), and int64
-    # (2, K), the map's image and class.
+    # Regions to ignore, if there are any, a map for each of the K classes of all images: bool (K,
+    # S/4, S/4), and int64 (2, K), the map's image and class.
     ignored: torch.Tensor | None = None
     ignored_of: torch.Tensor | None = None
-    rough: torch.Tensor | None = None  # bool (N,), the objects with a rough outline, if there are any
+    # bool (N,), the objects with a rough outline, if there are any
+    rough: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -95,7 +111,9 @@ class Batch:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the samples' pixels: the batch's tensors already carry them, in shared memory."""
+        """Pickle without the samples' pixels: the batch's tensors already carry them, in shared
+        memory.
+        """
         nothing = np.zeros(0, np.uint8)
         samples = [replace(sample, image=nothing, masks=nothing) for sample in self.samples]
         return {**vars(self), "samples": samples}
@@ -107,17 +125,27 @@ class Batch:
     def _share_pixels(self) -> None:
         """Make each sample's image and masks views of the batch's tensors."""
         pixels = zip(self.samples, self.images.numpy(), self.masks.numpy(), strict=True)
-        self.samples = [replace(sample, image=image, masks=masks) for sample, image, masks in pixels]
+        self.samples = [
+            replace(sample, image=image, masks=masks) for sample, image, masks in pixels
+        ]
 
 
 def collate(samples: list[Sample]) -> Batch:
     """Stack samples into a Batch."""
     counts = torch.tensor([len(sample.class_ids) for sample in samples])
     gains = [sample.colour_gains for sample in samples]
-    keys = [(image, k) for image, sample in enumerate(samples) for k in np.unique(sample.ignored_ids).tolist()]
-    of_keys = [list(itertools.compress(samples[n].ignored, samples[n].ignored_ids == k)) for n, k in keys]
+    keys = [
+        (image, k)
+        for image, sample in enumerate(samples)
+        for k in np.unique(sample.ignored_ids).tolist()
+    ]
+    of_keys = [
+        list(itertools.compress(samples[n].ignored, samples[n].ignored_ids == k)) for n, k in keys
+    ]
     maps = [draw_masks(outlines, len(samples[0].image)) > 0 for outlines in of_keys]
-    rough = np.concatenate([np.isin(np.arange(len(sample.class_ids)), sample.rough) for sample in samples])
+    rough = np.concatenate(
+        [np.isin(np.arange(len(sample.class_ids)), sample.rough) for sample in samples]
+    )
     return Batch(
         # In a loader worker `default_collate` writes directly into shared memory.
         images=default_collate([torch.from_numpy(sample.image) for sample in samples]),
@@ -125,7 +153,9 @@ def collate(samples: list[Sample]) -> Batch:
         class_ids=torch.from_numpy(np.concatenate([sample.class_ids for sample in samples])),
         boxes=torch.from_numpy(np.concatenate([sample.boxes for sample in samples])),
         masks=default_collate([torch.from_numpy(sample.masks) for sample in samples]),
-        colour_gains=None if all((row == NO_GAINS) for row in gains) else torch.tensor(gains, dtype=torch.float32),
+        colour_gains=None
+        if all((row == NO_GAINS) for row in gains)
+        else torch.tensor(gains, dtype=torch.float32),
         samples=samples,
         ignored=torch.from_numpy(np.stack(maps)) if maps else None,
         ignored_of=torch.tensor(keys).T.contiguous() if keys else None,
@@ -149,12 +179,13 @@ __all__ = [
 class SegmentationDataset(Dataset[Sample]):
     """The samples of a split at `size_px`; indexed by (epoch, index) or (epoch, index, size_px).
 
-    Samples are letterboxed if `augment` is None, else augmented. Mosaic, mixup, copy-paste and drawn wires end before
-    epoch `mosaic_epochs`. With `colours_on_device` a sample has its colour gains instead of changed colours. With
-    `windowed` a sample shows a window in the place of a photograph, and there are as many samples as windows; letterboxed
-    samples show the same windows in all epochs. `skipped` are the photographs that were left out, by their path in the
-    data set, with a message each. `digests` are those of the photographs' contents that are at hand, with the files' sizes and
-    times, by path.
+    Samples are letterboxed if `augment` is None, else augmented. Mosaic, mixup, copy-paste and
+    drawn wires end before epoch `mosaic_epochs`. With `colours_on_device` a sample has its colour
+    gains instead of changed colours. With `windowed` a sample shows a window in the place of a
+    photograph, and there are as many samples as windows; letterboxed samples show the same windows
+    in all epochs. `skipped` are the photographs that were left out, by their path in the data set,
+    with a message each. `digests` are those of the photographs' contents that are at hand, with the
+    files' sizes and times, by path.
     """
 
     photos: list[Photo]
@@ -221,19 +252,26 @@ class SegmentationDataset(Dataset[Sample]):
         may_mix = epoch < self.mosaic_epochs
         scene = self._scene((epoch, index, size_px), may_mix, config, rng)
         if may_mix and config.paste and rng.random() < config.paste and self._pasted_classes:
-            scene = paste_objects(scene, self._donor(size_px, config, rng), config.wire_classes, rng)
+            scene = paste_objects(
+                scene, self._donor(size_px, config, rng), config.wire_classes, rng
+            )
         if may_mix and config.mixup and rng.random() < config.mixup:
             other = int(rng.integers(len(self)))
             scene = blend(scene, self._scene((epoch, other, size_px), may_mix, config, rng), rng)
         gains = draw_gains(config, rng)
         class_ids = np.array(scene.class_ids, np.int64)
         if self.colours_on_device:
-            return self._finish(index, scene.image, class_ids, scene.polygons, colour_gains=tuple(gains.tolist()))
+            return self._finish(
+                index, scene.image, class_ids, scene.polygons, colour_gains=tuple(gains.tolist())
+            )
         return self._finish(index, jitter_colour(scene.image, gains), class_ids, scene.polygons)
 
-    def _scene(self, key: Key, may_mix: bool, config: Augmentation, rng: np.random.Generator) -> Scene:
-        """Draw a sample's photograph or window in a random view; with `may_mix` possibly a mosaic of four, pasted
-        objects and drawn wires."""
+    def _scene(
+        self, key: Key, may_mix: bool, config: Augmentation, rng: np.random.Generator
+    ) -> Scene:
+        """Draw a sample's photograph or window in a random view; with `may_mix` possibly a mosaic
+        of four, pasted objects and drawn wires.
+        """
         epoch, index, size_px = key
         use_mosaic = may_mix and rng.random() < config.mosaic
         indices = [index, *rng.integers(len(self), size=3).tolist()] if use_mosaic else [index]
@@ -253,17 +291,28 @@ class SegmentationDataset(Dataset[Sample]):
 
     @cached_property
     def _pasted_classes(self) -> dict[int, list[int]]:
-        """The classes whose objects are pasted, all but the thin ones, each with the photographs that have some."""
+        """The classes whose objects are pasted, all but the thin ones, each with the photographs
+        that have some.
+        """
         thin = self.augment.wire_classes if self.augment else ()
         numbered = [
-            (class_id, n) for n, photo in enumerate(self.photos) for class_id in np.unique(photo.class_ids).tolist()
+            (class_id, n)
+            for n, photo in enumerate(self.photos)
+            for class_id in np.unique(photo.class_ids).tolist()
         ]
         classes = {class_id for class_id, _ in numbered if class_id not in thin}
-        return {class_id: [n for other, n in numbered if other == class_id] for class_id in sorted(classes)}
+        return {
+            class_id: [n for other, n in numbered if other == class_id]
+            for class_id in sorted(classes)
+        }
 
     def _donor(self, size_px: int, config: Augmentation, rng: np.random.Generator) -> Scene:
-        """Draw a photograph, or a window, with an object of a class that is pasted: each class with equal chance."""
-        class_id, photos = list(self._pasted_classes.items())[int(rng.integers(len(self._pasted_classes)))]
+        """Draw a photograph, or a window, with an object of a class that is pasted: each class with
+        equal chance.
+        """
+        class_id, photos = list(self._pasted_classes.items())[
+            int(rng.integers(len(self._pasted_classes)))
+        ]
         photo = photos[int(rng.integers(len(photos)))]
         on_window = self.windowed.tile_on_object(photo, class_id, rng) if self.windowed else None
         tile = on_window or self._tile(0, photo, size_px)
@@ -276,25 +325,44 @@ class SegmentationDataset(Dataset[Sample]):
         packed = self.packed
         if packed is not None and max(packed.shape(index)) <= size_px:
             shape = packed.shape(index)
-            return Tile(self.photos[index], shape, partial(_draw_rows, shape, partial(packed.read, index)))
+            return Tile(
+                self.photos[index], shape, partial(_draw_rows, shape, partial(packed.read, index))
+            )
         # Shrink by area averaging first: warping to a much smaller size would break up thin wires.
         image = fit_long_side(self.image(index), size_px)
         shape = (image.shape[0], image.shape[1])
-        return Tile(self.photos[index], shape, partial(_draw_rows, shape, lambda rows: image[rows.start : rows.stop]))
+        return Tile(
+            self.photos[index],
+            shape,
+            partial(_draw_rows, shape, lambda rows: image[rows.start : rows.stop]),
+        )
 
     def _finish(
-        self, index: int, image: np.ndarray, class_ids: np.ndarray, polygons: list[np.ndarray], **placement: Any
+        self,
+        index: int,
+        image: np.ndarray,
+        class_ids: np.ndarray,
+        polygons: list[np.ndarray],
+        **placement: Any,
     ) -> Sample:
-        """Set regions to ignore apart, sort the instances from large to small and draw the masks, small ones on top."""
+        """Set regions to ignore apart, sort the instances from large to small and draw the masks,
+        small ones on top.
+        """
         size_px = image.shape[0]
-        class_ids, polygons, ignored_ids, ignored, rough = split_regions(np.asarray(class_ids, np.int64), polygons)
+        class_ids, polygons, ignored_ids, ignored, rough = split_regions(
+            np.asarray(class_ids, np.int64), polygons
+        )
         order = large_to_small(polygons)
         polygons = [polygons[position] for position in order]
         boxes = polygon_boxes(polygons).astype(np.float32).clip(0, size_px)
         masks = draw_masks(polygons, size_px)
         if ignored:
             masks[(masks == 0) & (draw_masks(ignored, size_px) > 0)] = -1
-        placement |= {"ignored_ids": ignored_ids, "ignored": ignored, "rough": np.flatnonzero(np.isin(order, rough))}
+        placement |= {
+            "ignored_ids": ignored_ids,
+            "ignored": ignored,
+            "rough": np.flatnonzero(np.isin(order, rough)),
+        }
         return Sample(index, image, class_ids[order], boxes, masks, polygons, **placement)
 
 
@@ -313,21 +381,36 @@ def _drawn(tiles: list[Tile], matrices: list[np.ndarray], size_px: int) -> Scene
 
 
 def _draw_rows(
-    shape: tuple[int, int], read: Callable[[range], np.ndarray], canvas: np.ndarray, matrix: np.ndarray
+    shape: tuple[int, int],
+    read: Callable[[range], np.ndarray],
+    canvas: np.ndarray,
+    matrix: np.ndarray,
 ) -> None:
-    """Draw the visible part of an image of (height, width) through a (2, 3) map; `read` returns rows of the image."""
+    """Draw the visible part of an image of (height, width) through a (2, 3) map; `read` returns
+    rows of the image.
+    """
     rows, columns = seen_window(matrix, shape, canvas.shape[0])
     if rows:
         corner = np.array([[1, 0, columns.start], [0, 1, rows.start]])
         warp_into(canvas, read(rows)[:, columns.start : columns.stop], compose(matrix, corner))
 
 
-def _visible(tiles: list[tuple[Photo, np.ndarray]], size_px: int) -> tuple[list[int], list[np.ndarray]]:
-    """Return classes and outlines of visible objects and regions; each photograph has a (2, 3) map from normalised points."""
-    labels = [(*photo.with_regions(), matrix) for photo, matrix in tiles if photo.polygons or photo.ignored]
+def _visible(
+    tiles: list[tuple[Photo, np.ndarray]], size_px: int
+) -> tuple[list[int], list[np.ndarray]]:
+    """Return classes and outlines of visible objects and regions; each photograph has a (2, 3) map
+    from normalised points.
+    """
+    labels = [
+        (*photo.with_regions(), matrix)
+        for photo, matrix in tiles
+        if photo.polygons or photo.ignored
+    ]
     if not labels:
         return [], []
     class_ids = np.concatenate([of_photo for of_photo, _, _ in labels])
-    points = np.concatenate([transform_points(np.concatenate(outlines), matrix) for _, outlines, matrix in labels])
+    points = np.concatenate(
+        [transform_points(np.concatenate(outlines), matrix) for _, outlines, matrix in labels]
+    )
     lengths = [len(polygon) for _, outlines, _ in labels for polygon in outlines]
     return visible_outlines(class_ids, points, np.cumsum([0, *lengths[:-1]]), size_px)

@@ -25,20 +25,38 @@ DEFAULT_DATASET_YAML = SCRIPTS_FOLDER / "dataset.yaml"
 MAX_LIST_BYTES = 500_000_000
 MAX_VALUE = 1e9  # of a picture's pixel
 TRUST_LINKS_HELP = "follow links and paths that leave the data's folder"
-MAX_SHOWN_CLASSES, MAX_SHOWN_SUFFIXES = 1000, 9  # of a corrected `names` block; of files that are not read
+# of a corrected `names` block; of files that are not read
+MAX_SHOWN_CLASSES, MAX_SHOWN_SUFFIXES = 1000, 9
 OWN_ADVICE = "run python parse_labels.py first, or name another data set with --data"
-OUTSIDE_ADVICE = "set `path` to a folder that contains both, or pass --trust-links if you trust the data set"
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".jpe", ".jfif", ".jp2", ".avif")
+OUTSIDE_ADVICE = (
+    "set `path` to a folder that contains both, or pass --trust-links if you trust the data set"
+)
+IMAGE_SUFFIXES = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".bmp",
+    ".tif",
+    ".tiff",
+    ".webp",
+    ".jpe",
+    ".jfif",
+    ".jp2",
+    ".avif",
+)
 BESIDE = re.compile(  # what lies beside photographs: labels, tables, facts, archives
-    r"\.(txt|jsonl?|ndjson|xml|csv|tsv|xlsx|ya?ml|srt|xmp|md|html?|cache|db|ini|log|km[lz]|geojson|gpkg|tfw|prj|zip|np[yz]|pt"
-    r"|py|pdf|mrk|nav|obs|bin|rtk|lock|part|cff|bib)$|^(licen[cs]e|copying|readme|notice|citation|authors|changelog)[^.]*$",
+    r"\.(txt|jsonl?|ndjson|xml|csv|tsv|xlsx|ya?ml|srt|xmp|md|html?|cache|db|ini|log|km[lz]|"
+    r"geojson|gpkg|tfw|prj|zip|np[yz]|pt"
+    r"|py|pdf|mrk|nav|obs|bin|rtk|lock|part|cff|bib)$|^(licen[cs]e|copying|readme|notice|citation|"
+    r"authors|changelog)[^.]*$",
     re.IGNORECASE,
 )
 
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """The content of a data-set YAML. `splits` maps `train`, `val` and `test` to image folders or list files.
+    """The content of a data-set YAML. `splits` maps `train`, `val` and `test` to image folders or
+    list files.
 
     With `trust_links` links and entries may lead out of the data set's root, as in Ultralytics.
     """
@@ -48,12 +66,14 @@ class DatasetSpec:
     names: tuple[str, ...]
     splits: dict[str, tuple[Path, ...]]
     trust_links: bool = False
-    stretch: tuple[float, float] | None = None  # of the photographs of more than 8 bits that it was made of
+    # of the photographs of more than 8 bits that it was made of
+    stretch: tuple[float, float] | None = None
     cache_dir: str | None = None
 
     @property
     def cache_folder(self) -> Path:
-        """The folder of the packed photographs: below `cache_dir` one of this data set, else `.cache` in it.
+        """The folder of the packed photographs: below `cache_dir` one of this data set, else
+        `.cache` in it.
 
         If it is a link, it may be written only if links are trusted.
         """
@@ -64,11 +84,15 @@ class DatasetSpec:
         return Path(os.path.realpath(folder)) if self.trust_links else folder
 
     def holds(self, path: Path) -> bool:
-        """Return whether a path, after following links, is inside the data set's root, or all links are trusted."""
+        """Return whether a path, after following links, is inside the data set's root, or all links
+        are trusted.
+        """
         return self.trust_links or Path(os.path.realpath(path)).is_relative_to(self.root)
 
     def problem_with(self, path: Path) -> str:
-        """Return why a file may not be opened; an empty string if it may, or if it does not exist."""
+        """Return why a file may not be opened; an empty string if it may, or
+        if it does not exist.
+        """
         if not self.holds(path):
             return f"lies outside {self.root}, or is a link that leaves it; {OUTSIDE_ADVICE}"
         try:
@@ -79,14 +103,20 @@ class DatasetSpec:
             return str(error.strerror).lower()
 
     def image_files(self, split: str, announce: Callable[[str], None] | None = None) -> list[Path]:
-        """Return a split's images, sorted, and announce how many hidden files, such as ._1.JPG of macOS, were skipped.
+        """Return a split's images, sorted, and announce how many hidden files, such as ._1.JPG of
+        macOS, were skipped.
 
         Raises UserError when the split is missing or empty.
         """
         if split not in self.splits:
             present = ", ".join(self.splits) or "none"
-            raise UserError(f"{self.yaml_file}: no split `{split}`; it has {present}: add `{split}: FOLDER/images`")
-        every = sorted({file for source in self.splits[split] for file in _list_files(self, split, source)})
+            raise UserError(
+                f"{self.yaml_file}: no split `{split}`; it has {present}: add `{split}: "
+                "FOLDER/images`"
+            )
+        every = sorted(
+            {file for source in self.splits[split] for file in _list_files(self, split, source)}
+        )
         found = [file for file in every if file.suffix.lower() in IMAGE_SUFFIXES]
         files = [file for file in found if is_photograph(file.name)]
         others = not_read(every)
@@ -94,26 +124,37 @@ class DatasetSpec:
             announce(f"{split}: {others}")
         if announce and len(files) < len(found):
             hidden = next(file for file in found if not is_photograph(file.name))
-            announce(f"{split}: {len(found) - len(files)} hidden files skipped, such as {_shown(hidden)}")
+            announce(
+                f"{split}: {len(found) - len(files)} hidden files skipped, such as {_shown(hidden)}"
+            )
         if not files:
             sources = ", ".join(map(str, self.splits[split]))
             advice = OWN_ADVICE if _is_default(self) else f"images are {', '.join(IMAGE_SUFFIXES)}"
-            raise UserError(f"{self.yaml_file}: {split}: no images in {sources}; {others or advice}")
+            raise UserError(
+                f"{self.yaml_file}: {split}: no images in {sources}; {others or advice}"
+            )
         return files
 
 
-def load_dataset_yaml(path: str | Path, *, trust_links: bool = False, cache_dir: str | None = None) -> DatasetSpec:
-    """Read a data-set YAML. Relative paths are relative to the YAML file's folder; `~` in `path` is the home folder.
+def load_dataset_yaml(
+    path: str | Path, *, trust_links: bool = False, cache_dir: str | None = None
+) -> DatasetSpec:
+    """Read a data-set YAML. Relative paths are relative to the YAML file's folder; `~` in `path` is
+    the home folder.
 
     Raises UserError naming the file and the key that is wrong.
     """
     file = Path(path)
     try:
-        content = read_back(file, mapping, "expected keys `path`, `train`, `val` and `names`", is_yaml=True)
+        content = read_back(
+            file, mapping, "expected keys `path`, `train`, `val` and `names`", is_yaml=True
+        )
     except OSError as error:
         inside = sorted(file.glob("*.yaml")) if file.is_dir() else []
         such_as = f", such as {_shown(inside[0])}" if inside else ""
-        raise UserError(f"{file}: {error.strerror}; name a data-set YAML with --data{such_as}") from error
+        raise UserError(
+            f"{file}: {error.strerror}; name a data-set YAML with --data{such_as}"
+        ) from error
     entries = {}
     for key in ("path", "train", "val", "test"):
         value = content.get(key)
@@ -134,7 +175,10 @@ def load_dataset_yaml(path: str | Path, *, trust_links: bool = False, cache_dir:
     }
     stretch = content.get("stretch")
     if stretch is not None and not is_stretch(stretch):
-        raise UserError(f"{file}: `stretch` is not a list of two numbers, the values that become black and white")
+        raise UserError(
+            f"{file}: `stretch` is not a list of two numbers, the values that become black and "
+            "white"
+        )
     return DatasetSpec(
         file,
         root,
@@ -148,23 +192,35 @@ def load_dataset_yaml(path: str | Path, *, trust_links: bool = False, cache_dir:
 
 def is_stretch(values: Any) -> bool:
     """Return whether values from a file are two numbers, the values that become black and white."""
-    are_numbers = isinstance(values, list) and len(values) == 2 and all(type(value) in (int, float) for value in values)
+    are_numbers = (
+        isinstance(values, list)
+        and len(values) == 2
+        and all(type(value) in (int, float) for value in values)
+    )
     return are_numbers and -MAX_VALUE <= values[0] < values[1] <= MAX_VALUE
 
 
 def _source(root: Path, entry: str) -> Path:
     """Return the path of a split's entry. Roboflow writes `../train/images` for `train/images`."""
     inside = root / entry.removeprefix("../")
-    return inside if entry.startswith("../") and not (root / entry).exists() and inside.exists() else root / entry
+    return (
+        inside
+        if entry.startswith("../") and not (root / entry).exists() and inside.exists()
+        else root / entry
+    )
 
 
 def is_photograph(name: str) -> bool:
-    """Return whether a file name is a photograph's; hidden files, such as `._1.JPG` of macOS, are not."""
+    """Return whether a file name is a photograph's; hidden files, such as `._1.JPG` of macOS, are
+    not.
+    """
     return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
 
 
 def not_read(files: Iterable[Path]) -> str:
-    """Return how many files are neither photographs that are read nor what lies beside them; an empty text if none is."""
+    """Return how many files are neither photographs that are read nor what lies beside them; an
+    empty text if none is.
+    """
     left = [
         file
         for file in sorted(files)
@@ -173,9 +229,14 @@ def not_read(files: Iterable[Path]) -> str:
     ]
     if not left:
         return ""
-    kinds = Counter(file.suffix or "without suffix" for file in left).most_common(MAX_SHOWN_SUFFIXES)
+    kinds = Counter(file.suffix or "without suffix" for file in left).most_common(
+        MAX_SHOWN_SUFFIXES
+    )
     shown = ", ".join(f"{printable(suffix)} ({number:,})" for suffix, number in kinds)
-    return f"{counted(len(left), 'file')} not read: {shown}; such as {_shown(left[0])}; convert photographs to JPEG"
+    return (
+        f"{counted(len(left), 'file')} not read: {shown}; such as {_shown(left[0])}; convert "
+        "photographs to JPEG"
+    )
 
 
 def _shown(path: Path) -> str:
@@ -183,7 +244,9 @@ def _shown(path: Path) -> str:
 
 
 def label_file_for(image_file: Path, folder: str = "labels") -> Path:
-    """Return an image's label file: the last folder named `images` becomes `labels` (YOLO's convention), or `folder`."""
+    """Return an image's label file: the last folder named `images` becomes `labels` (YOLO's
+    convention), or `folder`.
+    """
     parts = list(image_file.parts)
     for position in range(len(parts) - 2, -1, -1):
         if parts[position] == "images":
@@ -194,7 +257,10 @@ def label_file_for(image_file: Path, folder: str = "labels") -> Path:
 
 def _class_names(file: Path, content: dict[str, Any]) -> tuple[str, ...]:
     if content.get("kpt_shape"):
-        raise UserError(f"{file}: `kpt_shape`: its labels are key points, which have no outlines; label polygons")
+        raise UserError(
+            f"{file}: `kpt_shape`: its labels are key points, which have no outlines; label "
+            "polygons"
+        )
     names, num_classes = content.get("names"), content.get("nc")
     if isinstance(names, list):
         names = dict(enumerate(names))
@@ -204,25 +270,37 @@ def _class_names(file: Path, content: dict[str, Any]) -> tuple[str, ...]:
             raise UserError(message)
         block = _names_block({number: f"class_{number}" for number in range(num_classes)})
         raise DataErrors(
-            f"{message}; `nc` alone does not name them: see above", [f"{file}: write, for example", *block]
+            f"{message}; `nc` alone does not name them: see above",
+            [f"{file}: write, for example", *block],
         )
     for name in names.values():
         if not isinstance(name, str | int | float) or not str(name).isprintable():
             shown = ascii(name)[:60] if isinstance(name, str) else f"a {type(name).__name__}"
             raise UserError(f"{file}: `names` holds {shown}, not the name of a class")
-    numbered = {int(key) if isinstance(key, str) and key.isdecimal() else key: name for key, name in names.items()}
+    numbered = {
+        int(key) if isinstance(key, str) and key.isdecimal() else key: name
+        for key, name in names.items()
+    }
     if set(numbered) != set(range(len(names))):
-        message = f"{file}: `names` must be numbered 0 to {len(names) - 1} without gaps, found {str(list(names))[:200]}"
-        raise DataErrors(message, _renumbered(file, numbered) if len(numbered) == len(names) else ())
+        message = (
+            f"{file}: `names` must be numbered 0 to {len(names) - 1} without gaps, found "
+            f"{str(list(names))[:200]}"
+        )
+        raise DataErrors(
+            message, _renumbered(file, numbered) if len(numbered) == len(names) else ()
+        )
     if num_classes is not None and num_classes != len(names):
         raise UserError(
-            f"{file}: `nc` is {ascii(num_classes)[:20]} but `names` lists {len(names)} classes: make them agree"
+            f"{file}: `nc` is {ascii(num_classes)[:20]} but `names` lists {len(names)} classes: "
+            "make them agree"
         )
     return tuple(str(numbered[index]) for index in range(len(names)))
 
 
 def _renumbered(file: Path, names: dict[Any, Any]) -> list[str]:
-    """Return lines that show how to number classes without gaps; none if the numbers are not usable."""
+    """Return lines that show how to number classes without gaps; none if the numbers are not
+    usable.
+    """
     if not all(isinstance(key, int) and 0 <= key < MAX_SHOWN_CLASSES for key in names):
         return []
     in_order = [names[key] for key in sorted(names)]
@@ -242,7 +320,8 @@ def _names_block(names: dict[int, Any]) -> list[str]:
 def _list_files(spec: DatasetSpec, split: str, source: Path) -> Iterator[Path]:
     if not spec.holds(source):
         raise UserError(
-            f"{spec.yaml_file}: {split}: {printable(str(source))} lies outside {spec.root}; {OUTSIDE_ADVICE}"
+            f"{spec.yaml_file}: {split}: {printable(str(source))} lies outside {spec.root}; "
+            f"{OUTSIDE_ADVICE}"
         )
     if source.is_dir():
         yield from _files_below(spec, source)
@@ -258,23 +337,34 @@ def _is_default(spec: DatasetSpec) -> bool:
 
 
 def _where_else(spec: DatasetSpec, source: Path) -> str:
-    """Return what to write for a folder that does not exist: Ultralytics takes `path` from the working folder, too."""
+    """Return what to write for a folder that does not exist: Ultralytics takes `path` from the
+    working folder, too.
+    """
     home, entry = spec.yaml_file.parent.resolve(), os.path.relpath(source, spec.root)
     from_here = Path.cwd() / os.path.relpath(spec.root, home)
     for root, path in ((home, "."), (from_here, str(from_here))):
         if (root / entry).exists():
             return (
-                f"`path` counts from the YAML's folder: write `path: {printable(path, 400)}` for {_shown(root / entry)}"
+                f"`path` counts from the YAML's folder: write `path: {printable(path, 400)}` for "
+                f"{_shown(root / entry)}"
             )
     if not spec.root.is_dir():
-        return f"its `path`, {_shown(spec.root)}, does not exist; without `path` the YAML's own folder counts"
+        return (
+            f"its `path`, {_shown(spec.root)}, does not exist; without `path` the YAML's own "
+            "folder counts"
+        )
     parent = next(folder for folder in source.parents if folder.is_dir())
-    folders = sorted(each.name for each in parent.iterdir() if each.is_dir() and not each.name.startswith("."))
+    folders = sorted(
+        each.name for each in parent.iterdir() if each.is_dir() and not each.name.startswith(".")
+    )
     return f"{_shown(parent)} holds {printable(', '.join(folders[:9]), 400) or 'no folders'}"
 
 
 def _files_below(spec: DatasetSpec, folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder, hidden ones too. Follows linked folders only if links are trusted, each once."""
+    """Yield the files below a folder, hidden ones too.
+
+    Follows linked folders only if links are trusted, each once.
+    """
     visited = {os.path.realpath(folder)}
 
     def enters(path: Path) -> bool:
@@ -301,7 +391,9 @@ def _listed_images(spec: DatasetSpec, list_file: Path) -> Iterator[Path]:
     """Yield the images of a list file: one path a line, relative to the list's folder."""
     try:
         if list_file.stat().st_size > MAX_LIST_BYTES:
-            raise UserError(f"{list_file}: larger than {MAX_LIST_BYTES // 1_000_000} MB, not a list of images")
+            raise UserError(
+                f"{list_file}: larger than {MAX_LIST_BYTES // 1_000_000} MB, not a list of images"
+            )
         lines = read_text(list_file).split("\n")
     except OSError as error:
         raise UserError(f"{list_file}: {error.strerror}") from error
@@ -329,11 +421,17 @@ def _listed_images(spec: DatasetSpec, list_file: Path) -> Iterator[Path]:
         found = next((each for each in shorter if (list_file.parent / each).exists()), None)
         advice = "a path counts from the list's folder"
         advice += f": write {_shown(found)} for it" if found else ""
-        raise UserError(f"{list_file}: none of its photographs exists, such as {printable(missing, 400)}; {advice}")
+        raise UserError(
+            f"{list_file}: none of its photographs exists, such as {printable(missing, 400)}; "
+            f"{advice}"
+        )
 
 
 def list_photos(source: str) -> list[Path]:
-    """Return the photographs that `--source` names, sorted, or in the order of a list. Raises UserError if there are none."""
+    """Return the photographs that `--source` names, sorted, or in the order of a list.
+
+    Raises UserError if there are none.
+    """
     path = Path(source)
     if path.is_file():
         return list(_listed(path)) if path.suffix.lower() == ".txt" else [path]
@@ -343,31 +441,44 @@ def list_photos(source: str) -> list[Path]:
             lambda folder: not folder.is_symlink(),
             lambda folder, reason: print(f"skipped {_shown(folder)}: {reason}"),
         )
-        found: Iterator[Path] = (folder / entry.name for folder, entries in tree for entry in entries)
+        found: Iterator[Path] = (
+            folder / entry.name for folder, entries in tree for entry in entries
+        )
     else:
         try:
             found = map(Path, glob.glob(source, recursive=True))
         except RecursionError as error:
-            raise UserError(f"--source {source}: folders too deep for a pattern; name the folder") from error
+            raise UserError(
+                f"--source {source}: folders too deep for a pattern; name the folder"
+            ) from error
     every = [file for file in found if file.is_file()]
     files, others = sorted(file for file in every if is_photograph(file.name)), not_read(every)
     if not files:
         if not (glob.has_magic(source) or os.path.lexists(source)):
             raise UserError(f"--source {source}: no such file or folder")
-        raise UserError(f"--source {source}: no photographs there ({others or ', '.join(IMAGE_SUFFIXES)})")
+        raise UserError(
+            f"--source {source}: no photographs there ({others or ', '.join(IMAGE_SUFFIXES)})"
+        )
     if others and os.environ.get("RANK", "0") == "0":
         print(f"--source: {others}", flush=True)
     return files
 
 
 def _listed(file: Path) -> Iterator[Path]:
-    """Yield the photographs of a text file, one path a line, seen from the working folder or else from the file's own."""
+    """Yield the photographs of a text file, one path a line, seen from the working folder or else
+    from the file's own.
+    """
     names = [line.strip() for line in read_text(file).split("\n")]
     for number, name in enumerate(names, 1):
-        found = [path for path in (Path(name), file.parent / name) if is_photograph(path.name) and path.is_file()]
+        found = [
+            path
+            for path in (Path(name), file.parent / name)
+            if is_photograph(path.name) and path.is_file()
+        ]
         if name and not found:
             raise UserError(
-                f"{file}:{number}: {printable(name, 400)}: no photograph, neither from here nor from the list's folder"
+                f"{file}:{number}: {printable(name, 400)}: no photograph, neither from here nor "
+                "from the list's folder"
             )
         yield from found[:1]
     if not any(names):

@@ -1,8 +1,9 @@
 """Draws wires into training pictures, with exact labels: copy-paste that needs nothing to copy.
 
-A wire between two supports hangs in a catenary. Seen from a drone it is a thin band, lighter or darker than what is below it,
-alone or in a group of nearly parallel ones. Poles, crossarms and shadows have straight edges too. Bars without labels teach
-the network that these are not wires. docs/research/wires.md says what both bring.
+A wire between two supports hangs in a catenary. Seen from a drone it is a thin band, lighter or
+darker than what is below it, alone or in a group of nearly parallel ones. Poles, crossarms and
+shadows have straight edges too. Bars without labels teach the network that these are not wires.
+docs/research/wires.md says what both bring.
 """
 
 import math
@@ -23,7 +24,8 @@ MAX_SPREAD = math.radians(4)  # by which wires of one group differ in direction
 WIDTH_PX = (1.5, 8.0)  # where the picture has no labelled wire
 WIDTH_GAIN = (0.7, 1.4)  # relative to a labelled wire of the picture
 BLUR_PX = (0.3, 1.0)  # over which an edge goes from the wire's colour to the picture's
-MAX_SHADE = 0.6  # by which one side of a round wire is lighter, and the other one darker, than its middle
+# by which one side of a round wire is lighter, and the other one darker, than its middle
+MAX_SHADE = 0.6
 GREY = (10.0, 250.0)
 MIN_CONTRAST = 25.0  # of 255, between a wire and the mean of the picture
 TINT = 8.0  # standard deviation of each colour around the grey
@@ -40,10 +42,11 @@ STEP_PX = 8.0  # between two points of a wire
 
 
 def draw_wires(scene: Scene, class_ids: tuple[int, ...], rng: np.random.Generator) -> Scene:
-    """Return the scene with one or two groups of one to four wires in front of what is there, and bars behind all objects.
+    """Return the scene with one or two groups of one to four wires in front of what is there, and
+    bars behind all objects.
 
-    Each group has one of `class_ids`, with equal chance, and the width of a labelled object of this class in the picture.
-    The outlines, float64 (V, 2) in pixels, enclose the drawn bands.
+    Each group has one of `class_ids`, with equal chance, and the width of a labelled object of this
+    class in the picture. The outlines, float64 (V, 2) in pixels, enclose the drawn bands.
     """
     image = scene.image.astype(np.float32)
     draw_bars(image, scene, class_ids, rng)
@@ -54,7 +57,9 @@ def draw_wires(scene: Scene, class_ids: tuple[int, ...], rng: np.random.Generato
         width, colour = _random_width(scene, class_id, rng), _random_colour(scene.image, rng)
         shade, blur = rng.uniform(-MAX_SHADE, MAX_SHADE), rng.uniform(*BLUR_PX)
         for line in _random_group(len(image), rng):
-            visible = visible_outlines(np.array([class_id]), band(line, width), np.zeros(1, np.int64), len(image))
+            visible = visible_outlines(
+                np.array([class_id]), band(line, width), np.zeros(1, np.int64), len(image)
+            )
             if visible[0]:
                 cover = _cover(line, width, blur, len(image))
                 _paint(image, cover, cover.lit(colour, shade))
@@ -64,13 +69,22 @@ def draw_wires(scene: Scene, class_ids: tuple[int, ...], rng: np.random.Generato
     return Scene(drawn, scene.class_ids + new_ids, scene.polygons + outlines)
 
 
-def draw_bars(image: np.ndarray, scene: Scene, class_ids: tuple[int, ...], rng: np.random.Generator) -> None:
-    """Draw up to two straight bars without labels on an RGB image float32 (S, S, 3) in place, behind the labelled objects."""
+def draw_bars(
+    image: np.ndarray, scene: Scene, class_ids: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    """Draw up to two straight bars without labels on an RGB image float32 (S, S, 3) in place,
+    behind the labelled objects.
+    """
     labelled = draw_index_map(scene.polygons, len(image)) > 0
     before = image[labelled]
     for _ in range(rng.integers(0, MAX_BARS + 1)):
-        width = _random_width(scene, int(rng.choice(class_ids)), rng) * math.exp(rng.uniform(*np.log(BAR_WIDTH_GAIN)))
-        angle, length = rng.uniform(0, math.pi), len(image) * math.exp(rng.uniform(*np.log(BAR_LENGTH)))
+        width = _random_width(scene, int(rng.choice(class_ids)), rng) * math.exp(
+            rng.uniform(*np.log(BAR_WIDTH_GAIN))
+        )
+        angle, length = (
+            rng.uniform(0, math.pi),
+            len(image) * math.exp(rng.uniform(*np.log(BAR_LENGTH))),
+        )
         line = catenary(rng.uniform(0, len(image), 2), angle, length, 0.0)
         if rng.random() < SHADOWS:
             cover = _cover(line, width, rng.uniform(*SHADOW_BLUR_PX), len(image))
@@ -101,16 +115,24 @@ def band(line: np.ndarray, width: float) -> np.ndarray:
 
 
 def _random_width(scene: Scene, class_id: int, rng: np.random.Generator) -> float:
-    same = [polygon for number, polygon in zip(scene.class_ids, scene.polygons, strict=True) if number == class_id]
+    same = [
+        polygon
+        for number, polygon in zip(scene.class_ids, scene.polygons, strict=True)
+        if number == class_id
+    ]
     if not same:
         return math.exp(rng.uniform(*np.log(WIDTH_PX)))
     outline = same[int(rng.integers(len(same)))]
     perimeter = float(np.hypot(*(np.roll(outline, -1, axis=0) - outline).T).sum())
-    return max(2 * float(areas(outline, np.zeros(1, int))[0]) / perimeter * rng.uniform(*WIDTH_GAIN), 1.0)
+    return max(
+        2 * float(areas(outline, np.zeros(1, int))[0]) / perimeter * rng.uniform(*WIDTH_GAIN), 1.0
+    )
 
 
 def _random_colour(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return an RGB colour float32 (3,), a grey with a slight tint that differs from the picture's mean."""
+    """Return an RGB colour float32 (3,), a grey with a slight tint that differs from the picture's
+    mean.
+    """
     low, high = GREY
     mean = float(np.mean(cv2.mean(image)[:3]))
     darker, lighter = max(mean - MIN_CONTRAST - low, 0), max(high - mean - MIN_CONTRAST, 0)
@@ -122,21 +144,27 @@ def _random_colour(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def _random_group(size_px: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Return points (K, 2) of each wire of a group."""
     angle, centre = rng.uniform(0, math.pi), rng.uniform(0, size_px, 2)
-    spacing, length = (size_px * math.exp(rng.uniform(*np.log(limits))) for limits in (SPACING, LENGTH))
+    spacing, length = (
+        size_px * math.exp(rng.uniform(*np.log(limits))) for limits in (SPACING, LENGTH)
+    )
     sag = rng.uniform(-MAX_SAG, MAX_SAG) * rng.random() * length
     lines = []
     for number in range(rng.integers(1, MAX_IN_GROUP + 1)):
         turned = angle + rng.uniform(-MAX_SPREAD, MAX_SPREAD)
         across = np.array([-math.sin(turned), math.cos(turned)])
-        lines.append(catenary(centre + across * number * spacing * rng.uniform(0.8, 1.2), turned, length, sag))
+        lines.append(
+            catenary(
+                centre + across * number * spacing * rng.uniform(0.8, 1.2), turned, length, sag
+            )
+        )
     return lines
 
 
 def catenary(middle: np.ndarray, angle: float, length: float, sag: float) -> np.ndarray:
     """Return points (K, 2) along a catenary of `length` and `sag` pixels around its lowest point.
 
-    `angle`, in radians, is the chord's; a negative sag hangs to the other side. The parameter is the parabola's with the
-    same sag, whose error is below a hundredth of the sag up to MAX_SAG.
+    `angle`, in radians, is the chord's; a negative sag hangs to the other side. The parameter is
+    the parabola's with the same sag, whose error is below a hundredth of the sag up to MAX_SAG.
     """
     x = np.linspace(-length / 2, length / 2, max(int(length / STEP_PX), 2))
     if abs(sag) < 0.5:
@@ -144,13 +172,18 @@ def catenary(middle: np.ndarray, angle: float, length: float, sag: float) -> np.
     else:
         parameter = length**2 / (8 * sag)
         y = parameter * (np.cosh(x / parameter) - 1)
-    along, across = np.array([math.cos(angle), math.sin(angle)]), np.array([-math.sin(angle), math.cos(angle)])
+    along, across = (
+        np.array([math.cos(angle), math.sin(angle)]),
+        np.array([-math.sin(angle), math.cos(angle)]),
+    )
     return np.asarray(middle + x[:, None] * along + y[:, None] * across)
 
 
 @dataclass(frozen=True)
 class _Cover:
-    """The pixels of a band: int64 (N,) each, how much of each it covers, from 0 to 1, and where that is across it, -1 to 1."""
+    """The pixels of a band: int64 (N,) each, how much of each it covers, from 0 to 1, and where
+    that is across it, -1 to 1.
+    """
 
     rows: np.ndarray
     columns: np.ndarray
@@ -158,14 +191,20 @@ class _Cover:
     across: np.ndarray
 
     def lit(self, colour: np.ndarray, shade: float) -> np.ndarray:
-        """Return colours (N, 3) of a round body of RGB colour (3,) or (N, 3), lighter on one side than on the other."""
+        """Return colours (N, 3) of a round body of RGB colour (3,) or (N, 3), lighter on one side
+        than on the other.
+        """
         return np.asarray(colour * (1 + shade * self.across)[:, None])
 
 
 def _cover(line: np.ndarray, width: float, blur: float, size_px: int) -> _Cover:
-    """Return what a band along a line (K, 2) covers of a picture; its edges are `blur` pixels wide."""
+    """Return what a band along a line (K, 2) covers of a picture; its
+    edges are `blur` pixels wide.
+    """
     reach = width / 2 + blur + 1
-    rows, columns = np.divmod(np.flatnonzero(draw_index_map([band(line, 2 * reach)], size_px) > 0), size_px)
+    rows, columns = np.divmod(
+        np.flatnonzero(draw_index_map([band(line, 2 * reach)], size_px) > 0), size_px
+    )
     # In coordinates along and across the chord, where the line is a function.
     chord = (line[-1] - line[0]) / np.hypot(*(line[-1] - line[0]))
     turn = np.array([chord, [-chord[1], chord[0]]])
@@ -173,7 +212,9 @@ def _cover(line: np.ndarray, width: float, blur: float, size_px: int) -> _Cover:
     known, heights = turn @ (line - line[0]).T
     slope = np.interp(place, known, np.gradient(heights, known))
     distance = (height - np.interp(place, known, heights)) / np.hypot(1, slope)
-    share = np.clip((width / 2 - np.abs(distance)) / blur + 0.5, 0, 1) * ((place >= 0) & (place <= known[-1]))
+    share = np.clip((width / 2 - np.abs(distance)) / blur + 0.5, 0, 1) * (
+        (place >= 0) & (place <= known[-1])
+    )
     return _Cover(rows, columns, share, np.clip(2 * distance / width, -1, 1))
 
 

@@ -33,20 +33,33 @@ from PIL import (
 from yolo_seg_ddp.utils.files import write_bytes_atomic
 
 MAX_IMAGE_PIXELS = 400_000_000  # a drone photograph has 20 million
-# A uniform image of any size needs only a few kB. Photographs have 1 to 20 pixels a byte, at most 100 (blue sky).
+# A uniform image of any size needs only a few kB. Photographs have 1 to 20 pixels a byte, at most
+# 100 (blue sky).
 UNSUSPICIOUS_PIXELS = 25_000_000
 MAX_PIXELS_PER_BYTE = 200
-NATIVE_LONG_SIDE_PX = 65_500  # the longest side that libjpeg writes: shrinking to it keeps every JPEG's size
+# the longest side that libjpeg writes: shrinking to it keeps every JPEG's size
+NATIVE_LONG_SIDE_PX = 65_500
 MAX_IMAGE_BYTES = 2_000_000_000
 STRETCH_PERCENT = (1, 99)  # of values of more than 8 bits, which become 0 and 255
 FILL = 114  # the grey padding that pretrained YOLO weights were trained with
 EXIF_ORIENTATION_TAG = 274  # EXIF 2.32, tag 0x0112
-EXIF_IFD, EXIF_TIME_TAG = 0x8769, 0x9003  # the directory of the picture's facts, and its DateTimeOriginal
+# the directory of the picture's facts, and its DateTimeOriginal
+EXIF_IFD, EXIF_TIME_TAG = 0x8769, 0x9003
 # Errors of Pillow's header readers on damaged bytes (UnidentifiedImageError is an OSError).
-HEADER_ERRORS = (OSError, ValueError, SyntaxError, struct.error, EOFError, LookupError, TypeError, ImportError)
+HEADER_ERRORS = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    struct.error,
+    EOFError,
+    LookupError,
+    TypeError,
+    ImportError,
+)
 EXIF_ERRORS = (*HEADER_ERRORS, ArithmeticError, AttributeError)
-# The supported formats by their first bytes, with Pillow's class for each, so that Pillow (header) and OpenCV (pixels)
-# read the same format. Not with `Image.open`: Ultralytics replaces it by a function that tries to install more packages.
+# The supported formats by their first bytes, with Pillow's class for each, so that Pillow (header)
+# and OpenCV (pixels) read the same format. Not with `Image.open`: Ultralytics replaces it by a
+# function that tries to install more packages.
 _KINDS: tuple[tuple[re.Pattern[bytes], type[ImageFile.ImageFile]], ...] = (
     (re.compile(rb"\xff\xd8\xff"), JpegImagePlugin.JpegImageFile),
     (re.compile(rb"\x89PNG\r\n\x1a\n"), PngImagePlugin.PngImageFile),
@@ -56,7 +69,8 @@ _KINDS: tuple[tuple[re.Pattern[bytes], type[ImageFile.ImageFile]], ...] = (
     (re.compile(rb"\0\0\0\x0cjP  \r\n\x87\n"), Jpeg2KImagePlugin.Jpeg2KImageFile),
     (re.compile(rb"....ftypavi[fs]", re.DOTALL), AvifImagePlugin.AvifImageFile),
 )
-# libjpeg-turbo's messages for JPEG variants it does not support; any other message means damaged data.
+# libjpeg-turbo's messages for JPEG variants it does not support; any other message means damaged
+# data.
 _UNSUPPORTED_WORDS = ("subsampling level", "color conversion", "data precision", "sof type")
 
 
@@ -68,15 +82,19 @@ class ImageError(ValueError):
 
 
 def decode_image(
-    data: bytes, min_long_side_px: int | None = None, full_above_px: int | None = None, stretch: Stretch | None = None
+    data: bytes,
+    min_long_side_px: int | None = None,
+    full_above_px: int | None = None,
+    stretch: Stretch | None = None,
 ) -> np.ndarray:
     """Decode an image to upright RGB uint8 (height, width, 3).
 
-    `min_long_side_px` is the long side to which the caller will shrink the image. A JPEG is then decoded at the
-    smallest scale of 1, 1/2, 1/4, 1/8 with a long side of at least twice that, so that `resize_area` has pixels to
-    average (43-46 dB PSNR against the full decode; 34-36 dB at 1.07x). An image with a side longer than `full_above_px`
-    is decoded at full size. `stretch` is for PNG and TIFF of more than 8 bits; without it white is their largest possible value.
-    Raises ImageError for data that is truncated, corrupt, not an image or larger than MAX_IMAGE_PIXELS.
+    `min_long_side_px` is the long side to which the caller will shrink the image. A JPEG is then
+    decoded at the smallest scale of 1, 1/2, 1/4, 1/8 with a long side of at least twice that, so
+    that `resize_area` has pixels to average (43-46 dB PSNR against the full decode; 34-36 dB at
+    1.07x). An image with a side longer than `full_above_px` is decoded at full size. `stretch` is
+    for PNG and TIFF of more than 8 bits; without it white is their largest possible value. Raises
+    ImageError for data that is truncated, corrupt, not an image or larger than MAX_IMAGE_PIXELS.
     """
     width, height, orientation = _read_header(data)
     if full_above_px is not None and max(width, height) > full_above_px:
@@ -86,7 +104,10 @@ def decode_image(
 
 
 def read_image(
-    path: Path, min_long_side_px: int | None = None, full_above_px: int | None = None, stretch: Stretch | None = None
+    path: Path,
+    min_long_side_px: int | None = None,
+    full_above_px: int | None = None,
+    stretch: Stretch | None = None,
 ) -> np.ndarray:
     """Read an image file with `decode_image`. Raises ImageError with the file's name."""
     try:
@@ -117,7 +138,9 @@ def exif_orientation(data: bytes) -> int:
 
 
 def time_taken(data: bytes) -> datetime | None:
-    """Return the local time of EXIF at which a photograph was taken; None if it is missing or damaged. Raises ImageError."""
+    """Return the local time of EXIF at which a photograph was taken; None if it is missing or
+    damaged. Raises ImageError.
+    """
     with _open_picture(data) as header:
         block = header.info.get("exif")
     if not isinstance(block, bytes):
@@ -131,7 +154,9 @@ def time_taken(data: bytes) -> datetime | None:
 
 
 def parse_exif_time(value: object) -> datetime | None:
-    """Return a time as EXIF writes it, `2023:04:03 13:26:37`; None for anything else, such as zeros."""
+    """Return a time as EXIF writes it, `2023:04:03 13:26:37`; None for anything else, such as
+    zeros.
+    """
     try:
         return datetime.strptime(str(value).strip("\0 "), "%Y:%m:%d %H:%M:%S")
     except ValueError:
@@ -144,7 +169,9 @@ def is_jpeg(data: bytes) -> bool:
 
 
 def points_upright(points: np.ndarray, orientation: int, width: int, height: int) -> np.ndarray:
-    """Convert pixel coordinates (V, 2) x, y from the stored image to the upright one of `width` x `height`."""
+    """Convert pixel coordinates (V, 2) x, y from the stored image to the upright one of `width` x
+    `height`.
+    """
     if orientation in (5, 6, 7, 8):
         points = points[:, ::-1]
     if orientation in (2, 3, 6, 7):
@@ -155,10 +182,12 @@ def points_upright(points: np.ndarray, orientation: int, width: int, height: int
 
 
 def resize_area(image: np.ndarray, width_px: int, height_px: int) -> np.ndarray:
-    """Shrink by area averaging, enlarge linearly; return the same array if the size does not change.
+    """Shrink by area averaging, enlarge linearly; return the same array if the size does not
+    change.
 
-    Area averaging keeps thin wires: from 5472 to 640 pixels, wires one to three pixels wide keep 100 % of their length,
-    but only about 50 % with INTER_LINEAR, which skips source pixels. Train, validate and predict with it.
+    Area averaging keeps thin wires: from 5472 to 640 pixels, wires one to three pixels wide keep
+    100 % of their length, but only about 50 % with INTER_LINEAR, which skips source pixels. Train,
+    validate and predict with it.
     """
     height, width = image.shape[:2]
     smaller = (min(width, width_px), min(height, height_px))
@@ -176,26 +205,34 @@ def fit_long_side(image: np.ndarray, long_side_px: int) -> np.ndarray:
     return image if scale >= 1 else resize_area(image, *scaled_size(width, height, scale))
 
 
-def letterbox(image: np.ndarray, size_px: int) -> tuple[np.ndarray, tuple[int, int], tuple[int, int]]:
+def letterbox(
+    image: np.ndarray, size_px: int
+) -> tuple[np.ndarray, tuple[int, int], tuple[int, int]]:
     """Resize an image to fit a square of `size_px`, centre it and pad with grey.
 
-    Returns (canvas (size_px, size_px, 3), (inner width, inner height), (pad_left, pad_top)): a point (x, y) of the image
-    is at (x / width * inner width + pad_left, y / height * inner height + pad_top). An odd pixel of padding goes right
-    and below, as in YOLO.
+    Returns (canvas (size_px, size_px, 3), (inner width, inner height), (pad_left, pad_top)): a
+    point (x, y) of the image is at (x / width * inner width + pad_left, y / height * inner height +
+    pad_top). An odd pixel of padding goes right and below, as in YOLO.
     """
     height, width = image.shape[:2]
     new_width, new_height = scaled_size(width, height, size_px / max(height, width))
     left = round((size_px - new_width) / 2 - 0.1)
     top = round((size_px - new_height) / 2 - 0.1)
     canvas = np.full((size_px, size_px, *image.shape[2:]), FILL, dtype=image.dtype)
-    canvas[top : top + new_height, left : left + new_width] = resize_area(image, new_width, new_height)
+    canvas[top : top + new_height, left : left + new_width] = resize_area(
+        image, new_width, new_height
+    )
     return canvas, (new_width, new_height), (left, top)
 
 
 def encode_jpeg(image: np.ndarray, quality: int = 95, chroma: str = "420") -> bytes:
-    """Encode RGB uint8 as JPEG without EXIF, by default with 4:2:0 chroma; equal images give equal bytes."""
+    """Encode RGB uint8 as JPEG without EXIF, by default with 4:2:0 chroma; equal images give equal
+    bytes.
+    """
     pixels = np.ascontiguousarray(image)
-    encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=quality, colorspace="RGB", colorsubsampling=chroma)
+    encoded: bytes = simplejpeg.encode_jpeg(
+        pixels, quality=quality, colorspace="RGB", colorsubsampling=chroma
+    )
     return encoded
 
 
@@ -210,14 +247,21 @@ def scaled_size(width: int, height: int, scale: float) -> tuple[int, int]:
 
 
 def _read_header(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, orientation) as stored. Raises ImageError for an image bomb, before decoding it."""
+    """Return (width, height, orientation) as stored.
+
+    Raises ImageError for an image bomb, before decoding it.
+    """
     with _open_picture(data) as header:
         width, height = header.size
         exif = header.info.get("exif")
     if width * height > MAX_IMAGE_PIXELS:
-        raise ImageError(f"{width}x{height} is more than {MAX_IMAGE_PIXELS // 1_000_000} megapixels")
+        raise ImageError(
+            f"{width}x{height} is more than {MAX_IMAGE_PIXELS // 1_000_000} megapixels"
+        )
     if width * height > max(UNSUSPICIOUS_PIXELS, MAX_PIXELS_PER_BYTE * len(data)):
-        raise ImageError(f"{width}x{height} pixels in {len(data)} bytes: an image bomb, not a photograph")
+        raise ImageError(
+            f"{width}x{height} pixels in {len(data)} bytes: an image bomb, not a photograph"
+        )
     is_tiff = isinstance(header, TiffImagePlugin.TiffImageFile)
     return width, height, 1 if is_tiff or not isinstance(exif, bytes) else orientation_of(exif)
 
@@ -228,7 +272,9 @@ def _open_picture(data: bytes) -> ImageFile.ImageFile:
         raise ImageError("empty file")
     reader = next((reader for start, reader in _KINDS if start.match(data)), None)
     if reader is None:
-        raise ImageError("not a picture of a supported format (JPEG, PNG, BMP, TIFF, WebP, JPEG 2000 or AVIF)")
+        raise ImageError(
+            "not a picture of a supported format (JPEG, PNG, BMP, TIFF, WebP, JPEG 2000 or AVIF)"
+        )
     _silence_decoders()
     try:
         return reader(io.BytesIO(data))
@@ -248,13 +294,20 @@ def orientation_of(exif_bytes: bytes) -> int:
 
 
 def _decode_jpeg(data: bytes, min_long_side_px: int | None) -> np.ndarray | None:
-    """Return the pixels as stored, or None for a JPEG variant that libjpeg-turbo does not support."""
+    """Return the pixels as stored, or None for a JPEG variant that
+    libjpeg-turbo does not support.
+    """
     try:
         height, width = simplejpeg.decode_jpeg_header(data)[:2]
         divisor = 1
-        while min_long_side_px and divisor < 8 and max(width, height) / (2 * divisor) >= 2 * min_long_side_px:
+        while (
+            min_long_side_px
+            and divisor < 8
+            and max(width, height) / (2 * divisor) >= 2 * min_long_side_px
+        ):
             divisor *= 2
-        # A scaled JPEG has ceil(side / divisor) pixels a side: this minimum selects exactly this scale.
+        # A scaled JPEG has ceil(side / divisor) pixels a side: this minimum selects exactly this
+        # scale.
         pixels: np.ndarray = simplejpeg.decode_jpeg(
             data, colorspace="RGB", min_height=-(-height // divisor), min_width=-(-width // divisor)
         )
@@ -287,7 +340,9 @@ def is_deep(picture: Image.Image, data: bytes) -> bool:
 
 
 def deep_values(data: bytes) -> np.ndarray | None:
-    """Return the values of a PNG or TIFF of more than 8 bits, (H, W) or BGR (H, W, 3); None for another picture. Raises ImageError."""
+    """Return the values of a PNG or TIFF of more than 8 bits, (H, W) or BGR (H, W, 3); None for
+    another picture. Raises ImageError.
+    """
     _read_header(data)
     with _open_picture(data) as picture:
         if not is_deep(picture, data):
@@ -309,8 +364,11 @@ def _decode_other(data: bytes, stretch: Stretch | None) -> np.ndarray:
         values = stretched(values if values.ndim == 3 else np.stack([values] * 3, axis=2), stretch)
         return np.ascontiguousarray(values[..., 2::-1])
     try:
-        # `_upright` applies the orientation. IMREAD_COLOR converts every format to three 8-bit channels.
-        bgr = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+        # `_upright` applies the orientation. IMREAD_COLOR converts every format to three 8-bit
+        # channels.
+        bgr = cv2.imdecode(
+            np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+        )
     except cv2.error as error:
         raise ImageError(f"cannot be decoded ({' '.join(str(error.err).split())})") from error
     if bgr is None:
@@ -320,7 +378,9 @@ def _decode_other(data: bytes, stretch: Stretch | None) -> np.ndarray:
 
 @functools.cache
 def _silence_decoders() -> None:
-    """Keep OpenCV and Pillow from printing warnings about damaged files; each gets one line from who reads it."""
+    """Keep OpenCV and Pillow from printing warnings about damaged files; each gets one line from
+    who reads it.
+    """
     if "OPENCV_LOG_LEVEL" not in os.environ:
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -328,7 +388,9 @@ def _silence_decoders() -> None:
 
 @contextmanager
 def one_opencv_thread() -> Iterator[None]:
-    """Let OpenCV use one thread while a photograph is worked on per thread: more would only compete for cores."""
+    """Let OpenCV use one thread while a photograph is worked on per thread: more would only compete
+    for cores.
+    """
     before = cv2.getNumThreads()
     cv2.setNumThreads(1)
     try:

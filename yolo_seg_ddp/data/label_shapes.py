@@ -38,11 +38,13 @@ MOST_RECTANGLES = 0.9
 LARGER = 0.8
 # A class needs so many labels, for their lengths to say anything.
 MIN_LABELS = 10
-# Limits of the spread of the logarithms of lengths. Where labels differ more, short objects are not worse.
+# Limits of the spread of the logarithms of lengths. Where labels differ more, short objects are not
+# worse.
 LEAST_SPREAD, MOST_SPREAD = 0.5, 1.0
-# What labels deviate from a parabola, in their length, for STRAIGHT_SHARE of a class: real wires 0.003, drawn ones 0.005 to 0.009;
-# roots of plants 0.017, cracks in roads 0.05, vessels of the retina 0.25. How far they sag is limited to what drawn wires sag
-# (MAX_SAG): real wires 0.004, drawn ones 0.03 to 0.08; roots 0.13, cracks 0.23, vessels 0.9.
+# What labels deviate from a parabola, in their length, for STRAIGHT_SHARE of a class: real wires
+# 0.003, drawn ones 0.005 to 0.009; roots of plants 0.017, cracks in roads 0.05, vessels of the
+# retina 0.25. How far they sag is limited to what drawn wires sag (MAX_SAG): real wires 0.004,
+# drawn ones 0.03 to 0.08; roots 0.13, cracks 0.23, vessels 0.9.
 MAX_BEND, STRAIGHT_SHARE = 0.012, 0.75
 # So many points stand for an outline in `bend_of`.
 BEND_POINTS = 256
@@ -59,7 +61,9 @@ WINDOWS_ADVICE = "train on windows of the photographs: --windows 8 (docs/windows
 
 @dataclass(frozen=True)
 class LabelledPhoto:
-    """A photograph's labels: class ids int64 (N,), outlines (V, 2) xy in its pixels, its width and height; `read` it, RGB."""
+    """A photograph's labels: class ids int64 (N,), outlines (V, 2) xy in its pixels, its width and
+    height; `read` it, RGB.
+    """
 
     class_ids: np.ndarray
     outlines: list[np.ndarray]
@@ -75,11 +79,13 @@ class LabelledPhoto:
 
 @dataclass(frozen=True)
 class LabelStatistics:
-    """What the training labels say: how photographs are augmented, and what a model's file says of the labels.
+    """What the training labels say: how photographs are augmented, and what a model's file says of
+    the labels.
 
-    thin: classes of long and thin objects. bends: of each of these, how curved its labels are; 1 is the most that wires are.
-    agreement: of the directions of long objects, from 0 to 1; None if there are too few. are_all_thin: no class is another.
-    sample: the labels of which all this was measured.
+    thin: classes of long and thin objects. bends: of each of these, how curved its labels are; 1 is
+    the most that wires are. agreement: of the directions of long objects, from 0 to 1; None if
+    there are too few. are_all_thin: no class is another. sample: the labels of which all this was
+    measured.
     """
 
     thin: tuple[int, ...]
@@ -110,7 +116,8 @@ def measure_labels(photos: list[Photo]) -> LabelStatistics:
 
 
 def sample_labels(photos: list[Photo], size_of: SizeOf | None = None) -> list[LabelledPhoto]:
-    """Return the labels of at most SAMPLED_PHOTOS photographs with objects, evenly spread over the split.
+    """Return the labels of at most SAMPLED_PHOTOS photographs with objects, evenly spread over the
+    split.
 
     `size_of`: as `sizes_on_disk` returns it, which is used if it is unset.
     """
@@ -123,11 +130,15 @@ def sample_labels(photos: list[Photo], size_of: SizeOf | None = None) -> list[La
 def thin_classes(labels: Iterable[LabelledPhoto]) -> tuple[int, ...]:
     """Return the classes whose objects have a median elongation of MIN_ELONGATION or more."""
     class_ids = [class_id for photo in labels for class_id in photo.class_ids]
-    return elongated_classes(class_ids, [elongation(outline) for photo in labels for outline in photo.outlines])
+    return elongated_classes(
+        class_ids, [elongation(outline) for photo in labels for outline in photo.outlines]
+    )
 
 
 def sizes_on_disk(photos: list[Photo]) -> SizeOf:
-    """Return a function from an index to the width and height of that photograph's file, upright."""
+    """Return a function from an index to the width and height of
+    that photograph's file, upright.
+    """
 
     def size_of(index: int) -> tuple[int, int]:
         with photos[index].file.open("rb") as stream:
@@ -144,33 +155,50 @@ def sizes_on_disk(photos: list[Photo]) -> SizeOf:
 def choose_thin_classes(
     wanted: tuple[str, ...], photos: list[Photo], size_of: SizeOf, names: tuple[str, ...]
 ) -> tuple[int, ...]:
-    """Return the classes to judge by their centrelines, alike on all ranks: those of the given names, `auto` or `none`.
+    """Return the classes to judge by their centrelines, alike on all ranks: those of the given
+    names, `auto` or `none`.
 
-    `auto` takes the `thin_classes` of some photographs, spread over the split. Raises UsageError for a name that is no class.
+    `auto` takes the `thin_classes` of some photographs, spread over the split. Raises UsageError
+    for a name that is no class.
     """
-    return thin_classes(sample_labels(photos, size_of)) if wanted == ("auto",) else named_classes(wanted, names)
+    return (
+        thin_classes(sample_labels(photos, size_of))
+        if wanted == ("auto",)
+        else named_classes(wanted, names)
+    )
 
 
 def named_classes(wanted: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the classes that `--thin-classes` names; none for `none`. Raises UsageError for a name that is no class."""
+    """Return the classes that `--thin-classes` names; none for `none`.
+
+    Raises UsageError for a name that is no class.
+    """
     if wanted == ("none",):
         return ()
     for name in wanted:
         if name not in names:
-            raise UsageError(f"--thin-classes {name}: not one of {', '.join(names)}{nearest(name, names)}")
+            raise UsageError(
+                f"--thin-classes {name}: not one of {', '.join(names)}{nearest(name, names)}"
+            )
     return tuple(sorted({names.index(name) for name in wanted}))
 
 
-def small_labels_hint(labels: Sequence[LabelledPhoto], names: tuple[str, ...], size_px: int) -> tuple[str, list[str]]:
-    """Return a line about the class whose labels are the smallest at a network input of size_px, and what to train with.
+def small_labels_hint(
+    labels: Sequence[LabelledPhoto], names: tuple[str, ...], size_px: int
+) -> tuple[str, list[str]]:
+    """Return a line about the class whose labels are the smallest at a network input of size_px,
+    and what to train with.
 
-    Both are empty if the labels are large enough. It is about photographs that are larger than the input, of which a larger input, or
-    windows, show more.
+    Both are empty if the labels are large enough. It is about photographs that are larger than the
+    input, of which a larger input, or windows, show more.
     """
     large = [photo for photo in labels if size_px / max(photo.size) < LARGER]
     medians = median_sizes(large, size_px)
     small = [
-        (width / THIN_PX, f"half of the labels of {names[class_id]} are at most {width:.1f} px wide")
+        (
+            width / THIN_PX,
+            f"half of the labels of {names[class_id]} are at most {width:.1f} px wide",
+        )
         for class_id, (width, _) in medians.items()
         if width < THIN_PX
     ] + [
@@ -184,16 +212,20 @@ def small_labels_hint(labels: Sequence[LabelledPhoto], names: tuple[str, ...], s
     long_side_px = np.median([max(photo.size) for photo in large])
     has_lines = any(width < THIN_PX and long >= LINE * width for width, long in medians.values())
     fits = needed_px <= min(MAX_INPUT_PX, long_side_px) and not has_lines
-    hint, words = coloured("Hint:", "yellow"), ["--img-size", str(needed_px)] if fits else ["--windows", "8"]
+    hint, words = (
+        coloured("Hint:", "yellow"),
+        ["--img-size", str(needed_px)] if fits else ["--windows", "8"],
+    )
     advice = f"train with {' '.join(words)}" if fits else WINDOWS_ADVICE
     return f"{hint} {min(small)[1]} at an input of {size_px} px; {advice}", words
 
 
 def median_sizes(labels: Iterable[LabelledPhoto], size_px: int) -> dict[int, tuple[float, float]]:
-    """Return the median width and length of each class's labels in pixels of a network input of size_px.
+    """Return the median width and length of each class's labels in pixels of a network input of
+    size_px.
 
-    A compact label is as wide as the smallest rectangle around it, another one, which may bend, as the rectangle of its area
-    and perimeter.
+    A compact label is as wide as the smallest rectangle around it, another one, which may bend, as
+    the rectangle of its area and perimeter.
     """
     sizes: dict[int, list[tuple[float, float]]] = {}
     for photo in labels:
@@ -206,74 +238,104 @@ def median_sizes(labels: Iterable[LabelledPhoto], size_px: int) -> dict[int, tup
             if length > LONG * width or area < length * width / 2:
                 width = (half - math.sqrt(max(half**2 - 4 * area, 0))) / 2
             sizes.setdefault(class_id, []).append((width, float(np.ptp(outline, axis=0).max())))
-    return {class_id: tuple(np.median(np.array(values), axis=0).tolist()) for class_id, values in sizes.items()}
+    return {
+        class_id: tuple(np.median(np.array(values), axis=0).tolist())
+        for class_id, values in sizes.items()
+    }
 
 
 def class_sizes(
     photos: list[Photo], names: tuple[str, ...], records: list[dict[str, Any]], size_px: int
 ) -> tuple[dict[str, str], dict[str, int]]:
-    """Return the median length and width of each class's labels as text, by `median_sizes`, and `count_rectangles`.
+    """Return the median length and width of each class's labels as text, by `median_sizes`, and
+    `count_rectangles`.
 
     records: the photographs of manifest.json, which has their sizes.
     """
-    size_of = {record["file"]: (record["output_width"], record["output_height"]) for record in records}
+    size_of = {
+        record["file"]: (record["output_width"], record["output_height"]) for record in records
+    }
     labels = [LabelledPhoto.of(photo, size_of[photo.file.name]) for photo in photos]
     medians = median_sizes(labels, size_px)
-    texts = {names[class_id]: f"{long:.0f} x {width:.1f}" for class_id, (width, long) in medians.items()}
+    texts = {
+        names[class_id]: f"{long:.0f} x {width:.1f}" for class_id, (width, long) in medians.items()
+    }
     return texts, {names[class_id]: number for class_id, number in count_rectangles(labels).items()}
 
 
 def count_rectangles(labels: Iterable[LabelledPhoto]) -> Counter[int]:
-    """Return how many objects of each class are rectangles, also turned ones, if nearly all objects are; else none."""
+    """Return how many objects of each class are rectangles, also turned ones, if nearly all objects
+    are; else none.
+    """
     rectangles, num_objects = Counter[int](), 0
     for photo in labels:
         num_objects += len(photo.outlines)
         for class_id, outline in zip(photo.class_ids.tolist(), photo.outlines, strict=True):
             if len(outline) == 4:
                 pixels = outline.astype(np.float32)
-                rectangles[class_id] += cv2.contourArea(pixels) >= RECTANGULAR * math.prod(cv2.minAreaRect(pixels)[1])
-    return +rectangles if rectangles.total() >= max(MOST_RECTANGLES * num_objects, MIN_LABELS) else Counter()
+                rectangles[class_id] += cv2.contourArea(pixels) >= RECTANGULAR * math.prod(
+                    cv2.minAreaRect(pixels)[1]
+                )
+    return (
+        +rectangles
+        if rectangles.total() >= max(MOST_RECTANGLES * num_objects, MIN_LABELS)
+        else Counter()
+    )
 
 
 def label_lengths_of(photos: list[Photo], sizes: np.ndarray) -> list[float]:
-    """Return how long labels are in at most MEASURED_PHOTOS photographs; sizes int (N, 2): their heights and widths."""
+    """Return how long labels are in at most MEASURED_PHOTOS photographs; sizes int (N, 2): their
+    heights and widths.
+    """
     sized = list(zip(photos, sizes[:, ::-1], strict=True))
     labels = sized[:: max(1, len(sized) // MEASURED_PHOTOS)][:MEASURED_PHOTOS]
-    lengths = [(np.ptp(outline, axis=0) * size).max() for photo, size in labels for outline in photo.polygons]
+    lengths = [
+        (np.ptp(outline, axis=0) * size).max()
+        for photo, size in labels
+        for outline in photo.polygons
+    ]
     class_ids = [class_id for photo, _ in labels for class_id in photo.class_ids]
     return label_lengths(np.array(class_ids, int), np.array(lengths, float))
 
 
 def label_lengths(class_ids: np.ndarray, lengths_px: np.ndarray) -> list[float]:
-    """Return how long labels are: class id, median in pixels and spread of each class with MIN_LABELS, one after the other.
+    """Return how long labels are: class id, median in pixels and spread of each class with
+    MIN_LABELS, one after the other.
 
-    class_ids: int (N,); lengths_px: float (N,), the longer sides of their boxes. The spread is the standard deviation of the
-    natural logarithm, LEAST_SPREAD at least. Classes with a spread above MOST_SPREAD are left out.
+    class_ids: int (N,); lengths_px: float (N,), the longer sides of their boxes. The spread is the
+    standard deviation of the natural logarithm, LEAST_SPREAD at least. Classes with a spread above
+    MOST_SPREAD are left out.
     """
     statistics: list[float] = []
     for class_id in np.unique(class_ids).tolist():
         lengths = np.log(np.maximum(lengths_px[class_ids == class_id], 1))
-        spread = max(LEAST_SPREAD, float(lengths.std(ddof=1))) if len(lengths) >= MIN_LABELS else np.inf
+        spread = (
+            max(LEAST_SPREAD, float(lengths.std(ddof=1))) if len(lengths) >= MIN_LABELS else np.inf
+        )
         if spread <= MOST_SPREAD:
             statistics += [class_id, round(float(np.exp(np.median(lengths))), 1), round(spread, 3)]
     return statistics
 
 
 def class_bends(labels: Iterable[LabelledPhoto], thin: tuple[int, ...]) -> dict[int, float]:
-    """Return for each thin class how curved its labels are: STRAIGHT_SHARE of them are at most that curved, and wires at most 1."""
+    """Return for each thin class how curved its labels are: STRAIGHT_SHARE of them are at most that
+    curved, and wires at most 1.
+    """
     bends: dict[int, list[float]] = {}
     for photo in labels:
         for class_id, outline in zip(photo.class_ids.tolist(), photo.outlines, strict=True):
             if class_id in thin:
                 bends.setdefault(class_id, []).append(bend_of(outline))
-    return {class_id: float(np.quantile(values, STRAIGHT_SHARE)) for class_id, values in bends.items()}
+    return {
+        class_id: float(np.quantile(values, STRAIGHT_SHARE)) for class_id, values in bends.items()
+    }
 
 
 def bend_of(outline: np.ndarray) -> float:
     """Return how curved an outline (V, 2) is, relative to what wires are at most.
 
-    Two values count: the deviation from a parabola (root mean square) and the sag, both as shares of the length. Each is divided
-    by its limit, and the larger quotient is returned.
+    Two values count: the deviation from a parabola (root mean square) and the sag, both as shares
+    of the length. Each is divided by its limit, and the larger quotient is returned.
     """
     closed = np.vstack([outline, outline[:1]]).astype(float)
     along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(closed, axis=0).T))])
@@ -284,7 +346,11 @@ def bend_of(outline: np.ndarray) -> float:
     if length <= 0:
         return 0.0
     direction = (ends[1] - ends[0]) / length
-    x, y = ((points - ends.mean(axis=0)) @ np.array([direction, [-direction[1], direction[0]]]).T / length).T
+    x, y = (
+        (points - ends.mean(axis=0))
+        @ np.array([direction, [-direction[1], direction[0]]]).T
+        / length
+    ).T
     beside = float(np.mean((y - np.polyval(np.polyfit(x, y, 2), x)) ** 2))
     half_width = abs(float(cv2.contourArea(outline.astype(np.float32)))) / along[-1] / length
     sag = width / length - 2 * half_width
@@ -292,7 +358,8 @@ def bend_of(outline: np.ndarray) -> float:
 
 
 def long_axis(outline: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the ends of the line through the middle of the smallest rectangle around an outline (V, 2), and its width.
+    """Return the ends of the line through the middle of the smallest rectangle around an outline
+    (V, 2), and its width.
 
     float64 (2, 2) xy.
     """
@@ -303,11 +370,12 @@ def long_axis(outline: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def common_direction(labels: Iterable[LabelledPhoto], curved: Sequence[int]) -> float | None:
-    """Return how well the long objects of a class agree in their direction: from 0, no common direction, to 1.
+    """Return how well the long objects of a class agree in their direction: from 0, no common
+    direction, to 1.
 
-    That is the length of the mean of exp(2i direction) over the objects, for the class where it is largest: photographs in
-    which only poles agree have an up, too. Objects of `curved` classes have no direction. None if no class has MIN_LONG_OBJECTS
-    long objects.
+    That is the length of the mean of exp(2i direction) over the objects, for the class where it is
+    largest: photographs in which only poles agree have an up, too. Objects of `curved` classes have
+    no direction. None if no class has MIN_LONG_OBJECTS long objects.
     """
     of_class: dict[int, list[complex]] = {}
     for photo in labels:
@@ -316,5 +384,9 @@ def common_direction(labels: Iterable[LabelledPhoto], curved: Sequence[int]) -> 
             if class_id not in curved and max(width, height) >= LONG * min(width, height):
                 direction = np.radians(angle if width >= height else angle + 90)
                 of_class.setdefault(class_id, []).append(np.exp(2j * direction))
-    agreements = [float(abs(np.mean(values))) for values in of_class.values() if len(values) >= MIN_LONG_OBJECTS]
+    agreements = [
+        float(abs(np.mean(values)))
+        for values in of_class.values()
+        if len(values) >= MIN_LONG_OBJECTS
+    ]
     return max(agreements, default=None)

@@ -1,4 +1,6 @@
-"""YOLO segmentation label files: one object a line, `class x1 y1 x2 y2 ...`, coordinates in 0..1 of the image."""
+"""YOLO segmentation label files: one object a line, `class x1 y1 x2 y2 ...`, coordinates in 0..1 of
+the image.
+"""
 
 import functools
 import itertools
@@ -18,16 +20,17 @@ ANY_CLASS = -1  # of a region to ignore
 IGNORE_FOLDER = "ignore"  # beside `images` and `labels`
 CODE = -2  # less a region's class is its code, which is negative, among the classes of objects
 ROUGH = 1_000_000  # plus the class is the code of an object with a rough outline
-OUTSIDE_TOLERANCE = 1e-3  # fraction of the image; rounding errors up to this are clipped, more is an error
+# fraction of the image; rounding errors up to this are clipped, more is an error
+OUTSIDE_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
 class Photo:
     """A photograph's file and labels; polygons are float (V, 2), normalised x, y.
 
-    ignored: outlines of regions to ignore, in which nobody says what is there; ignored_ids int64 are the classes that each
-    is ignored for, ANY_CLASS for all. rough: the numbers, int64, of objects with a rough outline, from which only the class is
-    learned.
+    ignored: outlines of regions to ignore, in which nobody says what is there; ignored_ids int64
+    are the classes that each is ignored for, ANY_CLASS for all. rough: the numbers, int64, of
+    objects with a rough outline, from which only the class is learned.
     """
 
     file: Path
@@ -38,7 +41,9 @@ class Photo:
     rough: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def with_regions(self) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return classes (see CODE and ROUGH) and outlines of the objects, then those of the regions to ignore."""
+        """Return classes (see CODE and ROUGH) and outlines of the objects, then those of the
+        regions to ignore.
+        """
         class_ids = np.concatenate([self.class_ids, CODE - self.ignored_ids])
         class_ids[self.rough] += ROUGH
         return class_ids, [*self.polygons, *self.ignored]
@@ -47,9 +52,17 @@ class Photo:
 def split_regions(class_ids: np.ndarray, outlines: list[np.ndarray]) -> tuple[Any, ...]:
     """Undo `Photo.with_regions`: return the fields of a Photo after its file."""
     is_region = class_ids < 0
-    objects, regions = (list(itertools.compress(outlines, chosen.tolist())) for chosen in (~is_region, is_region))
+    objects, regions = (
+        list(itertools.compress(outlines, chosen.tolist())) for chosen in (~is_region, is_region)
+    )
     codes = class_ids[~is_region]
-    return codes % ROUGH, objects, CODE - class_ids[is_region], regions, np.flatnonzero(codes >= ROUGH)
+    return (
+        codes % ROUGH,
+        objects,
+        CODE - class_ids[is_region],
+        regions,
+        np.flatnonzero(codes >= ROUGH),
+    )
 
 
 class LabelError(UserError):
@@ -65,11 +78,14 @@ def format_yolo_label(instances: Iterable[tuple[int, np.ndarray]]) -> str:
     return "".join(lines)
 
 
-def read_yolo_label(path: Path | None, num_classes: int, lowest: int = 0) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Read a YOLO-seg label file: class ids int64 (N,) and N polygons float32 (V, 2), x and y in 0..1.
+def read_yolo_label(
+    path: Path | None, num_classes: int, lowest: int = 0
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Read a YOLO-seg label file: class ids int64 (N,) and N polygons float32 (V, 2), x and y in
+    0..1.
 
-    A box row `class cx cy w h` becomes a polygon of four corners. An empty file, or none, means an image without objects.
-    Classes begin at `lowest`. Raises LabelError with file and line.
+    A box row `class cx cy w h` becomes a polygon of four corners. An empty file, or none, means an
+    image without objects. Classes begin at `lowest`. Raises LabelError with file and line.
     """
     class_ids: list[int] = []
     polygons: list[np.ndarray] = []
@@ -84,7 +100,10 @@ def read_yolo_label(path: Path | None, num_classes: int, lowest: int = 0) -> tup
 
 
 def label_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the fields of each line of a label file that is not blank. Raises LabelError."""
+    """Yield the line number and the fields of each line of a label file that is not blank.
+
+    Raises LabelError.
+    """
     try:
         text = read_text(path, MAX_LABEL_FILE_BYTES)
     except OSError as error:
@@ -97,7 +116,10 @@ def label_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def parse_yolo_row(fields: list[str], num_classes: int, lowest: int = 0) -> tuple[int, np.ndarray]:
-    """Return the class id and the polygon, float32 (V, 2) in 0..1, of a label's fields. Raises ValueError."""
+    """Return the class id and the polygon, float32 (V, 2) in 0..1, of a label's fields.
+
+    Raises ValueError.
+    """
     try:
         values = np.array(fields, dtype=np.float64)
     except ValueError:
@@ -106,26 +128,37 @@ def parse_yolo_row(fields: list[str], num_classes: int, lowest: int = 0) -> tupl
     if not (lowest <= class_id < num_classes and class_id == int(class_id)):
         raise ValueError(f"class {fields[0]} is not one of {lowest}..{num_classes - 1}")
     if len(coordinates) % 2 or len(coordinates) < 4:
-        raise ValueError(f"{len(coordinates)} coordinates; expected 4 for a box or an even count from 6 for a polygon")
-    outside = ~((coordinates >= -OUTSIDE_TOLERANCE) & (coordinates <= 1 + OUTSIDE_TOLERANCE))  # also true for NaN
+        raise ValueError(
+            f"{len(coordinates)} coordinates; expected 4 for a box or an even count from 6 for a "
+            "polygon"
+        )
+    # also true for NaN
+    outside = ~((coordinates >= -OUTSIDE_TOLERANCE) & (coordinates <= 1 + OUTSIDE_TOLERANCE))
     if outside.any():
         raise ValueError(
-            f"coordinate {fields[1 + int(outside.argmax())]} is outside 0..1; normalise by the picture's size"
+            f"coordinate {fields[1 + int(outside.argmax())]} is outside 0..1; normalise by the "
+            "picture's size"
         )
     if len(coordinates) == 4:
         center, half = coordinates[:2], coordinates[2:] / 2
         if not (half > 0).all():
-            raise ValueError(f"box of width {fields[3]} and height {fields[4]}; both must be above 0")
+            raise ValueError(
+                f"box of width {fields[3]} and height {fields[4]}; both must be above 0"
+            )
         polygon = center + half * np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]])
     else:
         polygon = coordinates.reshape(-1, 2)
     return int(class_id), np.clip(polygon, 0.0, 1.0).astype(np.float32)
 
 
-def read_photos(spec: DatasetSpec, split: str, announce: Callable[[str], None] | None = None) -> list[Photo]:
-    """Read a split's labels and regions to ignore. A missing label file means a photograph without objects.
+def read_photos(
+    spec: DatasetSpec, split: str, announce: Callable[[str], None] | None = None
+) -> list[Photo]:
+    """Read a split's labels and regions to ignore. A missing label file means a photograph without
+    objects.
 
-    Announces what was skipped. Raises DataErrors, which lists every unusable label file as file:line.
+    Announces what was skipped. Raises DataErrors, which lists every unusable label file as
+    file:line.
     """
     photos: list[Photo] = []
     problems: list[str] = []
@@ -142,31 +175,48 @@ def read_photos(spec: DatasetSpec, split: str, announce: Callable[[str], None] |
             problems.append(str(error))
     if problems:
         raise DataErrors(
-            f"{len(problems)} of {len(files)} label files of `{split}` cannot be used: {problems[0]}", problems
+            f"{len(problems)} of {len(files)} label files of `{split}` cannot be used: "
+            f"{problems[0]}",
+            problems,
         )
     if announce and not any(len(photo.class_ids) for photo in photos):
         expected = printable(str(label_file_for(files[0])), 400)
-        announce(f"WARNING: {split}: no photograph has an object; labels of the first are looked for in {expected}")
+        announce(
+            f"WARNING: {split}: no photograph has an object; labels of the first are looked for "
+            f"in {expected}"
+        )
     return photos
 
 
 def may_have_regions(folder: Path) -> bool:
     """Return whether photographs of a folder may have regions to ignore."""
-    return "images" in folder.parts and label_file_for(folder / "any.jpg", IGNORE_FOLDER).parent.exists()
+    return (
+        "images" in folder.parts
+        and label_file_for(folder / "any.jpg", IGNORE_FOLDER).parent.exists()
+    )
 
 
 def read_regions(
     spec: DatasetSpec, file: Path, holds_folder: Callable[[Path], bool]
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return a photograph's regions to ignore as `read_yolo_label` returns objects. Raises LabelError."""
+    """Return a photograph's regions to ignore as `read_yolo_label` returns objects.
+
+    Raises LabelError.
+    """
     ignore_file = find_label_file(spec, file, holds_folder, IGNORE_FOLDER)
     return read_yolo_label(ignore_file, len(spec.names), ANY_CLASS)
 
 
 def with_regions_of(photo: Photo, ignored_ids: np.ndarray, ignored: list[np.ndarray]) -> Photo:
-    """Add regions to ignore to a photograph. A row that is also an object's says that the object's outline is rough."""
+    """Add regions to ignore to a photograph.
+
+    A row that is also an object's says that the object's outline is rough.
+    """
     objects, regions = (
-        [(class_id, outline.tobytes()) for class_id, outline in zip(ids.tolist(), outlines, strict=True)]
+        [
+            (class_id, outline.tobytes())
+            for class_id, outline in zip(ids.tolist(), outlines, strict=True)
+        ]
         for ids, outlines in ((photo.class_ids, photo.polygons), (ignored_ids, ignored))
     )
     both = {*objects} & {*regions}
@@ -179,14 +229,18 @@ def with_regions_of(photo: Photo, ignored_ids: np.ndarray, ignored: list[np.ndar
 def find_label_file(
     spec: DatasetSpec, file: Path, holds_folder: Callable[[Path], bool], folder: str = "labels"
 ) -> Path | None:
-    """Return a photograph's label file, None if there is none. Raises LabelError for one that leaves the data set.
+    """Return a photograph's label file, None if there is none. Raises LabelError for one that
+    leaves the data set.
 
     `holds_folder` is `spec.holds`, which may remember its answers.
     """
     label_file = label_file_for(file, folder)
-    if not holds_folder(label_file.parent) or (label_file.is_symlink() and not spec.holds(label_file)):
+    if not holds_folder(label_file.parent) or (
+        label_file.is_symlink() and not spec.holds(label_file)
+    ):
         raise LabelError(f"{label_file}: {spec.problem_with(label_file)}")
-    return label_file if label_file.exists() or label_file.is_symlink() else None  # a broken link is an error
+    # a broken link is an error
+    return label_file if label_file.exists() or label_file.is_symlink() else None
 
 
 def count_classes(photos: list[Photo], num_classes: int) -> np.ndarray:

@@ -6,27 +6,31 @@ from collections.abc import Iterator
 import numpy as np
 import shapely
 
-# A ring passes halfway between the centres of neighbouring pixels, and 0.35 px from the centres at its corners: a
-# simplification by less than that encloses the same centres.
+# A ring passes halfway between the centres of neighbouring pixels, and 0.35 px from the centres at
+# its corners: a simplification by less than that encloses the same centres.
 SAME_PIXELS_PX = 0.35
-MAX_CORNERS = 1_000_000  # a wire across 20 megapixels has 15,000; noise of that size would take minutes
+# a wire across 20 megapixels has 15,000; noise of that size would take minutes
+MAX_CORNERS = 1_000_000
 MAX_MASK_RINGS = 5000  # parts and holes of a mask; the smallest of more are dropped
 
 
 def mask_rings(mask: np.ndarray, left: float = 0.0, top: float = 0.0) -> list[np.ndarray]:
-    """Return the outlines of a bitmap bool (H, W), its upper left corner at (left, top), as rings (V, 2) in pixels, xy.
+    """Return the outlines of a bitmap bool (H, W), its upper left corner at (left, top), as rings
+    (V, 2) in pixels, xy.
 
-    Under the even-odd rule the rings enclose the centres of exactly the mask's pixels. Rings of holes run in the opposite
-    direction. Pixels that touch at a corner are joined. A pixel's centre lies at (0.5, 0.5) from its corner. Corners are cut at
-    the middle of the pixels' sides (marching squares), so that slanted edges need few vertices. The largest ring comes first.
-    Raises ValueError for a mask of more than MAX_CORNERS corners.
+    Under the even-odd rule the rings enclose the centres of exactly the mask's pixels. Rings of
+    holes run in the opposite direction. Pixels that touch at a corner are joined. A pixel's centre
+    lies at (0.5, 0.5) from its corner. Corners are cut at the middle of the pixels' sides (marching
+    squares), so that slanted edges need few vertices. The largest ring comes first. Raises
+    ValueError for a mask of more than MAX_CORNERS corners.
     """
     rings = []
     for ring in _corner_rings(mask):
         following = np.roll(ring, -1, axis=0)
         half = np.sign(following - ring) / 2
         cut = np.stack([ring + half, following - half], axis=1).reshape(-1, 2)
-        cut = cut[(cut != np.roll(cut, 1, axis=0)).any(axis=1)]  # a side of one pixel has one middle
+        # a side of one pixel has one middle
+        cut = cut[(cut != np.roll(cut, 1, axis=0)).any(axis=1)]
         # Of a LinearRing the end would be removed without regard to the rest.
         closed = shapely.LineString([*cut, cut[0]])
         simple = shapely.simplify(closed, SAME_PIXELS_PX - 0.01, preserve_topology=False)
@@ -37,14 +41,19 @@ def mask_rings(mask: np.ndarray, left: float = 0.0, top: float = 0.0) -> list[np
 def outline_of(mask: np.ndarray, left: float = 0.0, top: float = 0.0) -> shapely.MultiPolygon:
     """Return the rings of a bitmap, as `mask_rings` describes them, as polygons with holes."""
     rings = [shapely.LinearRing(ring) for ring in mask_rings(mask, left, top)]
-    return shapely.MultiPolygon(list(shapely.get_parts(shapely.build_area(shapely.MultiLineString(rings)))))  # even-odd
+    # even-odd
+    return shapely.MultiPolygon(
+        list(shapely.get_parts(shapely.build_area(shapely.MultiLineString(rings))))
+    )
 
 
 def join_rings(rings: list[np.ndarray]) -> np.ndarray:
-    """Join rings into one by short bridges of zero width. The joined ring passes each bridge in both directions.
+    """Join rings into one by short bridges of zero width. The joined ring passes each bridge in
+    both directions.
 
-    Under the even-odd rule parts stay separate and holes stay holes. The bridges are the edges of a Delaunay triangulation
-    that form the minimum spanning tree, so the time hardly grows with the number of rings.
+    Under the even-odd rule parts stay separate and holes stay holes. The bridges are the edges of a
+    Delaunay triangulation that form the minimum spanning tree, so the time hardly grows with the
+    number of rings.
     """
     if len(rings) == 1:
         return rings[0]
@@ -70,7 +79,8 @@ def join_rings(rings: list[np.ndarray]) -> np.ndarray:
 def _walk(
     first: int, begin: np.ndarray, num_points: int, bridges: dict[int, list[int]]
 ) -> Iterator[tuple[int, int | None]]:
-    """Yield the vertices of a ring from `first` on and back to it, each with the other end of a bridge, or None.
+    """Yield the vertices of a ring from `first` on and back to it, each with the other end of a
+    bridge, or None.
 
     A vertex with bridges comes once for each bridge, and once more: the path returns to it.
     """
@@ -118,7 +128,9 @@ def signed_area(ring: np.ndarray) -> float:
 
 
 def _corner_rings(mask: np.ndarray) -> list[np.ndarray]:
-    """Return the rings along the sides of the pixels, through their corners only: float64 (V, 2)."""
+    """Return the rings along the sides of the pixels, through their corners
+    only: float64 (V, 2).
+    """
     x, y, across, down = _corners(mask)
     rings = []
     is_free = np.ones(len(x), bool)
@@ -132,32 +144,39 @@ def _corner_rings(mask: np.ndarray) -> list[np.ndarray]:
                 if corner == first:
                     break
             is_free[ring] = False
-            if not mask[y[first], x[first]]:  # the pixel inside the ring's first corner: upper row, leftmost
+            # the pixel inside the ring's first corner: upper row, leftmost
+            if not mask[y[first], x[first]]:
                 ring.reverse()
             rings.append(np.stack([x[ring], y[ring]], axis=1).astype(np.float64))
     return rings
 
 
 def _corners(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the corners of the outlines, x and y, and for each the next one in its row and the next in its column.
+    """Return the corners of the outlines, x and y, and for each the next one in its row and the
+    next in its column.
 
-    A corner has an odd number of the mask's pixels around it, or two pixels that only touch there. The latter is listed twice.
+    A corner has an odd number of the mask's pixels around it, or two pixels that only touch there.
+    The latter is listed twice.
     """
     padded = np.zeros((mask.shape[0] + 2, mask.shape[1] + 2), bool)
     padded[1:-1, 1:-1] = mask
     upper_left, upper_right = padded[:-1, :-1], padded[:-1, 1:]
     lower_left, lower_right = padded[1:, :-1], padded[1:, 1:]
-    is_crossing = (upper_left == lower_right) & (upper_right == lower_left) & (upper_left != upper_right)
+    is_crossing = (
+        (upper_left == lower_right) & (upper_right == lower_left) & (upper_left != upper_right)
+    )
     is_corner = (upper_left ^ upper_right ^ lower_left ^ lower_right) | is_crossing
     y, x = np.nonzero(is_corner)
     if len(x) > MAX_CORNERS:
         raise ValueError(f"a mask with {len(x):,} corners is noise, not an object")
     times = 1 + is_crossing[y, x]
-    # At a crossing the first copy ends the side from the left, the second begins the one to the right.
+    # At a crossing the first copy ends the side from the left, the second begins the one to the
+    # right.
     copy = np.arange(times.sum()) - np.repeat(times.cumsum() - times, times)
     y, x = np.repeat(y, times), np.repeat(x, times)
     across = np.arange(len(x)) ^ 1  # corners lie in pairs along a row: one side of the outline
-    # Pixels that touch are joined: the left side goes on upwards if the upper right and lower left pixels are inside.
+    # Pixels that touch are joined: the left side goes on upwards if the upper right and lower left
+    # pixels are inside.
     is_swapped = is_crossing[y, x] & upper_left[y, x]
     in_columns = np.lexsort((np.where(is_swapped, 1 - copy, copy), y, x))
     down = np.empty(len(x), np.int64)

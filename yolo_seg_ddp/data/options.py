@@ -42,5 +42,10 @@ class DataOptions(Options):
         group="speed",
     )
     prefetch: int = option(
-        4, "batches ahead per loader process", at_least=1, may_differ=True, group="speed", wants="num_workers"
+        4,
+        "batches ahead per loader process",
+        at_least=1,
+        may_differ=True,
+        group="speed",
+        wants="num_workers",
     )

@@ -1,6 +1,8 @@
-"""Polygon arithmetic for labels: clipping, areas, boxes and index maps. Coordinates are pixels (x, y).
+"""Polygon arithmetic for labels: clipping, areas, boxes and index maps. Coordinates are pixels (x,
+y).
 
-"Joined outlines" are the vertices (V, 2) of several outlines in one array, with the row (N,) where each begins.
+"Joined outlines" are the vertices (V, 2) of several outlines in one array, with the row (N,) where
+each begins.
 """
 
 import itertools
@@ -25,7 +27,8 @@ def transform_points(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
 def visible_outlines(
     class_ids: np.ndarray, points: np.ndarray, starts: np.ndarray, size_px: int
 ) -> tuple[list[int], list[np.ndarray]]:
-    """Clip joined outlines to the (size_px, size_px) image and drop those of which almost nothing is left.
+    """Clip joined outlines to the (size_px, size_px) image and drop those of which almost nothing
+    is left.
 
     Negative classes are those of regions to ignore, of which any part is enough.
     Processes all outlines of an image at once, five times as fast as one by one.
@@ -47,7 +50,9 @@ def visible_outlines(
     is_enough |= (class_ids[kept] < 0) & (sides.prod(1) > 0)
     is_enough &= np.diff(starts, append=len(points)) >= 3
     outlines = split_outlines(points, starts)
-    return class_ids[kept[is_enough]].tolist(), [outlines[position] for position in np.flatnonzero(is_enough).tolist()]
+    return class_ids[kept[is_enough]].tolist(), [
+        outlines[position] for position in np.flatnonzero(is_enough).tolist()
+    ]
 
 
 def clip_outlines(
@@ -55,8 +60,9 @@ def clip_outlines(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Clip joined outlines to [0, width_px] x [0, height_px], by default a square.
 
-    `owner` (V,), ascending, is the outline of each vertex. Sutherland and Hodgman 1974. Clamping vertices instead would
-    bend wires at the border. An outline that leaves and comes back stays one, with an edge along the border.
+    `owner` (V,), ascending, is the outline of each vertex. Sutherland and Hodgman 1974. Clamping
+    vertices instead would bend wires at the border. An outline that leaves and comes back stays
+    one, with an edge along the border.
     """
     for axis, size_px in enumerate((width_px, width_px if height_px is None else height_px)):
         for limit, sign in ((0.0, 1.0), (size_px, -1.0)):
@@ -66,13 +72,16 @@ def clip_outlines(
     return points, owner
 
 
-def _clip_half_plane(points: np.ndarray, owner: np.ndarray, distance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _clip_half_plane(
+    points: np.ndarray, owner: np.ndarray, distance: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     following = following_vertex(starts_of(owner), len(owner))
     inside = distance >= 0
     crosses = inside != inside[following]
     starts, ends = points[crosses], points[following[crosses]]
     before, after = distance[crosses], distance[following[crosses]]
-    # Each edge yields its start if inside, then its crossing: interleave both and keep those that exist.
+    # Each edge yields its start if inside, then its crossing: interleave both and keep those that
+    # exist.
     both = np.repeat(points, 2, axis=0)
     both[1::2][crosses] = starts + (ends - starts) * (before / (before - after))[:, None]
     wanted = np.stack([inside, crosses], axis=1).reshape(-1)
@@ -80,7 +89,9 @@ def _clip_half_plane(points: np.ndarray, owner: np.ndarray, distance: np.ndarray
 
 
 def join_outlines(polygons: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Join at least one outline: return all vertices (V, 2) and the row (N,) where each outline begins."""
+    """Join at least one outline: return all vertices (V, 2) and the row (N,) where each outline
+    begins.
+    """
     lengths = [len(polygon) for polygon in polygons]
     return np.concatenate(polygons), np.cumsum([0, *lengths[:-1]])
 
@@ -117,8 +128,14 @@ def areas(points: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def large_to_small(polygons: list[np.ndarray]) -> np.ndarray:
-    """Return the indices that sort outlines by area, largest first: drawn in this order, small ones lie on top."""
-    return np.argsort(-areas(*join_outlines(polygons)), kind="stable") if polygons else np.zeros(0, np.int64)
+    """Return the indices that sort outlines by area, largest first: drawn in this order, small ones
+    lie on top.
+    """
+    return (
+        np.argsort(-areas(*join_outlines(polygons)), kind="stable")
+        if polygons
+        else np.zeros(0, np.int64)
+    )
 
 
 def polygon_boxes(polygons: list[np.ndarray]) -> np.ndarray:
@@ -127,7 +144,9 @@ def polygon_boxes(polygons: list[np.ndarray]) -> np.ndarray:
 
 
 def draw_index_map(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
-    """Fill outlines in order, with all pixels they touch: int32 (S, S), 0 is background, k + 1 the k-th outline."""
+    """Fill outlines in order, with all pixels they touch: int32 (S, S), 0 is background, k + 1 the
+    k-th outline.
+    """
     index_map = np.zeros((size_px, size_px), np.int32)
     for value, polygon in enumerate(polygons, start=1):
         # In fillPoly integers are pixel centres, in outlines pixel corners.
@@ -137,13 +156,20 @@ def draw_index_map(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
 
 
 def size_classes(areas: np.ndarray) -> np.ndarray:
-    """Return the position in SIZES of each area in pixels of the photograph: uint8, the shape of `areas`."""
+    """Return the position in SIZES of each area in pixels of the photograph: uint8, the shape of
+    `areas`.
+    """
     return np.digitize(np.asarray(areas, np.float64), SIZE_BOUNDS_PX2).astype(np.uint8)
 
 
 def elongation(outline: np.ndarray) -> float:
-    """Return length over width of the straight or curved strip with the area and perimeter of an outline (V, 2); 1 at least."""
-    (x, y), (next_x, next_y) = outline.T.astype(np.float64), np.roll(outline, -1, axis=0).T.astype(np.float64)
+    """Return length over width of the straight or curved strip with the area and perimeter of an
+    outline (V, 2); 1 at least.
+    """
+    (x, y), (next_x, next_y) = (
+        outline.T.astype(np.float64),
+        np.roll(outline, -1, axis=0).T.astype(np.float64),
+    )
     area = abs(float(x @ next_y - y @ next_x)) / 2
     perimeter = float(np.hypot(next_x - x, next_y - y).sum())
     # The sides a >= b of a rectangle: a + b = perimeter / 2, a * b = area.
@@ -152,8 +178,14 @@ def elongation(outline: np.ndarray) -> float:
 
 
 def elongated_classes(class_ids: Iterable[int], elongations: Iterable[float]) -> tuple[int, ...]:
-    """Return the classes whose objects have a median elongation of MIN_ELONGATION or more, ascending."""
+    """Return the classes whose objects have a median elongation of MIN_ELONGATION or more,
+    ascending.
+    """
     of_class: dict[int, list[float]] = {}
     for class_id, value in zip(class_ids, elongations, strict=True):
         of_class.setdefault(int(class_id), []).append(value)
-    return tuple(sorted(class_id for class_id, values in of_class.items() if np.median(values) >= MIN_ELONGATION))
+    return tuple(
+        sorted(
+            class_id for class_id, values in of_class.items() if np.median(values) >= MIN_ELONGATION
+        )
+    )

@@ -1,9 +1,10 @@
 """Which part of which photograph a training sample shows: a function of (seed, epoch, index).
 
-A photograph's windows take turns in a cycle of eight (ROLES): one shows the whole photograph; three lie on objects, whose
-classes are drawn evenly; three walk over the cells of a grid that hold an object, one over the other cells, which bounds
-the share of windows without an object. The walks go through their cells in a random order and then again in the same one,
-so that a cell is never left out for long. docs/research/windows.md gives the reasons.
+A photograph's windows take turns in a cycle of eight (ROLES): one shows the whole photograph; three
+lie on objects, whose classes are drawn evenly; three walk over the cells of a grid that hold an
+object, one over the other cells, which bounds the share of windows without an object. The walks go
+through their cells in a random order and then again in the same one, so that a cell is never left
+out for long. docs/research/windows.md gives the reasons.
 """
 
 import math
@@ -25,13 +26,16 @@ from yolo_seg_ddp.utils.text import counted
 
 WHOLE, OBJECT, CELL, EMPTY = range(4)
 ROLES = (WHOLE, OBJECT, CELL, EMPTY, OBJECT, CELL, OBJECT, CELL)
-# Shares of a window's side. A window contains the cell or the point for which it was placed with this much around it, so
-# that a piece of the object long enough to be kept (pieces.py) is inside. The rest of the side is room to move.
+# Shares of a window's side. A window contains the cell or the point for which it was placed with
+# this much around it, so that a piece of the object long enough to be kept (pieces.py) is inside.
+# The rest of the side is room to move.
 MARGIN = 1 / 16
 LARGEST_CELL = 3 / 4
-# A window placed on an object shows the whole object if that is at least this thick then, in pixels of the network's input.
+# A window placed on an object shows the whole object if that is at least this thick then, in pixels
+# of the network's input.
 MIN_THICKNESS_PX = 8
-WINDOW_STREAM, CELL_STREAM = 2, 3  # separate these random numbers from those of a sample and of a batch's size
+# separate these random numbers from those of a sample and of a batch's size
+WINDOW_STREAM, CELL_STREAM = 2, 3
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,16 @@ class WindowOptions(Options):
 
     windows: int = option(
         0,
-        "windows of each photograph per epoch, cut from its own pixels (docs/windows.md); 0: whole photographs",
+        "windows of each photograph per epoch, cut from its own pixels (docs/windows.md); 0: "
+        "whole photographs",
         at_least=0,
     )
     window_scale: tuple[float, ...] = option(
-        (0.5, 1.0), "lowest and highest scale of windows; 1: own pixels", needs="windows", above=0, at_most=1
+        (0.5, 1.0),
+        "lowest and highest scale of windows; 1: own pixels",
+        needs="windows",
+        above=0,
+        at_most=1,
     )
 
     def __post_init__(self) -> None:
@@ -95,9 +104,20 @@ class Windows:
     """
 
     def __init__(
-        self, photos: Sequence[Photo], sizes: np.ndarray, side_px: int, config: WindowConfig, seed: int
+        self,
+        photos: Sequence[Photo],
+        sizes: np.ndarray,
+        side_px: int,
+        config: WindowConfig,
+        seed: int,
     ) -> None:
-        self.photos, self.sizes, self.side_px, self.config, self.seed = photos, sizes, side_px, config, seed
+        self.photos, self.sizes, self.side_px, self.config, self.seed = (
+            photos,
+            sizes,
+            side_px,
+            config,
+            seed,
+        )
         self._cells = [self._cells_with_objects(number) for number in range(len(photos))]
         self._labelled = np.flatnonzero([len(cells) > 0 for cells in self._cells])
 
@@ -130,49 +150,70 @@ class Windows:
         return self._around(photo, *self._bounds(photo, int(order[number % len(order)])), rng)
 
     def labels(self, window: Window) -> Photo:
-        """Return the window's labels as those of a photograph: coordinates from 0 to 1 of the window."""
+        """Return the window's labels as those of a photograph: coordinates from 0 to 1 of the
+        window.
+        """
         photo = self.photos[window.photo]
         size = self.sizes[window.photo][::-1]
         if window.shape == tuple(self.sizes[window.photo].tolist()):
             return photo
         corner, (height, width) = np.array([window.left, window.top]), window.shape
-        cut: Sides = (window.left > 0, window.top > 0, window.right < size[0], window.bottom < size[1])
+        cut: Sides = (
+            window.left > 0,
+            window.top > 0,
+            window.right < size[0],
+            window.bottom < size[1],
+        )
         class_ids, polygons = photo.with_regions()
         outlines = [polygon * size - corner for polygon in polygons]
         owners, pieces = pieces_in(outlines, width, height, cut, self.side_px, class_ids < 0)
-        return Photo(photo.file, *split_regions(class_ids[owners], [piece / (width, height) for piece in pieces]))
+        return Photo(
+            photo.file,
+            *split_regions(class_ids[owners], [piece / (width, height) for piece in pieces]),
+        )
 
     def epochs_until_seen(self) -> np.ndarray:
-        """Return for each photograph with objects in how many consecutive epochs all its objects are seen: int (N,)."""
+        """Return for each photograph with objects in how many consecutive epochs all its objects
+        are seen: int (N,).
+        """
         num_cells = np.array([len(cells) for cells in self._cells if len(cells)], int)
         turns = -(-num_cells // ROLES.count(CELL)) * len(ROLES)
         return -(-turns // self.config.per_photo)
 
     def describe(self, epochs: int) -> list[str]:
-        """Return lines for the console: how many windows there are, and after how many epochs each object was in one."""
+        """Return lines for the console: how many windows there are, and after how many epochs each
+        object was in one.
+        """
         config, needed = self.config, self.epochs_until_seen()
         lines = [
-            f"Windows: {config.per_photo} per photograph and epoch, {len(self)} in all, at scale {config.low_scale:g} to "
+            f"Windows: {config.per_photo} per photograph and epoch, {len(self)} in all, at scale "
+            f"{config.low_scale:g} to "
             f"{config.high_scale:g}"
         ]
         if len(needed):
             most, half = int(needed.max()), int(np.median(needed))
             lines.append(
-                f"  every object is in a window at least once in any {most} epochs, of half the photographs in any {half}"
+                f"  every object is in a window at least once in any {most} epochs, of half the "
+                f"photographs in any {half}"
             )
             if most > epochs:
                 lines.append(
-                    f"  the run has {counted(epochs, 'epoch')}: --windows {-(-most * config.per_photo // epochs)} shows all objects"
+                    f"  the run has {counted(epochs, 'epoch')}: --windows "
+                    f"{-(-most * config.per_photo // epochs)} shows all objects"
                 )
         largest = int(self.sizes.max())
         if largest < 2 * self.side_px:
             lines.append(
-                f"  the photographs have at most {largest} pixels a side; parse_labels.py --long-side native keeps all they had"
+                f"  the photographs have at most {largest} pixels a side; parse_labels.py "
+                "--long-side native keeps all they had"
             )
         return lines
 
-    def on_object(self, photo: int, rng: np.random.Generator, class_id: int | None = None) -> Window:
-        """Return a window on a random object of a class (None: a random one): on the whole object, or a point of its outline.
+    def on_object(
+        self, photo: int, rng: np.random.Generator, class_id: int | None = None
+    ) -> Window:
+        """Return a window on a random object of a class (None: a random one): on the whole object,
+        or a point of its outline.
 
         On a point if the object would be too thin, or if all windows are to have one scale.
         """
@@ -185,7 +226,10 @@ class Windows:
         lengths = np.hypot(*edges.T).cumsum()
         fitting = self.side_px * (1 - 2 * MARGIN) / max(*(high - low), 1)
         thickness = 2 * areas(points, np.zeros(1, int))[0] / max(lengths[-1], 1)
-        if self.config.low_scale < self.config.high_scale and thickness * fitting >= MIN_THICKNESS_PX:
+        if (
+            self.config.low_scale < self.config.high_scale
+            and thickness * fitting >= MIN_THICKNESS_PX
+        ):
             return self._around(photo, low, high, rng, fitting)
         walked = rng.random() * lengths[-1]
         edge = min(int(np.searchsorted(lengths, walked, side="right")), len(points) - 1)
@@ -193,9 +237,15 @@ class Windows:
         return self._around(photo, point, point, rng)
 
     def _around(
-        self, photo: int, low: np.ndarray, high: np.ndarray, rng: np.random.Generator, highest_scale: float = math.inf
+        self,
+        photo: int,
+        low: np.ndarray,
+        high: np.ndarray,
+        rng: np.random.Generator,
+        highest_scale: float = math.inf,
     ) -> Window:
-        """Return a window of random scale at a random place where it contains the box from `low` to `high` (x, y).
+        """Return a window of random scale at a random place where it contains the box from `low` to
+        `high` (x, y).
 
         A `highest_scale` below that of the configuration leaves at least the range from half of it.
         """
@@ -219,7 +269,8 @@ class Windows:
         height, width = self.sizes[photo].tolist()
         smallest = min(self.side_px / self.config.high_scale, max(height, width))
         rows, columns = (
-            1 if side <= smallest else math.ceil(side / (smallest * LARGEST_CELL)) for side in (height, width)
+            1 if side <= smallest else math.ceil(side / (smallest * LARGEST_CELL))
+            for side in (height, width)
         )
         return rows, columns
 
@@ -231,17 +282,23 @@ class Windows:
         return place * step, (place + 1) * step
 
     def _cells_with_objects(self, photo: int) -> np.ndarray:
-        """Return the cells that hold a point of an object, int64: for each object the vertex next to its box's centre."""
+        """Return the cells that hold a point of an object, int64: for each object the vertex next
+        to its box's centre.
+        """
         polygons = self.photos[photo].polygons
         if not polygons:
             return np.zeros(0, np.int64)
         points, starts = join_outlines(polygons)
         low, high = extents(points, starts)
         owner = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(points)))
-        distances = np.abs((points - ((low + high) / 2)[owner]) * self.sizes[photo][::-1]).max(axis=1)
+        distances = np.abs((points - ((low + high) / 2)[owner]) * self.sizes[photo][::-1]).max(
+            axis=1
+        )
         nearest = points[np.lexsort((distances, owner))[starts]]
         rows, columns = self._grid(photo)
-        column, row = np.minimum((nearest * (columns, rows)).astype(np.int64), (columns - 1, rows - 1)).T
+        column, row = np.minimum(
+            (nearest * (columns, rows)).astype(np.int64), (columns - 1, rows - 1)
+        ).T
         return np.unique(row * columns + column)
 
 
@@ -262,7 +319,9 @@ class WindowedPhotos:
 
     def _tile(self, window: Window) -> Tile:
         return Tile(
-            self.windows.labels(window), window.shape, lambda canvas, matrix: self._draw(window, canvas, matrix)
+            self.windows.labels(window),
+            window.shape,
+            lambda canvas, matrix: self._draw(window, canvas, matrix),
         )
 
     def _draw(self, window: Window, canvas: np.ndarray, matrix: np.ndarray) -> None:
@@ -284,4 +343,6 @@ def open_windows(
     Raises UserError if the disk has no room.
     """
     store = open_blocks([photo.file for photo in photos], place)
-    return WindowedPhotos(Windows(store.index.usable(photos), store.index.sizes, size_px, config, seed), store)
+    return WindowedPhotos(
+        Windows(store.index.usable(photos), store.index.sizes, size_px, config, seed), store
+    )

@@ -1,7 +1,9 @@
-"""How the loop takes batches from loaders: reproducibly, equally many on every rank, and each validation sample once.
+"""How the loop takes batches from loaders: reproducibly, equally many on every rank, and each
+validation sample once.
 
-On a GPU the next batch is copied on a second CUDA stream while the previous step still computes: from the loss on, the host
-is ahead of the GPU, and during the backward pass the copy comes from page-locked memory. On a CPU nothing overlaps.
+On a GPU the next batch is copied on a second CUDA stream while the previous step still computes:
+from the loss on, the host is ahead of the GPU, and during the backward pass the copy comes from
+page-locked memory. On a CPU nothing overlaps.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,9 +22,10 @@ from yolo_seg_ddp.utils.errors import UserError
 def batches_from(loader: Any, epoch: int, start: int, seed: int | None) -> Iterator[Any]:
     """Yield the batches of an epoch from number `start` on.
 
-    With a `seed`, Python, NumPy and PyTorch are seeded before a batch is loaded and again before it is used, with a
-    function of (seed, rank, epoch, batch). Random augmentation and dropout are then the same after a resume, if the
-    number of loader workers is the same and workers do not outlive an epoch (`persistent_workers=False`).
+    With a `seed`, Python, NumPy and PyTorch are seeded before a batch is loaded and again before it
+    is used, with a function of (seed, rank, epoch, batch). Random augmentation and dropout are then
+    the same after a resume, if the number of loader workers is the same and workers do not outlive
+    an epoch (`persistent_workers=False`).
     """
     skip = _set_epoch(loader, epoch, start)
     # Loader workers take their seeds from PyTorch's generator.
@@ -37,23 +40,27 @@ def batches_from(loader: Any, epoch: int, start: int, seed: int | None) -> Itera
 
 
 def require_equal_batches(loader: Any) -> None:
-    """Raise UserError when ranks have different numbers of batches: they would wait for each other without end.
+    """Raise UserError when ranks have different numbers of batches: they would wait for each other
+    without end.
 
     Every rank must reach this.
     """
     largest, negated_smallest = max_over_ranks([len(loader), -len(loader)])
     if largest != -negated_smallest:
         raise UserError(
-            f"the training loaders have between {-negated_smallest:.0f} and {largest:.0f} batches, {len(loader)} on rank "
+            f"the training loaders have between {-negated_smallest:.0f} and {largest:.0f} "
+            f"batches, {len(loader)} on rank "
             f"{rank()}: all ranks need the same number; give each loader a DistributedSampler"
         )
 
 
 @contextmanager
 def each_sample_once(loader: Any) -> Iterator[None]:
-    """Within this block a loader's DistributedSampler repeats no sample: some ranks get one sample less.
+    """Within this block a loader's DistributedSampler repeats no sample: some ranks get one sample
+    less.
 
-    The sampler repeats samples so that all shares are equally long, which an evaluation does not need.
+    The sampler repeats samples so that all shares are equally long, which an evaluation does not
+    need.
     """
     sampler = getattr(loader, "sampler", None)
     if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
@@ -88,7 +95,9 @@ def _set_epoch(loader: Any, epoch: int, start_batch: int) -> int:
 
 
 class Upload:
-    """Calls `prepare(batch, device)` on the second stream, so that its work does not wait for the step before."""
+    """Calls `prepare(batch, device)` on the second stream, so that its work does not wait for the
+    step before.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -109,7 +118,9 @@ class Upload:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in (nested) lists, tuples, dictionaries and objects with attributes, such as dataclasses."""
+    """Yield the tensors in (nested) lists, tuples, dictionaries and objects with attributes, such
+    as dataclasses.
+    """
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):

@@ -1,9 +1,11 @@
 """The training loop, for any task, on one process or many.
 
-    engine = TrainingEngine(model, device, EngineOptions(epochs=100), task=MyTask(), run="models/mine")
-    history = engine.train(train_loader, val_loader, optimizer, scheduler=scheduler)
+    engine = TrainingEngine(model, device, EngineOptions(epochs=100), task=MyTask(),
+    run="models/mine") history = engine.train(train_loader, val_loader, optimizer,
+    scheduler=scheduler)
 
-Every rank calls every method. `yolo_seg_ddp.engine.task.Task` says how batches, loss, evaluation and files look.
+Every rank calls every method. `yolo_seg_ddp.engine.task.Task` says how batches, loss, evaluation
+and files look.
 """
 
 import math
@@ -21,7 +23,12 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from yolo_seg_ddp.engine.cuda_graphs import GraphedNetwork
-from yolo_seg_ddp.engine.loading import Upload, batches_from, each_sample_once, require_equal_batches
+from yolo_seg_ddp.engine.loading import (
+    Upload,
+    batches_from,
+    each_sample_once,
+    require_equal_batches,
+)
 from yolo_seg_ddp.engine.meters import EpochMeter
 from yolo_seg_ddp.engine.options import EngineOptions
 from yolo_seg_ddp.engine.recovery import NonFiniteGuard, Recovery, RollBack
@@ -31,14 +38,21 @@ from yolo_seg_ddp.engine.stopping import StallWatch, StopAgreement, Watched
 from yolo_seg_ddp.engine.task import Batch, Epoch, Task, batch_length, named_values
 from yolo_seg_ddp.run.log import RunLog
 from yolo_seg_ddp.utils.devices import choose_precision, peak_memory_bytes
-from yolo_seg_ddp.utils.distributed import average_tensors, collective_timeout_s, is_distributed, rank, world_size
+from yolo_seg_ddp.utils.distributed import (
+    average_tensors,
+    collective_timeout_s,
+    is_distributed,
+    rank,
+    world_size,
+)
 from yolo_seg_ddp.utils.distributed.ddp import wrap_for_ranks
 from yolo_seg_ddp.utils.distributed.sync_bn import convert_sync_batchnorm
 from yolo_seg_ddp.utils.errors import UserError
 from yolo_seg_ddp.utils.signals import StopFlag
 from yolo_seg_ddp.utils.text import is_terminal
 
-# PyTorch's 65536 overflows at a fresh start: YOLO's first gradients fit fp16 up to a scale of 256 (measured).
+# PyTorch's 65536 overflows at a fresh start: YOLO's first gradients fit fp16 up to a scale of 256
+# (measured).
 FIRST_SCALE = 2.0**6
 BAR = "{percentage:3.0f}% |{bar:20}|{postfix}"
 # After this share of a collective's time limit without progress the stacks are written.
@@ -61,20 +75,28 @@ class TrainingEngine:
     ) -> None:
         """Move the model to the device and, for several ranks, wrap it for DistributedDataParallel.
 
-        `run` is the folder for checkpoints, metrics and models. `distributed`: whether to train with the other ranks of
-        the process group; unset: if there are any. Each checkpoint's manifest holds `manifest`, too.
+        `run` is the folder for checkpoints, metrics and models. `distributed`: whether to train
+        with the other ranks of the process group; unset: if there are any. Each checkpoint's
+        manifest holds `manifest`, too.
         """
         self.options, folder = options or EngineOptions(), Path(run)
         self.task = task or Task()
         self.device = device
         if distributed and not dist.is_initialized():
-            raise UserError("distributed=True without a process group: call setup_ddp or setup_distributed first")
+            raise UserError(
+                "distributed=True without a process group: call setup_ddp or setup_distributed "
+                "first"
+            )
         distributed = is_distributed() if distributed is None else distributed
         self.world_size = world_size() if distributed else 1
         self.is_main = rank() == 0
         self.precision = choose_precision(self.options.precision, device)
         raw, self.model = _prepare_model(model, device, self.options, distributed)
-        ema = ModelEMA(raw, self.options.ema_decay, self.options.ema_ramp) if self.options.ema else None
+        ema = (
+            ModelEMA(raw, self.options.ema_decay, self.options.ema_ramp)
+            if self.options.ema
+            else None
+        )
         if self.options.compile:
             # This comes after the copy for the average, which is only evaluated.
             raw.compile()
@@ -87,10 +109,14 @@ class TrainingEngine:
         self.upload, self.guard = Upload(device), NonFiniteGuard(device)
         self.wrapped = isinstance(self.model, DistributedDataParallel)
         self.syncs_batchnorm = self.wrapped and self.options.sync_batchnorm
-        network = GraphedNetwork(raw, device, self.precision) if self._may_use_graphs() else self.model
+        network = (
+            GraphedNetwork(raw, device, self.precision) if self._may_use_graphs() else self.model
+        )
         self.network = self.batch_log.rank_meter.around(network, waits=self.syncs_batchnorm)
         checkpoints = self.task.checkpoints(folder)
-        self.recovery = Recovery(self.state, self.guard, self.log, self.options, checkpoints, manifest or {})
+        self.recovery = Recovery(
+            self.state, self.guard, self.log, self.options, checkpoints, manifest or {}
+        )
         self.stop_flag = StopFlag()
         self.stop_agreement = StopAgreement()
         self.stopped_by = ""  # the signal that ended the training on all ranks
@@ -104,10 +130,12 @@ class TrainingEngine:
 
     @property
     def evaluation_model(self) -> nn.Module:
-        """The module to evaluate and to deploy: the moving average, or without one the raw module."""
+        """The module to evaluate and to deploy: the moving average, or without
+        one the raw module.
+        """
         return self.state.ema.module if self.state.ema is not None else self.state.model
 
-    # -- the loop: `train`, or its steps one by one, as train_yolo_ddp.py shows them -----------------------------------
+    # -- the loop: `train`, or its steps one by one, as train_yolo_ddp.py shows them ---------------
 
     def train(
         self,
@@ -119,22 +147,27 @@ class TrainingEngine:
         *,
         resume: bool = False,
     ) -> dict[str, list[float]]:
-        """Train until `options.epochs` are complete and return the history: one list per reported value.
+        """Train until `options.epochs` are complete and return the history: one list per reported
+        value.
 
-        `criterion(outputs, targets)` is the loss of a task without its own. The task calls the scheduler:
-        `Task.schedule_step` and `Task.schedule_epoch` say when. `resume` continues from the newest
-        checkpoint in the run folder. On SIGTERM or Ctrl-C (`StopFlag`) all ranks save a checkpoint at the same step and
-        return.
+        `criterion(outputs, targets)` is the loss of a task without its own. The task calls the
+        scheduler: `Task.schedule_step` and `Task.schedule_epoch` say when. `resume` continues from
+        the newest checkpoint in the run folder. On SIGTERM or Ctrl-C (`StopFlag`) all ranks save a
+        checkpoint at the same step and return.
         """
         self.begin(optimizer, criterion, scheduler)
         with self.running(train_loader, resume=resume):
             while self.begin_epoch():
                 with self.rolling_back():
-                    record = self.progress.record_awaiting_validation or self.train_one_epoch(train_loader)
+                    record = self.progress.record_awaiting_validation or self.train_one_epoch(
+                        train_loader
+                    )
                     self.finish_epoch(record, train_loader, val_loader)
         return self.progress.history
 
-    def begin(self, optimizer: torch.optim.Optimizer, criterion: Any = None, scheduler: Any = None) -> None:
+    def begin(
+        self, optimizer: torch.optim.Optimizer, criterion: Any = None, scheduler: Any = None
+    ) -> None:
         """Set what `train_one_epoch` trains with."""
         self.state.optimizer, self.state.scheduler = optimizer, scheduler
         if criterion is not None:
@@ -142,21 +175,34 @@ class TrainingEngine:
 
     @contextmanager
     def running(self, train_loader: Any, *, resume: bool = False) -> Iterator[None]:
-        """Listen to signals and watch for a stall while epochs are trained; `resume`: first load the newest checkpoint."""
+        """Listen to signals and watch for a stall while epochs are trained; `resume`: first load
+        the newest checkpoint.
+        """
         require_equal_batches(train_loader)
         if resume:
             self.recovery.load()
         self.stopped_by = ""
-        is_off, total = not (self.log.is_main and is_terminal(sys.stdout, sys.stderr)), len(train_loader)
-        self.batch_log.bar = bar = tqdm(total=total * self.options.epochs, disable=is_off, leave=False, bar_format=BAR)
+        is_off, total = (
+            not (self.log.is_main and is_terminal(sys.stdout, sys.stderr)),
+            len(train_loader),
+        )
+        self.batch_log.bar = bar = tqdm(
+            total=total * self.options.epochs, disable=is_off, leave=False, bar_format=BAR
+        )
         with bar, self.stop_flag, self.stall_watch, self.batch_log.rank_meter.gpu or nullcontext():
             self._epoch_start_s = time.perf_counter()
             yield
         self.log.close()
 
     def begin_epoch(self) -> bool:
-        """Return whether there is an epoch to train: False after the last, and when all ranks agreed to stop."""
-        if self.stopped_by or self.progress.epoch >= self.options.epochs or self.progress.stopped_early:
+        """Return whether there is an epoch to train: False after the last, and when all ranks
+        agreed to stop.
+        """
+        if (
+            self.stopped_by
+            or self.progress.epoch >= self.options.epochs
+            or self.progress.stopped_early
+        ):
             return False
         self.stop_agreement.start(self.progress.global_step)
         if self._agree_to_stop():
@@ -167,14 +213,20 @@ class TrainingEngine:
 
     @contextmanager
     def rolling_back(self) -> Iterator[None]:
-        """Return to the last checkpoint after several steps with non-finite gradients; the epochs then go on from there."""
+        """Return to the last checkpoint after several steps with non-finite gradients; the epochs
+        then go on from there.
+        """
         try:
             yield
         except RollBack:
             self.recovery.roll_back()
 
-    def finish_epoch(self, record: dict[str, Any] | None, train_loader: Any, val_loader: Any) -> None:
-        """Validate, report and save the trained epoch of `record`; None: save where all ranks agreed to stop."""
+    def finish_epoch(
+        self, record: dict[str, Any] | None, train_loader: Any, val_loader: Any
+    ) -> None:
+        """Validate, report and save the trained epoch of `record`; None: save where all ranks
+        agreed to stop.
+        """
         self.recovery.require_agreement()
         if record is None:
             self.recovery.save(is_last_chance=True)
@@ -194,7 +246,8 @@ class TrainingEngine:
         self.recovery.save()
 
     def train_one_epoch(self, loader: Any) -> dict[str, Any] | None:
-        """Train the rest of the current epoch; return its record, or None when all ranks agreed to stop.
+        """Train the rest of the current epoch; return its record, or None when all ranks agreed to
+        stop.
 
         After a resume in mid-epoch the record's means and speeds cover the rest of that epoch.
         """
@@ -225,7 +278,9 @@ class TrainingEngine:
                     return None
             if position % self.options.log_interval == 0 or is_last_batch:
                 to_come = (self.options.epochs - progress.epoch) * num_batches - position - 1
-                self.batch_log.write(self.log, values, progress, position, meter, (num_batches, to_come))
+                self.batch_log.write(
+                    self.log, values, progress, position, meter, (num_batches, to_come)
+                )
         record: dict[str, Any] = {f"train_{name}": value for name, value in meter.means().items()}
         record.update(
             epoch=progress.epoch + 1,
@@ -236,14 +291,15 @@ class TrainingEngine:
         )
         return record
 
-    # -- one step ---------------------------------------------------------------------------------------------------
+    # -- one step ----------------------------------------------------------------------------------
 
     def forward_backward(
         self, batch: Batch, group_size: int = 1, *, is_first: bool = True, is_last: bool = True
     ) -> tuple[dict[str, torch.Tensor], int]:
         """Add a batch's gradients; return its values to report and its number of samples.
 
-        The batch is one of `group_size` of an optimizer step. At the last one DDP sums the gradients over all ranks.
+        The batch is one of `group_size` of an optimizer step. At the last one DDP sums the
+        gradients over all ranks.
         """
         is_in_group = self.state.accumulate > 1
         if is_in_group and is_first:
@@ -262,7 +318,9 @@ class TrainingEngine:
         return values, batch_length(inputs)
 
     def update(self) -> None:
-        """Take the optimizer's step with the gradients so far, then update statistics and moving average."""
+        """Take the optimizer's step with the gradients so far, then update statistics and moving
+        average.
+        """
         state, optimizer = self.state, self.state.optimizer
         self.task.schedule_step(state.scheduler, state.progress.global_step)
         state.scaler.unscale_(optimizer)
@@ -276,21 +334,29 @@ class TrainingEngine:
         if self.wrapped and not self.syncs_batchnorm:
             # Statistics of frozen layers are equal on all ranks and stay bitwise as they are.
             training = (module for module in state.model.modules() if module.training)
-            average_tensors(buffer for module in training for buffer in module.buffers(recurse=False))
+            average_tensors(
+                buffer for module in training for buffer in module.buffers(recurse=False)
+            )
         if state.ema is not None:
             state.ema.update(state.model)
         state.progress.global_step += 1
 
-    # -- what surrounds the steps ------------------------------------------------------------------------------------
+    # -- what surrounds the steps ------------------------------------------------------------------
 
     @torch.no_grad()
     def validate(self, loader: Any) -> dict[str, Any]:
-        """Evaluate `evaluation_model`, each rank on its share without repeats; return the same values on every rank."""
+        """Evaluate `evaluation_model`, each rank on its share without repeats; return the same
+        values on every rank.
+        """
         with each_sample_once(loader):
-            return self.task.evaluate(self.evaluation_model, Watched(self.stall_watch, loader), self._epoch())
+            return self.task.evaluate(
+                self.evaluation_model, Watched(self.stall_watch, loader), self._epoch()
+            )
 
     def _batches(self, loader: Any, meter: EpochMeter) -> Iterator[tuple[int, Batch]]:
-        """Yield (position in the epoch, batch) from where the epoch stands, and time the wait for each."""
+        """Yield (position in the epoch, batch) from where the epoch stands, and time the wait for
+        each.
+        """
         start = self.progress.batch
         iterator = batches_from(loader, self.progress.epoch, start, self.options.seed)
         for position in range(start, len(loader)):
@@ -302,7 +368,9 @@ class TrainingEngine:
             yield position, batch
 
     def _must_stop(self, is_last_batch: bool) -> bool:
-        """After an optimizer step, where it is due: raise RollBack, write a checkpoint, or return True to stop."""
+        """After an optimizer step, where it is due: raise RollBack, write a checkpoint, or return
+        True to stop.
+        """
         step = self.progress.global_step
         if is_last_batch or self.stop_agreement.is_regular(step):
             self.recovery.require_health()
@@ -310,9 +378,14 @@ class TrainingEngine:
         return not is_last_batch and agrees_now and self._agree_to_stop(may_save=True)
 
     def _agree_to_stop(self, may_save: bool = False) -> bool:
-        """Return whether any rank was told to stop; if not, save a checkpoint if one is due. Every rank must reach this."""
+        """Return whether any rank was told to stop; if not, save a checkpoint if one is due.
+
+        Every rank must reach this.
+        """
         step = self.progress.global_step
-        stops, save_is_due = self.stop_agreement.agree(step, self.stop_flag.is_set, self.recovery.is_due())
+        stops, save_is_due = self.stop_agreement.agree(
+            step, self.stop_flag.is_set, self.recovery.is_due()
+        )
         if stops:
             self.stopped_by = self.stop_flag.reason or "a signal to another process"
             self.log.print(f"Stopping ({self.stopped_by}): run the same command again to resume")
@@ -322,10 +395,17 @@ class TrainingEngine:
         return stops
 
     def _may_use_graphs(self) -> bool:
-        """Whether CUDA graphs give what the network gives: not with DDP's hooks, and not where gradients accumulate."""
+        """Whether CUDA graphs give what the network gives: not with DDP's hooks, and not where
+        gradients accumulate.
+        """
         options = self.options
         others = self.wrapped or options.accumulate > 1 or options.compile
-        return self.device.type == "cuda" and options.cuda_graph == "auto" and self.task.repeats_kernels and not others
+        return (
+            self.device.type == "cuda"
+            and options.cuda_graph == "auto"
+            and self.task.repeats_kernels
+            and not others
+        )
 
     def _epoch(self, number: int | None = None) -> Epoch:
         number = number or self.progress.epoch + 1

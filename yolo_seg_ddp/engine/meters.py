@@ -15,11 +15,13 @@ from yolo_seg_ddp.utils.distributed import all_reduce_sum, communication_device,
 from yolo_seg_ddp.utils.errors import print_warning
 from yolo_seg_ddp.utils.nvml import READINGS, GpuWatch
 
-FIELDS = ("own_ms", "data_wait_share", "cpu_cores", "rss_bytes", *READINGS)  # of each rank, since the last log
+# of each rank, since the last log
+FIELDS = ("own_ms", "data_wait_share", "cpu_cores", "rss_bytes", *READINGS)
 
 
 class RankMeter:
-    """Measures this rank. `gpu` reads the GPU's utilisation, power and temperature in its context; None on a CPU.
+    """Measures this rank. `gpu` reads the GPU's utilisation, power and temperature in its context;
+    None on a CPU.
 
     Call `begin` before each wait for a batch. Nothing here waits for the device.
     """
@@ -38,10 +40,13 @@ class RankMeter:
         self._begun = self._now()
 
     def around(self, network: Callable[[Any], Any], waits: bool) -> Callable[[Any], Any]:
-        """Return a network whose calls end this rank's own time: before them if it `waits` for the other ranks, else after."""
+        """Return a network whose calls end this rank's own time: before them if it `waits` for the
+        other ranks, else after.
+        """
 
         def measured(inputs: Any) -> Any:
-            # The first BatchNorm that is synchronised is the first to wait for the other ranks, else the loss.
+            # The first BatchNorm that is synchronised is the first to wait for the other ranks,
+            # else the loss.
             if waits:
                 self.meet()
             outputs = network(inputs)
@@ -120,12 +125,17 @@ class EpochMeter:
         """Return the batches since the last call, or since the epoch began."""
         before = self._last_lap
         self._last_lap = (self.num_batches, self.elapsed_s, self.data_wait_s)
-        return Lap(self._last_lap[0] - before[0], self._last_lap[1] - before[1], self._last_lap[2] - before[2])
+        return Lap(
+            self._last_lap[0] - before[0],
+            self._last_lap[1] - before[1],
+            self._last_lap[2] - before[2],
+        )
 
     def add(self, values: dict[str, torch.Tensor], num_samples: int) -> None:
         """Add one batch's mean values, weighted by its number of samples."""
         if values:
-            # All values are in one tensor, as each operator on one value would be a kernel on a GPU.
+            # All values are in one tensor, as each operator on one value would be a kernel on a
+            # GPU.
             names = tuple(sorted(values))
             with torch.no_grad():
                 weighted = torch.stack([values[name] for name in names]).double() * num_samples
@@ -158,7 +168,9 @@ class EpochMeter:
         `batches_per_s` counts every rank's batches, as the guide's sample output does.
         """
         seconds = self.elapsed_s
-        local = torch.tensor([self.num_samples, self.data_wait_s], dtype=torch.float64, device=communication_device())
+        local = torch.tensor(
+            [self.num_samples, self.data_wait_s], dtype=torch.float64, device=communication_device()
+        )
         num_samples, data_wait_s = all_reduce_sum(local).tolist()
         return {
             "epoch_time_s": seconds,

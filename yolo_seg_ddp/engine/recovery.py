@@ -1,4 +1,6 @@
-"""How no work is lost: checkpoints that all ranks agree on, resuming, and rolling back steps with non-finite gradients."""
+"""How no work is lost: checkpoints that all ranks agree on, resuming, and rolling back steps with
+non-finite gradients.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +15,14 @@ from yolo_seg_ddp.engine.state import TrainState
 from yolo_seg_ddp.run.checkpoint import CheckpointStore
 from yolo_seg_ddp.run.log import RunLog
 from yolo_seg_ddp.utils.distributed import any_rank, check_ranks_agree, run_on_main
-from yolo_seg_ddp.utils.errors import DISK_IS_FULL, EXIT_DIVERGED, EXIT_IO, UserError, is_out_of_memory, one_line
+from yolo_seg_ddp.utils.errors import (
+    DISK_IS_FULL,
+    EXIT_DIVERGED,
+    EXIT_IO,
+    UserError,
+    is_out_of_memory,
+    one_line,
+)
 
 # After so many bad steps the weights themselves are suspected.
 MOST_IN_A_ROW = 5
@@ -31,7 +40,10 @@ class RollBack(Exception):  # leaves the loop; not an error
 
 
 class NonFiniteGuard:
-    """Skips optimizer steps with a non-finite gradient. With a fused optimizer the host does not wait for the device."""
+    """Skips optimizer steps with a non-finite gradient.
+
+    With a fused optimizer the host does not wait for the device.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._skipped = torch.zeros((), device=device)
@@ -39,7 +51,8 @@ class NonFiniteGuard:
         self.num_reported = 0  # skipped steps that the log has reported
 
     def should_step(self, optimizer: torch.optim.Optimizer, gradient_norm: torch.Tensor) -> bool:
-        """Return whether to take the optimizer's step: not if the gradient's norm () is infinite or NaN.
+        """Return whether to take the optimizer's step: not if the gradient's norm () is infinite or
+        NaN.
 
         A fused optimizer is always allowed: it skips the step on the device, by `found_inf`.
         """
@@ -48,21 +61,29 @@ class NonFiniteGuard:
         self._skipped += is_bad
         self.in_a_row = torch.addcmul(is_bad, is_bad, self.in_a_row)
         # With dampening, momentum that starts at zero would give another result.
-        if all(group.get("fused") and not group.get("dampening") for group in optimizer.param_groups):
+        if all(
+            group.get("fused") and not group.get("dampening") for group in optimizer.param_groups
+        ):
             _begin_momentum(optimizer)
-            # As torch.amp.GradScaler does: where this is 1, the kernels change neither weights nor state.
+            # As torch.amp.GradScaler does: where this is 1, the kernels change neither weights nor
+            # state.
             optimizer.found_inf = is_bad  # type: ignore[attr-defined]
             return True
         return not is_bad.item()
 
     def counts(self) -> tuple[int, int]:
-        """Return the number of skipped steps, and how many of the last steps in a row. Waits for the device."""
+        """Return the number of skipped steps, and how many of the last steps in a row.
+
+        Waits for the device.
+        """
         skipped, in_a_row = torch.stack([self._skipped, self.in_a_row]).tolist()
         return int(skipped), int(in_a_row)
 
 
 def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Give SGD momentum buffers of zeros: when its first step is skipped, PyTorch leaves new ones uninitialised."""
+    """Give SGD momentum buffers of zeros: when its first step is skipped, PyTorch leaves new ones
+    uninitialised.
+    """
     if not isinstance(optimizer, torch.optim.SGD):
         return
     for group in optimizer.param_groups:
@@ -74,7 +95,10 @@ def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether no floating-point tensor holds an infinity or a NaN. Waits for the device once."""
+    """Return whether no floating-point tensor holds an infinity or a NaN.
+
+    Waits for the device once.
+    """
     floats = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     if not floats:
         return True
@@ -113,10 +137,13 @@ class Recovery:
     _num_failed_saves: int = 0
     _saved_at_s: float = field(default_factory=time.monotonic)
     _last_validation_s: float = 0.0
-    _suspects: list[list[int]] = field(default_factory=list)  # [epoch, batch] of the steps with non-finite gradients
+    # [epoch, batch] of the steps with non-finite gradients
+    _suspects: list[list[int]] = field(default_factory=list)
 
     def require_agreement(self) -> None:
-        """Raise RankDisagreement when weights, averages or statistics differ between ranks, Diverged when not finite."""
+        """Raise RankDisagreement when weights, averages or statistics differ between ranks,
+        Diverged when not finite.
+        """
         tensors = {
             f"{kind}.{name}": tensor
             for kind, module in self.state.modules().items()
@@ -124,18 +151,29 @@ class Recovery:
         }
         check_ranks_agree(tensors)
         if not all_finite(tensors.values()):
-            raise Diverged(f"weights or statistics are not finite any more; the last checkpoint is kept; {CURE}")
+            raise Diverged(
+                "weights or statistics are not finite any more; the last checkpoint is kept; "
+                f"{CURE}"
+            )
 
     def require_health(self) -> None:
-        """Log skipped steps. Raise RollBack on every rank after several in a row, or when a statistic is not finite."""
+        """Log skipped steps.
+
+        Raise RollBack on every rank after several in a row, or when a statistic is not finite.
+        """
         progress, accumulate = self.state.progress, self.state.accumulate
         num_skipped, in_a_row = self.guard.counts()
         num_new = num_skipped - self.guard.num_reported
         if not num_new:
             return
         self.guard.num_reported = num_skipped
-        self.log.print(f"  {num_new} step(s) skipped by step {progress.global_step}: their gradient was not finite")
-        self.log.metrics({"kind": "skip", "global_step": progress.global_step, "skipped": num_skipped})
+        self.log.print(
+            f"  {num_new} step(s) skipped by step {progress.global_step}: their gradient was not "
+            "finite"
+        )
+        self.log.metrics(
+            {"kind": "skip", "global_step": progress.global_step, "skipped": num_skipped}
+        )
         if in_a_row >= MOST_IN_A_ROW or not all_finite(self.state.model.buffers()):
             first = max(progress.batch - max(in_a_row, 1) * accumulate, 0)
             # An epoch's last group may be smaller.
@@ -144,24 +182,40 @@ class Recovery:
             raise RollBack
 
     def roll_back(self) -> None:
-        """Return to the last checkpoint and skip the batches after it that failed. Raises Diverged when that cannot help."""
+        """Return to the last checkpoint and skip the batches after it that failed.
+
+        Raises Diverged when that cannot help.
+        """
         self.num_rollbacks += 1
         step = self.state.progress.global_step
         if self.num_rollbacks > MOST_ROLLBACKS:
-            raise Diverged(f"the gradient is not finite at step {step}, after {MOST_ROLLBACKS} roll-backs; {CURE}")
+            raise Diverged(
+                f"the gradient is not finite at step {step}, after {MOST_ROLLBACKS} roll-backs; "
+                f"{CURE}"
+            )
         if not self.load():
-            raise Diverged(f"the gradient is not finite at step {step}, before the first checkpoint; {CURE}")
+            raise Diverged(
+                f"the gradient is not finite at step {step}, before the first checkpoint; {CURE}"
+            )
         progress = self.state.progress
         progress.left_out += [batch for batch in self._suspects if batch not in progress.left_out]
         self.guard.in_a_row.zero_()
-        self.log.print(f"Rolled back from step {step} to {progress.global_step}, leaving out {self._suspects}")
+        self.log.print(
+            f"Rolled back from step {step} to {progress.global_step}, leaving out {self._suspects}"
+        )
 
     def is_due(self) -> bool:
-        """Whether a checkpoint is due at this step, or the last one is older than `save_every_s`, by rank 0's clock."""
+        """Whether a checkpoint is due at this step, or the last one is older than `save_every_s`,
+        by rank 0's clock.
+        """
         if self.is_due_at(self.state.progress.global_step):
             return True
         limit_s = self.options.save_every_s
-        return self.log.is_main and limit_s is not None and time.monotonic() - self._saved_at_s >= limit_s
+        return (
+            self.log.is_main
+            and limit_s is not None
+            and time.monotonic() - self._saved_at_s >= limit_s
+        )
 
     def is_due_at(self, step: int) -> bool:
         """Whether a checkpoint is due after this step by `save_every_steps`."""
@@ -171,8 +225,9 @@ class Recovery:
     def save(self, is_last_chance: bool = False) -> None:
         """Write a checkpoint on rank 0; the other ranks wait until it is written or given up.
 
-        When the disk refuses it, rank 0 prints a warning and training continues with the checkpoint before. Raises
-        CannotSave when that happens several times in a row, or at the last chance to save.
+        When the disk refuses it, rank 0 prints a warning and training continues with the checkpoint
+        before. Raises CannotSave when that happens several times in a row, or at the last chance to
+        save.
         """
         run_on_main(lambda: self._save(1 if is_last_chance else MOST_FAILED_SAVES))
         self._saved_at_s = time.monotonic()
@@ -184,9 +239,13 @@ class Recovery:
 
     @contextmanager
     def validating(self, record: dict[str, Any]) -> Iterator[None]:
-        """Save the trained epoch before a validation that will be long, as the last one was: it hears no stop signal."""
+        """Save the trained epoch before a validation that will be long, as the last one was: it
+        hears no stop signal.
+        """
         progress = self.state.progress
-        if progress.record_awaiting_validation is None and any_rank(self._last_validation_s > LONG_VALIDATION_S):
+        if progress.record_awaiting_validation is None and any_rank(
+            self._last_validation_s > LONG_VALIDATION_S
+        ):
             progress.record_awaiting_validation = dict(record)
             self.save()
         start_s = time.monotonic()
@@ -195,7 +254,9 @@ class Recovery:
         progress.record_awaiting_validation = None
 
     def load(self) -> bool:
-        """Continue from the newest checkpoint that passes its checksum; return whether there is one."""
+        """Continue from the newest checkpoint that passes its checksum; return whether there is
+        one.
+        """
         newest = self.checkpoints.load()
         if newest is None:
             return False
@@ -206,7 +267,8 @@ class Recovery:
             if is_out_of_memory(error):
                 raise
             raise UserError(
-                f"{path}: not a checkpoint of this model and these options ({one_line(error)}); continue it with the "
+                f"{path}: not a checkpoint of this model and these options ({one_line(error)}); "
+                "continue it with the "
                 f"version of the project that wrote it, or choose a new --save-dir"
             ) from error
         progress = self.state.progress
@@ -223,11 +285,21 @@ class Recovery:
             _with_room_made(self.checkpoints, lambda: self.checkpoints.save(step, state, manifest))
         except OSError as error:
             self._num_failed_saves += 1
-            problem = f"{self.checkpoints.folder}: no checkpoint at step {step}: {error.strerror or error}"
+            problem = (
+                f"{self.checkpoints.folder}: no checkpoint at step {step}: "
+                f"{error.strerror or error}"
+            )
             if self._num_failed_saves >= most_failures:
-                raise CannotSave(f"{problem}; make room there, then run the same command again") from error
-            count = f"{self._num_failed_saves} of {most_failures} such failures in a row, at which the training stops"
-            self.log.print(f"  WARNING: {problem}; the one before is kept, make room there ({count})")
+                raise CannotSave(
+                    f"{problem}; make room there, then run the same command again"
+                ) from error
+            count = (
+                f"{self._num_failed_saves} of {most_failures} such failures in a row, at which the "
+                "training stops"
+            )
+            self.log.print(
+                f"  WARNING: {problem}; the one before is kept, make room there ({count})"
+            )
         else:
             self._num_failed_saves = 0
 

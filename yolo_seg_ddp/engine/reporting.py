@@ -1,4 +1,6 @@
-"""What the loop prints and records: a line every ten batches, with readings of every rank, and the end of each epoch."""
+"""What the loop prints and records: a line every ten batches, with readings of every rank, and the
+end of each epoch.
+"""
 
 import math
 import statistics
@@ -18,7 +20,13 @@ from yolo_seg_ddp.run.log import RunLog
 from yolo_seg_ddp.run.records import SlowRank, others_ms
 from yolo_seg_ddp.run.view import device_words
 from yolo_seg_ddp.utils.devices import peak_memory_bytes
-from yolo_seg_ddp.utils.distributed import all_reduce_sum, any_rank, communication_device, rank, run_on_main
+from yolo_seg_ddp.utils.distributed import (
+    all_reduce_sum,
+    any_rank,
+    communication_device,
+    rank,
+    run_on_main,
+)
 from yolo_seg_ddp.utils.files import warn_on_write_error
 from yolo_seg_ddp.utils.text import coloured, format_bytes, format_duration
 
@@ -49,11 +57,14 @@ class BatchLog:
     ) -> None:
         """Log one batch; `batches` counts those of this epoch and those that remain in the run.
 
-        Every rank must reach this: the logged values are means over all ranks, gathered by one collective.
+        Every rank must reach this: the logged values are means over all ranks, gathered by one
+        collective.
         """
         lap = meter.lap()
         names = sorted(values)
-        sums = self._gather([values[name] for name in names], self.rank_meter.lap(lap.data_wait_share))
+        sums = self._gather(
+            [values[name] for name in names], self.rank_meter.lap(lap.data_wait_share)
+        )
         reported = {name: total / self.world_size for name, total in zip(names, sums, strict=False)}
         of_ranks = sums[len(names) :]
         ranks = {name: of_ranks[number :: len(FIELDS)] for number, name in enumerate(FIELDS)}
@@ -64,9 +75,12 @@ class BatchLog:
         validations_s = (batches[1] // batches[0] + 1) * self.validation_s
         left_s = round(batches[1] * meter.elapsed_s / max(meter.num_batches, 1) + validations_s)
         self.bar.n = (self.bar.total or 0) - batches[1]
-        self.bar.set_postfix_str(f"epoch {progress.epoch + 1}, {format_duration(left_s)} left", refresh=False)
+        self.bar.set_postfix_str(
+            f"epoch {progress.epoch + 1}, {format_duration(left_s)} left", refresh=False
+        )
         words = [
-            f"  Batch [{position}/{batches[0]}] - Loss: {reported['loss']:.4f} | {images_per_s:.1f} {self.task.samples}/s",
+            f"  Batch [{position}/{batches[0]}] - Loss: {reported['loss']:.4f} | "
+            f"{images_per_s:.1f} {self.task.samples}/s",
             f"data wait {meter.data_wait_s / meter.elapsed_s:.0%}",
             format_bytes(peak_memory_bytes(self.device)),
             f"{format_duration(left_s)} left",
@@ -82,8 +96,14 @@ class BatchLog:
             "step_ms": lap.step_ms,
             "data_wait_share": statistics.fmean(ranks["data_wait_share"]),
         }
-        place = {"epoch": progress.epoch + 1, "batch": position, "global_step": progress.global_step}
-        measured = {name: readings for name, readings in ranks.items() if not all(map(math.isnan, readings))}
+        place = {
+            "epoch": progress.epoch + 1,
+            "batch": position,
+            "global_step": progress.global_step,
+        }
+        measured = {
+            name: readings for name, readings in ranks.items() if not all(map(math.isnan, readings))
+        }
         record = {
             "kind": "batch",
             **place,
@@ -116,7 +136,10 @@ class BatchLog:
 
 @dataclass(eq=False)
 class EpochEnd:
-    """Counts finished epochs, keeps the best and the last model, and reports each epoch. Every rank must reach each method."""
+    """Counts finished epochs, keeps the best and the last model, and reports each epoch.
+
+    Every rank must reach each method.
+    """
 
     state: TrainState
     task: Task
@@ -124,7 +147,9 @@ class EpochEnd:
     log: RunLog
 
     def count(self, record: dict[str, Any], model: nn.Module) -> bool:
-        """Count an epoch, whose reported values are `record`, and write best.pt and last.pt; return whether it is the best."""
+        """Count an epoch, whose reported values are `record`, and write best.pt and last.pt; return
+        whether it is the best.
+        """
         progress = self.state.progress
         best_before = progress.best_value, progress.best_epoch
         self._compare_with_best(record)
@@ -142,14 +167,18 @@ class EpochEnd:
         return is_best
 
     def report(self, record: dict[str, Any], epoch: Epoch, is_best: bool) -> None:
-        """Write a finished epoch to metrics.jsonl, results.csv and TensorBoard, print its lines, and tell the task."""
+        """Write a finished epoch to metrics.jsonl, results.csv and TensorBoard, print its lines,
+        and tell the task.
+        """
         run_on_main(lambda: self._report(record, epoch, is_best))
 
     def _report(self, record: dict[str, Any], epoch: Epoch, is_best: bool) -> None:
         monitor, progress = self.options.monitor, self.state.progress
         keeps_it = is_best and self.options.save_best
         self.log.metrics({"kind": "epoch", **record})
-        charted = {name: value for name, value in record.items() if name not in ("epoch", "global_step")}
+        charted = {
+            name: value for name, value in record.items() if name not in ("epoch", "global_step")
+        }
         self.log.scalars("epoch", charted, record["epoch"])
         names = filter(record.__contains__, dict.fromkeys((*self.task.shown, monitor)))
         shown = [f"{name.replace('_map50_95', ' mAP50-95')} {record[name]:.4f}" for name in names]
@@ -159,7 +188,9 @@ class EpochEnd:
         with warn_on_write_error("what follows an epoch"):
             self.task.after_epoch(record, epoch)
         if progress.stopped_early:
-            self.log.print(f"  No better {monitor} since epoch {progress.best_epoch + 1}: stopping early")
+            self.log.print(
+                f"  No better {monitor} since epoch {progress.best_epoch + 1}: stopping early"
+            )
 
     def _compare_with_best(self, record: dict[str, Any]) -> None:
         name, progress = self.options.monitor, self.state.progress

@@ -1,4 +1,6 @@
-"""The state of a training run, with the moving average of the weights: all that a checkpoint holds."""
+"""The state of a training run, with the moving average of the weights:
+all that a checkpoint holds.
+"""
 
 import copy
 import math
@@ -13,18 +15,22 @@ from torch import nn
 class ModelEMA:
     """Keeps `ema = decay * ema + (1 - decay) * model` over all floating-point weights and buffers.
 
-    The decay ramps up, `decay * (1 - exp(-updates / ramp_updates))`, so that the average soon forgets the first
-    weights (YOLOv5's recipe, ramp 2000). Every rank updates its own copy from equal weights, so all copies stay equal.
+    The decay ramps up, `decay * (1 - exp(-updates / ramp_updates))`, so that the average soon
+    forgets the first weights (YOLOv5's recipe, ramp 2000). Every rank updates its own copy from
+    equal weights, so all copies stay equal.
     """
 
-    def __init__(self, model: nn.Module, decay: float = 0.9999, ramp_updates: float = 2000.0) -> None:
+    def __init__(
+        self, model: nn.Module, decay: float = 0.9999, ramp_updates: float = 2000.0
+    ) -> None:
         self.module = copy.deepcopy(model).eval()
         self.module.requires_grad_(False)
         self.decay = decay
         self.ramp_updates = ramp_updates
         self.updates = 0
         self._source: nn.Module | None = None
-        # For each tensor of the state: the dictionaries that hold it here and in `_source`, and its name in them.
+        # For each tensor of the state: the dictionaries that hold it here and in `_source`, and its
+        # name in them.
         self._places: list[tuple[dict[str, Any], dict[str, Any], str]] = []
 
     @torch.no_grad()
@@ -34,10 +40,14 @@ class ModelEMA:
         share = 1 - math.exp(-self.updates / self.ramp_updates) if self.ramp_updates > 0 else 1.0
         weight = 1 - self.decay * share
         if model is not self._source:
-            # Walking the modules takes longer than the arithmetic, so it is done once. The dictionaries are kept instead of
-            # the tensors, because a move to another device or `load_state_dict` may replace the tensors.
+            # Walking the modules takes longer than the arithmetic, so it is done once. The
+            # dictionaries are kept instead of the tensors, because a move to another device or
+            # `load_state_dict` may replace the tensors.
             pairs = zip(_state_places(self.module), _state_places(model), strict=True)
-            self._source, self._places = model, [(own, others, name) for (own, name), (others, _) in pairs]
+            self._source, self._places = (
+                model,
+                [(own, others, name) for (own, name), (others, _) in pairs],
+            )
         averaged: list[torch.Tensor] = []
         current: list[torch.Tensor] = []
         kept: list[torch.Tensor] = []
@@ -53,7 +63,9 @@ class ModelEMA:
 
 
 def _state_places(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the dictionary and the name of every parameter and persistent buffer, in the order of the modules."""
+    """Yield the dictionary and the name of every parameter and persistent buffer, in the order of
+    the modules.
+    """
     for part in module.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:
@@ -73,20 +85,27 @@ class Progress:
     best_value: float | None = None
     best_epoch: int = -1
     stopped_early: bool = False
-    left_out: list[list[int]] = field(default_factory=list)  # [epoch, batch] after a roll-back: never used again
-    record_awaiting_validation: dict[str, Any] | None = None  # of the current epoch when only its validation remains
+    # [epoch, batch] after a roll-back: never used again
+    left_out: list[list[int]] = field(default_factory=list)
+    # of the current epoch when only its validation remains
+    record_awaiting_validation: dict[str, Any] | None = None
     history: dict[str, list[float]] = field(default_factory=dict)
 
     def regroup(self, before: int, now: int) -> None:
         """Convert counts of a run with `before` batches per optimizer step to one with `now`."""
         self.batch = self.batch // before * now
         groups = sorted({(epoch, batch // before) for epoch, batch in self.left_out})
-        self.left_out = [[epoch, group * now + number] for epoch, group in groups for number in range(now)]
+        self.left_out = [
+            [epoch, group * now + number] for epoch, group in groups for number in range(now)
+        ]
 
 
 @dataclass
 class TrainState:
-    """Weights, moving average, optimizer, scheduler, gradient scaler and progress. Checkpoints hold nothing else."""
+    """Weights, moving average, optimizer, scheduler, gradient scaler and progress.
+
+    Checkpoints hold nothing else.
+    """
 
     model: nn.Module  # the raw module, not its DDP wrapper
     ema: ModelEMA | None
@@ -107,16 +126,23 @@ class TrainState:
             "ema": self.ema.module.state_dict() if self.ema else None,
             "ema_updates": self.ema.updates if self.ema else 0,
             "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict() if hasattr(self.scheduler, "state_dict") else None,
+            "scheduler": self.scheduler.state_dict()
+            if hasattr(self.scheduler, "state_dict")
+            else None,
             "scaler": self.scaler.state_dict(),
             "progress": asdict(self.progress),
             "accumulation_steps": self.accumulate,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned, also by an earlier version or with another `accumulate`."""
+        """Take over what `state_dict` returned, also by an earlier version or with another
+        `accumulate`.
+        """
         groups = (one["param_groups"][0] for one in (state["optimizer"], vars(self.optimizer)))
-        saved, own = ("AdamW" if "betas" in group else "MuSGD" if "use_muon" in group else "SGD" for group in groups)
+        saved, own = (
+            "AdamW" if "betas" in group else "MuSGD" if "use_muon" in group else "SGD"
+            for group in groups
+        )
         # PyTorch would accept it and fail at the first step.
         if saved != own:
             raise ValueError(f"it holds the state of {saved}")

@@ -1,8 +1,8 @@
 """When all ranks agree whether to stop, and what is written when none of them makes progress.
 
-A launcher or a scheduler kills what has not stopped within its grace period, which is at least 30 seconds: the ranks agree
-every few steps, and after every step where steps are slow. The stacks of all threads are written before the process group
-times out.
+A launcher or a scheduler kills what has not stopped within its grace period, which is at least 30
+seconds: the ranks agree every few steps, and after every step where steps are slow. The stacks of
+all threads are written before the process group times out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ LONGEST_S = 2.0  # between two agreements, unless a single step takes longer
 
 
 class StopAgreement:
-    """Decides when the next agreement is due, alike on all ranks: from the step and a time that all ranks share."""
+    """Decides when the next agreement is due, alike on all ranks: from the step and a time that all
+    ranks share.
+    """
 
     def __init__(self) -> None:
         self._step_s = 0.0  # of the slowest rank; 0: not known yet
@@ -39,12 +41,18 @@ class StopAgreement:
         return step % STOP_CHECK_STEPS == 0
 
     def is_due(self, step: int) -> bool:
-        """Whether to agree after `step` steps: at regular ones, and before LONGEST_S have passed."""
-        allowed = LONGEST_S / self._step_s if self._step_s else 1  # the very first step shows how long steps take
+        """Whether to agree after `step` steps: at regular ones, and
+        before LONGEST_S have passed.
+        """
+        # the very first step shows how long steps take
+        allowed = LONGEST_S / self._step_s if self._step_s else 1
         return self.is_regular(step) or step - self._last_step >= max(int(allowed), 1)
 
     def agree(self, step: int, wants_stop: bool, save_is_due: bool) -> tuple[bool, bool]:
-        """Return whether any rank wants to stop, and whether any wants to save. Every rank must reach this."""
+        """Return whether any rank wants to stop, and whether any wants to save.
+
+        Every rank must reach this.
+        """
         num_steps = step - self._last_step
         own_step_s = (time.perf_counter() - self._last_s) / num_steps if num_steps else 0.0
         stops, saves, slowest_step_s = max_over_ranks([wants_stop, save_is_due, own_step_s])
@@ -57,9 +65,11 @@ POLL_S = 1.0
 
 
 class StallWatch(BackgroundWatch):
-    """Dumps the stacks of all threads when `beat` was not called for `limit_s` seconds, once per pause.
+    """Dumps the stacks of all threads when `beat` was not called for `limit_s` seconds, once per
+    pause.
 
-    The dump goes to stderr and to `stacks-rank<rank>.txt` in `folder`. Use it as a context manager around the work.
+    The dump goes to stderr and to `stacks-rank<rank>.txt` in `folder`. Use it as a context manager
+    around the work.
     """
 
     def __init__(self, folder: Path, rank: int, limit_s: float) -> None:
@@ -86,7 +96,9 @@ class StallWatch(BackgroundWatch):
                 self._dump()
 
     def _dump(self) -> None:
-        heading = f"[rank {self.rank}] no progress for {self.limit_s:.0f} s; where each thread stands"
+        heading = (
+            f"[rank {self.rank}] no progress for {self.limit_s:.0f} s; where each thread stands"
+        )
         print(f"{heading} (also in {self.file}):", file=sys.stderr, flush=True)
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         try:

@@ -1,7 +1,8 @@
-"""Loss and AP of a model on a split, for the trainer, `evaluate_model.py` and the benchmarks, on one rank or many.
+"""Loss and AP of a model on a split, for the trainer, `evaluate_model.py` and the benchmarks, on
+one rank or many.
 
-Each rank evaluates its share of the images. The partial results are gathered and merged by image id, so every image
-counts exactly once and every rank returns the same numbers.
+Each rank evaluates its share of the images. The partial results are gathered and merged by image
+id, so every image counts exactly once and every rank returns the same numbers.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,11 +16,33 @@ from torch import nn
 from yolo_seg_ddp.data.dataset import Sample
 from yolo_seg_ddp.data.polygons import size_classes
 from yolo_seg_ddp.evaluation.input_masks import begin_mask_overlaps
-from yolo_seg_ddp.evaluation.metrics.matching import confusion_pairs, hit_targets, ignored_shares, sizes_of_predictions
-from yolo_seg_ddp.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
+from yolo_seg_ddp.evaluation.metrics.matching import (
+    confusion_pairs,
+    hit_targets,
+    ignored_shares,
+    sizes_of_predictions,
+)
+from yolo_seg_ddp.evaluation.metrics.results import (
+    ImageResult,
+    merge_results,
+    pack_results,
+    unpack_results,
+)
 from yolo_seg_ddp.evaluation.metrics.summary import summarise, summarise_sizes
-from yolo_seg_ddp.evaluation.metrics.thin_objects import ThinRule, found_lengths, measure, summarise_thin
-from yolo_seg_ddp.evaluation.native_masks import OnMasks, compare_boxes, masks_in_photo, place, region_iou, target_areas
+from yolo_seg_ddp.evaluation.metrics.thin_objects import (
+    ThinRule,
+    found_lengths,
+    measure,
+    summarise_thin,
+)
+from yolo_seg_ddp.evaluation.native_masks import (
+    OnMasks,
+    compare_boxes,
+    masks_in_photo,
+    place,
+    region_iou,
+    target_areas,
+)
 from yolo_seg_ddp.predict.detections import Detections, Letterbox, detect, photo_masks, raw_outputs
 from yolo_seg_ddp.predict.regions import Region
 from yolo_seg_ddp.utils import distributed
@@ -35,18 +58,22 @@ AP_LIMITS: dict[str, Any] = {"confidence": AP_CONFIDENCE, "iou": AP_IOU, "multi_
 NOTHING_THIN = ThinRule(())
 NO_LENGTHS = np.zeros(0)
 OnImage = Callable[[Sample, Detections, torch.Tensor], None]
-# Yields each sample's detections, with boxes in pixels of the placement's input, and their masks in the photograph's.
-Find = Callable[[Sequence[Sample], Sequence[Letterbox]], Iterator[tuple[Detections, Sequence[Region]]]]
+# Yields each sample's detections, with boxes in pixels of the placement's input, and their masks in
+# the photograph's.
+Find = Callable[
+    [Sequence[Sample], Sequence[Letterbox]], Iterator[tuple[Detections, Sequence[Region]]]
+]
 
 
 @dataclass(frozen=True)
 class PhotoPixels:
     """What to measure in pixels of the photographs on disk.
 
-    size_of: returns width and height of photograph `index`, from which follows AP by object size. compare: whether IoU
-    is computed on boxes and masks enlarged to the photograph, instead of on the network's input. on_masks: is called
-    with the enlarged masks of each photograph, some at a time. thin: with `compare`, how to judge wires. find: with
-    `compare`, replaces the detections and their masks, not the loss.
+    size_of: returns width and height of photograph `index`, from which follows AP by object size.
+    compare: whether IoU is computed on boxes and masks enlarged to the photograph, instead of on
+    the network's input. on_masks: is called with the enlarged masks of each photograph, some at a
+    time. thin: with `compare`, how to judge wires. find: with `compare`, replaces the detections
+    and their masks, not the loss.
     """
 
     size_of: Callable[[int], tuple[int, int]]
@@ -57,7 +84,9 @@ class PhotoPixels:
 
 
 class Compared(NamedTuple):
-    """One image's detections: overlap of boxes and masks (m + regions, n), see `region_iou`, masks' areas (n,), see `measure`."""
+    """One image's detections: overlap of boxes and masks (m + regions, n), see `region_iou`, masks'
+    areas (n,), see `measure`.
+    """
 
     boxes: np.ndarray
     masks: np.ndarray
@@ -89,10 +118,12 @@ def evaluate(
 ) -> Evaluation:
     """Measure loss and box and mask AP over all ranks' shares. Every rank must reach this.
 
-    The validation loss is the sum of all images' loss terms over the sum of their normalisers, so it depends neither on
-    the batch size nor on the number of ranks. `limits`: the further arguments of `detect`. `on_image(sample, detections, prototypes (32, h, w))` is called for each
-    image. With `photo` the metrics also contain `by_size` (see `summarise_sizes`) and, for each class, `native_mask_map50`,
-    `native_mask_map50_95` and what `summarise_thin` returns. Without a criterion, as for exports, `val_loss` is None.
+    The validation loss is the sum of all images' loss terms over the sum of their normalisers, so
+    it depends neither on the batch size nor on the number of ranks. `limits`: the further arguments
+    of `detect`. `on_image(sample, detections, prototypes (32, h, w))` is called for each image.
+    With `photo` the metrics also contain `by_size` (see `summarise_sizes`) and, for each class,
+    `native_mask_map50`, `native_mask_map50_95` and what `summarise_thin` returns. Without a
+    criterion, as for exports, `val_loss` is None.
     """
     was_training = model.training
     model.eval()
@@ -117,8 +148,13 @@ def evaluate(
                 on_image(*arguments)
     local += end_last()
     model.train(was_training)
-    results = merge_results([unpack_results(part) for part in distributed.gather_arrays(pack_results(local))])
-    metrics = {**(_mean_loss(sums) if criterion else {"val_loss": None}), **summarise(results, list(names))}
+    results = merge_results(
+        [unpack_results(part) for part in distributed.gather_arrays(pack_results(local))]
+    )
+    metrics = {
+        **(_mean_loss(sums) if criterion else {"val_loss": None}),
+        **summarise(results, list(names)),
+    }
     if photo is not None:
         metrics["by_size"] = summarise_sizes(results, list(names))
         # What is judged in pixels of the photographs; None where it was not.
@@ -132,12 +168,16 @@ def evaluate(
 
 
 def criterion_of(model: nn.Module) -> SegmentationLoss | None:
-    """Return the loss that a model is evaluated with; None for an export, whose outputs have none."""
+    """Return the loss that a model is evaluated with; None for an
+    export, whose outputs have none.
+    """
     return loss_for(model) if getattr(model, "has_loss", True) else None
 
 
 def strides_of(criterion: SegmentationLoss | None) -> list[float]:
-    """Return the strides of the model's outputs; none for an export, which decodes its boxes itself."""
+    """Return the strides of the model's outputs; none for an export, which decodes its boxes
+    itself.
+    """
     return criterion.strides if criterion else []
 
 
@@ -150,25 +190,36 @@ def match_batch_async(
 ) -> Callable[[], list[ImageResult]]:
     """Begin to compare a batch's detections with its labels; return a function that ends it.
 
-    Boxes are compared in input pixels and masks at prototype resolution; with `photo.compare` both in the photograph's
-    pixels. prototypes (B, 32, h, w). Until its end this waits for a GPU only where masks are enlarged, once per
-    photograph.
+    Boxes are compared in input pixels and masks at prototype resolution; with `photo.compare` both
+    in the photograph's pixels. prototypes (B, 32, h, w). Until its end this waits for a GPU only
+    where masks are enlarged, once per photograph.
     """
-    placements = [None] * len(samples) if photo is None else [place(one, photo.size_of(one.index)) for one in samples]
+    placements = (
+        [None] * len(samples)
+        if photo is None
+        else [place(one, photo.size_of(one.index)) for one in samples]
+    )
     images = list(zip(samples, found, placements, strict=True))
     if photo is not None and (photo.compare or photo.on_masks is not None):
         in_photo = [
-            _compare_in_photo(sample, detections, photo_masks(maps, detections, placement), placement, photo)
+            _compare_in_photo(
+                sample, detections, photo_masks(maps, detections, placement), placement, photo
+            )
             for (sample, detections, placement), maps in zip(images, prototypes, strict=True)
             if placement is not None
         ]
         if photo.compare:
-            return lambda: [_result(*image, part, num_classes) for image, part in zip(images, in_photo, strict=True)]
+            return lambda: [
+                _result(*image, part, num_classes)
+                for image, part in zip(images, in_photo, strict=True)
+            ]
     end_overlaps = begin_mask_overlaps(samples, found, prototypes)
 
     def end() -> list[ImageResult]:
         results = []
-        for (sample, detections, placement), (iou, areas) in zip(images, end_overlaps(), strict=True):
+        for (sample, detections, placement), (iou, areas) in zip(
+            images, end_overlaps(), strict=True
+        ):
             if placement is not None:  # from pixels of the input to the photograph's
                 areas = areas * (np.prod(placement.photo_size) / np.prod(placement.inner_size))
             compared = Compared(compare_boxes(sample, detections), iou, areas, np.zeros(0))
@@ -181,10 +232,14 @@ def match_batch_async(
 def find_results(
     samples: Sequence[Sample], find: Find, num_classes: int, photo: PhotoPixels
 ) -> tuple[list[Detections], list[ImageResult]]:
-    """Return what `find` finds in a batch's photographs, and compare it with the labels in the photographs' pixels."""
+    """Return what `find` finds in a batch's photographs, and compare it with the labels in the
+    photographs' pixels.
+    """
     placements = [place(sample, photo.size_of(sample.index)) for sample in samples]
     found, results = [], []
-    for sample, placement, (detections, regions) in zip(samples, placements, find(samples, placements), strict=True):
+    for sample, placement, (detections, regions) in zip(
+        samples, placements, find(samples, placements), strict=True
+    ):
         compared = _compare_in_photo(sample, detections, regions, placement, photo)
         found.append(detections)
         results.append(_result(sample, detections, placement, compared, num_classes))
@@ -192,7 +247,11 @@ def find_results(
 
 
 def _compare_in_photo(
-    sample: Sample, detections: Detections, regions: Iterable[Region], placement: Letterbox, photo: PhotoPixels
+    sample: Sample,
+    detections: Detections,
+    regions: Iterable[Region],
+    placement: Letterbox,
+    photo: PhotoPixels,
 ) -> Compared:
     """Compare boxes, masks and the centrelines of thin objects in the photograph's pixels."""
     overlaps = []
@@ -202,7 +261,13 @@ def _compare_in_photo(
     start = 0
     for masks in masks_in_photo(sample, detections, regions, placement):
         overlaps.append(region_iou(masks))
-        thin += [one for one, kept in zip(masks.found, is_thin[start : start + len(masks.found)], strict=True) if kept]
+        thin += [
+            one
+            for one, kept in zip(
+                masks.found, is_thin[start : start + len(masks.found)], strict=True
+            )
+            if kept
+        ]
         start += len(masks.found)
         if photo.on_masks is not None:
             photo.on_masks(sample, placement, masks.detections, masks.found)
@@ -211,14 +276,28 @@ def _compare_in_photo(
     compared = (masks.truth, masks.truth_class_ids, thin, *chosen, photo.thin)
     lengths = found_lengths(*compared) if photo.thin.at_levels else NO_LENGTHS
     ignored = [*zip(sample.ignored_ids.tolist(), masks.ignored, strict=True)]
-    return Compared(compare_boxes(sample, detections, placement), iou, areas, measure(*compared, ignored), lengths)
+    return Compared(
+        compare_boxes(sample, detections, placement),
+        iou,
+        areas,
+        measure(*compared, ignored),
+        lengths,
+    )
 
 
 def _result(
-    sample: Sample, detections: Detections, placement: Letterbox | None, compared: Compared, num_classes: int
+    sample: Sample,
+    detections: Detections,
+    placement: Letterbox | None,
+    compared: Compared,
+    num_classes: int,
 ) -> ImageResult:
     """Match one image's detections and labels by the overlap of their boxes and masks."""
-    scores, class_ids, num_targets = detections.scores.numpy(), detections.class_ids.numpy(), len(sample.class_ids)
+    scores, class_ids, num_targets = (
+        detections.scores.numpy(),
+        detections.class_ids.numpy(),
+        len(sample.class_ids),
+    )
     iou = compared.boxes[:num_targets]
     box_hits = hit_targets(iou, sample.class_ids, class_ids)
     mask_hits = hit_targets(compared.masks[:num_targets], sample.class_ids, class_ids)
@@ -230,7 +309,9 @@ def _result(
         target_sizes = size_classes(target_areas(sample, placement))
         sizes = {
             "box_sizes": sizes_of_predictions(box_hits, target_sizes, size_classes(box_areas)),
-            "mask_sizes": sizes_of_predictions(mask_hits, target_sizes, size_classes(compared.mask_areas)),
+            "mask_sizes": sizes_of_predictions(
+                mask_hits, target_sizes, size_classes(compared.mask_areas)
+            ),
             "target_sizes": target_sizes,
         }
     return ImageResult(
@@ -240,7 +321,9 @@ def _result(
         box_hits=box_hits >= 0,
         mask_hits=mask_hits >= 0,
         target_class_ids=sample.class_ids,
-        box_confusion=confusion_pairs(iou, sample.class_ids, class_ids, scores, num_classes, ignored),
+        box_confusion=confusion_pairs(
+            iou, sample.class_ids, class_ids, scores, num_classes, ignored
+        ),
         centrelines=compared.centrelines,
         lengths=compared.lengths,
         box_ignored=ignored,
@@ -251,5 +334,10 @@ def _result(
 
 def _mean_loss(sums: torch.Tensor) -> dict[str, float]:
     parts, normalisers = distributed.all_reduce_sum(sums).split([len(PARTS), NUM_NORMALISERS])
-    means = dict(zip(PARTS, LossSums(parts, normalisers).normalised(normalisers).tolist(), strict=True))
-    return {"val_loss": sum(means.values()), **{f"val_{name}": value for name, value in means.items()}}
+    means = dict(
+        zip(PARTS, LossSums(parts, normalisers).normalised(normalisers).tolist(), strict=True)
+    )
+    return {
+        "val_loss": sum(means.values()),
+        **{f"val_{name}": value for name, value in means.items()},
+    }

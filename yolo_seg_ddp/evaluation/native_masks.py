@@ -1,6 +1,8 @@
-"""Masks in the photographs' own pixels: predictions enlarged, labels filled from their outlines, and their IoU.
+"""Masks in the photographs' own pixels: predictions enlarged, labels filled from their outlines,
+and their IoU.
 
-An object's mask is its whole outline, even where another object covers it. All masks are regions, cut to their boxes.
+An object's mask is its whole outline, even where another object covers it. All masks are regions,
+cut to their boxes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +19,8 @@ from yolo_seg_ddp.predict.detections import Detections, Letterbox
 from yolo_seg_ddp.predict.regions import Region, fill_outline
 
 PIXELS_PER_PART = 100_000_000  # of the masks kept at a time, a byte each
-# Takes a sample, where its photograph lies, some detections and their masks in the photograph's pixels.
+# Takes a sample, where its photograph lies, some detections and their masks in the photograph's
+# pixels.
 OnMasks = Callable[[Sample, Letterbox, Detections, list[Region]], None]
 
 
@@ -38,17 +41,29 @@ def outlines_in_photo(sample: Sample, placement: Letterbox) -> list[np.ndarray]:
     return [(polygon.astype(np.float64) - placement.pad) * enlarge for polygon in sample.polygons]
 
 
-def compare_boxes(sample: Sample, found: Detections, placement: Letterbox | None = None) -> np.ndarray:
-    """Return the overlap of boxes, as `region_iou` does that of masks. placement: compare in the photograph's pixels."""
-    inputs = (torch.from_numpy(sample.boxes), torch.from_numpy(regions_to_ignore(sample).boxes), found.boxes)
-    truth, regions, boxes = ((placement.boxes_to_photo(one) if placement else one).numpy() for one in inputs)
+def compare_boxes(
+    sample: Sample, found: Detections, placement: Letterbox | None = None
+) -> np.ndarray:
+    """Return the overlap of boxes, as `region_iou` does that of masks. placement: compare in the
+    photograph's pixels.
+    """
+    inputs = (
+        torch.from_numpy(sample.boxes),
+        torch.from_numpy(regions_to_ignore(sample).boxes),
+        found.boxes,
+    )
+    truth, regions, boxes = (
+        (placement.boxes_to_photo(one) if placement else one).numpy() for one in inputs
+    )
     return np.concatenate([box_iou(truth, boxes), box_iou(regions, boxes, of_second=True)])
 
 
 def target_areas(sample: Sample, placement: Letterbox) -> np.ndarray:
     """Return the area inside each target's outline in pixels of the photograph: float64 (m,)."""
     outlines = outlines_in_photo(sample, placement)
-    return np.array([cv2.contourArea(outline.astype(np.float32)) for outline in outlines], np.float64)
+    return np.array(
+        [cv2.contourArea(outline.astype(np.float32)) for outline in outlines], np.float64
+    )
 
 
 @dataclass(frozen=True)
@@ -66,12 +81,17 @@ class PhotoMasks:
 def masks_in_photo(
     sample: Sample, detections: Detections, regions: Iterable[Region], placement: Letterbox
 ) -> Iterator[PhotoMasks]:
-    """Yield all labels with some of the detections at a time, in order, at least once. `regions` are their masks.
+    """Yield all labels with some of the detections at a time, in order, at least once. `regions`
+    are their masks.
 
-    The regions of a part have about PIXELS_PER_PART pixels, so memory does not grow with the number of detections.
+    The regions of a part have about PIXELS_PER_PART pixels, so memory does not grow with the number
+    of detections.
     """
     truth, ignored = (
-        [fill_outline(outline, placement.photo_size) for outline in outlines_in_photo(one, placement)]
+        [
+            fill_outline(outline, placement.photo_size)
+            for outline in outlines_in_photo(one, placement)
+        ]
         for one in (sample, regions_to_ignore(sample))
     )
     labels = (truth, areas_of(truth), sample.class_ids, ignored)
@@ -92,13 +112,16 @@ def areas_of(regions: Sequence[Region]) -> np.ndarray:
 def region_iou(masks: PhotoMasks) -> tuple[np.ndarray, np.ndarray]:
     """Return the overlap with detections (m + regions, n), and the detections' areas (n,).
 
-    It is the IoU of a label, 0 between different classes, and the share of a detection in a region to ignore.
+    It is the IoU of a label, 0 between different classes, and the share of a detection in a region
+    to ignore.
     """
     areas = areas_of(masks.found)
     same_class = masks.truth_class_ids[:, None] == masks.detections.class_ids.numpy()
     iou = mask_iou(masks.truth, masks.found, (masks.truth_areas, areas), same_class)
     shared = [region.shared_pixels(one) for region in masks.ignored for one in masks.found]
-    return np.concatenate([iou, np.reshape(shared, (len(masks.ignored), len(areas))) / areas.clip(min=1)]), areas
+    return np.concatenate(
+        [iou, np.reshape(shared, (len(masks.ignored), len(areas))) / areas.clip(min=1)]
+    ), areas
 
 
 def mask_iou(
@@ -107,9 +130,14 @@ def mask_iou(
     areas: Sequence[np.ndarray],
     is_compared: np.ndarray | bool = True,
 ) -> np.ndarray:
-    """Return the IoU of each pair of regions, float64 (m, n), from their areas; 0 where they are not compared."""
+    """Return the IoU of each pair of regions, float64 (m, n), from their areas; 0 where they are
+    not compared.
+    """
     iou = np.zeros((len(first), len(second)))
-    boxes = (np.array([region.corners for region in regions]).reshape(-1, 4) for regions in (first, second))
+    boxes = (
+        np.array([region.corners for region in regions]).reshape(-1, 4)
+        for regions in (first, second)
+    )
     for one, other in np.argwhere((box_iou(*boxes) > 0) & is_compared):
         shared = first[one].shared_pixels(second[other])
         iou[one, other] = shared / max(areas[0][one] + areas[1][other] - shared, 1)

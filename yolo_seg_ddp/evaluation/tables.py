@@ -21,12 +21,16 @@ _LENGTHS = {"length_px": "length", "missed_px": "missed", "invented_px": "invent
 
 
 def all_tables(models: Sequence[dict[str, Any]]) -> str:
-    """Return AP by class and by size, faster-coco-eval's AP, the compared model's AP, and the validation loss."""
+    """Return AP by class and by size, faster-coco-eval's AP, the compared model's AP, and the
+    validation loss.
+    """
     metrics = models[0]
     parts = [class_table(metrics), size_table(metrics), thin_table(metrics)]
     parts += [coco_comparison_table(metrics)] if "coco_eval" in metrics else []
     parts += [comparison_table(models)] if len(models) > 1 else []
-    parts += [f"Validation loss: {metrics['val_loss']:.4f}"] if metrics["val_loss"] is not None else []
+    parts += (
+        [f"Validation loss: {metrics['val_loss']:.4f}"] if metrics["val_loss"] is not None else []
+    )
     if "guarantee" in metrics:
         parts.append("\n".join(guarantee_lines(metrics["guarantee"])))
     return "\n\n".join(filter(None, parts))
@@ -35,13 +39,21 @@ def all_tables(models: Sequence[dict[str, Any]]) -> str:
 def guarantee_lines(guarantee: dict[str, Any]) -> list[str]:
     """Return what is guaranteed, for each class with its confidence, and on what it rests."""
     promised = " and ".join(guarantee["promises"])
-    first = f"Guaranteed with {100 * guarantee['certainty']:g} % certainty, for each class: {promised} (yolo_seg_ddp/extras/guarantee/README.md)"
+    first = (
+        f"Guaranteed with {100 * guarantee['certainty']:g} % certainty, for each class: {promised} "
+        "(yolo_seg_ddp/extras/guarantee/README.md)"
+    )
     return [first, *(row["words"] for row in guarantee["classes"]), guarantee["proof"]]
 
 
 def score_of(row: dict[str, Any], name: str) -> float | None:
-    """Return a score of all classes or of one. None without objects, and for the precision where none was found."""
-    is_of_nothing = name in ("box_precision", "mask_precision") and not row[name.replace("precision", "recall")]
+    """Return a score of all classes or of one.
+
+    None without objects, and for the precision where none was found.
+    """
+    is_of_nothing = (
+        name in ("box_precision", "mask_precision") and not row[name.replace("precision", "recall")]
+    )
     return None if is_of_nothing or not row["num_targets"] else row[name]
 
 
@@ -58,7 +70,9 @@ def class_table(metrics: dict[str, Any]) -> str:
             ]
             for row in [metrics, *metrics["per_class"]]
         ]
-        tables.append(format_table([words, "images", "objects", *SCORES.values()], rows, right_from=1, cut=0))
+        tables.append(
+            format_table([words, "images", "objects", *SCORES.values()], rows, right_from=1, cut=0)
+        )
     return "\n\n".join(tables)
 
 
@@ -78,10 +92,16 @@ def size_table(metrics: dict[str, Any]) -> str:
 
 
 def thin_table(metrics: dict[str, Any]) -> str:
-    """Return one row per thin class, with native masks' AP and centrelines; "" if none was judged."""
+    """Return one row per thin class, with native masks' AP and centrelines;
+    "" if none was judged.
+    """
     title = "Native masks' AP; centrelines: recall, precision, pieces per object, px\n"
     rows = [
-        [row["name"], *(_shown(row[name]) for name in _THIN), *(f"{row[name]:,}" for name in _LENGTHS)]
+        [
+            row["name"],
+            *(_shown(row[name]) for name in _THIN),
+            *(f"{row[name]:,}" for name in _LENGTHS),
+        ]
         for row in metrics["per_class"]
         if row.get("length_px") is not None
     ]
@@ -104,19 +124,25 @@ def coco_comparison_table(metrics: dict[str, Any]) -> str:
         for kind in KINDS
         for size in SIZES
     ]
-    return format_table([f"masks at {metrics['mask_resolution']} resolution", "ours", "faster-coco-eval"], rows)
+    return format_table(
+        [f"masks at {metrics['mask_resolution']} resolution", "ours", "faster-coco-eval"], rows
+    )
 
 
 def comparison_table(models: Sequence[dict[str, Any]]) -> str:
     """Return AP of two models, over all classes and by class, and the difference B - A."""
-    tables = ["\n".join(f"{letter}: {model['model']}" for letter, model in zip("AB", models, strict=True))]
+    tables = [
+        "\n".join(f"{letter}: {model['model']}" for letter, model in zip("AB", models, strict=True))
+    ]
     for kind, words in KINDS.items():
         rows = []
         for row, other in zip(*([model, *model["per_class"]] for model in models), strict=True):
             pair = [one[f"{kind}_map50_95"] for one in (row, other)] if row["num_targets"] else []
             rows.append([row.get("name", "all"), *(map(_shown, pair) if pair else [None] * 2)])
             rows[-1].append(f"{pair[1] - pair[0]:+.3f}" if pair else None)
-        tables.append(format_table([f"{words}, mAP50-95", "A", "B", "B - A"], rows, right_from=1, cut=0))
+        tables.append(
+            format_table([f"{words}, mAP50-95", "A", "B", "B - A"], rows, right_from=1, cut=0)
+        )
     return "\n\n".join(tables)
 
 

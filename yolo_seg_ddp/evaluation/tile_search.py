@@ -1,4 +1,6 @@
-"""An evaluated model, and its detections on tiles in the place of those on whole photographs, for `evaluate.py`."""
+"""An evaluated model, and its detections on tiles in the place of those on whole photographs, for
+`evaluate.py`.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,12 +30,17 @@ KEPT_PHOTOGRAPHS = 64  # at most about 3 MB each
 class TileSearch:
     """Predicts on tiles of the photographs of samples; use it as the `find` of `evaluate`.
 
-    `num_without_mask` counts its detections with an empty mask. The first photographs' predictions are kept: the report shows some photographs again. `progress` counts those of all calls.
+    `num_without_mask` counts its detections with an empty mask. The first photographs' predictions
+    are kept: the report shows some photographs again. `progress` counts those of all calls.
     `threads` read photographs ahead.
     """
 
     def __init__(
-        self, predictor: Predictor, photos: Sequence[Photo], progress: Progress | None = None, threads: int = 1
+        self,
+        predictor: Predictor,
+        photos: Sequence[Photo],
+        progress: Progress | None = None,
+        threads: int = 1,
     ) -> None:
         self.predictor = predictor
         self.threads = threads
@@ -51,7 +58,9 @@ class TileSearch:
     def __call__(
         self, samples: Sequence[Sample], placements: Sequence[Letterbox]
     ) -> Iterator[tuple[Detections, Sequence[Region]]]:
-        """Yield each sample's detections, with boxes in the input's pixels, and masks in the photograph's."""
+        """Yield each sample's detections, with boxes in the input's pixels, and masks in the
+        photograph's.
+        """
         indices = [sample.index for sample in samples]
         kept = [self._kept[index] for index in indices if index in self._kept]
         predictions = kept if len(kept) == len(indices) else self._predict(indices)
@@ -60,7 +69,9 @@ class TileSearch:
             yield replace(prediction.detections, boxes=boxes), prediction.masks
 
     def _predict(self, indices: list[int]) -> Iterator[PhotoPrediction]:
-        images = ordered_map(lambda index: read_photo(self.photos[index].file), indices, self.threads)
+        images = ordered_map(
+            lambda index: read_photo(self.photos[index].file), indices, self.threads
+        )
         found = self.predictor.predict(zip(indices, images, strict=True))
         for index, _, prediction in self._progress(found):
             self.num_without_mask += prediction.num_without_mask
@@ -71,7 +82,9 @@ class TileSearch:
 
 @dataclass(frozen=True)
 class Candidate:
-    """An evaluated model and the split at its input size: it can process single images again as in the evaluation."""
+    """An evaluated model and the split at its input size: it can process single images again as in
+    the evaluation.
+    """
 
     path: str
     model: nn.Module
@@ -82,10 +95,13 @@ class Candidate:
     precision: Precision
     in_photo: bool  # whether boxes are compared in the photographs' pixels
     limits: dict[str, Any]  # the further arguments of `detect`
-    find: TileSearch | None = None  # what finds the detections instead of the model on whole photographs
+    # what finds the detections instead of the model on whole photographs
+    find: TileSearch | None = None
 
 
-def read_photo(file: Path, min_long_side_px: int | None = None, full_above_px: int | None = None) -> np.ndarray:
+def read_photo(
+    file: Path, min_long_side_px: int | None = None, full_above_px: int | None = None
+) -> np.ndarray:
     """Read a photograph as `read_image` does. Raises UserError if it cannot be read."""
     try:
         return read_image(file, min_long_side_px, full_above_px)

@@ -20,27 +20,44 @@ if TYPE_CHECKING:
 _GIB = 2**30
 
 
-def plot_profile(profiles: Sequence[BatchProfile], best: BatchProfile, title: str, path: Path) -> None:
+def plot_profile(
+    profiles: Sequence[BatchProfile], best: BatchProfile, title: str, path: Path
+) -> None:
     """Draw images/s, the phases of a step and peak memory over the batch size."""
     figure, (speed, phases, memory) = new_figure(3, 1, cell_width=5, cell_height=4)
     figure.suptitle(title)
     sizes = [str(profile.batch_size) for profile in profiles]
     speed.plot(sizes, [profile.images_per_s for profile in profiles], "o-")
-    speed.plot([str(best.batch_size)], [best.images_per_s], "o", markersize=12, fillstyle="none", label="best")
+    speed.plot(
+        [str(best.batch_size)],
+        [best.images_per_s],
+        "o",
+        markersize=12,
+        fillstyle="none",
+        label="best",
+    )
     _finish(speed, "throughput", "batch size", "images/s")
-    _stack(phases, sizes, {phase: [profile.phase_ms[phase] for profile in profiles] for phase in PHASES})
+    _stack(
+        phases,
+        sizes,
+        {phase: [profile.phase_ms[phase] for profile in profiles] for phase in PHASES},
+    )
     _finish(phases, "one training step", "batch size", "ms")
     kinds = {"tensors": "allocated_bytes", "reserved by PyTorch": "reserved_bytes"}
     if best.reserved_bytes is None:
         kinds = {"the process (RSS)": "allocated_bytes"}
     for label, name in kinds.items():
-        memory.plot(sizes, [getattr(profile, name) / _GIB for profile in profiles], "o-", label=label)
+        memory.plot(
+            sizes, [getattr(profile, name) / _GIB for profile in profiles], "o-", label=label
+        )
     _finish(memory, "memory at the peak", "batch size", "GiB")
     save_figure(figure, path)
 
 
 def plot_scaling(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """Draw images/s, efficiency and the parts of a step over the number of processes; `rows` of `scaling.summarise`."""
+    """Draw images/s, efficiency and the parts of a step over the number of processes; `rows` of
+    `scaling.summarise`.
+    """
     figure, (speed, efficiency, parts) = new_figure(3, 1, cell_width=5, cell_height=4)
     figure.suptitle(title)
     counts = [str(row["processes"]) for row in rows]
@@ -51,7 +68,9 @@ def plot_scaling(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> N
     bars = efficiency.bar(counts, [100 * row["efficiency"] for row in rows])
     efficiency.bar_label(bars, fmt="%.0f %%")
     _finish(efficiency, f"efficiency (with {counts[0]}: 100 %)", "processes", "%")
-    _stack(parts, counts, {title: [row[name] for row in rows] for name, title in STEP_PARTS.items()})
+    _stack(
+        parts, counts, {title: [row[name] for row in rows] for name, title in STEP_PARTS.items()}
+    )
     _finish(parts, "one training step", "processes", "ms")
     save_figure(figure, path)
 

@@ -1,4 +1,6 @@
-"""Measure speed and memory of training at several batch sizes on one device, choose the best one, and report both."""
+"""Measure speed and memory of training at several batch sizes on one device, choose the best one,
+and report both.
+"""
 
 import gc
 import os
@@ -14,7 +16,13 @@ from torch.profiler import ProfilerActivity, record_function
 
 from yolo_seg_ddp.data.dataset import Batch
 from yolo_seg_ddp.engine import TrainingEngine
-from yolo_seg_ddp.measure.step_timer import PHASES, Repeated, middle_half, run_training_steps, time_training_steps
+from yolo_seg_ddp.measure.step_timer import (
+    PHASES,
+    Repeated,
+    middle_half,
+    run_training_steps,
+    time_training_steps,
+)
 from yolo_seg_ddp.measure.synthetic import synthetic_batch, training_colours
 from yolo_seg_ddp.utils.devices import peak_memory_bytes
 from yolo_seg_ddp.utils.errors import is_out_of_memory, print_warning
@@ -37,9 +45,9 @@ READINGS = {
 class BatchProfile:
     """Speed and memory of training with one batch size.
 
-    `phase_ms`: ms per step of each phase, the mean over the middle half of the steps (see `middle_half`).
-    `allocated_bytes`: peak of all tensors on a GPU; on a CPU the process's peak RSS so far.
-    `reserved_bytes`: GPU memory held by PyTorch; None on a CPU.
+    `phase_ms`: ms per step of each phase, the mean over the middle half of the steps (see
+    `middle_half`). `allocated_bytes`: peak of all tensors on a GPU; on a CPU the process's peak RSS
+    so far. `reserved_bytes`: GPU memory held by PyTorch; None on a CPU.
     `readings`: means of NVML's readings of a GPU over the timed steps.
     """
 
@@ -60,13 +68,19 @@ class BatchProfile:
         return self.batch_size / self.step_ms * 1000
 
 
-def profile_batch(engine: TrainingEngine, batch_size: int, size_px: int, warmup_steps: int, steps: int) -> BatchProfile:
-    """Train on a synthetic batch and return its profile. Raises torch.OutOfMemoryError when a GPU cannot hold it."""
+def profile_batch(
+    engine: TrainingEngine, batch_size: int, size_px: int, warmup_steps: int, steps: int
+) -> BatchProfile:
+    """Train on a synthetic batch and return its profile.
+
+    Raises torch.OutOfMemoryError when a GPU cannot hold it.
+    """
     device = engine.device
     batch = batch_for(engine, batch_size, size_px)
     time_training_steps(engine, batch, warmup_steps, 1)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # reserved for a smaller batch, or while cuDNN searched for the fastest kernel
+        # reserved for a smaller batch, or while cuDNN searched for the fastest kernel
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     with _readings(device) as readings:
         phases_ms = time_training_steps(engine, batch, 1, steps)
@@ -76,18 +90,27 @@ def profile_batch(engine: TrainingEngine, batch_size: int, size_px: int, warmup_
 
 
 def batch_for(engine: TrainingEngine, batch_size: int, size_px: int) -> Batch:
-    """Return a synthetic batch for an engine of `build_training`, with its classes and as its device varies colours."""
+    """Return a synthetic batch for an engine of `build_training`, with its classes and as its
+    device varies colours.
+    """
     criterion = engine.task.criterion
     assert isinstance(criterion, SegmentationLoss)
     colours = training_colours(engine.device)
     return synthetic_batch(
-        batch_size, size_px, criterion.num_classes, objects_per_image=OBJECTS_PER_IMAGE, colours=colours
+        batch_size,
+        size_px,
+        criterion.num_classes,
+        objects_per_image=OBJECTS_PER_IMAGE,
+        colours=colours,
     )
 
 
 @contextmanager
 def _readings(device: torch.device) -> Iterator[dict[str, float]]:
-    """Yield what is filled at the end: the means of NVML's readings of a GPU. It stays empty on a CPU."""
+    """Yield what is filled at the end: the means of NVML's readings of a GPU.
+
+    It stays empty on a CPU.
+    """
     readings: dict[str, float] = {}
     if device.type != "cuda":
         yield readings
@@ -99,9 +122,13 @@ def _readings(device: torch.device) -> Iterator[dict[str, float]]:
 
 
 def profile_until_full(
-    batch_sizes: Iterable[int], measure: Callable[[int], BatchProfile], on_profile: Callable[[BatchProfile], None]
+    batch_sizes: Iterable[int],
+    measure: Callable[[int], BatchProfile],
+    on_profile: Callable[[BatchProfile], None],
 ) -> tuple[list[BatchProfile], str | None]:
-    """Measure batch sizes in ascending order until memory runs out; return the profiles and why the sweep ended early."""
+    """Measure batch sizes in ascending order until memory runs out; return the profiles and why the
+    sweep ended early.
+    """
     profiles: list[BatchProfile] = []
     for batch_size in sorted(set(batch_sizes)):
         reason = lack_of_memory(profiles[-1], batch_size) if profiles else None
@@ -124,13 +151,17 @@ def profile_until_full(
 def lack_of_memory(last: BatchProfile, batch_size: int) -> str | None:
     """Return why a batch would exhaust the memory of a machine that trains on its CPU, else None.
 
-    The system would kill the process there. The memory is assumed to grow in proportion to the batch.
+    The system would kill the process there. The memory is assumed to grow in proportion to the
+    batch.
     """
     more_bytes = last.allocated_bytes * (batch_size / last.batch_size - 1)
     available_bytes = psutil.virtual_memory().available
     if last.reserved_bytes is not None or more_bytes < available_bytes * (1 - HEADROOM):
         return None
-    return f"was not tried: up to {format_bytes(more_bytes)} more than batch {last.batch_size}, {format_bytes(available_bytes)} available"
+    return (
+        f"was not tried: up to {format_bytes(more_bytes)} more than batch {last.batch_size}, "
+        f"{format_bytes(available_bytes)} available"
+    )
 
 
 def memory_of(device: torch.device) -> int:
@@ -141,7 +172,8 @@ def memory_of(device: torch.device) -> int:
 
 
 def best_profile(profiles: Sequence[BatchProfile], capacity_bytes: int) -> BatchProfile:
-    """Return the smallest batch within 3 % of the highest images/s, among those that leave headroom.
+    """Return the smallest batch within 3 % of the highest images/s, among those that leave
+    headroom.
 
     If none leaves headroom, return the smallest batch of all.
     """
@@ -149,7 +181,10 @@ def best_profile(profiles: Sequence[BatchProfile], capacity_bytes: int) -> Batch
     if not roomy:
         return min(profiles, key=lambda profile: profile.batch_size)
     enough = (1 - BEST_WITHIN) * max(profile.images_per_s for profile in roomy)
-    return min((profile for profile in roomy if profile.images_per_s >= enough), key=lambda profile: profile.batch_size)
+    return min(
+        (profile for profile in roomy if profile.images_per_s >= enough),
+        key=lambda profile: profile.batch_size,
+    )
 
 
 def leaves_headroom(profile: BatchProfile, capacity_bytes: int) -> bool:
@@ -157,7 +192,9 @@ def leaves_headroom(profile: BatchProfile, capacity_bytes: int) -> bool:
     return (profile.reserved_bytes or profile.allocated_bytes) <= (1 - HEADROOM) * capacity_bytes
 
 
-def verdict_lines(profiles: Sequence[BatchProfile], ended: str | None, capacity_bytes: int) -> list[str]:
+def verdict_lines(
+    profiles: Sequence[BatchProfile], ended: str | None, capacity_bytes: int
+) -> list[str]:
     """Return two lines: the best batch size, and the largest that fits."""
     best = best_profile(profiles, capacity_bytes)
     room = f"with at least {HEADROOM:.0%} of the memory free"
@@ -166,7 +203,8 @@ def verdict_lines(profiles: Sequence[BatchProfile], ended: str | None, capacity_
     return [
         f"Best: --batch-size {best.batch_size} ({best.images_per_s:.1f} images/s; "
         f"the smallest batch within {BEST_WITHIN:.0%} of the fastest, {room})",
-        f"Largest that fits: {profiles[-1].batch_size} ({ended or 'none of those tried ran out of memory'})",
+        f"Largest that fits: {profiles[-1].batch_size} "
+        f"({ended or 'none of those tried ran out of memory'})",
     ]
 
 
@@ -176,25 +214,49 @@ def profile_table(profiles: Sequence[BatchProfile]) -> str:
     readings = {name: look for name, look in READINGS.items() if name in profiles[0].readings}
     rows = []
     for profile in profiles:
-        cells = [f"{value:.1f}" for value in (profile.images_per_s, profile.step_ms, *profile.phase_ms.values())]
-        cells += [format_bytes(size or 0) for size in (profile.allocated_bytes, profile.reserved_bytes)[: len(memory)]]
-        cells += [form.format(profile.readings.get(name, float("nan"))) for name, (_, form) in readings.items()]
+        cells = [
+            f"{value:.1f}"
+            for value in (profile.images_per_s, profile.step_ms, *profile.phase_ms.values())
+        ]
+        cells += [
+            format_bytes(size or 0)
+            for size in (profile.allocated_bytes, profile.reserved_bytes)[: len(memory)]
+        ]
+        cells += [
+            form.format(profile.readings.get(name, float("nan")))
+            for name, (_, form) in readings.items()
+        ]
         rows.append([profile.batch_size, *cells])
-    titles = ["batch", "images/s", "ms/step", *PHASES, *memory, *(title for title, _ in readings.values())]
+    titles = [
+        "batch",
+        "images/s",
+        "ms/step",
+        *PHASES,
+        *memory,
+        *(title for title, _ in readings.values()),
+    ]
     return format_table(titles, rows, right_from=1)
 
 
-# --- operators -----------------------------------------------------------------------------------------------------
+# --- operators ------------------------------------------------------------------------------------
 
 
-def profile_operators(engine: TrainingEngine, batch: Batch, steps: int, trace: Path | None = None) -> str:
-    """Train `steps` steps under torch.profiler; return its table of the operators and kernels with the most own time.
+def profile_operators(
+    engine: TrainingEngine, batch: Batch, steps: int, trace: Path | None = None
+) -> str:
+    """Train `steps` steps under torch.profiler; return its table of the operators and kernels with
+    the most own time.
 
-    The file `trace` is for chrome://tracing or ui.perfetto.dev and shows the phases of each step as ranges.
+    The file `trace` is for chrome://tracing or ui.perfetto.dev and shows the phases of each step as
+    ranges.
     """
-    # Otherwise the profiler's library writes its stages to stderr, even at the level 5 that Ultralytics sets.
+    # Otherwise the profiler's library writes its stages to stderr, even at the level 5 that
+    # Ultralytics sets.
     os.environ["KINETO_LOG_LEVEL"] = "99"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if engine.device.type == "cuda" else [])]
+    activities = [
+        ProfilerActivity.CPU,
+        *([ProfilerActivity.CUDA] if engine.device.type == "cuda" else []),
+    ]
     ranges = ExitStack()
 
     def begin(phase: str) -> None:
@@ -210,5 +272,7 @@ def profile_operators(engine: TrainingEngine, batch: Batch, steps: int, trace: P
     if trace is not None:
         profiler.export_chrome_trace(str(trace))
     own_time = "self_device_time_total" if engine.device.type == "cuda" else "self_cpu_time_total"
-    events = EventList(event for event in profiler.key_averages() if not event.key.startswith(_RANGE))
+    events = EventList(
+        event for event in profiler.key_averages() if not event.key.startswith(_RANGE)
+    )
     return events.table(sort_by=own_time, row_limit=20)

@@ -1,4 +1,6 @@
-"""The scaling benchmark: train on several numbers of processes, each with the same batch, and summarise the runs."""
+"""The scaling benchmark: train on several numbers of processes, each with the same batch, and
+summarise the runs.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +26,12 @@ from yolo_seg_ddp.measure.step_timer import PHASES, Repeated, build_training, ru
 from yolo_seg_ddp.measure.synthetic import synthetic_batch
 from yolo_seg_ddp.utils.devices import choose_device, choose_precision, seed_everything, tune_device
 from yolo_seg_ddp.utils.distributed import barrier, read_rank_environment
-from yolo_seg_ddp.utils.distributed.rank_processes import join_ranks, read_job, run_ranks, write_answer
+from yolo_seg_ddp.utils.distributed.rank_processes import (
+    join_ranks,
+    read_job,
+    run_ranks,
+    write_answer,
+)
 from yolo_seg_ddp.utils.errors import explain_out_of_memory
 from yolo_seg_ddp.utils.text import format_table
 from yolo_seg_ddp.yolo.model import build_model
@@ -52,22 +59,29 @@ class RankJob:
     amp: str
     device: str
     timeout_s: float
-    data: str | None = None  # data-set YAML to train from; unset: the same synthetic batch in every step
+    # data-set YAML to train from; unset: the same synthetic batch in every step
+    data: str | None = None
     num_workers: int = 0
 
 
-# --- in the process that starts the ranks --------------------------------------------------------------------------
+# --- in the process that starts the ranks ---------------------------------------------------------
 
 
-def run_benchmark(job: RankJob, counts: Sequence[int], repeats: int, on_run: Callable[[Run], None]) -> list[Run]:
-    """Run every process count `repeats` times; return one record per run. Raises UserError when a run fails.
+def run_benchmark(
+    job: RankJob, counts: Sequence[int], repeats: int, on_run: Callable[[Run], None]
+) -> list[Run]:
+    """Run every process count `repeats` times; return one record per run. Raises UserError when a
+    run fails.
 
-    Each round measures every count once, so that other load on the machine affects all counts alike.
+    Each round measures every count once, so that other load on the machine affects all counts
+    alike.
     """
     runs: list[Run] = []
     for repeat in range(1, repeats + 1):
         for count in counts:
-            runs.append({"processes": count, "repeat": repeat, **summarise_run(run_job(job, count))})
+            runs.append(
+                {"processes": count, "repeat": repeat, **summarise_run(run_job(job, count))}
+            )
             on_run(runs[-1])
     return runs
 
@@ -79,19 +93,23 @@ def run_job(job: RankJob, world_size: int) -> list[dict[str, Any]]:
 
 
 def summarise_run(answers: Sequence[dict[str, Any]]) -> Run:
-    """Reduce the ranks' answers to one record. Times are ms per step, means over the ranks; a step is the slowest rank's.
+    """Reduce the ranks' answers to one record. Times are ms per step, means over the ranks; a step
+    is the slowest rank's.
 
-    Communication is the time that the last rank to arrive spends in a collective. Waiting is the time that the other ranks
-    spend in it beyond that.
+    Communication is the time that the last rank to arrive spends in a collective. Waiting is the
+    time that the other ranks spend in it beyond that.
     """
     num_steps = len(answers[0]["steps"])
 
     def spent(answer: dict[str, Any], *names: str) -> list[float]:
         return [ms for step in answer["steps"] for name, ms in step if name in names]
 
-    in_collectives = np.array([spent(answer, COMMUNICATION) for answer in answers])  # (ranks, collectives)
+    # (ranks, collectives)
+    in_collectives = np.array([spent(answer, COMMUNICATION) for answer in answers])
     transfer = in_collectives.min(0)  # the last rank to arrive does not wait
-    step_ms = max(sum(spent(answer, DATA, *PHASES, COMMUNICATION)) for answer in answers) / num_steps
+    step_ms = (
+        max(sum(spent(answer, DATA, *PHASES, COMMUNICATION)) for answer in answers) / num_steps
+    )
     global_batch_size = sum(answer["num_images"] for answer in answers) / num_steps
     return {
         "global_batch_size": round(global_batch_size),
@@ -107,8 +125,8 @@ def summarise_run(answers: Sequence[dict[str, Any]]) -> Run:
 def summarise(runs: Iterable[Run]) -> list[Run]:
     """Return one row per process count: medians over the rounds, speed-up and efficiency.
 
-    Speed-up is images/s divided by that of the fewest processes in the same round. Efficiency is speed-up divided by the
-    factor by which the number of processes grew.
+    Speed-up is images/s divided by that of the fewest processes in the same round. Efficiency is
+    speed-up divided by the factor by which the number of processes grew.
     """
     by_count: dict[int, list[Run]] = {}
     for run in runs:
@@ -127,36 +145,60 @@ def scaling_table(rows: Sequence[Run]) -> str:
     """Return the rows as a table; the parts of a step are shares of its time."""
     lines = []
     for row in rows:
-        cells = [f"{row['images_per_s']:.1f}", f"{row['speed_up']:.2f}x", f"{row['efficiency']:.0%}"]
-        cells += [f"{row['step_ms']:.1f}", *(f"{row[name] / row['step_ms']:.1%}" for name in STEP_PARTS)]
+        cells = [
+            f"{row['images_per_s']:.1f}",
+            f"{row['speed_up']:.2f}x",
+            f"{row['efficiency']:.0%}",
+        ]
+        cells += [
+            f"{row['step_ms']:.1f}",
+            *(f"{row[name] / row['step_ms']:.1%}" for name in STEP_PARTS),
+        ]
         lines.append([row["processes"], row["global_batch_size"], *cells])
-    header = ["processes", "batch", "images/s", "speed-up", "efficiency", "ms/step", *STEP_PARTS.values()]
+    header = [
+        "processes",
+        "batch",
+        "images/s",
+        "speed-up",
+        "efficiency",
+        "ms/step",
+        *STEP_PARTS.values(),
+    ]
     return format_table(header, lines, right_from=0)
 
 
-# --- in a rank -----------------------------------------------------------------------------------------------------
+# --- in a rank ------------------------------------------------------------------------------------
 
 
 def be_a_rank() -> None:
-    """Train the job's steps; write the ranges of each and the number of images. Every rank must reach this."""
+    """Train the job's steps; write the ranges of each and the number of images.
+
+    Every rank must reach this.
+    """
     job = RankJob(**read_job())
     ranks = read_rank_environment()
     torch.set_num_threads(1)  # otherwise a single process would use all cores
     device = choose_device(job.device, ranks.local_rank)
     is_gpu = device.type == "cuda"
     tune_device(device, deterministic=False, fixed_shapes=True)
-    with explain_out_of_memory(f"{job.batch_size_per_gpu} images do not fit the GPU; use a smaller --batch-size"):
+    with explain_out_of_memory(
+        f"{job.batch_size_per_gpu} images do not fit the GPU; use a smaller --batch-size"
+    ):
         if ranks.world_size > 1:
             join_ranks(device, job.timeout_s)
         seed_everything(0)
-        model = build_model(job.model, load_dataset_yaml(Path(job.data) if job.data else DEFAULT_DATASET_YAML).names)
+        model = build_model(
+            job.model, load_dataset_yaml(Path(job.data) if job.data else DEFAULT_DATASET_YAML).names
+        )
         if job.data:
             of_rank = {"rank": ranks.rank, "world_size": ranks.world_size}
             size = (job.img_size, job.batch_size_per_gpu)
             loader: Any = training_loader(job.data, *size, job.num_workers, is_gpu, **of_rank)
         else:
             size = (job.batch_size_per_gpu, job.img_size)
-            batch = synthetic_batch(*size, model.nc, objects_per_image=OBJECTS_PER_IMAGE, seed=ranks.rank)
+            batch = synthetic_batch(
+                *size, model.nc, objects_per_image=OBJECTS_PER_IMAGE, seed=ranks.rank
+            )
             loader = Repeated(batch, 1)
         engine = build_training(model, device, choose_precision(job.amp, device))
         barrier()
@@ -164,8 +206,12 @@ def be_a_rank() -> None:
         marked = MarkedLoader(loader, job.warmup_steps + job.steps + 1, timer.mark)
         with timed_collectives(timer, engine.model):
             run_training_steps(engine, marked, timer.mark)
-    answer = {"steps": timer.steps()[-job.steps :], "num_images": sum(marked.num_images[job.warmup_steps : -1])}
-    # Not after a failure: leaving the group may wait for the other ranks, which would delay the report.
+    answer = {
+        "steps": timer.steps()[-job.steps :],
+        "num_images": sum(marked.num_images[job.warmup_steps : -1]),
+    }
+    # Not after a failure: leaving the group may wait for the other ranks, which would delay the
+    # report.
     if dist.is_initialized():
         dist.destroy_process_group()
     write_answer(answer)

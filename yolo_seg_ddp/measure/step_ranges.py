@@ -1,6 +1,8 @@
-"""Measure how a rank spends the time of its steps: the phases, the wait for data and every collective.
+"""Measure how a rank spends the time of its steps: the phases, the wait for data and every
+collective.
 
-Also the loaders for such measurements: the trainer's own over photographs, and one that marks each request for a batch.
+Also the loaders for such measurements: the trainer's own over photographs, and one that marks each
+request for a batch.
 """
 
 import itertools
@@ -26,14 +28,16 @@ COMMUNICATION = "communication"
 _MANY_EPOCHS = 10**9  # the measurement never reaches the epochs without mosaic
 
 
-# --- ranges --------------------------------------------------------------------------------------------------------
+# --- ranges ---------------------------------------------------------------------------------------
 
 
 class RangeTimer(StepTimer):
-    """A StepTimer that also times collectives within phases. A step begins when its batch is requested.
+    """A StepTimer that also times collectives within phases. A step begins when its batch is
+    requested.
 
-    On a GPU the marks are events on the compute stream. That stream waits for a collective's result, so the time
-    between the marks around a collective is the time in which no arithmetic runs.
+    On a GPU the marks are events on the compute stream. That stream waits for a collective's
+    result, so the time between the marks around a collective is the time in which no arithmetic
+    runs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -56,8 +60,12 @@ class RangeTimer(StepTimer):
             self.mark(around)
 
     def gradients_ready(self) -> None:
-        """Begin to wait for the other ranks' gradients; the next phase ends it. The last call of a step counts."""
-        if self._phase == COMMUNICATION:  # the gradient before was not the last one: that time belongs to backward
+        """Begin to wait for the other ranks' gradients; the next phase ends it.
+
+        The last call of a step counts.
+        """
+        # the gradient before was not the last one: that time belongs to backward
+        if self._phase == COMMUNICATION:
             self._marks[-1] = ("backward", self._marks[-1][1])
         self.mark(COMMUNICATION)
 
@@ -79,7 +87,9 @@ class RangeTimer(StepTimer):
 
 @contextmanager
 def timed_collectives(timer: RangeTimer, model: torch.nn.Module) -> Iterator[None]:
-    """Report to `timer` every all-reduce that the training itself calls, and the wait for DDP's gradients."""
+    """Report to `timer` every all-reduce that the training itself calls, and the wait for DDP's
+    gradients.
+    """
     reduce = dist.all_reduce
 
     def timed(*arguments: Any, **keywords: Any) -> Any:
@@ -90,7 +100,10 @@ def timed_collectives(timer: RangeTimer, model: torch.nn.Module) -> Iterator[Non
     if isinstance(model, DistributedDataParallel):
         # The first layers get their gradients last: the first convolution and its BatchNorm.
         weights = [weight for weight in model.parameters() if weight.requires_grad][:3]
-        hooks = [weight.register_post_accumulate_grad_hook(lambda _: timer.gradients_ready()) for weight in weights]
+        hooks = [
+            weight.register_post_accumulate_grad_hook(lambda _: timer.gradients_ready())
+            for weight in weights
+        ]
     dist.all_reduce = timed
     try:
         yield
@@ -100,13 +113,21 @@ def timed_collectives(timer: RangeTimer, model: torch.nn.Module) -> Iterator[Non
             hook.remove()
 
 
-# --- loaders -------------------------------------------------------------------------------------------------------
+# --- loaders --------------------------------------------------------------------------------------
 
 
 def training_loader(
-    data: str, img_size: int, batch_size: int, workers: int, pin_memory: bool, *, rank: int = 0, world_size: int = 1
+    data: str,
+    img_size: int,
+    batch_size: int,
+    workers: int,
+    pin_memory: bool,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> EpochLoader:
-    """Build the trainer's loader for a rank's share of the training photographs, with default augmentation.
+    """Build the trainer's loader for a rank's share of the training photographs, with default
+    augmentation.
 
     `batch_size` is per rank. `pin_memory`: for a GPU, which also varies the colours.
     """
@@ -130,7 +151,9 @@ def training_loader(
 
 
 class MarkedLoader:
-    """Yields the first `num_batches` batches of a loader, over several epochs if needed, and marks each request."""
+    """Yields the first `num_batches` batches of a loader, over several epochs if needed, and marks
+    each request.
+    """
 
     def __init__(self, loader: Any, num_batches: int, mark: Mark) -> None:
         self.loader = loader

@@ -1,7 +1,8 @@
-"""Time the phases of real training steps: the engine's own loop runs, and what it calls tells where each phase begins.
+"""Time the phases of real training steps: the engine's own loop runs, and what it calls tells where
+each phase begins.
 
-On a GPU the times are CUDA events on the compute stream, so timing does not synchronise; on a CPU they are
-`perf_counter`.
+On a GPU the times are CUDA events on the compute stream, so timing does not synchronise; on a CPU
+they are `perf_counter`.
 """
 
 import itertools
@@ -22,8 +23,8 @@ from yolo_seg_ddp.yolo.optimizer import GRADIENT_CLIP_NORM, OptimizerPlan, build
 from yolo_seg_ddp.yolo.options import NOMINAL_BATCH_SIZE
 from yolo_seg_ddp.yolo.training_step import SegmentationStep
 
-# input: upload and conversion to float, on a GPU only the part for which the arithmetic waits; optimizer: gradient clip,
-# update, moving average of the weights.
+# input: upload and conversion to float, on a GPU only the part for which the arithmetic waits;
+# optimizer: gradient clip, update, moving average of the weights.
 PHASES = ("input", "forward", "loss", "backward", "optimizer")
 Mark = Callable[[str], object]  # is called where a phase begins
 LEARNING_RATE = 1e-5  # small, so that training on noise does not diverge
@@ -49,18 +50,23 @@ class StepTimer:
             self._marks.append((phase, time.perf_counter()))
 
     def phases_ms(self) -> np.ndarray:
-        """Return the ms of the phases of every complete step, float64 (steps, 5). Waits for the GPU.
+        """Return the ms of the phases of every complete step, float64 (steps, 5). Waits for the
+        GPU.
 
         A step is complete when the next one has begun. Raises ValueError when a step lacks a phase.
         """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         moments = [moment for _, moment in self._marks]
-        durations = [self._between_ms(first, second) for first, second in itertools.pairwise(moments)]
+        durations = [
+            self._between_ms(first, second) for first, second in itertools.pairwise(moments)
+        ]
         num_steps = len(durations) // len(PHASES)
         found = [phase for phase, _ in self._marks[: num_steps * len(PHASES)]]
         if found != [*PHASES] * num_steps:
-            raise ValueError(f"the phases of a step are {', '.join(PHASES)}, but {', '.join(found)} were marked")
+            raise ValueError(
+                f"the phases of a step are {', '.join(PHASES)}, but {', '.join(found)} were marked"
+            )
         return np.array(durations[: len(found)], np.float64).reshape(num_steps, len(PHASES))
 
     def _between_ms(self, first: Any, second: Any) -> float:
@@ -70,31 +76,41 @@ class StepTimer:
 def build_training(
     model: YoloModel, device: torch.device, precision: Precision, optimizer: str = "musgd"
 ) -> TrainingEngine:
-    """Set up the trainer's engine with the defaults of `train_yolo_ddp.py`: channels last, clip, EMA, DDP.
+    """Set up the trainer's engine with the defaults of `train_yolo_ddp.py`: channels last, clip,
+    EMA, DDP.
 
-    One difference: each rank keeps its own BatchNorm statistics. `optimizer` is one of OPTIMIZER_NAMES.
+    One difference: each rank keeps its own BatchNorm statistics. `optimizer` is one of
+    OPTIMIZER_NAMES.
     """
     model = model.to(device, memory_format=torch.channels_last)
-    options = EngineOptions(precision=precision.name, clip_norm=GRADIENT_CLIP_NORM, static_graph=True, quiet=True)
+    options = EngineOptions(
+        precision=precision.name, clip_norm=GRADIENT_CLIP_NORM, static_graph=True, quiet=True
+    )
     engine = TrainingEngine(model, device, options, task=SegmentationStep())
     plan = OptimizerPlan(optimizer, LEARNING_RATE, WEIGHT_DECAY, MOMENTUM, NOMINAL_BATCH_SIZE, ())
     engine.begin(build_optimizer(model, plan), loss_for(model))
     return engine
 
 
-def time_training_steps(engine: TrainingEngine, batch: Any, warmup_steps: int, steps: int) -> np.ndarray:
-    """Train `steps` steps on `batch` after `warmup_steps` (at least 1); return their phases in ms: (steps, 5).
+def time_training_steps(
+    engine: TrainingEngine, batch: Any, warmup_steps: int, steps: int
+) -> np.ndarray:
+    """Train `steps` steps on `batch` after `warmup_steps` (at least 1); return their phases in ms:
+    (steps, 5).
 
-    The engine logs its first and last step, which costs a collective; neither is timed. Every rank must reach this when
-    the engine is distributed.
+    The engine logs its first and last step, which costs a collective; neither is timed. Every rank
+    must reach this when the engine is distributed.
     """
     timer = StepTimer(engine.device)
     run_training_steps(engine, Repeated(batch, max(warmup_steps, 1) + steps + 1), timer.mark)
     return timer.phases_ms()[-steps:]
 
 
-def run_training_steps(engine: TrainingEngine, loader: Any, mark: Mark = lambda phase: None) -> None:
-    """Train one epoch of `loader` with the engine's own loop, which calls `mark` where each phase begins.
+def run_training_steps(
+    engine: TrainingEngine, loader: Any, mark: Mark = lambda phase: None
+) -> None:
+    """Train one epoch of `loader` with the engine's own loop, which calls `mark` where each phase
+    begins.
 
     Every rank must reach this when the engine is distributed.
     """
@@ -118,7 +134,9 @@ def run_training_steps(engine: TrainingEngine, loader: Any, mark: Mark = lambda 
 
 
 def _marked(call: Callable[..., Any], mark: Mark, first: str, then: str = "") -> Callable[..., Any]:
-    """Return a function that marks one phase, calls `call`, and then marks another, if there is one."""
+    """Return a function that marks one phase, calls `call`, and then marks another, if there is
+    one.
+    """
 
     def marked(*arguments: Any) -> Any:
         mark(first)
@@ -133,7 +151,8 @@ def _marked(call: Callable[..., Any], mark: Mark, first: str, then: str = "") ->
 def middle_half(phases_ms: np.ndarray) -> np.ndarray:
     """Return the mean phases (5,) of the middle half of all steps (steps, 5), ordered by duration.
 
-    This is as robust against single slow steps as a median, and the phases still add up to the step.
+    This is as robust against single slow steps as a median, and the phases still add up to the
+    step.
     """
     order = np.argsort(phases_ms.sum(1), kind="stable")
     cut = len(order) // 4 if len(order) != 3 else 1
@@ -141,7 +160,10 @@ def middle_half(phases_ms: np.ndarray) -> np.ndarray:
 
 
 class Repeated:
-    """A loader that yields one batch `times` times, so that loading takes no time. For a GPU it pins the batch's memory."""
+    """A loader that yields one batch `times` times, so that loading takes no time.
+
+    For a GPU it pins the batch's memory.
+    """
 
     def __init__(self, batch: Any, times: int) -> None:
         self.batch = batch.pin_memory() if torch.cuda.is_available() else batch

@@ -1,4 +1,6 @@
-"""Synthetic training batches for measuring speed: no files, no decoding, targets shaped like those of a power line."""
+"""Synthetic training batches for measuring speed: no files, no decoding, targets shaped like those
+of a power line.
+"""
 
 import math
 from dataclasses import replace
@@ -25,32 +27,47 @@ def synthetic_batch(
     seed: int = 0,
     colours: AugmentOptions | None = None,
 ) -> Batch:
-    """Make a batch of noise images with `objects_per_image` outlines each. Equal arguments give equal batches.
+    """Make a batch of noise images with `objects_per_image` outlines each. Equal arguments give
+    equal batches.
 
     A batch of more than 16 images repeats them.
 
-    With `colours` the batch has gains that the device applies, as in a training that varies colours there.
+    With `colours` the batch has gains that the device applies, as in a training that varies colours
+    there.
     """
     rng = np.random.default_rng((seed, batch_size, size_px))
     different = min(batch_size, _DIFFERENT)
-    samples = [_sample(index, size_px, num_classes, objects_per_image, rng) for index in range(different)]
+    samples = [
+        _sample(index, size_px, num_classes, objects_per_image, rng) for index in range(different)
+    ]
     samples = [samples[index % different] for index in range(batch_size)]
     if colours is not None:
-        samples = [replace(sample, colour_gains=tuple(draw_gains(colours, rng).tolist())) for sample in samples]
+        samples = [
+            replace(sample, colour_gains=tuple(draw_gains(colours, rng).tolist()))
+            for sample in samples
+        ]
     return collate(samples)
 
 
 def training_colours(device: torch.device) -> AugmentOptions | None:
-    """Return `colours` as a training on `device` has it by default: a GPU varies colours itself, for a CPU the loader does."""
+    """Return `colours` as a training on `device` has it by default: a GPU varies colours itself,
+    for a CPU the loader does.
+    """
     return AugmentOptions() if device.type == "cuda" else None
 
 
-def _sample(index: int, size_px: int, num_classes: int, num_objects: int, rng: np.random.Generator) -> Sample:
-    outlines = [_wire(rng) if number % _WIRE_EVERY == 0 else _blob(rng) for number in range(num_objects)]
+def _sample(
+    index: int, size_px: int, num_classes: int, num_objects: int, rng: np.random.Generator
+) -> Sample:
+    outlines = [
+        _wire(rng) if number % _WIRE_EVERY == 0 else _blob(rng) for number in range(num_objects)
+    ]
     polygons = [(outline.clip(0, 1) * size_px).astype(np.float32) for outline in outlines]
     # The largest come first: the last one drawn lies on top, as in the real data set.
     polygons.sort(key=lambda polygon: -float(np.prod(np.ptp(polygon, axis=0))))
-    boxes = np.array([[*polygon.min(0), *polygon.max(0)] for polygon in polygons], np.float32).reshape(-1, 4)
+    boxes = np.array(
+        [[*polygon.min(0), *polygon.max(0)] for polygon in polygons], np.float32
+    ).reshape(-1, 4)
     return Sample(
         index=index,
         image=rng.integers(0, 256, (size_px, size_px, 3), np.uint8),
@@ -72,7 +89,12 @@ def _wire(rng: np.random.Generator) -> np.ndarray:
 
 
 def _blob(rng: np.random.Generator) -> np.ndarray:
-    """Return the outline of an ellipse with log-uniform sides, (12, 2) as fractions of the image."""
+    """Return the outline of an ellipse with log-uniform sides, (12, 2) as
+    fractions of the image.
+    """
     sides = np.exp(rng.uniform(math.log(_SMALLEST_SIDE), math.log(_LARGEST_SIDE), 2))
     angles = np.linspace(0, 2 * math.pi, _OUTLINE_POINTS, endpoint=False)
-    return rng.uniform(sides / 2, 1 - sides / 2) + np.stack([np.cos(angles), np.sin(angles)], -1) * sides / 2
+    return (
+        rng.uniform(sides / 2, 1 - sides / 2)
+        + np.stack([np.cos(angles), np.sin(angles)], -1) * sides / 2
+    )

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_CLASSES_SHOWN = 20  # more curves are grey and have no legend; a larger confusion matrix shows no numbers
+# more curves are grey and have no legend; a larger confusion matrix shows no numbers
+MAX_CLASSES_SHOWN = 20
 _MOST_CLASS_BARS = 30  # the other classes are summed in one more bar
 _SMALLEST_SHARE = 1e-3  # of the photograph's side: lower end of the size axes
 _BINS = 48  # along each axis of a 2D histogram
-_LOG_FROM = 20  # the largest loss as a multiple of the smallest: one outlier would flatten the rest of the curve
+# the largest loss as a multiple of the smallest: one outlier would flatten the rest of the curve
+_LOG_FROM = 20
 _CURVES = {  # name in the file: the curve, its label, the label of its axis
     "PR": ("precision_at_recall", "precision", "recall"),
     "P": ("precision", "precision", "confidence"),
@@ -33,7 +35,8 @@ _CURVES = {  # name in the file: the curve, its label, the label of its axis
     "F1": ("f1", "F1", "confidence"),
 }
 
-Panels = Sequence[tuple[str, Mapping[str, str]]]  # (title, {label of a curve: its name in the records})
+# (title, {label of a curve: its name in the records})
+Panels = Sequence[tuple[str, Mapping[str, str]]]
 
 
 def figure_color(class_id: int) -> tuple[float, ...]:
@@ -41,8 +44,12 @@ def figure_color(class_id: int) -> tuple[float, ...]:
     return tuple(value / 255 for value in class_color(int(class_id)))
 
 
-def new_figure(columns: int, rows: int, *, cell_width: float, cell_height: float) -> tuple[Figure, list[Axes]]:
-    """Make a figure and its axes, cell sizes in inches. pyplot is avoided: it keeps every figure and sets a global backend."""
+def new_figure(
+    columns: int, rows: int, *, cell_width: float, cell_height: float
+) -> tuple[Figure, list[Axes]]:
+    """Make a figure and its axes, cell sizes in inches. pyplot is avoided: it keeps every figure
+    and sets a global backend.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(columns * cell_width, rows * cell_height), layout="constrained")
@@ -57,11 +64,14 @@ def save_figure(figure: Figure, path: Path) -> None:
     write_bytes_atomic(path, buffer.getvalue())
 
 
-def plot_training_curves(records: Iterable[Record], path: Path, chosen: Panels | None = None, best: int = 0) -> None:
+def plot_training_curves(
+    records: Iterable[Record], path: Path, chosen: Panels | None = None, best: int = 0
+) -> None:
     """Draw the epoch records of metrics.jsonl, one panel for each metric that they contain.
 
-    Panels, unless they are `chosen`: the loss, each of its parts (`train_<part>`, `val_<part>`), box mAP, mask mAP, learning
-    rate, images per second. Records without `epoch` are ignored. A dotted line marks epoch `best`.
+    Panels, unless they are `chosen`: the loss, each of its parts (`train_<part>`, `val_<part>`),
+    box mAP, mask mAP, learning rate, images per second. Records without `epoch` are ignored. A
+    dotted line marks epoch `best`.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -72,13 +82,24 @@ def plot_training_curves(records: Iterable[Record], path: Path, chosen: Panels |
         points = {label: found for label, found in points.items() if found[0]}
         if points:
             panels.append((title, points))
-    columns = min(max(1, len(panels)), min((4, 3), key=lambda width: -len(panels) % width))  # fewest empty panels
-    figure, grid = new_figure(columns, max(1, math.ceil(len(panels) / columns)), cell_width=3.6, cell_height=2.7)
+    # fewest empty panels
+    columns = min(max(1, len(panels)), min((4, 3), key=lambda width: -len(panels) % width))
+    figure, grid = new_figure(
+        columns, max(1, math.ceil(len(panels) / columns)), cell_width=3.6, cell_height=2.7
+    )
     for axes, (title, points) in zip(grid, panels, strict=False):
         for position, (label, (epoch_values, values)) in enumerate(points.items()):
             color = figure_color((4, 5, 2)[position % 3])
             marker = "o" if len(values) <= 30 else None  # a single epoch is only visible as a point
-            axes.plot(epoch_values, values, color=color, marker=marker, markersize=3.5, linewidth=1.5, label=label)
+            axes.plot(
+                epoch_values,
+                values,
+                color=color,
+                marker=marker,
+                markersize=3.5,
+                linewidth=1.5,
+                label=label,
+            )
         if best:
             axes.axvline(best, color="0.4", linestyle=":", linewidth=1.3)
             figure.supxlabel(f"dotted: epoch {best} is the best, kept as best.pt", fontsize=9)
@@ -90,7 +111,9 @@ def plot_training_curves(records: Iterable[Record], path: Path, chosen: Panels |
         left, right = axes.get_xlim()
         if right - left < 1:  # one epoch
             axes.set_xlim((left + right) / 2 - 1, (left + right) / 2 + 1)
-        lowest, highest = (limit(limit(values) for _, values in points.values()) for limit in (min, max))
+        lowest, highest = (
+            limit(limit(values) for _, values in points.values()) for limit in (min, max)
+        )
         if chosen is None and not title.endswith("loss"):
             axes.set_ylim(0, 1.08 * highest or 1)
         elif chosen is None and highest > _LOG_FROM * lowest > 0:
@@ -107,11 +130,13 @@ def plot_training_curves(records: Iterable[Record], path: Path, chosen: Panels |
 
 
 def plot_curves(curves: Mapping[str, Any], names: Sequence[str], folder: Path) -> None:
-    """Draw the curves of boxes and masks at IoU 0.5, for each class and their mean, into files named as by Ultralytics.
+    """Draw the curves of boxes and masks at IoU 0.5, for each class and their mean, into files
+    named as by Ultralytics.
 
-    Precision over recall (`BoxPR_curve.png`, `MaskPR_curve.png`); precision, recall and F1 over confidence (`BoxP_curve.png`,
-    `BoxR_curve.png`, `BoxF1_curve.png`, …), with the values at the confidence of the highest mean F1.
-    curves: of `precision_recall_curves` (yolo_seg_ddp/evaluation/metrics/summary.py).
+    Precision over recall (`BoxPR_curve.png`, `MaskPR_curve.png`); precision, recall and F1 over
+    confidence (`BoxP_curve.png`, `BoxR_curve.png`, `BoxF1_curve.png`, …), with the values at the
+    confidence of the highest mean F1. curves: of `precision_recall_curves`
+    (yolo_seg_ddp/evaluation/metrics/summary.py).
     """
     for kind, found in curves.items():
         axis, best = found["axis"], found["best_confidence"]
@@ -126,7 +151,13 @@ def plot_curves(curves: Mapping[str, Any], names: Sequence[str], folder: Path) -
                 axes.axvline(best, color="0.4", linewidth=1, linestyle=":")
                 legend = f"{label} at confidence {best:.2f}"
             if len(heights):
-                axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9, frameon=False, title=legend)
+                axes.legend(
+                    loc="upper left",
+                    bbox_to_anchor=(1.01, 1),
+                    fontsize=9,
+                    frameon=False,
+                    title=legend,
+                )
             title = f"{kind.capitalize()}: {label} over {x_label} at IoU 0.5"
             axes.set(title=title, xlabel=x_label, ylabel=label, xlim=(0, 1), ylim=(0, 1.02))
             axes.grid(alpha=0.25)
@@ -134,16 +165,26 @@ def plot_curves(curves: Mapping[str, Any], names: Sequence[str], folder: Path) -
 
 
 def _draw_classes(
-    axes: Axes, found: Mapping[str, Any], names: Sequence[str], heights: np.ndarray, values: np.ndarray
+    axes: Axes,
+    found: Mapping[str, Any],
+    names: Sequence[str],
+    heights: np.ndarray,
+    values: np.ndarray,
 ) -> None:
-    """Draw each class's curve, heights (k, 1000), and their mean; the labels give the values (k,) and their mean."""
+    """Draw each class's curve, heights (k, 1000), and their mean; the labels give the values (k,)
+    and their mean.
+    """
     class_ids = found["class_ids"]
     is_legible = len(class_ids) <= MAX_CLASSES_SHOWN
     for row, class_id in enumerate(class_ids):
         label = f"{names[class_id]}  {values[row]:.3f}" if is_legible else None
         color = figure_color(class_id) if is_legible else "0.75"
-        style, width = (("-", "--", ":")[class_id // len(PALETTE) % 3], 1.4) if is_legible else ("-", 0.7)
-        axes.plot(found["axis"], heights[row], color=color, linestyle=style, linewidth=width, label=label)
+        style, width = (
+            (("-", "--", ":")[class_id // len(PALETTE) % 3], 1.4) if is_legible else ("-", 0.7)
+        )
+        axes.plot(
+            found["axis"], heights[row], color=color, linestyle=style, linewidth=width, label=label
+        )
     if len(class_ids):
         label = f"mean of {counted(len(class_ids), 'class')}  {values.mean():.3f}"
         axes.plot(found["axis"], heights.mean(axis=0), color="black", linewidth=2.8, label=label)
@@ -154,8 +195,8 @@ def _draw_classes(
 def plot_confusion_matrix(matrix: Any, names: Sequence[str], path: Path) -> None:
     """Draw a confusion matrix (nc + 1, nc + 1), normalised by column.
 
-    Rows are predicted classes, the last one missed; columns are true classes, the last one background. A column without
-    entries stays blank.
+    Rows are predicted classes, the last one missed; columns are true classes, the last one
+    background. A column without entries stays blank.
     """
     counts = np.asarray(matrix, dtype=np.float64)
     totals = counts.sum(axis=0, keepdims=True)
@@ -165,8 +206,14 @@ def plot_confusion_matrix(matrix: Any, names: Sequence[str], path: Path) -> None
     figure, (axes,) = new_figure(1, 1, cell_width=size_inches * 1.15, cell_height=size_inches)
     picture = axes.imshow(np.ma.masked_invalid(shares), cmap="Blues", vmin=0, vmax=1)
     colorbar = figure.colorbar(picture, ax=axes, fraction=0.04, pad=0.02)
-    positions, font_size, title_size = np.arange(len(counts)), 7 if is_large else 9, 8 + 0.5 * size_inches
-    axes.set_xticks(positions, [*names, "background"], fontsize=font_size, rotation=90 if is_large else 45)
+    positions, font_size, title_size = (
+        np.arange(len(counts)),
+        7 if is_large else 9,
+        8 + 0.5 * size_inches,
+    )
+    axes.set_xticks(
+        positions, [*names, "background"], fontsize=font_size, rotation=90 if is_large else 45
+    )
     for label in () if is_large else axes.get_xticklabels():
         label.set(horizontalalignment="right", rotation_mode="anchor")
     axes.set_yticks(positions, [*names, "missed"], fontsize=font_size)
@@ -182,7 +229,9 @@ def plot_confusion_matrix(matrix: Any, names: Sequence[str], path: Path) -> None
         share = shares[row, column]
         text = f"{share:.2f}\n{counts[row, column]:.0f}"
         color = "white" if share > 0.5 else "black"
-        axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=color, linespacing=1.1)
+        axes.text(
+            column, row, text, ha="center", va="center", fontsize=7.5, color=color, linespacing=1.1
+        )
     save_figure(figure, path)
 
 
@@ -192,40 +241,63 @@ def _training_panels(epochs: Sequence[Mapping[str, Any]]) -> Panels:
     parts = dict.fromkeys(
         key.partition("_")[2]
         for key in keys
-        if key.startswith(("train_", "val_")) and not key.endswith("_loss") and not key.endswith("_s")
+        if key.startswith(("train_", "val_"))
+        and not key.endswith("_loss")
+        and not key.endswith("_s")
     )
     maps = {"mAP50": "map50", "mAP50-95": "map50_95"}
     return [
         ("loss", {"train": "train_loss", "validation": "val_loss"}),
-        *((f"{part} loss", {"train": f"train_{part}", "validation": f"val_{part}"}) for part in parts),
-        *((f"{kind} mAP", {label: f"{kind}_{name}" for label, name in maps.items()}) for kind in ("box", "mask")),
+        *(
+            (f"{part} loss", {"train": f"train_{part}", "validation": f"val_{part}"})
+            for part in parts
+        ),
+        *(
+            (f"{kind} mAP", {label: f"{kind}_{name}" for label, name in maps.items()})
+            for kind in ("box", "mask")
+        ),
         ("learning rate", {"lr": "lr"}),
         ("images per second", {"images per second": "images_per_s"}),
     ]
 
 
 def _points(epochs: Sequence[Mapping[str, Any]], name: str) -> tuple[list[float], list[float]]:
-    found = sorted((record["epoch"], record[name]) for record in epochs if math.isfinite(number_of(record.get(name))))
+    found = sorted(
+        (record["epoch"], record[name])
+        for record in epochs
+        if math.isfinite(number_of(record.get(name)))
+    )
     return [epoch for epoch, _ in found], [value for _, value in found]
 
 
 def plot_label_statistics(
-    class_ids: np.ndarray, boxes: np.ndarray, objects_per_photo: np.ndarray, names: Sequence[str], path: Path
+    class_ids: np.ndarray,
+    boxes: np.ndarray,
+    objects_per_photo: np.ndarray,
+    names: Sequence[str],
+    path: Path,
 ) -> None:
     """Draw histograms: objects per class, objects per photograph, centres and sizes of objects.
 
-    class_ids int (N,); boxes float (N, 4) xyxy as shares of the photograph; objects_per_photo int (photographs,).
+    class_ids int (N,); boxes float (N, 4) xyxy as shares of the photograph; objects_per_photo int
+    (photographs,).
     """
     from matplotlib.colors import PowerNorm
     from matplotlib.ticker import MaxNLocator
 
     figure, (classes, counts, places, sizes) = new_figure(2, 2, cell_width=5.6, cell_height=4.4)
     empty = int((objects_per_photo == 0).sum())
-    title = f"{counted(len(class_ids), 'object')} in {counted(len(objects_per_photo), 'photograph')}"
+    title = (
+        f"{counted(len(class_ids), 'object')} in {counted(len(objects_per_photo), 'photograph')}"
+    )
     figure.suptitle(title + (f", {empty:,} of them without any" if empty else ""), fontsize=11)
 
     totals = np.bincount(class_ids, minlength=len(names))
-    order = np.arange(len(names)) if len(names) <= _MOST_CLASS_BARS else np.argsort(-totals, kind="stable")
+    order = (
+        np.arange(len(names))
+        if len(names) <= _MOST_CLASS_BARS
+        else np.argsort(-totals, kind="stable")
+    )
     first, rest = order[:_MOST_CLASS_BARS], order[_MOST_CLASS_BARS:]
     labels = [names[number] for number in first]
     values, colors = totals[first].tolist(), [figure_color(number) for number in first]
@@ -255,15 +327,32 @@ def plot_label_statistics(
     centres = (boxes[:, :2] + boxes[:, 2:]) / 2
     style: dict[str, Any] = {"cmap": "YlGnBu", "cmin": 1}
     places.hist2d(
-        centres[:, 0], centres[:, 1], bins=_BINS, range=((0, 1), (0, 1)), norm=PowerNorm(0.5, vmin=0), **style
+        centres[:, 0],
+        centres[:, 1],
+        bins=_BINS,
+        range=((0, 1), (0, 1)),
+        norm=PowerNorm(0.5, vmin=0),
+        **style,
     )
-    places.set(title="centres of objects", xlabel="from the left", ylabel="from the top", xlim=(0, 1), ylim=(1, 0))
+    places.set(
+        title="centres of objects",
+        xlabel="from the left",
+        ylabel="from the top",
+        xlim=(0, 1),
+        ylim=(1, 0),
+    )
     places.set_aspect("equal")
 
     extent = np.clip(boxes[:, 2:] - boxes[:, :2], _SMALLEST_SHARE, 1)
     bins = np.geomspace(_SMALLEST_SHARE, 1, _BINS + 1)
-    sizes.hist2d(extent[:, 0], extent[:, 1], bins=(bins, bins), norm=PowerNorm(0.5, vmin=0), **style)
-    sizes.set(title="sizes of objects", xlabel="width / photograph's width", ylabel="height / photograph's height")
+    sizes.hist2d(
+        extent[:, 0], extent[:, 1], bins=(bins, bins), norm=PowerNorm(0.5, vmin=0), **style
+    )
+    sizes.set(
+        title="sizes of objects",
+        xlabel="width / photograph's width",
+        ylabel="height / photograph's height",
+    )
     sizes.set(xscale="log", yscale="log")
     sizes.set_aspect("equal")
     for axes in (classes, counts, places, sizes):

@@ -1,4 +1,6 @@
-"""Draws what a label file was understood to mean: some photographs in which every class appears, outlined and named."""
+"""Draws what a label file was understood to mean: some photographs in which every class appears,
+outlined and named.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,18 +28,27 @@ def save_label_picture(path: Path, photos: Sequence[Photo], names: Sequence[str]
 
 
 def choose_photos(photos: Sequence[Photo], number: int = NUM_PHOTOS) -> list[Photo]:
-    """Return photographs in which every class appears as far as `number` can show them, the rarest first, and others spread evenly."""
+    """Return photographs in which every class appears as far as `number` can show them, the rarest
+    first, and others spread evenly.
+    """
     classes = [set(photo.class_ids.tolist()) for photo in photos]
     missing = set().union(*classes)
     holders = {one: [index for index, own in enumerate(classes) if one in own] for one in missing}
     chosen: list[int] = []
     while missing and len(chosen) < number:
         rarest = min(missing, key=lambda one: (len(holders[one]), one))
-        best = max(holders[rarest], key=lambda index: (len(missing & classes[index]), -len(photos[index].class_ids)))
+        best = max(
+            holders[rarest],
+            key=lambda index: (len(missing & classes[index]), -len(photos[index].class_ids)),
+        )
         chosen.append(best)
         missing -= classes[best]
-    others = [index for index, own in enumerate(classes) if own and index not in chosen] or list(range(len(photos)))
-    places = np.linspace(0, len(others) - 1, min(number - len(chosen), len(others))).round().astype(int)
+    others = [index for index, own in enumerate(classes) if own and index not in chosen] or list(
+        range(len(photos))
+    )
+    places = (
+        np.linspace(0, len(others) - 1, min(number - len(chosen), len(others))).round().astype(int)
+    )
     return [photos[index] for index in sorted({*chosen, *(others[place] for place in places)})]
 
 
@@ -48,6 +59,11 @@ def _drawn(photo: Photo, names: Sequence[str]) -> np.ndarray:
     order = np.argsort(-lengths, kind="stable")[:MOST_OBJECTS].tolist()
     class_ids = [int(photo.class_ids[index]) for index in order]
     outlines = [photo.polygons[index] * size for index in order]
-    labels = [names[one] if class_ids[:place].count(one) < MOST_NAMES else "" for place, one in enumerate(class_ids)]
+    labels = [
+        names[one] if class_ids[:place].count(one) < MOST_NAMES else ""
+        for place, one in enumerate(class_ids)
+    ]
     look: dict[str, Any] = {"labels": labels, "font_scale": FONT_SCALE, "min_px": READABLE_PX}
-    return draw_instances(picture, class_ids, None, outlines, None, names, **look, nothing="no labels")
+    return draw_instances(
+        picture, class_ids, None, outlines, None, names, **look, nothing="no labels"
+    )

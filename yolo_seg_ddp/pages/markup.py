@@ -19,20 +19,35 @@ class Markup(str):
 
 
 def escaped(text: str) -> Markup:
-    """Return text as escaped HTML; unprintable characters (control characters, lone surrogates) become escape codes."""
-    return text if isinstance(text, Markup) else Markup(html.escape(printable(text, MOST_CHARACTERS)))
+    """Return text as escaped HTML; unprintable characters (control characters, lone surrogates)
+    become escape codes.
+    """
+    return (
+        text if isinstance(text, Markup) else Markup(html.escape(printable(text, MOST_CHARACTERS)))
+    )
 
 
 def element(name: str, /, *children: str, **attributes: str | int | float | bool | None) -> Markup:
-    """Return an element. `data_key` becomes data-key, `class_` class; None and False omit it, True gives it no value."""
+    """Return an element.
+
+    `data_key` becomes data-key, `class_` class; None and False omit it, True gives it no value.
+    """
     shown = "".join(
         f" {key.rstrip('_').replace('_', '-')}"
-        + ("" if value is True else f'="{escaped(value if isinstance(value, str) else str(value))}"')
+        + (
+            ""
+            if value is True
+            else f'="{escaped(value if isinstance(value, str) else str(value))}"'
+        )
         for key, value in attributes.items()
         if value is not None and value is not False
     )
     inside = joined(*children)
-    return Markup(f"<{name}{shown}/>" if name in _EMPTY and not inside else f"<{name}{shown}>{inside}</{name}>")
+    return Markup(
+        f"<{name}{shown}/>"
+        if name in _EMPTY and not inside
+        else f"<{name}{shown}>{inside}</{name}>"
+    )
 
 
 def joined(*parts: str) -> Markup:
@@ -43,11 +58,16 @@ def joined(*parts: str) -> Markup:
 def document(title: str, parts: Path, pictures: str, *body: str) -> str:
     """Return a page with its style and script, the files `parts` with the suffixes .css and .js.
 
-    The content security policy allows no other script, and the pictures that the directive `pictures` names.
+    The content security policy allows no other script, and the pictures that the directive
+    `pictures` names.
     """
-    style, script = (parts.with_suffix(kind).read_text(encoding="utf-8") for kind in (".css", ".js"))
+    style, script = (
+        parts.with_suffix(kind).read_text(encoding="utf-8") for kind in (".css", ".js")
+    )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; {pictures}; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    policy = (
+        f"default-src 'none'; {pictures}; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    )
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -70,7 +90,9 @@ def report_page(
     footer: str,
     pictures: str = "img-src data:",
 ) -> str:
-    """Return a page in the style of the report. controls: beside the links to `sections`, {id: label}. pictures: see `document`."""
+    """Return a page in the style of the report. controls: beside the links to `sections`, {id:
+    label}. pictures: see `document`.
+    """
     links = (element("a", label, href=f"#{name}") for name, label in sections.items())
     return document(
         title,
@@ -79,22 +101,35 @@ def report_page(
         element("header", *header),
         element("div", *controls, element("nav", *links, aria_label="Sections"), class_="switch"),
         element("main", *main),
-        element("dialog", element("form", element("button", "Close"), method="dialog"), aria_label="Enlarged picture"),
+        element(
+            "dialog",
+            element("form", element("button", "Close"), method="dialog"),
+            aria_label="Enlarged picture",
+        ),
         element("footer", footer),
     )
 
 
-def table(caption: str, head: Iterable[str], rows: Iterable[str], total: Markup | None = None) -> Markup:
+def table(
+    caption: str, head: Iterable[str], rows: Iterable[str], total: Markup | None = None
+) -> Markup:
     """Return a sortable table, in an element that scrolls if the window is narrow."""
     parts = [element("thead", element("tr", *head)), element("tbody", *rows)]
     parts += [element("tfoot", total)] if total else []
     inside = element("table", *parts, class_="sortable", aria_label=caption)
-    return element("div", inside, class_="scroll tall", tabindex="0", role="region", aria_label=caption)
+    return element(
+        "div", inside, class_="scroll tall", tabindex="0", role="region", aria_label=caption
+    )
 
 
 def heading(label: str, is_name: bool = False) -> Markup:
     """Return the heading of a column, which sorts the table when it is clicked."""
-    return element("th", element("button", label, type="button"), scope="col", class_="name" if is_name else None)
+    return element(
+        "th",
+        element("button", label, type="button"),
+        scope="col",
+        class_="name" if is_name else None,
+    )
 
 
 def name_cell(name: str) -> Markup:
@@ -104,7 +139,10 @@ def name_cell(name: str) -> Markup:
 
 def number_cards(values: Mapping[str, int]) -> Markup:
     """Return the cards with whole numbers at the top of a page."""
-    pairs = ((element("dt", label), element("dd", f"{value:,}", class_="value")) for label, value in values.items())
+    pairs = (
+        (element("dt", label), element("dd", f"{value:,}", class_="value"))
+        for label, value in values.items()
+    )
     return element("dl", *(element("div", *pair) for pair in pairs), class_="cards")
 
 
@@ -112,9 +150,15 @@ def zoomable(jpeg: bytes, caption: str, alt: str) -> Markup:
     """Return a picture with its caption; a click enlarges it."""
     source = Markup("data:image/jpeg;base64," + base64.b64encode(jpeg).decode())
     image = element("img", src=source, alt=alt)
-    return element("figure", element("figcaption", caption), element("button", image, type="button", class_="zoom"))
+    return element(
+        "figure",
+        element("figcaption", caption),
+        element("button", image, type="button", class_="zoom"),
+    )
 
 
 def color_key(color: tuple[int, int, int], label: str, class_: str = "") -> Markup:
     """Return a square of a colour with its meaning."""
-    return joined(element("span", class_=f"key {class_}".strip(), style=f"--color:rgb{color}"), f"{label} ")
+    return joined(
+        element("span", class_=f"key {class_}".strip(), style=f"--color:rgb{color}"), f"{label} "
+    )

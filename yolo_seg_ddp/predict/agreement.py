@@ -1,20 +1,26 @@
-"""How well masks from two tiles agree: pairs of masks are compared run by run, in compiled loops."""
+"""How well masks from two tiles agree: pairs of masks are compared run
+by run, in compiled loops.
+"""
 
 import numpy as np
 
 from yolo_seg_ddp.predict.regions import ROW, Corners, Runs, intersection
 from yolo_seg_ddp.utils.compiled import compiled
 
-WIDEN_PX = 2  # masks are widened before they are compared: the edges of a thin wire are uncertain by a pixel
+# masks are widened before they are compared: the edges of a thin wire are uncertain by a pixel
+WIDEN_PX = 2
 _ONES = np.uint64(2**64 - 1)
-_PAIRS, _FOURS = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333)  # a one in two bits, two in four, ...
+# a one in two bits, two in four, ...
+_PAIRS, _FOURS = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333)
 _EIGHTS, _BYTES = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0x0101010101010101)
 
 
 def widen(mask: Runs, limits: Corners) -> Runs:
     """Widen a mask by WIDEN_PX on all sides, inside `limits`."""
     left, top, right, bottom = mask.corners
-    around = intersection((left - WIDEN_PX, top - WIDEN_PX, right + WIDEN_PX, bottom + WIDEN_PX), limits)
+    around = intersection(
+        (left - WIDEN_PX, top - WIDEN_PX, right + WIDEN_PX, bottom + WIDEN_PX), limits
+    )
     return Runs(around, _widened(mask.edges, np.array(around)))
 
 
@@ -22,14 +28,18 @@ def widen(mask: Runs, limits: Corners) -> Runs:
 def _widened(edges: np.ndarray, corners: np.ndarray) -> np.ndarray:
     left, top, right, bottom = corners
     result, number = np.empty(len(edges) * (2 * WIDEN_PX + 1), np.int64), 0
-    near = np.empty((len(edges) // 2, 2), np.int64)  # runs of the rows around a row, by their first pixel
+    # runs of the rows around a row, by their first pixel
+    near = np.empty((len(edges) // 2, 2), np.int64)
     start = 0
     for row in range(top, bottom):
         while edges[start] < (row - WIDEN_PX) * ROW:
             start += 2
         at, count = start, 0
         while at < len(edges) and edges[at] < (row + WIDEN_PX + 1) * ROW:
-            first, last = max(edges[at] % ROW - WIDEN_PX, left), min(edges[at + 1] % ROW + WIDEN_PX, right)
+            first, last = (
+                max(edges[at] % ROW - WIDEN_PX, left),
+                min(edges[at + 1] % ROW + WIDEN_PX, right),
+            )
             place = count
             while place > 0 and near[place - 1, 0] > first:
                 near[place] = near[place - 1]
@@ -47,7 +57,8 @@ def _widened(edges: np.ndarray, corners: np.ndarray) -> np.ndarray:
 
 
 class Masks:
-    """Masks in a photograph that are compared in pairs. A position names a mask; pairs are int64 (n, 2).
+    """Masks in a photograph that are compared in pairs. A position names a mask; pairs are int64
+    (n, 2).
 
     rectangles int64 (n, 4): left, top, right, bottom in pixels of the photograph, not empty.
     """
@@ -67,16 +78,20 @@ class Masks:
     def agreement(self, pairs: np.ndarray, rectangles: np.ndarray) -> np.ndarray:
         """Return how well the two masks of each pair agree in its rectangle, float64 (n,).
 
-        It is the IoU of the widened masks, without connected parts that only one of them has. So a wire that leaves a tile and
-        returns, which is two masks there and one in the next tile, agrees in both. It is 0 if less than half of the smaller
-        mask is shared.
+        It is the IoU of the widened masks, without connected parts that only one of them has. So a
+        wire that leaves a tile and returns, which is two masks there and one in the next tile,
+        agrees in both. It is 0 if less than half of the smaller mask is shared.
         """
         return _agreements(self._edges, self._starts, pairs, rectangles)
 
 
 @compiled
-def _runs_inside(edges: np.ndarray, first: int, last: int, rectangle: np.ndarray, runs: np.ndarray) -> int:
-    """Write the runs of the mask edges[first:last] in a rectangle to runs (row, left, right); return their number."""
+def _runs_inside(
+    edges: np.ndarray, first: int, last: int, rectangle: np.ndarray, runs: np.ndarray
+) -> int:
+    """Write the runs of the mask edges[first:last] in a rectangle to runs (row, left, right);
+    return their number.
+    """
     left, top, right, bottom = rectangle
     at = first + np.searchsorted(edges[first:last], top * ROW)
     number = 0
@@ -91,13 +106,17 @@ def _runs_inside(edges: np.ndarray, first: int, last: int, rectangle: np.ndarray
 
 
 @compiled
-def _areas(edges: np.ndarray, starts: np.ndarray, masks: np.ndarray, rectangles: np.ndarray) -> np.ndarray:
+def _areas(
+    edges: np.ndarray, starts: np.ndarray, masks: np.ndarray, rectangles: np.ndarray
+) -> np.ndarray:
     counts = np.zeros(len(masks), np.int64)
     if not len(masks):
         return counts
     runs = np.empty(((starts[1:] - starts[:-1]).max() // 2, 3), np.int64)
     for number, mask in enumerate(masks):
-        for run in runs[: _runs_inside(edges, starts[mask], starts[mask + 1], rectangles[number], runs)]:
+        for run in runs[
+            : _runs_inside(edges, starts[mask], starts[mask + 1], rectangles[number], runs)
+        ]:
             counts[number] += run[2] - run[1]
     return counts
 
@@ -111,7 +130,9 @@ def _shared(edges: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.ndar
         one += np.searchsorted(edges[one:end_one], edges[two] // ROW * ROW)
         two += np.searchsorted(edges[two:end_two], edges[one] // ROW * ROW) if one < end_one else 0
         while one < end_one and two < end_two:
-            counts[number] += max(min(edges[one + 1], edges[two + 1]) - max(edges[one], edges[two]), 0)
+            counts[number] += max(
+                min(edges[one + 1], edges[two + 1]) - max(edges[one], edges[two]), 0
+            )
             if edges[one + 1] < edges[two + 1]:
                 one += 2
             else:
@@ -121,7 +142,8 @@ def _shared(edges: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.ndar
 
 @compiled
 def _draw(runs: np.ndarray, bits: np.ndarray, size: tuple[int, int]) -> None:
-    """Draw runs, widened by WIDEN_PX on all sides, into bits (rows, words): pixel x is bit x % 64 of word x // 64.
+    """Draw runs, widened by WIDEN_PX on all sides, into bits (rows, words): pixel x is bit x % 64
+    of word x // 64.
 
     size: rows and columns of the rectangle.
     """
@@ -149,7 +171,9 @@ def _count(word: np.uint64) -> int:
 
 @compiled
 def _mark_connected(runs: np.ndarray, parts: np.ndarray, is_kept: np.ndarray) -> None:
-    """Mark the runs that are connected with a marked run; pixels touch by a side or corner. parts: room to work."""
+    """Mark the runs that are connected with a marked run; pixels touch by a side or corner. parts:
+    room to work.
+    """
     above = start = 0  # the first run of the row above that may touch, and of this row
     for number in range(len(runs)):
         parts[number] = number
@@ -177,14 +201,19 @@ def _root(parts: np.ndarray, number: int) -> int:
 
 
 @compiled
-def _agreements(edges: np.ndarray, starts: np.ndarray, pairs: np.ndarray, rectangles: np.ndarray) -> np.ndarray:
+def _agreements(
+    edges: np.ndarray, starts: np.ndarray, pairs: np.ndarray, rectangles: np.ndarray
+) -> np.ndarray:
     result = np.zeros(len(pairs))
     if not len(pairs):
         return result
     longest = (starts[1:] - starts[:-1]).max() // 2
     runs, parts = np.empty((2, longest, 3), np.int64), np.empty(longest, np.int64)
     is_kept = np.empty((2, longest), np.bool_)
-    rows, columns = (rectangles[:, 3] - rectangles[:, 1]).max(), (rectangles[:, 2] - rectangles[:, 0]).max()
+    rows, columns = (
+        (rectangles[:, 3] - rectangles[:, 1]).max(),
+        (rectangles[:, 2] - rectangles[:, 0]).max(),
+    )
     room = np.empty((2, rows, (columns - 1) // 64 + 1), np.uint64)
     for number in range(len(pairs)):
         rectangle = rectangles[number]
@@ -194,7 +223,9 @@ def _agreements(edges: np.ndarray, starts: np.ndarray, pairs: np.ndarray, rectan
         lengths = np.zeros(2, np.int64)
         for side in range(2):
             mask = pairs[number, side]
-            lengths[side] = _runs_inside(edges, starts[mask], starts[mask + 1], rectangle, runs[side])
+            lengths[side] = _runs_inside(
+                edges, starts[mask], starts[mask + 1], rectangle, runs[side]
+            )
             _draw(runs[side, : lengths[side]], bits[side], size)
         shared, one, two = _counts(bits)
         if 2 * shared < min(one, two):
@@ -222,7 +253,7 @@ def _agreements(edges: np.ndarray, starts: np.ndarray, pairs: np.ndarray, rectan
 def _touches(run: np.ndarray, bits: np.ndarray) -> bool:
     """Return whether a run (row, left, right) has a pixel in bits (rows, words)."""
     row, left, right = run
-    for word in range(left >> 6, ((right - 1) >> 6) + 1):  # noqa: SIM110 - it is compiled
+    for word in range(left >> 6, ((right - 1) >> 6) + 1):
         if bits[row, word] & _ones(word, left, right):
             return True
     return False

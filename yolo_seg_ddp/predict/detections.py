@@ -1,4 +1,6 @@
-"""Turns a model's raw outputs into detections with masks, alike in validation, evaluation and inference."""
+"""Turns a model's raw outputs into detections with masks, alike in validation, evaluation and
+inference.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,21 @@ from yolo_seg_ddp.utils.devices import copy_to_device
 from yolo_seg_ddp.yolo.boxes import OneToOne, anchor_points, decode_boxes
 
 MAX_CANDIDATES = 30_000  # per image, before non-maximum suppression; YOLOv8's limit
-CANDIDATES_AT_ONCE = 256  # few enough that the IoU of all pairs takes little memory, enough to fill a GPU
+# few enough that the IoU of all pairs takes little memory, enough to fill a GPU
+CANDIDATES_AT_ONCE = 256
 MOST_CHAINED = 12  # longest chain of candidates in a block of which each decides the next
-# A network learns the overlap of the predicted and the true box as its score. For a box that is t pixels of the input thick,
-# this is about t / (t + BOX_ERROR_PX). Thinner boxes count as THINNEST_PX thick, so a score is raised at most threefold.
+# A network learns the overlap of the predicted and the true box as its score. For a box that is t
+# pixels of the input thick, this is about t / (t + BOX_ERROR_PX). Thinner boxes count as
+# THINNEST_PX thick, so a score is raised at most threefold.
 BOX_ERROR_PX, THINNEST_PX = 12.0, 6.0
-CLASS_OFFSET_PX = 7680  # between the boxes of different classes, so that one suppression keeps the classes apart
+# between the boxes of different classes, so that one suppression keeps the classes apart
+CLASS_OFFSET_PX = 7680
 
 
 @dataclass(frozen=True)
 class Detections:
-    """One image's detections, best first: boxes float32 (n, 4) xyxy in input pixels, coefficients float32 (n, 32).
+    """One image's detections, best first: boxes float32 (n, 4) xyxy in input pixels, coefficients
+    float32 (n, 32).
 
     The coefficients lie on the model's device, the rest in the host's memory.
     """
@@ -45,15 +51,18 @@ class Detections:
         return len(self.scores)
 
     def __getitem__(self, part: slice | list[int]) -> Detections:
-        return Detections(self.boxes[part], self.scores[part], self.class_ids[part], self.coefficients[part])
+        return Detections(
+            self.boxes[part], self.scores[part], self.class_ids[part], self.coefficients[part]
+        )
 
 
 @dataclass(frozen=True)
 class PhotoPrediction:
     """The detections of a photograph, with masks and boxes, float32 (n, 4) xyxy, in its pixels.
 
-    lines: of each detection, None where it has none; empty if no line was looked for (`yolo_seg_ddp/predict/lines/`).
-    num_without_mask: how many detections were found whose mask is empty: only their boxes are known.
+    lines: of each detection, None where it has none; empty if no line was looked for
+    (`yolo_seg_ddp/predict/lines/`). num_without_mask: how many detections were found whose mask is
+    empty: only their boxes are known.
     """
 
     detections: Detections
@@ -93,9 +102,12 @@ def raw_outputs(
 ) -> dict[str, torch.Tensor]:
     """Run a model in evaluation mode on (B, 3, S, S) in 0..1; return its dictionary of raw outputs.
 
-    YOLO26 has two such dictionaries; `yolo_seg_ddp.yolo.model.load_for_prediction` chose one of them.
+    YOLO26 has two such dictionaries; `yolo_seg_ddp.yolo.model.load_for_prediction` chose one of
+    them.
     """
-    with torch.autocast(images.device.type, autocast_dtype or torch.bfloat16, enabled=autocast_dtype is not None):
+    with torch.autocast(
+        images.device.type, autocast_dtype or torch.bfloat16, enabled=autocast_dtype is not None
+    ):
         outputs = model(images)
     raw: dict[str, Any] = outputs[1] if isinstance(outputs, tuple) else outputs
     if "one2one" in raw:
@@ -103,11 +115,14 @@ def raw_outputs(
     return raw
 
 
-def decode(outputs: dict[str, torch.Tensor], strides: list[float], size_px: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return boxes (B, A, 4) xyxy in input pixels and class probabilities (B, A, classes), in float32.
+def decode(
+    outputs: dict[str, torch.Tensor], strides: list[float], size_px: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return boxes (B, A, 4) xyxy in input pixels and class probabilities (B, A, classes), in
+    float32.
 
-    The model's own decoding is not used: under bf16 autocast it rounds coordinates to whole pixels. Exports
-    (yolo_seg_ddp/extras/exports) hold it in their graph.
+    The model's own decoding is not used: under bf16 autocast it rounds coordinates to whole pixels.
+    Exports (yolo_seg_ddp/extras/exports) hold it in their graph.
     """
     if "xywh" in outputs:
         centres, sizes = outputs["xywh"].float().transpose(1, 2).chunk(2, 2)
@@ -115,7 +130,9 @@ def decode(outputs: dict[str, torch.Tensor], strides: list[float], size_px: int)
         return boxes, outputs["probabilities"].float().transpose(1, 2)
     bins = outputs["boxes"].float().transpose(1, 2)
     points, stride_column = anchor_points(strides, size_px, bins.device)
-    return decode_boxes(bins, points) * stride_column, outputs["scores"].float().transpose(1, 2).sigmoid()
+    return decode_boxes(bins, points) * stride_column, outputs["scores"].float().transpose(
+        1, 2
+    ).sigmoid()
 
 
 def detect(
@@ -131,23 +148,29 @@ def detect(
     thin: tuple[int, ...] = (),
     mask_score: bool = True,
 ) -> list[Detections]:
-    """Suppress overlapping boxes of the same class and return each image's detections. Waits twice for a GPU.
+    """Suppress overlapping boxes of the same class and return each image's detections. Waits twice
+    for a GPU.
 
     Of one-to-one outputs the most confident are returned, whatever `iou` is.
 
-    With `multi_label` an anchor may become a detection of each class, as for AP. Unlike in Ultralytics, there is no time limit.
-    The scores of thin boxes of `thin` classes are raised to those of equally good thick boxes (BOX_ERROR_PX).
-    These scores decide what is suppressed, and which `max_detections` remain. Then `mask_score`
-    multiplies them by `mask_certainty`. The products have to exceed `confidence`, and are sorted.
+    With `multi_label` an anchor may become a detection of each class, as for AP. Unlike in
+    Ultralytics, there is no time limit. The scores of thin boxes of `thin` classes are raised to
+    those of equally good thick boxes (BOX_ERROR_PX). These scores decide what is suppressed, and
+    which `max_detections` remain. Then `mask_score` multiplies them by `mask_certainty`. The
+    products have to exceed `confidence`, and are sorted.
     """
     boxes, probabilities = decode(outputs, strides, size_px)
 
     def flags(chosen: tuple[int, ...]) -> torch.Tensor:
-        is_chosen = torch.tensor([float(class_id in chosen) for class_id in range(probabilities.shape[-1])])
+        is_chosen = torch.tensor(
+            [float(class_id in chosen) for class_id in range(probabilities.shape[-1])]
+        )
         return copy_to_device(is_chosen, probabilities.device)
 
     if thin:
-        thickness = (boxes[..., 2:] - boxes[..., :2]).amin(dim=-1, keepdim=True).clamp(min=THINNEST_PX)
+        thickness = (
+            (boxes[..., 2:] - boxes[..., :2]).amin(dim=-1, keepdim=True).clamp(min=THINNEST_PX)
+        )
         factors = 1 + flags(thin) * (BOX_ERROR_PX / thickness)
         probabilities = (probabilities * factors).clamp(max=1)
     if classes is not None:
@@ -168,10 +191,16 @@ def detect(
         kept = _suppress(found, iou, max_detections, judge)
     best_scores = [0.0] * len(kept) if any(found.counts) else probabilities.amax((1, 2)).tolist()
     detections = []
-    for (boxes, scores, class_ids, anchor), image, best_score in zip(kept, coefficients, best_scores, strict=True):
+    for (boxes, scores, class_ids, anchor), image, best_score in zip(
+        kept, coefficients, best_scores, strict=True
+    ):
         first = slice(int((scores > confidence).sum()))
         best_score = max([best_score, *scores[:1].tolist()])
-        detections.append(Detections(boxes[first], scores[first], class_ids[first], image[anchor[first]], best_score))
+        detections.append(
+            Detections(
+                boxes[first], scores[first], class_ids[first], image[anchor[first]], best_score
+            )
+        )
     return detections
 
 
@@ -195,20 +224,26 @@ class _Candidates:
 def _find_candidates(
     boxes: torch.Tensor, probabilities: torch.Tensor, confidence: float, multi_label: bool
 ) -> _Candidates:
-    """Find classes of anchors above a confidence: with `multi_label` all classes of an anchor, else its best."""
+    """Find classes of anchors above a confidence: with `multi_label` all classes of an anchor, else
+    its best.
+    """
     if multi_label:
         scores, best_class = probabilities, None
     else:
         scores, best_class = probabilities.max(2, keepdim=True)
     is_candidate = (scores > confidence).flatten(1)
-    counts = is_candidate.sum(1, dtype=torch.int32).tolist()  # the first wait; from here on the sizes are known
+    # the first wait; from here on the sizes are known
+    counts = is_candidate.sum(1, dtype=torch.int32).tolist()
     image, place = torch.nonzero_static(is_candidate, size=sum(counts)).unbind(1)
     anchor = place // scores.shape[2]
     class_ids = place % scores.shape[2] if best_class is None else best_class[image, anchor, 0]
-    return _Candidates(counts, image, anchor, boxes[image, anchor], scores.flatten(1)[image, place], class_ids)
+    return _Candidates(
+        counts, image, anchor, boxes[image, anchor], scores.flatten(1)[image, place], class_ids
+    )
 
 
-# An image's boxes, scores and class ids in the host's memory, and the anchors of its detections on the device.
+# An image's boxes, scores and class ids in the host's memory, and the anchors of its detections on
+# the device.
 _Kept = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
 # Returns what multiplies the scores of an image's detections: of its number, and their anchors (n,)
 # and boxes (n, 4) on the device.
@@ -242,13 +277,17 @@ def _chosen_of_each(
     """
     kept: _Kept = []
     columns = (found.apart, found.boxes, found.scores, found.class_ids, found.anchor)
-    for number, image in enumerate(zip(*(column.split(found.counts) for column in columns), strict=True)):
+    for number, image in enumerate(
+        zip(*(column.split(found.counts) for column in columns), strict=True)
+    ):
         apart, boxes, scores, class_ids, anchor = image
         chosen = choose(apart, scores)
         scores = scores[chosen] * judge(number, anchor[chosen], boxes[chosen])
         order = _best_first(scores)
         chosen = chosen[order]
-        kept.append((boxes[chosen].cpu(), scores[order].cpu(), class_ids[chosen].cpu(), anchor[chosen]))
+        kept.append(
+            (boxes[chosen].cpu(), scores[order].cpu(), class_ids[chosen].cpu(), anchor[chosen])
+        )
     return kept
 
 
@@ -264,19 +303,31 @@ def _suppress_at_once(found: _Candidates, iou: float, most: int, judge: _Judge) 
     scores = found.scores.new_full((num_images, max(found.counts)), -1)  # n slots for each image
     scores[found.image, slot] = found.scores
     ordered = scores.sort(dim=1, descending=True, stable=True)
-    row = (starts[:, None] + ordered.indices[:, :MAX_CANDIDATES]).clamp(max=len(slot) - 1)  # (B, n) in 0..N-1
+    # (B, n) in 0..N-1
+    row = (starts[:, None] + ordered.indices[:, :MAX_CANDIDATES]).clamp(max=len(slot) - 1)
     is_candidate = ordered.values[:, :MAX_CANDIDATES] >= 0
-    position, number, is_settled = suppress(found.apart[row], is_candidate, iou, min(most, row.shape[1]))
+    position, number, is_settled = suppress(
+        found.apart[row], is_candidate, iou, min(most, row.shape[1])
+    )
     row = row.gather(1, position)
-    judged = [found.scores[own] * judge(image, found.anchor[own], found.boxes[own]) for image, own in enumerate(row)]
+    judged = [
+        found.scores[own] * judge(image, found.anchor[own], found.boxes[own])
+        for image, own in enumerate(row)
+    ]
     is_kept = torch.arange(row.shape[1], device=device) < number[:, None]
-    scores, order = torch.where(is_kept, torch.stack(judged), -1).sort(dim=1, descending=True, stable=True)
+    scores, order = torch.where(is_kept, torch.stack(judged), -1).sort(
+        dim=1, descending=True, stable=True
+    )
     row = row.gather(1, order)
     table = torch.cat([found.boxes[row], scores[..., None], found.class_ids[row][..., None]], 2)
-    packed = torch.cat([table.flatten(), number.float(), is_settled.float()[None]]).cpu()  # the second wait
+    # the second wait
+    packed = torch.cat([table.flatten(), number.float(), is_settled.float()[None]]).cpu()
     if not packed[-1]:
         return _suppress_one_by_one(found, iou, most, judge)
-    table, numbers = packed[: table.numel()].view(table.shape), packed[table.numel() : -1].int().tolist()
+    table, numbers = (
+        packed[: table.numel()].view(table.shape),
+        packed[table.numel() : -1].int().tolist(),
+    )
     return [
         (image[:n, :4], image[:n, 4], image[:n, 5].long(), anchor[:n])
         for image, n, anchor in zip(table, numbers, found.anchor[row], strict=True)
@@ -286,14 +337,17 @@ def _suppress_at_once(found: _Candidates, iou: float, most: int, judge: _Judge) 
 def suppress(
     boxes: torch.Tensor, is_candidate: torch.Tensor, iou: float, most: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Suppress candidates; return each image's positions that stay, int64 (B, most), how many these are (B,), and bool ().
+    """Suppress candidates; return each image's positions that stay, int64 (B, most), how many these
+    are (B,), and bool ().
 
-    torchvision's `nms` takes one image and waits for the device. Joining a batch to one call needs an offset between the
-    images, and float32 coordinates so far from zero are too coarse: near the IoU limit other boxes would stay.
+    torchvision's `nms` takes one image and waits for the device. Joining a batch to one call needs
+    an offset between the images, and float32 coordinates so far from zero are too coarse: near the
+    IoU limit other boxes would stay.
 
-    boxes float32 (B, n, 4) xyxy, the most confident first; is_candidate bool (B, n) is False where an image has fewer.
-    An image's positions beyond its number mean nothing. The last value is False if a chain of overlaps was longer than
-    MOST_CHAINED; then the positions may be wrong. The results are those of torchvision's `nms` on a CPU, bit by bit.
+    boxes float32 (B, n, 4) xyxy, the most confident first; is_candidate bool (B, n) is False where
+    an image has fewer. An image's positions beyond its number mean nothing. The last value is False
+    if a chain of overlaps was longer than MOST_CHAINED; then the positions may be wrong. The
+    results are those of torchvision's `nms` on a CPU, bit by bit.
     """
     num_images, num_boxes = is_candidate.shape
     # One row more, for those that are too many.
@@ -303,17 +357,22 @@ def suppress(
     is_settled = torch.ones((), dtype=torch.bool, device=boxes.device)
     for start in range(0, num_boxes, CANDIDATES_AT_ONCE):
         block = boxes[:, start : start + CANDIDATES_AT_ONCE]
-        is_free = is_candidate[:, start : start + CANDIDATES_AT_ONCE] & ~_overlap(kept_boxes[:, :most], block, iou).any(
-            1
-        )
-        suppresses = _overlap(block, block, iou).triu(1)  # (B, k, k): a candidate and the less confident ones
+        is_free = is_candidate[:, start : start + CANDIDATES_AT_ONCE] & ~_overlap(
+            kept_boxes[:, :most], block, iou
+        ).any(1)
+        # (B, k, k): a candidate and the less confident ones
+        suppresses = _overlap(block, block, iou).triu(1)
         stays = before = is_free
         for _ in range(MOST_CHAINED):
             before, stays = stays, is_free & ~(suppresses & stays[..., None]).any(1)
         is_settled &= (before == stays).all()
         rank = number[:, None] + stays.cumsum(1) - 1
         slot = torch.where(stays, rank, most).clamp(max=most)
-        kept.scatter_(1, slot, torch.arange(start, start + block.shape[1], device=boxes.device).expand_as(slot))
+        kept.scatter_(
+            1,
+            slot,
+            torch.arange(start, start + block.shape[1], device=boxes.device).expand_as(slot),
+        )
         kept_boxes.scatter_(1, slot[..., None].expand_as(block), block)
         number = (number + stays.sum(1)).clamp(max=most)
     return kept[:, :most], number, is_settled
@@ -325,32 +384,53 @@ def _overlap(first: torch.Tensor, second: torch.Tensor, iou: float) -> torch.Ten
     limit = limit if float(limit) <= iou else np.nextafter(limit, np.float32(-1))
     low_x, low_y, high_x, high_y = (
         choose(first[:, :, None, side], second[:, None, :, side])
-        for choose, side in ((torch.maximum, 0), (torch.maximum, 1), (torch.minimum, 2), (torch.minimum, 3))
+        for choose, side in (
+            (torch.maximum, 0),
+            (torch.maximum, 1),
+            (torch.minimum, 2),
+            (torch.minimum, 3),
+        )
     )
     shared = (high_x - low_x).clamp_(min=0).mul_((high_y - low_y).clamp_(min=0))
-    areas = [(boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1]) for boxes in (first, second)]
+    areas = [
+        (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+        for boxes in (first, second)
+    ]
     return shared / (areas[0][:, :, None] + areas[1][:, None] - shared) > float(limit)
 
 
 def prototype_masks(prototypes: torch.Tensor, detections: Detections, size_px: int) -> torch.Tensor:
-    """Return masks at prototype resolution, cut to their boxes: bool (n, h, w) from prototypes (32, h, w)."""
+    """Return masks at prototype resolution, cut to their boxes: bool (n, h, w) from prototypes (32,
+    h, w).
+    """
     boxes = copy_to_device(detections.boxes * (prototypes.shape[-1] / size_px), prototypes.device)
     return mask_logits(prototypes, detections.coefficients, boxes) > 0
 
 
-def photo_runs(prototypes: torch.Tensor, detections: Detections, placement: Letterbox) -> Iterator[Runs]:
+def photo_runs(
+    prototypes: torch.Tensor, detections: Detections, placement: Letterbox
+) -> Iterator[Runs]:
     """Yield each detection's mask in photograph pixels, cut to its box. Waits once for a GPU."""
-    both = torch.cat([detections.coefficients.T, prototypes.float().flatten(1)], 1).cpu()  # in one copy
-    coefficients, maps = both[:, : len(detections)].T, both[:, len(detections) :].view(prototypes.shape)
+    # in one copy
+    both = torch.cat([detections.coefficients.T, prototypes.float().flatten(1)], 1).cpu()
+    coefficients, maps = (
+        both[:, : len(detections)].T,
+        both[:, len(detections) :].view(prototypes.shape),
+    )
     return enlarge(maps, coefficients, placement.boxes_to_photo(detections.boxes), placement)
 
 
-def photo_masks(prototypes: torch.Tensor, detections: Detections, placement: Letterbox) -> Iterator[Region]:
+def photo_masks(
+    prototypes: torch.Tensor, detections: Detections, placement: Letterbox
+) -> Iterator[Region]:
     """Yield the masks of `photo_runs` as bitmaps."""
     return (runs.region() for runs in photo_runs(prototypes, detections, placement))
 
 
 def boxes_to_input(boxes: torch.Tensor, placement: Letterbox) -> torch.Tensor:
     """Map xyxy boxes (n, 4) from photograph to input pixels."""
-    inner, photo = boxes.new_tensor(placement.inner_size * 2), boxes.new_tensor(placement.photo_size * 2)
+    inner, photo = (
+        boxes.new_tensor(placement.inner_size * 2),
+        boxes.new_tensor(placement.photo_size * 2),
+    )
     return boxes / photo * inner + boxes.new_tensor(placement.pad * 2)

@@ -20,23 +20,33 @@ from yolo_seg_ddp.yolo.model import YoloModel, trained_wire_labels
 
 
 def steps_for(model: YoloModel, thin: tuple[int, ...]) -> tuple[Step, ...]:
-    """Return the steps of a model whose classes `thin` become lines, or keep their masks if they are curved."""
+    """Return the steps of a model whose classes `thin` become lines, or keep their masks if they
+    are curved.
+    """
     labels = LabelFacts.of_model(thin, trained_wire_labels(model) if thin else {})
     return Lines(labels), MeanWithWhole(labels.lines)
 
 
 @dataclass(frozen=True)
 class Lines(Step):
-    """Lines in the place of masks, as `with_lines` finds them; where labels end at other objects, tiles vote on it."""
+    """Lines in the place of masks, as `with_lines` finds them; where labels end at other objects,
+    tiles vote on it.
+    """
 
     labels: LabelFacts
 
-    def __call__(self, prediction: PhotoPrediction, context: Context, seen: None) -> PhotoPrediction:
+    def __call__(
+        self, prediction: PhotoPrediction, context: Context, seen: None
+    ) -> PhotoPrediction:
         """Return the prediction with lines."""
         votes: dict[int, np.ndarray] = {}
         if self.labels.end_at and context.tiles:
-            votes = votes_of(context.pieces, context.tiles, context.placement.photo_size, self.labels.classes)
-        return with_lines(prediction, self.labels, context.placement, context.photo, context.min_score, votes)
+            votes = votes_of(
+                context.pieces, context.tiles, context.placement.photo_size, self.labels.classes
+            )
+        return with_lines(
+            prediction, self.labels, context.placement, context.photo, context.min_score, votes
+        )
 
 
 def with_lines(
@@ -47,16 +57,21 @@ def with_lines(
     min_score: float = 0.0,
     votes: Mapping[int, np.ndarray] | None = None,
 ) -> PhotoPrediction:
-    """Return a prediction for a photograph, RGB uint8 (H, W, 3), with lines as `replace_masks` finds them.
+    """Return a prediction for a photograph, RGB uint8 (H, W, 3), with lines as `replace_masks`
+    finds them.
 
-    `labels` names the thin classes; without any the prediction is returned as it is. Objects of curved classes keep their masks:
-    where a mask is one band, its centreline is added.
+    `labels` names the thin classes; without any the prediction is returned as it is. Objects of
+    curved classes keep their masks: where a mask is one band, its centreline is added.
     """
     if not labels.classes:
         return prediction
     found, masks, size = prediction.detections, prediction.masks, placement.photo_size
-    columns = zip(found.scores.tolist(), prediction.class_ids.tolist(), prediction.boxes, strict=True)
-    rows = [Row(score, class_id, number, box) for number, (score, class_id, box) in enumerate(columns)]
+    columns = zip(
+        found.scores.tolist(), prediction.class_ids.tolist(), prediction.boxes, strict=True
+    )
+    rows = [
+        Row(score, class_id, number, box) for number, (score, class_id, box) in enumerate(columns)
+    ]
     rows = replace_masks(rows, masks, photo, labels, votes or {}, min_score)
     numbers = [row.number for row in rows]
     boxes, in_input = prediction.boxes[numbers], found.boxes[numbers]
@@ -71,7 +86,10 @@ def with_lines(
     scores = torch.tensor([row.score for row in rows], dtype=torch.float32)
     return PhotoPrediction(
         Detections(in_input, scores, found.class_ids[numbers], found.coefficients[numbers]),
-        LazyRegions(rows, lambda row: fill_outline(row.line.outline, size) if row.line else masks[row.number]),
+        LazyRegions(
+            rows,
+            lambda row: fill_outline(row.line.outline, size) if row.line else masks[row.number],
+        ),
         boxes,
         lines,
         prediction.num_without_mask,

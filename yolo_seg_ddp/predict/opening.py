@@ -12,13 +12,21 @@ from yolo_seg_ddp.utils import distributed
 from yolo_seg_ddp.utils.cores import usable_cpu_count
 from yolo_seg_ddp.utils.devices import choose_device, choose_precision
 from yolo_seg_ddp.utils.errors import UserError
-from yolo_seg_ddp.yolo.model import YoloModel, choose_mask_score, class_names, trained_size_px, trained_thin_classes
+from yolo_seg_ddp.yolo.model import (
+    YoloModel,
+    choose_mask_score,
+    class_names,
+    trained_size_px,
+    trained_thin_classes,
+)
 
 
 def open_predictor(
     config: PredictOptions, ranks: distributed.RankInfo | None = None
 ) -> tuple[Predictor, tuple[str, ...]]:
-    """Open the model on this rank's device; return how it is applied, and the names of its classes."""
+    """Open the model on this rank's device; return how it is applied, and
+    the names of its classes.
+    """
     ranks = ranks or distributed.read_rank_environment()
     device = choose_device(config.device, ranks.local_rank)
     if device.type == "cpu" or config.threads:
@@ -40,7 +48,13 @@ def predictor_for(config: PredictOptions, model: YoloModel, device: torch.device
     }
     asked = config.thin_classes
     thin = trained_thin_classes(model) if asked == ("auto",) else named_classes(asked, names)
-    how = (limits, config.max_detections, choose_precision(config.amp, device).dtype, thin, steps_for(model, thin))
+    how = (
+        limits,
+        config.max_detections,
+        choose_precision(config.amp, device).dtype,
+        thin,
+        steps_for(model, thin),
+    )
     predictor = Predictor(model, size_px, device, config.batch_size, tiling, *how)
     thresholds = Thresholds.chosen(config.thresholds, config.model, model)
     return thresholds.apply(predictor, names) if thresholds else predictor
@@ -51,11 +65,19 @@ def cores_of(ranks: distributed.RankInfo) -> int:
     return max(1, usable_cpu_count() // ranks.local_world_size)
 
 
-def wanted_classes(classes: tuple[str, ...] | None, names: tuple[str, ...]) -> tuple[int, ...] | None:
-    """Turn class names or numbers into numbers. Raises UserError for a class that the model does not have."""
+def wanted_classes(
+    classes: tuple[str, ...] | None, names: tuple[str, ...]
+) -> tuple[int, ...] | None:
+    """Turn class names or numbers into numbers.
+
+    Raises UserError for a class that the model does not have.
+    """
     if classes is None:
         return None
-    known = {**{name: index for index, name in enumerate(names)}, **{str(index): index for index in range(len(names))}}
+    known = {
+        **{name: index for index, name in enumerate(names)},
+        **{str(index): index for index in range(len(names))},
+    }
     for name in classes:
         if name not in known:
             advice = "; several stand apart, as in --classes 0 1" if "," in name else ""

@@ -1,4 +1,6 @@
-"""Steps after a photograph's tiles were merged: what a step is, and the mean with the whole photograph."""
+"""Steps after a photograph's tiles were merged: what a step is, and the mean with the whole
+photograph.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,20 @@ from yolo_seg_ddp.predict.merge_tiles import MIN_AGREEMENT, MergedInstance, Tile
 from yolo_seg_ddp.predict.overview import box_overlap
 from yolo_seg_ddp.predict.regions import Corners, LazyRegions
 
-SHOWN_PX = 24  # longer side of a box in the network's input from which the whole photograph decides, too (rule 8)
-EXACT_PX = 8  # of the input, by which boxes of the whole photograph may be wrong: a cell of the finest grid
+# longer side of a box in the network's input from which the whole photograph decides, too (rule 8)
+SHOWN_PX = 24
+# of the input, by which boxes of the whole photograph may be wrong: a cell of the finest grid
+EXACT_PX = 8
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a step may look at beside the prediction: the photograph, RGB uint8 (H, W, 3), and what was found on the way.
+    """What a step may look at beside the prediction: the photograph, RGB uint8 (H, W, 3), and what
+    was found on the way.
 
-    placement: of the whole photograph in the input. min_score, max_detections: of the predictor. tiles, pieces: the smallest
-    tiles and what was found in all; empty for a photograph without tiles. whole: what the pass over the whole photograph found.
+    placement: of the whole photograph in the input. min_score, max_detections: of the predictor.
+    tiles, pieces: the smallest tiles and what was found in all; empty for a photograph without
+    tiles. whole: what the pass over the whole photograph found.
     """
 
     photo: np.ndarray
@@ -36,10 +42,15 @@ class Context:
 
 
 class Step(Protocol):
-    """A change of each photograph's prediction, after its tiles were merged. `Predictor` applies its steps in their order."""
+    """A change of each photograph's prediction, after its tiles were merged.
+
+    `Predictor` applies its steps in their order.
+    """
 
     def see(self, prototypes: torch.Tensor, canvas: np.ndarray, placement: Letterbox) -> Any:
-        """Return what the step needs of the network's view of the whole photograph: prototypes (32, S/4, S/4), RGB (S, S, 3)."""
+        """Return what the step needs of the network's view of the whole photograph: prototypes (32,
+        S/4, S/4), RGB (S, S, 3).
+        """
         return None
 
     def __call__(self, prediction: PhotoPrediction, context: Context, seen: Any) -> PhotoPrediction:
@@ -48,11 +59,15 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class MeanWithWhole(Step):
-    """The mean of what tiles and what the whole photograph show, but for the classes `lines`: see `average_with_whole`."""
+    """The mean of what tiles and what the whole photograph show, but for the classes `lines`: see
+    `average_with_whole`.
+    """
 
     lines: tuple[int, ...] = ()
 
-    def __call__(self, prediction: PhotoPrediction, context: Context, seen: None) -> PhotoPrediction:
+    def __call__(
+        self, prediction: PhotoPrediction, context: Context, seen: None
+    ) -> PhotoPrediction:
         """Return the mean; a photograph without tiles has none."""
         if not context.tiles:
             return prediction
@@ -68,21 +83,32 @@ def average_with_whole(
     least: float,
     most: int,
 ) -> PhotoPrediction:
-    """Average a prediction with what the pass over the whole photograph finds (docs/research/tiles.md, rule 8).
+    """Average a prediction with what the pass over the whole photograph finds
+    (docs/research/tiles.md, rule 8).
 
-    Return at most `most` detections, best first. Two detections are one object if their boxes have an IoU of MIN_AGREEMENT. It has
-    the mean confidence, and the mask and the box of `found`; sides of both boxes that differ by more than EXACT_PX are averaged.
-    What one of both misses has half of its confidence, and is dropped under `least`. Detections stay as they are if the longer
-    side of their box is under SHOWN_PX, or if they are of the classes `lines`.
+    Return at most `most` detections, best first. Two detections are one object if their boxes have
+    an IoU of MIN_AGREEMENT. It has the mean confidence, and the mask and the box of `found`; sides
+    of both boxes that differ by more than EXACT_PX are averaged. What one of both misses has half
+    of its confidence, and is dropped under `least`. Detections stay as they are if the longer side
+    of their box is under SHOWN_PX, or if they are of the classes `lines`.
     """
     first = len(found.boxes)
-    boxes = np.concatenate([found.boxes, np.array([instance.box for instance in whole], np.float32).reshape(-1, 4)])
-    scores = np.concatenate(
-        [found.detections.scores.numpy(), np.array([instance.score for instance in whole], np.float32)]
+    boxes = np.concatenate(
+        [found.boxes, np.array([instance.box for instance in whole], np.float32).reshape(-1, 4)]
     )
-    classes = np.concatenate([found.class_ids, np.array([instance.class_id for instance in whole], int)])
+    scores = np.concatenate(
+        [
+            found.detections.scores.numpy(),
+            np.array([instance.score for instance in whole], np.float32),
+        ]
+    )
+    classes = np.concatenate(
+        [found.class_ids, np.array([instance.class_id for instance in whole], int)]
+    )
     px = max(placement.photo_size) / placement.size_px  # of the input, in pixels of the photograph
-    is_kept = ((boxes[:, 2:] - boxes[:, :2]).max(axis=1) >= SHOWN_PX * px) & ~np.isin(classes, list(lines))
+    is_kept = ((boxes[:, 2:] - boxes[:, :2]).max(axis=1) >= SHOWN_PX * px) & ~np.isin(
+        classes, list(lines)
+    )
     is_alone = is_kept.copy()
     is_kept[:first] = True
     for number in (first + np.argsort(-scores[first:], kind="stable")).tolist():
@@ -91,7 +117,9 @@ def average_with_whole(
         if iou.max(initial=0) >= MIN_AGREEMENT:
             best = int(iou.argmax())
             mean = (boxes[best] + boxes[number]) / 2
-            boxes[best] = np.where(np.abs(mean - boxes[best]) > EXACT_PX * px / 2, mean, boxes[best])
+            boxes[best] = np.where(
+                np.abs(mean - boxes[best]) > EXACT_PX * px / 2, mean, boxes[best]
+            )
             scores[best] = (scores[best] + scores[number]) / 2
             is_alone[[best, number]] = is_kept[number] = False
     scores[is_alone] /= 2
@@ -100,8 +128,16 @@ def average_with_whole(
     order = chosen[np.argsort(-scores[chosen], kind="stable")][:most].tolist()
     in_input = boxes_to_input(torch.from_numpy(boxes[order]), placement)
     detections = Detections(
-        in_input, torch.from_numpy(scores[order]), torch.from_numpy(classes[order]), torch.zeros(len(order), 0)
+        in_input,
+        torch.from_numpy(scores[order]),
+        torch.from_numpy(classes[order]),
+        torch.zeros(len(order), 0),
     )
-    masks = LazyRegions(order, lambda number: found.masks[number] if number < first else whole[number - first].region())
-    lines_of = [found.lines[number] if number < first else None for number in order] if found.lines else ()
+    masks = LazyRegions(
+        order,
+        lambda number: found.masks[number] if number < first else whole[number - first].region(),
+    )
+    lines_of = (
+        [found.lines[number] if number < first else None for number in order] if found.lines else ()
+    )
     return replace(found, detections=detections, masks=masks, boxes=boxes[order], lines=lines_of)

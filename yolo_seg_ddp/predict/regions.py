@@ -1,4 +1,6 @@
-"""Masks of objects that take little memory in a large photograph: a bitmap cut to its box, or runs of pixels."""
+"""Masks of objects that take little memory in a large photograph: a bitmap cut to its box, or runs
+of pixels.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,21 @@ from yolo_seg_ddp.utils.compiled import compiled
 
 @dataclass(frozen=True)
 class Region:
-    """A mask cut to its bounding box: bool (h, w), its upper left pixel at (left, top) of the photograph."""
+    """A mask cut to its bounding box: bool (h, w), its upper left pixel at (left, top) of the
+    photograph.
+    """
 
     left: int
     top: int
     mask: np.ndarray
 
     def crop(self, left: int, top: int, right: int, bottom: int) -> np.ndarray:
-        """Return the part of the mask inside a rectangle of the photograph: bool, a view, no larger than the rectangle."""
+        """Return the part of the mask inside a rectangle of the photograph: bool, a view, no larger
+        than the rectangle.
+        """
         return self.mask[
-            max(top - self.top, 0) : max(bottom - self.top, 0), max(left - self.left, 0) : max(right - self.left, 0)
+            max(top - self.top, 0) : max(bottom - self.top, 0),
+            max(left - self.left, 0) : max(right - self.left, 0),
         ]
 
     @property
@@ -38,7 +45,9 @@ class Region:
         canvas[top:bottom, left:right] |= self.mask
 
     def covers(self, pixels: np.ndarray) -> np.ndarray:
-        """Return whether each of some pixels, int (K, 2) xy, is in the mask, which has a width and a height: bool (K,)."""
+        """Return whether each of some pixels, int (K, 2) xy, is in the mask, which has a width and
+        a height: bool (K,).
+        """
         places = pixels - (self.left, self.top)
         inside = places.clip(0, np.array(self.mask.shape[::-1]) - 1)
         return self.mask[inside[:, 1], inside[:, 0]] & (inside == places).all(axis=1)
@@ -46,7 +55,11 @@ class Region:
     def shared_pixels(self, other: Region) -> int:
         """Count the pixels in both masks."""
         shared = intersection(self.corners, other.corners)
-        return int(np.count_nonzero(self.crop(*shared) & other.crop(*shared))) if has_pixels(shared) else 0
+        return (
+            int(np.count_nonzero(self.crop(*shared) & other.crop(*shared)))
+            if has_pixels(shared)
+            else 0
+        )
 
 
 def canvas_of(regions: Iterable[Region], size: tuple[int, int]) -> np.ndarray:
@@ -58,10 +71,11 @@ def canvas_of(regions: Iterable[Region], size: tuple[int, int]) -> np.ndarray:
 
 
 def fill_outline(outline: np.ndarray, photo_size: tuple[int, int]) -> Region:
-    """Fill an outline (V, 2) in pixels: a pixel belongs to the mask if its centre lies inside (even-odd rule).
+    """Fill an outline (V, 2) in pixels: a pixel belongs to the mask if its centre lies inside
+    (even-odd rule).
 
-    OpenCV would also fill the pixels on the edge and so double the width of a wire that is one pixel wide. An outline without
-    any centre inside becomes the pixels of its corners.
+    OpenCV would also fill the pixels on the edge and so double the width of a wire that is one
+    pixel wide. An outline without any centre inside becomes the pixels of its corners.
     """
     width, height = photo_size
     low = np.floor(outline.min(0)).astype(int).clip(0, (width - 1, height - 1))
@@ -76,7 +90,8 @@ def fill_outline(outline: np.ndarray, photo_size: tuple[int, int]) -> Region:
     slope = (x2[edge] - x1[edge]) / (y2[edge] - y1[edge])
     x = x1[edge] + (centres[row] - y1[edge]) * slope
     column = np.ceil(x - 0.5 - left).astype(int).clip(0, columns)
-    toggles = np.zeros((rows, columns + 1), np.uint8)  # whether an odd number of edges lies just before each pixel
+    # whether an odd number of edges lies just before each pixel
+    toggles = np.zeros((rows, columns + 1), np.uint8)
     np.bitwise_xor.at(toggles, (row, column), 1)
     mask = np.bitwise_xor.accumulate(toggles, axis=1)[:, :-1].view(bool)
     if not mask.any():
@@ -86,7 +101,9 @@ def fill_outline(outline: np.ndarray, photo_size: tuple[int, int]) -> Region:
 
 
 def column_runs(region: Region, photo_size: tuple[int, int]) -> list[int]:
-    """Count in turn the pixels outside and inside a mask, column by column of a photograph of (width, height) pixels."""
+    """Count in turn the pixels outside and inside a mask, column by column of a photograph of
+    (width, height) pixels.
+    """
     width, height = photo_size
     mask = region.mask
     # A run begins or ends before a pixel of the mask, or at the end of the column.
@@ -94,15 +111,23 @@ def column_runs(region: Region, photo_size: tuple[int, int]) -> list[int]:
     first, last = (np.flatnonzero(mask[row]) for row in (slice(0, 1), slice(-1, None)))
     row = np.concatenate([inner_row + 1, np.zeros(len(first), int), np.full(len(last), len(mask))])
     column = np.concatenate([inner_column, first, last])
-    changes, times = np.unique((region.left + column) * height + region.top + row, return_counts=True)
+    changes, times = np.unique(
+        (region.left + column) * height + region.top + row, return_counts=True
+    )
     changes = changes[times == 1]  # a run that goes on in the next column is one run
-    ends = changes if len(changes) and changes[-1] == width * height else np.append(changes, width * height)
+    ends = (
+        changes
+        if len(changes) and changes[-1] == width * height
+        else np.append(changes, width * height)
+    )
     counts: list[int] = np.diff(ends, prepend=0).tolist()
     return counts
 
 
 class LazyRegions(Sequence[Region]):
-    """Masks that `draw` makes of their sources when they are asked for, because all at once may take gigabytes."""
+    """Masks that `draw` makes of their sources when they are asked for, because all at once may
+    take gigabytes.
+    """
 
     def __init__(self, sources: Sequence[Any], draw: Callable[[Any], Region]) -> None:
         self.sources, self.draw = sources, draw
@@ -122,15 +147,17 @@ class LazyRegions(Sequence[Region]):
 
 
 ROW = 2**32  # larger than any column
-Corners = tuple[int, int, int, int]  # left, top, right, bottom in pixels of the photograph; right and bottom excluded
+# left, top, right, bottom in pixels of the photograph; right and bottom excluded
+Corners = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
 class Runs:
-    """A mask in a photograph, stored as its rows' runs of pixels: a wire takes some kB, its bitmap up to 20 MB.
+    """A mask in a photograph, stored as its rows' runs of pixels: a wire takes some kB, its bitmap
+    up to 20 MB.
 
-    corners: the bounding box of the pixels. edges: int64, ascending; the first pixel of each run and the one after its last,
-    as row * ROW + column.
+    corners: the bounding box of the pixels. edges: int64, ascending; the first pixel of each run
+    and the one after its last, as row * ROW + column.
     """
 
     corners: Corners
@@ -168,7 +195,10 @@ class Runs:
     def moved(self, right: int, down: int) -> Runs:
         """Return the mask moved by some pixels."""
         left, top, *ends = self.corners
-        return Runs((left + right, top + down, ends[0] + right, ends[1] + down), self.edges + (down * ROW + right))
+        return Runs(
+            (left + right, top + down, ends[0] + right, ends[1] + down),
+            self.edges + (down * ROW + right),
+        )
 
     def region(self) -> Region:
         """Draw the mask in its bounding box."""
@@ -181,14 +211,24 @@ class Runs:
         first, last = np.searchsorted(self.edges, (top * ROW, bottom * ROW))
         rows, columns = self.edges[first:last] // ROW - top, self.edges[first:last] % ROW
         edges = np.empty(len(rows) + 2, np.int64)
-        edges[1:-1] = rows * width + np.minimum(np.maximum(columns, left), right) - left  # runs outside become empty
+        # runs outside become empty
+        edges[1:-1] = rows * width + np.minimum(np.maximum(columns, left), right) - left
         edges[0], edges[-1] = 0, width * height
-        return np.repeat(np.arange(len(edges) - 1) % 2 == 1, edges[1:] - edges[:-1]).reshape(height, width)
+        return np.repeat(np.arange(len(edges) - 1) % 2 == 1, edges[1:] - edges[:-1]).reshape(
+            height, width
+        )
 
 
 def intersection(first: Corners, second: Corners) -> Corners:
-    """Return the corners of what two rectangles share; if they share nothing, left >= right or top >= bottom."""
-    return (max(first[0], second[0]), max(first[1], second[1]), min(first[2], second[2]), min(first[3], second[3]))
+    """Return the corners of what two rectangles share; if they share nothing, left >= right or top
+    >= bottom.
+    """
+    return (
+        max(first[0], second[0]),
+        max(first[1], second[1]),
+        min(first[2], second[2]),
+        min(first[3], second[3]),
+    )
 
 
 def intersections(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -210,7 +250,9 @@ def has_pixels(corners: Corners) -> bool:
 
 @dataclass(frozen=True)
 class Cells:
-    """A mask's number of pixels in each cell of a grid over the photograph: float32 (h, w), from cell (left, top) on."""
+    """A mask's number of pixels in each cell of a grid over the photograph: float32 (h, w), from
+    cell (left, top) on.
+    """
 
     left: int
     top: int
@@ -220,7 +262,12 @@ class Cells:
     def of(cls, mask: Runs, cell_px: int) -> Cells:
         """Count a mask's pixels in square cells."""
         left, top, right, bottom = mask.corners
-        left, top, right, bottom = left // cell_px, top // cell_px, -(-right // cell_px), -(-bottom // cell_px)
+        left, top, right, bottom = (
+            left // cell_px,
+            top // cell_px,
+            -(-right // cell_px),
+            -(-bottom // cell_px),
+        )
         counts = np.zeros((bottom - top, right - left), np.float32)
         _count_in_cells(mask.edges, cell_px, left, top, counts)
         return cls(left, top, counts)
@@ -228,10 +275,17 @@ class Cells:
     @property
     def corners(self) -> Corners:
         """The rectangle of cells."""
-        return self.left, self.top, self.left + self.counts.shape[1], self.top + self.counts.shape[0]
+        return (
+            self.left,
+            self.top,
+            self.left + self.counts.shape[1],
+            self.top + self.counts.shape[0],
+        )
 
     def crop(self, corners: Corners) -> np.ndarray:
-        """Return the counts in a rectangle of cells: float32 (bottom - top, right - left), 0 outside the mask's."""
+        """Return the counts in a rectangle of cells: float32 (bottom - top, right - left), 0
+        outside the mask's.
+        """
         result = np.zeros((corners[3] - corners[1], corners[2] - corners[0]), np.float32)
         x1, y1, x2, y2 = intersection(corners, self.corners)
         if has_pixels((x1, y1, x2, y2)):
@@ -241,7 +295,9 @@ class Cells:
 
 
 @compiled
-def _count_in_cells(edges: np.ndarray, cell_px: int, left: int, top: int, counts: np.ndarray) -> None:
+def _count_in_cells(
+    edges: np.ndarray, cell_px: int, left: int, top: int, counts: np.ndarray
+) -> None:
     """Add the pixels of runs to the counts (h, w) of cells from (left, top) on."""
     for start in range(0, len(edges), 2):
         row, begin = divmod(edges[start], ROW)
@@ -252,7 +308,9 @@ def _count_in_cells(edges: np.ndarray, cell_px: int, left: int, top: int, counts
 
 
 def shrunk(region: Region, photo_size: tuple[int, int], shown_size: tuple[int, int]) -> Region:
-    """Return a mask in a smaller picture: a pixel belongs to it if any of the pixels that it stands for does."""
+    """Return a mask in a smaller picture: a pixel belongs to it if any of the pixels that it stands
+    for does.
+    """
     rows, columns = np.nonzero(region.mask)
     if not len(rows):
         return Region(0, 0, np.zeros((1, 1), bool))

@@ -1,7 +1,8 @@
-"""thresholds.yaml: confidences with a guarantee, for which model and settings, and what the judged photographs were like.
+"""thresholds.yaml: confidences with a guarantee, for which model and settings, and what the judged
+photographs were like.
 
-`evaluate_model.py --guarantee` writes it, `export.py --thresholds` puts it into exports, `inference.py` obeys it:
-yolo_seg_ddp/extras/guarantee/README.md.
+`evaluate_model.py --guarantee` writes it, `export.py --thresholds` puts it into exports,
+`inference.py` obeys it: yolo_seg_ddp/extras/guarantee/README.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ import torch
 
 from yolo_seg_ddp.predict.detections import PhotoPrediction
 from yolo_seg_ddp.predict.postprocess import Context
-from yolo_seg_ddp.predict.shift_features import COUNTED, TRAITS, deviations, image_statistics, mean_traits, photo_traits
+from yolo_seg_ddp.predict.shift_features import (
+    COUNTED,
+    TRAITS,
+    deviations,
+    image_statistics,
+    mean_traits,
+    photo_traits,
+)
 from yolo_seg_ddp.predict.tiles import Predictor
 from yolo_seg_ddp.utils.contents import BAD_CONTENT, parse_yaml, reason_of_content
 from yolo_seg_ddp.utils.errors import UserError
@@ -34,10 +42,16 @@ FAR = 3.0  # standard deviations beyond which a trait is named
 
 
 def digest_of_model(source: str | Path) -> str:
-    """Return the SHA-256 of a model's file; of an OpenVINO folder, that of its files' names and digests."""
+    """Return the SHA-256 of a model's file; of an OpenVINO folder, that of its files' names and
+    digests.
+    """
     path = Path(source)
     if path.is_dir():
-        parts = [f"{file.name} {digest_of_model(file)}\n" for file in sorted(path.iterdir()) if file.is_file()]
+        parts = [
+            f"{file.name} {digest_of_model(file)}\n"
+            for file in sorted(path.iterdir())
+            if file.is_file()
+        ]
         return hashlib.sha256("".join(parts).encode()).hexdigest()
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -45,7 +59,9 @@ def digest_of_model(source: str | Path) -> str:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The content of thresholds.yaml, or of an export. calibration: what the judged groups are like, (groups, 5 + 32)."""
+    """The content of thresholds.yaml, or of an export. calibration: what the judged groups are
+    like, (groups, 5 + 32).
+    """
 
     path: Path
     content: dict[str, Any]
@@ -53,24 +69,32 @@ class Thresholds:
 
     @classmethod
     def chosen(cls, asked: str | None, source: str | Path, model: YoloModel) -> Thresholds | None:
-        """Return those that `--thresholds` asks for; if it is unset those that the model, opened from `source`, carries.
+        """Return those that `--thresholds` asks for; if it is unset those that the model, opened
+        from `source`, carries.
 
-        Only an export carries some: those of the .pt file that it was made from, whose outputs it was proved to have.
+        Only an export carries some: those of the .pt file that it was made from, whose outputs it
+        was proved to have.
         """
         facts = getattr(model, "facts", None)
         if asked is not None or facts is None or not facts.thresholds:
             return None if asked in (None, "off") else cls.read(asked, source)
         mine = cls.read(source, source, facts.thresholds, facts.source_sha256)
-        mine.content["proof"] = f"{mine.content.get('proof')}; judged with the .pt file, whose outputs the export has"
+        mine.content["proof"] = (
+            f"{mine.content.get('proof')}; judged with the .pt file, whose outputs the export has"
+        )
         return mine
 
     @classmethod
     def of(cls, predictor: Predictor) -> Thresholds | None:
         """Return the thresholds that a predictor applies."""
-        return next((step.source for step in predictor.steps if isinstance(step, AboveThresholds)), None)
+        return next(
+            (step.source for step in predictor.steps if isinstance(step, AboveThresholds)), None
+        )
 
     @classmethod
-    def read(cls, source: str | Path, model: str | Path, text: str = "", digest: str = "") -> Thresholds:
+    def read(
+        cls, source: str | Path, model: str | Path, text: str = "", digest: str = ""
+    ) -> Thresholds:
         """Read a file, or the text from an export of the model with this digest.
 
         Raises UserError if it is damaged or was made for another model file.
@@ -79,7 +103,9 @@ class Thresholds:
         try:
             content = parse_yaml(text or read_text(path))
             levels = [row["threshold"] for row in content["classes"]]
-            if content["version"] != VERSION or not all(level is None or 0 < level <= 1 for level in levels):
+            if content["version"] != VERSION or not all(
+                level is None or 0 < level <= 1 for level in levels
+            ):
                 raise ValueError("impossible values, or of another version")
             rows = [[float(trait) for trait in row] for row in content["calibration"]]
             mine = cls(path, content, np.array(rows, np.float64).reshape(len(rows), NUM_TRAITS))
@@ -90,15 +116,23 @@ class Thresholds:
             cure = "evaluate_model.py --guarantee writes it"
             raise UserError(f"--thresholds {path}: {reason_of_content(error)}; {cure}") from error
         if not is_same:
-            raise UserError(f"--thresholds {path}: made for another model file than {model}; evaluate this one")
+            raise UserError(
+                f"--thresholds {path}: made for another model file than {model}; evaluate this one"
+            )
         return mine
 
     @classmethod
     def text_of(cls, source: str, model: str, size_px: int) -> str:
-        """Return the text that an export of the model carries. Raises UserError if it is of another model or input size."""
+        """Return the text that an export of the model carries.
+
+        Raises UserError if it is of another model or input size.
+        """
         judged_px = cls.read(source, model).content["settings"]["img_size"]
         if judged_px != size_px:
-            raise UserError(f"--thresholds {source}: judged with --img-size {judged_px}, the export's is {size_px}")
+            raise UserError(
+                f"--thresholds {source}: judged with --img-size {judged_px}, the export's is "
+                f"{size_px}"
+            )
         return read_text(Path(source))
 
     @property
@@ -106,17 +140,26 @@ class Thresholds:
         """What predictions.json says of the guarantee."""
         named = ("model_sha256", "data_fingerprint", "promises", "certainty", "unit", "proof")
         classes = [str(row.get("words")) for row in self.content["classes"]]
-        return {"file": self.path.name, **{name: self.content.get(name) for name in named}, "classes": classes}
+        return {
+            "file": self.path.name,
+            **{name: self.content.get(name) for name in named},
+            "classes": classes,
+        }
 
     @property
     def line(self) -> str:
         """One line that says what holds for which class."""
-        levels = ", ".join(f"{row['class']} {row['threshold'] or 'none'}" for row in self.content["classes"])
-        promises = f"{', '.join(self.content['promises'])}; {100 * self.content['certainty']:g} % certain"
+        levels = ", ".join(
+            f"{row['class']} {row['threshold'] or 'none'}" for row in self.content["classes"]
+        )
+        promises = (
+            f"{', '.join(self.content['promises'])}; {100 * self.content['certainty']:g} % certain"
+        )
         return f"Thresholds of {self.path.name} ({promises}): {levels}"
 
     def apply(self, predictor: Predictor, names: Sequence[str]) -> Predictor:
-        """Return the predictor with these thresholds; its own confidence holds for classes that have none.
+        """Return the predictor with these thresholds; its own confidence holds for classes that
+        have none.
 
         Raises UserError if it predicts otherwise than the model was judged.
         """
@@ -124,30 +167,45 @@ class Thresholds:
         judged = {"mask_score": False, **settings}  # earlier versions judged without
         for name, value in settings_of(predictor, names).items():
             if judged.get(name) != value:
-                was, here = (" ".join(words_of({name: one})) for one in (judged.get(name, "unknown"), value))
+                was, here = (
+                    " ".join(words_of({name: one})) for one in (judged.get(name, "unknown"), value)
+                )
                 raise UserError(
-                    f"--thresholds {self.path}: judged with {was}, here it is {here}; give the same option, or judge again: "
+                    f"--thresholds {self.path}: judged with {was}, here it is {here}; give the "
+                    "same option, or judge again: "
                     "evaluate_model.py --guarantee (--thresholds off: without)"
                 )
         levels = {row.get("class"): row["threshold"] for row in rows}
         rest = predictor.limits["confidence"]
-        keep = np.array([rest if levels.get(name) is None else levels[name] for name in names], np.float32)
-        # Joined tiles and wires depend on what is less certain, too: find that as when the model was judged.
+        keep = np.array(
+            [rest if levels.get(name) is None else levels[name] for name in names], np.float32
+        )
+        # Joined tiles and wires depend on what is less certain, too: find that as when the model
+        # was judged.
         is_joined = predictor.tiling or predictor.thin
-        least = judged["confidence"] if is_joined else np.nextafter(min(*keep, np.float32(COUNTED)), np.float32(0))
+        least = (
+            judged["confidence"]
+            if is_joined
+            else np.nextafter(min(*keep, np.float32(COUNTED)), np.float32(0))
+        )
         limits = {**predictor.limits, "confidence": float(least), "multi_label": True}
-        return replace(predictor, limits=limits, steps=(*predictor.steps, AboveThresholds(keep, self)))
+        return replace(
+            predictor, limits=limits, steps=(*predictor.steps, AboveThresholds(keep, self))
+        )
 
     def compare(self, parts: Sequence[np.ndarray], files: Sequence[Path]) -> str:
         """Return in words whether new photographs are one more group like those that were judged.
 
-        parts: of each rank, (n, 1 + 5 + 32): each photograph's position in `files`, and its traits. A conformal test (Vovk, Gammerman and Shafer 2005, section 2.2): the new group's largest deviation is ranked among all
-        groups'. A group like those is called unlike with a probability of at most MOST_FALSE_ALARMS.
+        parts: of each rank, (n, 1 + 5 + 32): each photograph's position in `files`, and its traits.
+        A conformal test (Vovk, Gammerman and Shafer 2005, section 2.2): the new group's largest
+        deviation is ranked among all groups'. A group like those is called unlike with a
+        probability of at most MOST_FALSE_ALARMS.
         """
         groups, unit = self.calibration, self.content.get("unit")
         if len(groups) < FEWEST_GROUPS:
             return (
-                f"Not compared with the {unit} that were judged: {FEWEST_GROUPS} are needed, {len(groups)} were judged"
+                f"Not compared with the {unit} that were judged: {FEWEST_GROUPS} are needed, "
+                f"{len(groups)} were judged"
             )
         found = np.concatenate([part for part in parts if len(part)])
         traits = found[:, 1:]
@@ -156,11 +214,19 @@ class Thresholds:
         p_value = (furthest >= furthest[-1]).mean()
         if p_value > MOST_FALSE_ALARMS:
             return f"Like the {unit} it was checked on (p {p_value:.2f})"
-        far = [words[int(value > 0)] for value, words in zip(rows[-1], TRAITS, strict=False) if abs(value) > FAR]
+        far = [
+            words[int(value > 0)]
+            for value, words in zip(rows[-1], TRAITS, strict=False)
+            if abs(value) > FAR
+        ]
         apart = [-np.abs(deviations(np.vstack([groups, row]))[-1]).max() for row in traits]
-        first = ", ".join(files[int(row[0])].name for row in found[np.argsort(apart, kind="stable")[:3]])
+        first = ", ".join(
+            files[int(row[0])].name for row in found[np.argsort(apart, kind="stable")[:3]]
+        )
         what = ", ".join(far) or "other features in the network"
-        return f"NOT like the {unit} it was checked on (p {p_value:.2f}): {what}; label first: {first}"
+        return (
+            f"NOT like the {unit} it was checked on (p {p_value:.2f}): {what}; label first: {first}"
+        )
 
 
 def settings_of(predictor: Predictor, names: Sequence[str]) -> dict[str, Any]:
@@ -180,14 +246,18 @@ def settings_of(predictor: Predictor, names: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class AboveThresholds:
-    """A predictor's step: detections with the least confidence of their class, float32 (classes,), and what the photograph is like."""
+    """A predictor's step: detections with the least confidence of their class, float32 (classes,),
+    and what the photograph is like.
+    """
 
     least: np.ndarray
     source: Thresholds
 
     see = staticmethod(image_statistics)
 
-    def __call__(self, prediction: PhotoPrediction, context: Context, seen: np.ndarray) -> PhotoPrediction:
+    def __call__(
+        self, prediction: PhotoPrediction, context: Context, seen: np.ndarray
+    ) -> PhotoPrediction:
         """Return the detections that are kept."""
         found = prediction.detections
         chosen = np.flatnonzero(found.scores.numpy() >= self.least[prediction.class_ids]).tolist()

@@ -1,8 +1,10 @@
-"""Finds photographs that show the same picture. Small signatures propose pairs; aligned fine detail decides.
+"""Finds photographs that show the same picture. Small signatures propose pairs; aligned fine detail
+decides.
 
-Photographs of one kind, such as retinas or a field, have similar signatures. Therefore the two pictures of a proposed pair
-are aligned (mirrored, rotated or cropped, if needed), and their fine detail is compared without brightness. Each of 64
-parts is compared too, because different photographs of a fixed camera have the same background.
+Photographs of one kind, such as retinas or a field, have similar signatures. Therefore the two
+pictures of a proposed pair are aligned (mirrored, rotated or cropped, if needed), and their fine
+detail is compared without brightness. Each of 64 parts is compared too, because different
+photographs of a fixed camera have the same background.
 """
 
 import functools
@@ -19,25 +21,32 @@ from yolo_seg_ddp.utils.threads import ordered_map
 
 MEASURED_PX = 512  # long side to which a photograph is shrunk first
 THUMB_PX = 96  # side of the square grey picture that photographs are compared on
-UNIFORM_CONTRAST = 4.0  # standard deviation of the grey values; below it there is no detail to compare
+# standard deviation of the grey values; below it there is no detail to compare
+UNIFORM_CONTRAST = 4.0
 SIGNATURE_PX = 12
 SIGNATURE_BYTES = SIGNATURE_PX**2
-LIKELY = 0.75  # correlation of two signatures from which a pair is proposed; copies cropped by 5 % have 0.73 and more
+# correlation of two signatures from which a pair is proposed; copies cropped by 5 % have 0.73 and
+# more
+LIKELY = 0.75
 MOST_PAIRS = 30_000  # compared, about three minutes of a core; at least FEWEST of each photograph
 FEWEST = 4
 MIN_SIMILARITY = 0.6  # correlation of aligned fine detail
-MAX_DIFFERENCE = 0.5  # of a part's detail; an object in only one of the two pictures gives 0.54 and more
+# of a part's detail; an object in only one of the two pictures gives 0.54 and more
+MAX_DIFFERENCE = 0.5
 PARTS = 8  # to a side
 LITTLE_DETAIL = 0.5 / PARTS**2  # of a part, in the detail of the whole: noise differs
 DETAIL_SIGMA_PX = 2.0  # coarser structures are left out
-DARK, BRIGHT = 12, 250  # grey values beyond which there is no detail, such as around a round picture
+# grey values beyond which there is no detail, such as around a round picture
+DARK, BRIGHT = 12, 250
 MARGIN_PX = 6  # around such pixels, and half of it around a picture's edge, detail is not compared
 MIN_COMPARED = 0.2  # of the picture that remains; else dark pixels count, too
 MIN_SHOWN = 0.4  # of a picture that the other one must show
 MOST_SHOWN = 0.9  # below it, the pictures overlap but are no copies
-CROPS = [(1.0, 0.0)] + [(scale, offset) for scale in (0.95, 0.9) for offset in (0.0, 0.5, 1.0)]  # tried along each axis
+# tried along each axis
+CROPS = [(1.0, 0.0)] + [(scale, offset) for scale in (0.95, 0.9) for offset in (0.0, 0.5, 1.0)]
 COARSE_PX = 32  # side at which they are tried
-COARSE_LIKENESS = 0.7  # correlation at that side, below which a pair is left out; cropped copies have 0.84 and more
+# correlation at that side, below which a pair is left out; cropped copies have 0.84 and more
+COARSE_LIKENESS = 0.7
 BLOCK = 128  # photographs compared with all others at a time
 SAME_PLACE = np.eye(2, 3, dtype=np.float32)
 
@@ -53,7 +62,9 @@ def thumbnail(grey: np.ndarray) -> np.ndarray:
 
 
 def signature(thumb: np.ndarray) -> bytes:
-    """Return a photograph's signature, which proposes pairs: a very small thumbnail of SIGNATURE_BYTES bytes."""
+    """Return a photograph's signature, which proposes pairs: a very small thumbnail of
+    SIGNATURE_BYTES bytes.
+    """
     small = cv2.resize(thumb, (SIGNATURE_PX, SIGNATURE_PX), interpolation=cv2.INTER_AREA)
     return cv2.GaussianBlur(small, (0, 0), 0.7).tobytes()
 
@@ -72,7 +83,8 @@ class Likeness:
 
     similarity: float = 0.0  # the correlation of their fine detail
     difference: float = 9.0  # the largest one of any of the 64 parts
-    shown: float = 0.0  # the share of a picture that the other one shows; the larger of the two shares
+    # the share of a picture that the other one shows; the larger of the two shares
+    shown: float = 0.0
 
     @property
     def is_same(self) -> bool:
@@ -86,7 +98,9 @@ class Likeness:
 
 
 def likeness(first: np.ndarray, second: np.ndarray) -> Likeness:
-    """Compare two thumbnails, each uint8 (THUMB_PX, THUMB_PX), in the orientation of the best agreement of their signatures."""
+    """Compare two thumbnails, each uint8 (THUMB_PX, THUMB_PX), in the orientation of the best
+    agreement of their signatures.
+    """
     one = first.astype(np.float32)
     mine = _unit(np.frombuffer(signature(first), np.uint8))
     turned = [np.ascontiguousarray(two) for two in orientations(second)]
@@ -106,11 +120,15 @@ def _compare(one: np.ndarray, two: np.ndarray, place: np.ndarray) -> Likeness:
     """Compare pictures float32 (S, S); place (2, 3) maps points of the first to the second."""
     size = one.shape[::-1]
     moved = cv2.warpAffine(two, place, size, flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP)
-    seen = cv2.warpAffine(np.ones_like(two), place, size, flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP)
+    seen = cv2.warpAffine(
+        np.ones_like(two), place, size, flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
+    )
     share = float(seen.mean())
     shown = max(share, share * abs(float(np.linalg.det(place[:, :2]))))
     inside = cv2.erode(seen, np.ones((MARGIN_PX - 1,) * 2)) > 0
-    compared = inside & ~_near((np.minimum(one, moved) < DARK) | (np.maximum(one, moved) > BRIGHT), MARGIN_PX)
+    compared = inside & ~_near(
+        (np.minimum(one, moved) < DARK) | (np.maximum(one, moved) > BRIGHT), MARGIN_PX
+    )
     if compared.mean() < MIN_COMPARED:
         compared = inside & ~_near(np.maximum(one, moved) > BRIGHT, 1)
     if share < MIN_SHOWN or compared.mean() < MIN_COMPARED:
@@ -127,7 +145,9 @@ def _near(pixels: np.ndarray, distance_px: int) -> np.ndarray:
 
 
 def _detail(picture: np.ndarray, compared: np.ndarray) -> np.ndarray:
-    """Return the fine detail of some pixels, of length 1 in all, and 0 elsewhere: float32 (S, S)."""
+    """Return the fine detail of some pixels, of length 1 in all, and
+    0 elsewhere: float32 (S, S).
+    """
     fine = picture - cv2.GaussianBlur(picture, (0, 0), DETAIL_SIGMA_PX)
     fine = np.where(compared, fine - fine[compared].mean(), 0)
     return fine / max(float(np.linalg.norm(fine)), 1e-6)
@@ -151,15 +171,20 @@ def _crops() -> list[np.ndarray]:
 
 
 def _best_crop(one: np.ndarray, two: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the place (2, 3) among `_crops` at which the pictures correlate most, in pixels of the first, and how much."""
+    """Return the place (2, 3) among `_crops` at which the pictures correlate most, in pixels of the
+    first, and how much.
+    """
     small = [
-        cv2.GaussianBlur(cv2.resize(p, (COARSE_PX,) * 2, interpolation=cv2.INTER_AREA), (0, 0), 0.8) for p in (one, two)
+        cv2.GaussianBlur(cv2.resize(p, (COARSE_PX,) * 2, interpolation=cv2.INTER_AREA), (0, 0), 0.8)
+        for p in (one, two)
     ]
     first, second = (picture - cv2.GaussianBlur(picture, (0, 0), 4.0) for picture in small)
     inner = slice(COARSE_PX // 8, -COARSE_PX // 8)
     target, flags = _unit(first[inner, inner]), cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     moved = [
-        cv2.warpAffine(second, place, (COARSE_PX,) * 2, flags=flags, borderMode=cv2.BORDER_REPLICATE)
+        cv2.warpAffine(
+            second, place, (COARSE_PX,) * 2, flags=flags, borderMode=cv2.BORDER_REPLICATE
+        )
         for place in _crops()
     ]
     alike = [float(target @ _unit(picture[inner, inner])) for picture in moved]
@@ -169,14 +194,21 @@ def _best_crop(one: np.ndarray, two: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _refined(one: np.ndarray, two: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """Return a better place (2, 3), by OpenCV's enhanced correlation (Evangelidis and Psarakis, 2008)."""
+    """Return a better place (2, 3), by OpenCV's enhanced correlation (Evangelidis and Psarakis,
+    2008).
+    """
     for side_px in (len(one) // 2, len(one)):
-        first, second = (cv2.resize(picture, (side_px,) * 2, interpolation=cv2.INTER_AREA) for picture in (one, two))
+        first, second = (
+            cv2.resize(picture, (side_px,) * 2, interpolation=cv2.INTER_AREA)
+            for picture in (one, two)
+        )
         tried, scale = place.copy(), side_px / len(one)
         tried[:, 2] *= scale
         criteria = (cv2.TERM_CRITERIA_COUNT | cv2.TERM_CRITERIA_EPS, 30, 1e-4)
         try:
-            _, tried = cv2.findTransformECC(first, second, tried, cv2.MOTION_AFFINE, criteria, None, 3)  # type: ignore[call-overload]
+            _, tried = cv2.findTransformECC(
+                first, second, tried, cv2.MOTION_AFFINE, criteria, None, 3
+            )  # type: ignore[call-overload]
         except cv2.error:  # the pictures have nothing in common
             return place
         tried[:, 2] /= scale
@@ -192,24 +224,34 @@ def _unit(values: np.ndarray) -> np.ndarray:
 
 
 def same_pictures(
-    digests: Sequence[Hashable], signatures: Sequence[bytes], read_thumbs: Callable[[Sequence[int]], np.ndarray]
+    digests: Sequence[Hashable],
+    signatures: Sequence[bytes],
+    read_thumbs: Callable[[Sequence[int]], np.ndarray],
 ) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """Return a number for each photograph, int64 (N,), and neighbours. Photographs of the same picture have equal numbers.
+    """Return a number for each photograph, int64 (N,), and neighbours. Photographs of the same
+    picture have equal numbers.
 
-    Neighbours are pairs of positions of photographs that only overlap, such as frames of one flight. Equal digests mean equal
-    files. A picture without detail has an empty signature; only an equal file shows the same. `read_thumbs` returns the
-    thumbnails (n, THUMB_PX, THUMB_PX) of the photographs at n positions.
+    Neighbours are pairs of positions of photographs that only overlap, such as frames of one
+    flight. Equal digests mean equal files. A picture without detail has an empty signature; only an
+    equal file shows the same. `read_thumbs` returns the thumbnails (n, THUMB_PX, THUMB_PX) of the
+    photographs at n positions.
     """
     first: dict[Hashable, int] = {}
-    groups = np.array([first.setdefault(digest, number) for number, digest in enumerate(digests)], np.int64)
-    chosen = np.array([number for number, one in enumerate(signatures) if one and groups[number] == number], np.int64)
+    groups = np.array(
+        [first.setdefault(digest, number) for number, digest in enumerate(digests)], np.int64
+    )
+    chosen = np.array(
+        [number for number, one in enumerate(signatures) if one and groups[number] == number],
+        np.int64,
+    )
     neighbours: list[tuple[int, int]] = []
     if len(chosen) < 2:
         return groups, neighbours
     pairs = chosen[likely_pairs([signatures[number] for number in chosen])]
     thumbs = functools.lru_cache(maxsize=4096)(lambda position: read_thumbs([position])[0])
 
-    def compared(pair: np.ndarray) -> Likeness:  # in an order that does not depend on that of the photographs
+    # in an order that does not depend on that of the photographs
+    def compared(pair: np.ndarray) -> Likeness:
         return likeness(*sorted(map(thumbs, pair.tolist()), key=lambda thumb: thumb.tobytes()))
 
     compare = ordered_map(compared, pairs, usable_cpu_count())
@@ -223,10 +265,13 @@ def same_pictures(
 
 
 def likely_pairs(signatures: Sequence[bytes]) -> np.ndarray:
-    """Return the pairs p < q of correlated signatures, int64 (n, 2): the best of each photograph; the best pair first."""
+    """Return the pairs p < q of correlated signatures, int64 (n, 2): the best of each photograph;
+    the best pair first.
+    """
     table = np.frombuffer(b"".join(signatures), np.uint8).reshape(-1, SIGNATURE_PX, SIGNATURE_PX)
     turned = [
-        np.stack([_unit(picture) for picture in pictures]) for pictures in zip(*map(orientations, table), strict=True)
+        np.stack([_unit(picture) for picture in pictures])
+        for pictures in zip(*map(orientations, table), strict=True)
     ]
     most = min(max(MOST_PAIRS // len(table), FEWEST), len(table) - 1)
     tables = [np.zeros((0, 3))]
@@ -242,4 +287,6 @@ def likely_pairs(signatures: Sequence[bytes]) -> np.ndarray:
     table_of = np.concatenate(tables)
     _, kept = np.unique(table_of[:, :2], axis=0, return_index=True)
     table_of = table_of[kept]
-    return table_of[np.lexsort((table_of[:, 1], table_of[:, 0], -table_of[:, 2]))][:, :2].astype(np.int64)
+    return table_of[np.lexsort((table_of[:, 1], table_of[:, 0], -table_of[:, 2]))][:, :2].astype(
+        np.int64
+    )

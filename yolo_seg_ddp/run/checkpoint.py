@@ -28,7 +28,9 @@ STATE_FILE = "state.pt"
 MANIFEST_FILE = "manifest.json"
 # What a training reads of a manifest, if it is there; a recipe's has less.
 _MANIFEST_TYPES: dict[str, Any] = {
-    **dict.fromkeys(("step", "epoch", "global_batch_size", "world_size", "threads", "cores"), int | None),
+    **dict.fromkeys(
+        ("step", "epoch", "global_batch_size", "world_size", "threads", "cores"), int | None
+    ),
     "size_bytes": int | None,
     "sha256": str | None,
     "optimizer": str | None,
@@ -44,13 +46,21 @@ class CheckpointStore(Protocol):
     folder: Path
 
     def save(self, step: int, state: dict[str, Any], manifest: Mapping[str, Any]) -> None:
-        """Write a state, with what a manifest says of the run; remove old ones. Rank 0 only. Raises OSError."""
+        """Write a state, with what a manifest says of the run; remove old ones.
+
+        Rank 0 only. Raises OSError.
+        """
 
     def load(self) -> tuple[Path, dict[str, Any]] | None:
-        """Return the newest readable state; None when there is none. Raises UserError when all are damaged."""
+        """Return the newest readable state; None when there is none.
+
+        Raises UserError when all are damaged.
+        """
 
     def make_room(self) -> int:
-        """Remove all states but the newest undamaged one, for room on a full disk; return how many were removed."""
+        """Remove all states but the newest undamaged one, for room on a full disk; return how many
+        were removed.
+        """
 
 
 class CheckpointFolders:
@@ -75,7 +85,9 @@ class CheckpointFolders:
 
 
 class CheckpointFiles:
-    """A file `ckpt-<step>.pt` for each state, which also holds `step` and the manifest; only the newest is kept."""
+    """A file `ckpt-<step>.pt` for each state, which also holds `step` and the manifest; only the
+    newest is kept.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -105,7 +117,9 @@ class CheckpointFiles:
     def files(self) -> list[Path]:
         """Return the checkpoints, the newest first."""
         numbered = [
-            (int(match[1]), path) for path in self.folder.glob("ckpt-*.pt") if (match := _FILE.match(path.name))
+            (int(match[1]), path)
+            for path in self.folder.glob("ckpt-*.pt")
+            if (match := _FILE.match(path.name))
         ]
         return [path for _, path in sorted(numbered, reverse=True)]
 
@@ -119,12 +133,18 @@ def has_checkpoint(run_folder: Path) -> bool:
 
 
 def save_checkpoint(
-    folder: Path, step: int, state: dict[str, Any], keep: int = 2, manifest: Mapping[str, Any] | None = None
+    folder: Path,
+    step: int,
+    state: dict[str, Any],
+    keep: int = 2,
+    manifest: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write `state` as `folder/step-<step>`, then remove all but the newest `keep` checkpoints. Call on one rank only.
+    """Write `state` as `folder/step-<step>`, then remove all but the newest `keep` checkpoints.
+    Call on one rank only.
 
-    Writes a temporary folder, flushes it to the disk and renames it: a kill at any moment leaves a complete checkpoint.
-    `manifest` goes into the file that `latest_manifest` reads without loading the state.
+    Writes a temporary folder, flushes it to the disk and renames it: a kill at any moment leaves a
+    complete checkpoint. `manifest` goes into the file that `latest_manifest` reads without loading
+    the state.
     """
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{step:08d}"
@@ -170,7 +190,8 @@ def _checked_manifest(content: Any) -> dict[str, Any]:
 
 
 def load_latest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the newest checkpoint with a correct checksum and its state on the CPU; None when there is no checkpoint.
+    """Return the newest checkpoint with a correct checksum and its state on the CPU; None when
+    there is no checkpoint.
 
     Skips damaged checkpoints. Raises UserError when all are damaged.
     """
@@ -182,16 +203,23 @@ def load_latest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
             return candidate, load_state(candidate / STATE_FILE)
         reasons.append(f"{candidate.name}: {problem}")
     if candidates:
-        raise UserError(f"{folder}: no readable checkpoint ({'; '.join(reasons)}); remove the folder to start afresh")
+        raise UserError(
+            f"{folder}: no readable checkpoint ({'; '.join(reasons)}); remove the folder to start "
+            "afresh"
+        )
     return None
 
 
 def verify(checkpoint: Path) -> str | None:
-    """Return what is wrong with a checkpoint's files, or None when size and checksum are correct."""
+    """Return what is wrong with a checkpoint's files, or None when size
+    and checksum are correct.
+    """
     state_file, manifest_file = checkpoint / STATE_FILE, checkpoint / MANIFEST_FILE
     try:
         size_and_digest = itemgetter("size_bytes", "sha256")
-        size_bytes, sha256 = read_back(manifest_file, lambda content: size_and_digest(_checked_manifest(content)), "")
+        size_bytes, sha256 = read_back(
+            manifest_file, lambda content: size_and_digest(_checked_manifest(content)), ""
+        )
         if state_file.stat().st_size != size_bytes:
             return "state.pt and its manifest differ in size"
         return None if _sha256(state_file) == sha256 else "state.pt does not match its checksum"
@@ -200,7 +228,10 @@ def verify(checkpoint: Path) -> str | None:
 
 
 def load_state(file: Path) -> dict[str, Any]:
-    """Load a state onto the CPU. Raises UserError if the file holds more than tensors and plain values."""
+    """Load a state onto the CPU.
+
+    Raises UserError if the file holds more than tensors and plain values.
+    """
     state: dict[str, Any] = tensor_files.read_tensors(file, "a checkpoint of this trainer")
     return state
 

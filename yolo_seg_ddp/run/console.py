@@ -14,12 +14,20 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 
 class ConsoleLog(RotatingFileHandler):
-    """Appends what this process prints to train.log of a run's folder, without colours and bars, until `close`."""
+    """Appends what this process prints to train.log of a run's folder, without colours and bars,
+    until `close`.
+    """
 
     terminator = ""
 
     def __init__(self, run_folder: Path) -> None:
-        super().__init__(run_folder / CONSOLE_FILE, maxBytes=MAX_BYTES, backupCount=1, encoding="utf-8", delay=True)
+        super().__init__(
+            run_folder / CONSOLE_FILE,
+            maxBytes=MAX_BYTES,
+            backupCount=1,
+            encoding="utf-8",
+            delay=True,
+        )
         self._console: Any = (sys.stdout, sys.stderr)
         sys.stdout, sys.stderr = (_Copied(stream, self) for stream in self._console)
 

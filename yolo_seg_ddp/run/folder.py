@@ -1,4 +1,6 @@
-"""The folder of a training run: its options, its lock and status, and whether it continues an earlier run."""
+"""The folder of a training run: its options, its lock and status, and whether it continues an
+earlier run.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,33 @@ from yolo_seg_ddp.data.fingerprint import Fingerprint
 from yolo_seg_ddp.run.checkpoint import has_checkpoint, latest_manifest
 from yolo_seg_ddp.run.console import ConsoleLog
 from yolo_seg_ddp.run.records import CONFIG_FILE, read_config
-from yolo_seg_ddp.run.status import FAILED, FINISHED, RUNNING, STATUS_FILE, STOPPED, RunLock, write_status
+from yolo_seg_ddp.run.status import (
+    FAILED,
+    FINISHED,
+    RUNNING,
+    STATUS_FILE,
+    STOPPED,
+    RunLock,
+    write_status,
+)
 from yolo_seg_ddp.utils import distributed
 from yolo_seg_ddp.utils.contents import read_back
 from yolo_seg_ddp.utils.environment import environment_report
-from yolo_seg_ddp.utils.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, UserError, printable
+from yolo_seg_ddp.utils.errors import (
+    EXIT_DONE,
+    EXIT_STOPPED_BY_SIGNAL,
+    UsageError,
+    UserError,
+    printable,
+)
 from yolo_seg_ddp.utils.files import in_the_way, warn_on_write_error, write_text_atomic
 from yolo_seg_ddp.utils.option_names import FOLDER_PARTS
 from yolo_seg_ddp.utils.options import to_dict
 
 DATA_FILE = "data.json"  # the fingerprint of the data on which a run trains
 CHANGES_FILE = "data_changes.txt"  # what changed in the data, and was accepted
-NOT_KEPT = ("resume", "config", "accept_changed_data")  # options that config.yaml does not hold: they are of one start
+# options that config.yaml does not hold: they are of one start
+NOT_KEPT = ("resume", "config", "accept_changed_data")
 
 
 class HasRunFolder(Protocol):
@@ -45,7 +62,8 @@ class HasRunFolder(Protocol):
 def resume_arguments(argv: list[str], folder_flag: str = "--save-dir") -> list[str]:
     """Add the options of the run of `--resume RUN`; the rest of the command line overrides them.
 
-    `folder_flag` is the script's flag for the run folder. Raises UsageError if it names a folder, too.
+    `folder_flag` is the script's flag for the run folder. Raises UsageError if it names a folder,
+    too.
     """
     for position, argument in enumerate(argv):
         flag, equals, value = argument.partition("=")
@@ -53,39 +71,55 @@ def resume_arguments(argv: list[str], folder_flag: str = "--save-dir") -> list[s
             continue
         value = value if equals else "".join(argv[position + 1 : position + 2])
         if not value or value.startswith("-"):
-            raise UsageError("--resume needs the run's folder: --resume models/mine; or type the same command again")
+            raise UsageError(
+                "--resume needs the run's folder: --resume models/mine; or type the same command "
+                "again"
+            )
         run = run_folder_of(value)
         flags = {argument.split("=")[0] for argument in argv}
         for flag in (folder_flag, *(f"--{part}" for part in FOLDER_PARTS)):
             if flag in flags:
-                raise UsageError(f"{flag} has no effect with --resume, which names the run's folder: leave it out")
+                raise UsageError(
+                    f"{flag} has no effect with --resume, which names the run's folder: leave it "
+                    "out"
+                )
         return ["--config", str(run / CONFIG_FILE), *argv, folder_flag, str(run)]
     return argv
 
 
 def without_local_rank(argv: list[str]) -> list[str]:
-    """Drop `--local-rank N` or `--local_rank=N`, which `torch.distributed.launch` adds; LOCAL_RANK says the same."""
+    """Drop `--local-rank N` or `--local_rank=N`, which `torch.distributed.launch` adds; LOCAL_RANK
+    says the same.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--local-rank", "--local_rank", nargs="?")
     return parser.parse_known_args(argv)[1]
 
 
 def run_folder_of(resume: str) -> Path:
-    """Return the run folder of a path to it or to a file in it. Raises UserError when it holds no run."""
+    """Return the run folder of a path to it or to a file in it.
+
+    Raises UserError when it holds no run.
+    """
     path = Path(resume)
     folder = path.parent if path.is_file() or path.suffix == ".pt" else path
     if not (folder / CONFIG_FILE).is_file() or not has_checkpoint(folder):
-        raise UserError(f"--resume {resume}: {folder} holds no run to continue (no {CONFIG_FILE} with a checkpoint)")
+        raise UserError(
+            f"--resume {resume}: {folder} holds no run to continue (no {CONFIG_FILE} with a "
+            "checkpoint)"
+        )
     return folder
 
 
 def open_run_folder(
     folder: Path, config: HasRunFolder, may_resume: bool = True, data: Fingerprint | None = None
 ) -> tuple[bool, list[str]]:
-    """Prepare the run folder; return whether it resumes an earlier run, and lines to print. Rank 0 only.
+    """Prepare the run folder; return whether it resumes an earlier run, and lines to print. Rank 0
+    only.
 
-    Resumes if the options are the same, and if it may. Otherwise renames the earlier run's folder and starts a new run.
-    Raises UserError if `--resume` is given and the options differ, or if `data` is not what the earlier run trained on.
+    Resumes if the options are the same, and if it may. Otherwise renames the earlier run's folder
+    and starts a new run. Raises UserError if `--resume` is given and the options differ, or if
+    `data` is not what the earlier run trained on.
     """
     lines: list[str] = []
     accepts = getattr(config, "accept_changed_data", False)
@@ -93,7 +127,11 @@ def open_run_folder(
     changed = differences(config, earlier, folder) if earlier else []
     if earlier and data and (moved := _other_place(changed)):
         before = read_fingerprint(folder)
-        is_same = before is not None and before.names == data.names and (accepts or not data.changes_since(before))
+        is_same = (
+            before is not None
+            and before.names == data.names
+            and (accepts or not data.changes_since(before))
+        )
         if is_same or config.resume:  # else `compare_data` says what changed
             changed = [line for line in changed if line != moved]
             lines += [f"The data set lies elsewhere now: {moved}"] * is_same
@@ -113,20 +151,28 @@ def open_run_folder(
     environment = "".join(f"# {name}: {value}\n" for name, value in environment_report().items())
     options = {name: value for name, value in to_dict(config).items() if name not in NOT_KEPT}
     head = "# The resolved options of this run; usable with --config.\n"
-    write_text_atomic(folder / CONFIG_FILE, head + environment + yaml.safe_dump(options, sort_keys=False))
+    write_text_atomic(
+        folder / CONFIG_FILE, head + environment + yaml.safe_dump(options, sort_keys=False)
+    )
     return resumes, lines
 
 
 def compare_data(folder: Path, data: Fingerprint, accepts_changes: bool) -> list[str]:
-    """Return lines about what changed in the data since a run began, which go into CHANGES_FILE, too.
+    """Return lines about what changed in the data since a run began, which go into CHANGES_FILE,
+    too.
 
-    Raises UserError for other classes, and for other photographs or labels unless these changes are accepted.
+    Raises UserError for other classes, and for other photographs or labels unless these changes are
+    accepted.
     """
     if (before := read_fingerprint(folder)) is None:
-        return [f"{folder} does not say which data it began with ({DATA_FILE}), so changes of the data are not noticed"]
+        return [
+            f"{folder} does not say which data it began with ({DATA_FILE}), so changes of the "
+            "data are not noticed"
+        ]
     if before.names != data.names:
         raise UserError(
-            f"{folder}: the run learns the classes {_listed(before.names)}, but --data has {_listed(data.names)}; "
+            f"{folder}: the run learns the classes {_listed(before.names)}, but --data has "
+            f"{_listed(data.names)}; "
             "restore the names, or choose a new --save-dir"
         )
     if not (changes := data.changes_since(before)):
@@ -134,7 +180,8 @@ def compare_data(folder: Path, data: Fingerprint, accepts_changes: bool) -> list
     text = printable("; ".join(changes), 1000)
     if not accepts_changes:
         raise UserError(
-            f"{folder}: the data changed since the run began: {text}; undo the change, choose a new --save-dir, or go on "
+            f"{folder}: the data changed since the run began: {text}; undo the change, choose a "
+            "new --save-dir, or go on "
             "with --accept-changed-data"
         )
     if problem := in_the_way(folder / CHANGES_FILE):
@@ -147,10 +194,15 @@ def compare_data(folder: Path, data: Fingerprint, accepts_changes: bool) -> list
 
 
 def read_fingerprint(folder: Path) -> Fingerprint | None:
-    """Return the fingerprint of the data on which a run in a folder trains; None without it. Raises UserError."""
+    """Return the fingerprint of the data on which a run in a folder trains; None without it.
+
+    Raises UserError.
+    """
     try:
         return read_back(
-            folder / DATA_FILE, Fingerprint.of_content, "restore it, or remove it and changes go unnoticed"
+            folder / DATA_FILE,
+            Fingerprint.of_content,
+            "restore it, or remove it and changes go unnoticed",
         )
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -161,47 +213,64 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def require_same_options(config: HasRunFolder, may_move: bool = False) -> None:
-    """Raise UserError if `--resume` is given and the options differ from that run's; `may_move`: `--data` may."""
+    """Raise UserError if `--resume` is given and the options differ from that run's; `may_move`:
+    `--data` may.
+    """
     folder = Path(config.save_dir)
     changed = differences(config, read_config(folder), folder) if config.resume else []
     if changed := [line for line in changed if not may_move or line != _other_place(changed)]:
         raise UserError(
-            f"--resume {config.resume}: other options than that run's: {'; '.join(changed)}; remove them, or use another --save-dir"
+            f"--resume {config.resume}: other options than that run's: {'; '.join(changed)}; "
+            "remove them, or use another --save-dir"
         )
 
 
 def _other_place(changed: Sequence[str]) -> str:
-    """Return the difference in `--data`, which may be the same data set in another place; empty without one."""
+    """Return the difference in `--data`, which may be the same data set in another place; empty
+    without one.
+    """
     return next((line for line in changed if line.startswith("data ")), "")
 
 
 def differences(config: Any, earlier: dict[str, Any], folder: Path | None = None) -> list[str]:
-    """Return the options in which `config` differs from `earlier`, the resolved options of another run, in `folder`.
+    """Return the options in which `config` differs from `earlier`, the resolved options of another
+    run, in `folder`.
 
-    An option that is missing in `earlier` had its default there. Ignores options that `may_differ`, and how many images a
-    process takes, if a step takes as many over all processes as that run's steps.
+    An option that is missing in `earlier` had its default there. Ignores options that `may_differ`,
+    and how many images a process takes, if a step takes as many over all processes as that run's
+    steps.
     """
     compared = [field for field in fields(config) if not field.metadata["may_differ"]]
     images = latest_manifest(folder / "checkpoint").get("global_batch_size") if folder else None
     per_step = getattr(config, "accumulate", 1) * distributed.read_rank_environment().world_size
     if images and images == config.batch_size * per_step:
         compared = [field for field in compared if field.name not in ("batch_size", "accumulate")]
-    values = [(field.name, earlier.get(field.name, field.default), getattr(config, field.name)) for field in compared]
-    values = [(name, tuple(before) if isinstance(before, list) else before, now) for name, before, now in values]
+    values = [
+        (field.name, earlier.get(field.name, field.default), getattr(config, field.name))
+        for field in compared
+    ]
+    values = [
+        (name, tuple(before) if isinstance(before, list) else before, now)
+        for name, before, now in values
+    ]
     return [f"{name} {before} -> {now}" for name, before, now in values if before != now]
 
 
 class OwnedRun:
     """Locks and opens a run's folder, and keeps its status.json. Every rank must reach each method.
 
-    On every rank `resumes` tells whether an earlier run is resumed, and `choices` holds the manifest of its newest
-    checkpoint (empty for a new run). On rank 0 `notes` are lines to print.
+    On every rank `resumes` tells whether an earlier run is resumed, and `choices` holds the
+    manifest of its newest checkpoint (empty for a new run). On rank 0 `notes` are lines to print.
     """
 
-    def __init__(self, config: HasRunFolder, may_resume: bool = True, data: Fingerprint | None = None) -> None:
-        """`may_resume`: whether an earlier run with the same options is continued; otherwise it is set aside.
+    def __init__(
+        self, config: HasRunFolder, may_resume: bool = True, data: Fingerprint | None = None
+    ) -> None:
+        """`may_resume`: whether an earlier run with the same options is continued; otherwise it is
+        set aside.
 
-        `data`: on rank 0, what the run trains on; a run is only resumed on the same, unless its owner accepts changes.
+        `data`: on rank 0, what the run trains on; a run is only resumed on the same, unless its
+        owner accepts changes.
         """
         self.data = data
         self.folder = Path(config.save_dir)
@@ -235,14 +304,18 @@ class OwnedRun:
                 write_status(self.folder, state, reason, **progress)
 
     def conclude(self, stopped_by: str, reason: str = "", **progress: Any) -> int:
-        """Write the final status and return the exit code; `stopped_by` names the signal that ended the run, if one did."""
+        """Write the final status and return the exit code; `stopped_by` names the signal that ended
+        the run, if one did.
+        """
         self.set_status(STOPPED if stopped_by else FINISHED, stopped_by or reason, **progress)
         return EXIT_STOPPED_BY_SIGNAL if stopped_by else EXIT_DONE
 
     def _open(self) -> None:
         self._lock = RunLock(self.folder)
         try:
-            self.resumes, self.notes = open_run_folder(self.folder, self.config, self.may_resume, self.data)
+            self.resumes, self.notes = open_run_folder(
+                self.folder, self.config, self.may_resume, self.data
+            )
             if self.resumes:
                 self.choices = latest_manifest(self.folder / "checkpoint")
         except BaseException:

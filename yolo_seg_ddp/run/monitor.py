@@ -1,7 +1,8 @@
-"""Shows a running or finished training in the terminal, also over ssh: `python -m yolo_seg_ddp.run.monitor models/my_run`.
+"""Shows a running or finished training in the terminal, also over ssh: `python -m
+yolo_seg_ddp.run.monitor models/my_run`.
 
-It reads the run's files and changes none. In a terminal it refreshes the view until the run ends. Into a pipe, or with
-`--once`, it prints the view once.
+It reads the run's files and changes none. In a terminal it refreshes the view until the run ends.
+Into a pipe, or with `--once`, it prints the view once.
 """
 
 import shutil
@@ -22,7 +23,9 @@ GONE_S = 3.0  # a folder may be missing this long: a new run renames the old one
 
 @dataclass(frozen=True)
 class MonitorConfig(Options):
-    run: str = option("", "run folder; may be the first argument, without --run", required=True, metavar="RUN")
+    run: str = option(
+        "", "run folder; may be the first argument, without --run", required=True, metavar="RUN"
+    )
     once: bool = option(False, "print the current state and exit")
     every: float = option(2.0, "seconds between two updates", above=0, needs="not once")
 
@@ -32,7 +35,9 @@ def main() -> int:
     arguments = sys.argv[1:]
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--run", *arguments]
-    config = parse_config(MonitorConfig, "Show a running or finished training in the terminal.", arguments)
+    config = parse_config(
+        MonitorConfig, "Show a running or finished training in the terminal.", arguments
+    )
     path = Path(config.run)
     state = RunState(path.parent if path.is_file() else path)
     if config.once or not sys.stdout.isatty():
@@ -52,7 +57,8 @@ def _look(state: RunState, run: str) -> tuple[list[str], bool]:
         state.read()
     except FileNotFoundError as error:
         raise UserError(
-            f"{run}: no run there (no config.yaml, status.json or metrics.jsonl); was it moved, or has it not started yet?"
+            f"{run}: no run there (no config.yaml, status.json or metrics.jsonl); was it moved, "
+            "or has it not started yet?"
         ) from error
     is_unicode = "utf" in (sys.stdout.encoding or "").lower()
     lines = view_lines(state, columns, time.time(), is_unicode=is_unicode)
@@ -74,7 +80,9 @@ def _watch(state: RunState, config: MonitorConfig) -> None:
                 raise
         else:
             back = f"\x1b[{num_lines}F" if num_lines else ""
-            print(back + "\n".join(f"{line}\x1b[K" for line in lines) + "\n\x1b[J", end="", flush=True)
+            print(
+                back + "\n".join(f"{line}\x1b[K" for line in lines) + "\n\x1b[J", end="", flush=True
+            )
             num_lines = len(lines)
             if not continues:
                 return

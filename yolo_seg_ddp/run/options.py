@@ -15,8 +15,12 @@ class RunOptions(Options):
 
     group: ClassVar[str] = "run"
 
-    save_dir: str = option("models/epri_distribution_ddp", "run folder", metavar="DIR", may_differ=True)
-    resume: str | None = option(None, "continue this run: its folder, or its last.pt", metavar="RUN", may_differ=True)
+    save_dir: str = option(
+        "models/epri_distribution_ddp", "run folder", metavar="DIR", may_differ=True
+    )
+    resume: str | None = option(
+        None, "continue this run: its folder, or its last.pt", metavar="RUN", may_differ=True
+    )
     config: str | None = option(None, CONFIG_HELP, metavar="FILE", may_differ=True)
     accept_changed_data: bool = option(
         False, "resume although photographs or labels changed", may_differ=True, group="advanced"
@@ -28,17 +32,21 @@ class RunOptions(Options):
     mask_score: bool = option(
         True, "judge confidences times the mean probability of the mask's pixels", group="advanced"
     )
-    val_pictures_every: int = option(5, "epochs between validation pictures; 0: none", at_least=0, may_differ=True)
+    val_pictures_every: int = option(
+        5, "epochs between validation pictures; 0: none", at_least=0, may_differ=True
+    )
     mlflow: str | None = option(
         None,
-        "MLflow server (yolo_seg_ddp/extras/mlflow); unset: that of MLFLOW_TRACKING_URI; empty: none",
+        "MLflow server (yolo_seg_ddp/extras/mlflow); unset: that of MLFLOW_TRACKING_URI; empty: "
+        "none",
         metavar="URI",
         may_differ=True,
     )
 
     mirror: str | None = option(
         None,
-        "folder in an object storage, such as s3://bucket/runs, to which each save is copied (yolo_seg_ddp/extras/mirror)",
+        "folder in an object storage, such as s3://bucket/runs, to which each save is copied "
+        "(yolo_seg_ddp/extras/mirror)",
         metavar="ADDRESS",
         may_differ=True,
     )
@@ -62,7 +70,9 @@ class LoopOptions(Options):
 
     group: ClassVar[str] = "advanced"
 
-    epochs: int = option(100, "passes over the training images", at_least=1, may_differ=True, group="run")
+    epochs: int = option(
+        100, "passes over the training images", at_least=1, may_differ=True, group="run"
+    )
     accumulate: int = option(1, "batches per optimizer step", at_least=1)
     ema: bool = option(True, "evaluate and save the weights' moving average")
     ema_decay: float = option(0.9999, "decay of the moving average", needs="ema", **FRACTION)
@@ -70,15 +80,22 @@ class LoopOptions(Options):
     grad_compression: str = option(
         "none", "gradients, for slow networks", choices=("none", "bf16", "fp16"), group="speed"
     )
-    compile: bool = option(False, "torch.compile: needs a C++ compiler, takes minutes", group="speed")
+    compile: bool = option(
+        False, "torch.compile: needs a C++ compiler, takes minutes", group="speed"
+    )
     cuda_graph: str = option(
         "auto",
-        "CUDA graphs, for small batches; auto: on one GPU, if a step takes at most a quarter of its memory",
+        "CUDA graphs, for small batches; auto: on one GPU, if a step takes at most a quarter of "
+        "its memory",
         choices=("auto", "off"),
         may_differ=True,
         group="speed",
     )
     patience: int = option(
-        100, "end after N epochs without progress; 0: never", at_least=0, may_differ=True, group="run"
+        100,
+        "end after N epochs without progress; 0: never",
+        at_least=0,
+        may_differ=True,
+        group="run",
     )
     tensorboard: bool = option(True, "write TensorBoard events", may_differ=True, group="run")

@@ -1,4 +1,7 @@
-"""Reads a run's files, also while the run writes them, and finds the rank that the others wait for. Changes and locks nothing."""
+"""Reads a run's files, also while the run writes them, and finds the rank that the others wait for.
+
+Changes and locks nothing.
+"""
 
 import itertools
 import math
@@ -23,18 +26,32 @@ CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
 MEAN_MAP = "mean_map50_95"  # the mean of mask and box mAP50-95, reported if it chooses best.pt
 # The choices of --best-metric, and the reported values that they stand for.
-BEST_METRICS = {"val_loss": "val_loss", "mean_map": MEAN_MAP, "mask_map": "mask_map50_95", "box_map": "box_map50_95"}
+BEST_METRICS = {
+    "val_loss": "val_loss",
+    "mean_map": MEAN_MAP,
+    "mask_map": "mask_map50_95",
+    "box_map": "box_map50_95",
+}
 MAX_METRICS_BYTES = 2_000_000_000
 MAX_BATCHES = 4000  # batch records kept for the curves
-MAX_SILENCE_S = 300.0  # a run that writes nothing for longer, and for three times its longest pause, looks dead
+# a run that writes nothing for longer, and for three times its longest pause, looks dead
+MAX_SILENCE_S = 300.0
 MAX_PAUSE_S = 1800.0  # a longer pause between records was the time between two processes of the run
 Record = dict[str, Any]
 
 
 def read_config(folder: Path) -> Record:
-    """Return the resolved options of the run in `folder`; empty without the file. Raises UserError if it is damaged."""
+    """Return the resolved options of the run in `folder`; empty without the file.
+
+    Raises UserError if it is damaged.
+    """
     try:
-        return read_back(folder / CONFIG_FILE, mapping, "restore it, or remove it and a new run begins", is_yaml=True)
+        return read_back(
+            folder / CONFIG_FILE,
+            mapping,
+            "restore it, or remove it and a new run begins",
+            is_yaml=True,
+        )
     except (FileNotFoundError, NotADirectoryError):
         return {}
 
@@ -45,12 +62,18 @@ def read_status(folder: Path) -> Record:
 
 
 def number_of(value: Any) -> float:
-    """Return a record's value as a number; NaN for what is none, such as null, which stands for infinity and NaN."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    """Return a record's value as a number; NaN for what is none, such as null, which stands for
+    infinity and NaN.
+    """
+    return (
+        float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    )
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
-    """Return the record of one line, or None if the line is incomplete, or of a form that its readers do not expect."""
+    """Return the record of one line, or None if the line is incomplete, or of a form that its
+    readers do not expect.
+    """
     try:
         record = mapping(parse_json(line))
         num_ranks = {len(values[:]) for values in (record.get("ranks") or {}).values()}
@@ -58,11 +81,18 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
         is_sound = len(num_ranks) <= 1 and math.isfinite(seconds)
     except BAD_CONTENT:
         return None
-    return record if is_sound and (record.get("kind") != "epoch" or type(record.get("epoch")) is int) else None
+    return (
+        record
+        if is_sound and (record.get("kind") != "epoch" or type(record.get("epoch")) is int)
+        else None
+    )
 
 
 def read_epochs(folder: Path) -> list[Record]:
-    """Return the epoch records of a run's metrics.jsonl, oldest first. Raises OSError without the file."""
+    """Return the epoch records of a run's metrics.jsonl, oldest first.
+
+    Raises OSError without the file.
+    """
     lines = read_bytes(folder / METRICS_FILE, MAX_METRICS_BYTES).splitlines(keepends=True)
     # A killed run can leave an incomplete last line; RunLog removes it when the run resumes.
     records = [parse_record(line) for line in lines if line.endswith(b"\n")]
@@ -70,7 +100,9 @@ def read_epochs(folder: Path) -> list[Record]:
 
 
 def best_epoch(epochs: Sequence[Record], config: Record) -> Record | None:
-    """Return the record of the epoch that is kept as best.pt by the run's options; None if none has its value."""
+    """Return the record of the epoch that is kept as best.pt by the run's options; None if none has
+    its value.
+    """
     key = BEST_METRICS.get(str(config.get("best_metric", "val_loss")), "val_loss")
     known = [record for record in epochs if math.isfinite(number_of(record.get(key)))]
     choose = min if key == "val_loss" else max
@@ -78,7 +110,10 @@ def best_epoch(epochs: Sequence[Record], config: Record) -> Record | None:
 
 
 class RecordTail:
-    """Reads the new records of a growing metrics.jsonl. Reads a replaced or shortened file from its start."""
+    """Reads the new records of a growing metrics.jsonl.
+
+    Reads a replaced or shortened file from its start.
+    """
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -86,7 +121,9 @@ class RecordTail:
         self._offset = 0
 
     def read(self) -> tuple[bool, list[Record]]:
-        """Return whether the file was read from its start, which makes earlier records invalid, and the new records."""
+        """Return whether the file was read from its start, which makes earlier records invalid, and
+        the new records.
+        """
         try:
             with open_regular(self.file) as stream:
                 facts = os.fstat(stream.fileno())
@@ -99,7 +136,8 @@ class RecordTail:
         except FileNotFoundError:
             is_new, self._identity, self._offset = self._identity is not None, None, 0
             return is_new, []
-        complete = data[: data.rfind(b"\n") + 1]  # the rest is still being written, or was left by a killed run
+        # the rest is still being written, or was left by a killed run
+        complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
         records = (parse_record(line) for line in complete.splitlines())
         return is_new, [record for record in records if record is not None]
@@ -120,7 +158,10 @@ class RunState:
         self._tail = RecordTail(self.folder / METRICS_FILE)
 
     def read(self) -> Self:
-        """Read new records and return the current state. Raises FileNotFoundError when `folder` holds no run."""
+        """Read new records and return the current state.
+
+        Raises FileNotFoundError when `folder` holds no run.
+        """
         is_new, records = self._tail.read()
         if is_new:
             self.epochs.clear()
@@ -140,7 +181,9 @@ class RunState:
 
     @property
     def state(self) -> str:
-        """The state in status.json: running, finished, stopped or failed; empty without the file."""
+        """The state in status.json: running, finished, stopped or failed;
+        empty without the file.
+        """
         return str(self.status.get("state", ""))
 
     def silent_s(self, now_s: float) -> float:
@@ -152,13 +195,24 @@ class RunState:
         if self.state != RUNNING:
             return None
         pid, host = self.status.get("pid"), self.status.get("host")
-        if host == socket.gethostname() and isinstance(pid, int) and not _is_alive(pid, self.status.get("updated")):
+        if (
+            host == socket.gethostname()
+            and isinstance(pid, int)
+            and not _is_alive(pid, self.status.get("updated"))
+        ):
             return f"process {pid} is gone; the same training command continues the run"
-        times = [record["time_s"] for record in self.batches if isinstance(record.get("time_s"), int | float)]
+        times = [
+            record["time_s"]
+            for record in self.batches
+            if isinstance(record.get("time_s"), int | float)
+        ]
         pauses = (after - before for before, after in itertools.pairwise(times))
         silent_s, longest_pause_s = self.silent_s(now_s), min(max(pauses, default=0.0), MAX_PAUSE_S)
         if silent_s > max(MAX_SILENCE_S, 3 * longest_pause_s):
-            return f"nothing written for {silent_s / 60:.0f} minutes; is process {pid} on {host} still there?"
+            return (
+                f"nothing written for {silent_s / 60:.0f} minutes; is process {pid} on {host} "
+                "still there?"
+            )
         return None
 
 
@@ -166,9 +220,13 @@ def _is_alive(pid: int, seen_at: Any) -> bool:
     """Return whether process `pid` of this machine runs and had started by `seen_at` (ISO 8601)."""
     try:
         process = psutil.Process(pid)
-        # A zombie has ended; its parent has not read its exit code yet. 2 s: `updated` is rounded down to seconds.
+        # A zombie has ended; its parent has not read its exit code yet. 2 s: `updated` is rounded
+        # down to seconds.
         has_ended = process.status() == psutil.STATUS_ZOMBIE
-        return not has_ended and process.create_time() <= datetime.fromisoformat(str(seen_at)).timestamp() + 2
+        return (
+            not has_ended
+            and process.create_time() <= datetime.fromisoformat(str(seen_at)).timestamp() + 2
+        )
     except psutil.NoSuchProcess:
         return False
     except (psutil.Error, ValueError):  # of another user, or `seen_at` is no time
@@ -182,7 +240,9 @@ SLOW_LAPS = 2  # consecutive laps in which a rank must be slow
 
 
 class SlowRank:
-    """Reports a rank that was slow in SLOW_LAPS consecutive laps (a lap: the batches between two log lines)."""
+    """Reports a rank that was slow in SLOW_LAPS consecutive laps (a lap: the batches between two
+    log lines).
+    """
 
     def __init__(self) -> None:
         self._suspect: int | None = None
@@ -192,7 +252,11 @@ class SlowRank:
         """Add a lap of `num_batches` with all ranks' own times; return the slow rank, or None."""
         if num_batches >= SLOW_BATCHES:
             found = _slowest(own_ms, step_ms)
-            self._laps = self._laps + 1 if found is not None and found == self._suspect else int(found is not None)
+            self._laps = (
+                self._laps + 1
+                if found is not None and found == self._suspect
+                else int(found is not None)
+            )
             self._suspect = found
         return self._suspect if self._laps >= SLOW_LAPS else None
 
@@ -203,7 +267,9 @@ def _slowest(own_ms: Sequence[float], step_ms: float) -> int | None:
     slowest = max(range(len(own_ms)), key=lambda rank: own_ms[rank])
     others = others_ms(own_ms, slowest)
     excess = own_ms[slowest] - others
-    return slowest if excess > (SLOW_FACTOR - 1) * others and excess > SLOW_SHARE * step_ms else None
+    return (
+        slowest if excess > (SLOW_FACTOR - 1) * others and excess > SLOW_SHARE * step_ms else None
+    )
 
 
 def others_ms(own_ms: Sequence[float], slow_rank: int) -> float:

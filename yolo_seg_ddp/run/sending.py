@@ -1,4 +1,6 @@
-"""Sends what a service lacks of a run's folder, in a thread of rank 0 that a training waits for only at its end."""
+"""Sends what a service lacks of a run's folder, in a thread of rank 0 that a training waits for
+only at its end.
+"""
 
 from abc import abstractmethod
 from pathlib import Path
@@ -9,13 +11,16 @@ from yolo_seg_ddp.utils.errors import one_line, print_warning
 from yolo_seg_ddp.utils.threads import BackgroundWatch
 
 POLL_S, MOST_BACKOFF_S = 2.0, 60.0
-STOP_WAIT_S = 20.0  # at any end but the regular one; schedulers grant 30 seconds between a stop and a kill
+# at any end but the regular one; schedulers grant 30 seconds between a stop and a kill
+STOP_WAIT_S = 20.0
 
 
 class FolderSender(BackgroundWatch):
-    """Sends a run's folder while it is a context manager, and at its end. Whatever the service answers, the training continues.
+    """Sends a run's folder while it is a context manager, and at its end. Whatever the service
+    answers, the training continues.
 
-    `finish_wait_s`: how long the end of a finished training waits, if the service answered last time.
+    `finish_wait_s`: how long the end of a finished training waits, if the service answered last
+    time.
     """
 
     finish_wait_s = 60.0
@@ -27,12 +32,16 @@ class FolderSender(BackgroundWatch):
         self._state = self._problem = ""
 
     def __exit__(self, *error: object) -> None:
-        self._state = FAILED if error[0] is not None else str(read_status(self._folder).get("state"))
+        self._state = (
+            FAILED if error[0] is not None else str(read_status(self._folder).get("state"))
+        )
         is_regular = self._state == FINISHED and not self._problem
         self._max_wait_s = self.finish_wait_s if is_regular else STOP_WAIT_S
         super().__exit__(*error)
         is_late = self._thread is not None and self._thread.is_alive()
-        if problem := self._problem or (f"not done after {self._max_wait_s:g} s" if is_late else ""):
+        if problem := self._problem or (
+            f"not done after {self._max_wait_s:g} s" if is_late else ""
+        ):
             lacks = f"{self._service} lacks a part of this run"
             print_warning(f"{lacks} ({problem}); the same training command sends the rest")
 

@@ -30,8 +30,8 @@ class FolderInUse(UserError):
 class RunLock:
     """Holds a run's folder for this process until `release`, or until the process ends.
 
-    The lock file is `.<name>.lock` beside the folder, because the folder may be renamed. Raises FolderInUse, which
-    names the owner, when another process still holds the lock after `wait_s`.
+    The lock file is `.<name>.lock` beside the folder, because the folder may be renamed. Raises
+    FolderInUse, which names the owner, when another process still holds the lock after `wait_s`.
     """
 
     def __init__(self, folder: Path, wait_s: float = WAIT_FOR_OWNER_S) -> None:
@@ -39,14 +39,22 @@ class RunLock:
         output_folder(str(folder.parent), "--save-dir").mkdir(parents=True, exist_ok=True)
         self._owner_file = folder.with_name(f".{folder.name}.owner.json")
         # `run_on_main` acquires it in a thread.
-        self._lock = FileLock(str(folder.with_name(f".{folder.name}.lock")), timeout=wait_s, thread_local=False)
+        self._lock = FileLock(
+            str(folder.with_name(f".{folder.name}.lock")), timeout=wait_s, thread_local=False
+        )
         try:
             self._lock.acquire()
         except Timeout as timeout:
             owner = read_mapping(self._owner_file)
             is_known = {"pid", "host", "since"} <= owner.keys()
-            who = "process {pid} on {host} (since {since})".format(**owner) if is_known else "another process"
-            raise FolderInUse(f"{folder}: {who} trains there; wait for it, or choose another --save-dir") from timeout
+            who = (
+                "process {pid} on {host} (since {since})".format(**owner)
+                if is_known
+                else "another process"
+            )
+            raise FolderInUse(
+                f"{folder}: {who} trains there; wait for it, or choose another --save-dir"
+            ) from timeout
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}
         write_text_atomic(self._owner_file, json.dumps(owner) + "\n")
 
@@ -58,8 +66,16 @@ class RunLock:
 
 def write_status(folder: Path, state: str, reason: str = "", **progress: Any) -> None:
     """Write status.json atomically: the state, its reason, and progress such as epoch and step."""
-    content = {"state": state, "reason": reason, **progress, "pid": os.getpid(), "host": socket.gethostname()}
-    write_text_atomic(folder / STATUS_FILE, json.dumps({**content, "updated": _now()}, indent=2) + "\n")
+    content = {
+        "state": state,
+        "reason": reason,
+        **progress,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+    }
+    write_text_atomic(
+        folder / STATUS_FILE, json.dumps({**content, "updated": _now()}, indent=2) + "\n"
+    )
 
 
 def _now() -> str:

@@ -16,7 +16,16 @@ MAX_EPOCHS = 6  # rows of the epoch table
 MAX_RANKS = 12
 
 _BAR_WIDTH = 20
-_NOT_LOSSES = ("epoch", "batch", "global_step", "images_per_s", "step_ms", "data_wait_share", "num_batches", "time_s")
+_NOT_LOSSES = (
+    "epoch",
+    "batch",
+    "global_step",
+    "images_per_s",
+    "step_ms",
+    "data_wait_share",
+    "num_batches",
+    "time_s",
+)
 # Title -> (key of the record, how its number is written)
 _Columns = dict[str, tuple[str, Callable[[float], str]]]
 _EPOCH_COLUMNS: _Columns = {
@@ -42,7 +51,9 @@ _RANK_COLUMNS: _Columns = {
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 
 
-def view_lines(state: RunState, columns: int, now_s: float, *, is_unicode: bool = True) -> list[str]:
+def view_lines(
+    state: RunState, columns: int, now_s: float, *, is_unicode: bool = True
+) -> list[str]:
     """Return the whole view, no line longer than `columns`."""
     columns = min(max(columns, MIN_COLUMNS), MAX_COLUMNS)
     blocks = _BLOCKS if is_unicode else _ASCII
@@ -60,7 +71,9 @@ def view_lines(state: RunState, columns: int, now_s: float, *, is_unicode: bool 
 
 
 def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str:
-    """Return values as a line of at most `width` blocks; each shows the mean of consecutive values."""
+    """Return values as a line of at most `width` blocks; each shows
+    the mean of consecutive values.
+    """
     values = [value for value in values if math.isfinite(value)]
     if not values:
         return ""
@@ -70,7 +83,10 @@ def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str
     low, high = min(means), max(means)
     if high <= low:
         return blocks[len(blocks) // 2] * width
-    return "".join(blocks[min(int((mean - low) / (high - low) * len(blocks)), len(blocks) - 1)] for mean in means)
+    return "".join(
+        blocks[min(int((mean - low) / (high - low) * len(blocks)), len(blocks) - 1)]
+        for mean in means
+    )
 
 
 def _heading(state: RunState, now_s: float) -> list[str]:
@@ -87,7 +103,9 @@ def _heading(state: RunState, now_s: float) -> list[str]:
     facts = [
         printable(str(config["model"])) if "model" in config else None,
         f"{config['img_size']} px" if "img_size" in config else None,
-        f"batch {config.get('batch_size')} x {ranks} {'rank' if ranks == 1 else 'ranks'}" if ranks else None,
+        f"batch {config.get('batch_size')} x {ranks} {'rank' if ranks == 1 else 'ranks'}"
+        if ranks
+        else None,
         f"seed {config['seed']}" if "seed" in config else None,
     ]
     return [name, status, ", ".join(fact for fact in facts if fact)]
@@ -103,10 +121,22 @@ def _progress(state: RunState, blocks: str) -> list[str]:
     share_done = 1.0 if is_over else min((done + share) / epochs, 1.0)
     full, empty = (blocks[-1], "░") if blocks == _BLOCKS else ("#", ".")
     bar = (full * round(share_done * _BAR_WIDTH)).ljust(_BAR_WIDTH, empty)
-    trained_s = sum(value for value in (_number(record, "total_epoch_time_s") for record in state.epochs) if value > 0)
+    trained_s = sum(
+        value
+        for value in (_number(record, "total_epoch_time_s") for record in state.epochs)
+        if value > 0
+    )
     step = (last or state.epochs[-1]).get("global_step", "?")
-    position = f"Epoch {min(done + 1, epochs)}/{epochs}, batch {batch}" if batch else f"Epoch {done}/{epochs}"
-    left = f"{format_duration(trained_s)} in all" if is_over else f"{format_duration(_number(last, 'left_s'))} left"
+    position = (
+        f"Epoch {min(done + 1, epochs)}/{epochs}, batch {batch}"
+        if batch
+        else f"Epoch {done}/{epochs}"
+    )
+    left = (
+        f"{format_duration(trained_s)} in all"
+        if is_over
+        else f"{format_duration(_number(last, 'left_s'))} left"
+    )
     speed = [
         f"{_number(last, 'images_per_s'):.1f} images/s",
         f"{_number(last, 'step_ms'):.0f} ms/batch",
@@ -120,11 +150,17 @@ def _progress(state: RunState, blocks: str) -> list[str]:
 def _curves(state: RunState, columns: int, blocks: str) -> list[str]:
     """Return a sparkline for each loss over the batches and each metric over the epochs."""
     last = _last_batch(state)
-    losses = [name for name, value in last.items() if name not in _NOT_LOSSES and isinstance(value, float)]
+    losses = [
+        name for name, value in last.items() if name not in _NOT_LOSSES and isinstance(value, float)
+    ]
     losses.sort(key=lambda name: name != "loss")  # the total first
     series = {name: [_number(record, name) for record in state.batches] for name in losses}
     of_epochs = ("val_loss", "box_map50_95", "mask_map50_95")
-    series |= {name: found for name in of_epochs if (found := [_number(record, name) for record in state.epochs])}
+    series |= {
+        name: found
+        for name in of_epochs
+        if (found := [_number(record, name) for record in state.epochs])
+    }
     lines = []
     for name, values in series.items():
         known = [value for value in values if math.isfinite(value)]
@@ -141,7 +177,11 @@ def _epoch_table(state: RunState) -> list[str]:
     shown = [record for record in state.epochs[-MAX_EPOCHS:] if record is not best]
     if best is not None:
         shown = sorted([*shown, best], key=lambda record: _number(record, "epoch"))
-    columns = {title: spec for title, spec in _EPOCH_COLUMNS.items() if any(spec[0] in record for record in shown)}
+    columns = {
+        title: spec
+        for title, spec in _EPOCH_COLUMNS.items()
+        if any(spec[0] in record for record in shown)
+    }
     rows = [
         [
             str(record.get("epoch", "?")) + ("*" if record is best else " "),
@@ -185,7 +225,9 @@ def _last_batch(state: RunState) -> Record:
 
 
 def _position(state: RunState) -> tuple[int, float, str]:
-    """Return the number of finished epochs, the finished share of the current one, and its batch as text."""
+    """Return the number of finished epochs, the finished share of the current one, and its batch as
+    text.
+    """
     done = int(_number(state.epochs[-1], "epoch")) if state.epochs else 0
     last = _last_batch(state)
     if not last or _number(last, "epoch") <= done:
@@ -197,7 +239,9 @@ def _position(state: RunState) -> tuple[int, float, str]:
 
 
 def device_words(ranks: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Return the GPUs' mean utilisation, total power and highest temperature, as far as they are known."""
+    """Return the GPUs' mean utilisation, total power and highest temperature, as far as they are
+    known.
+    """
     words = []
     for name, form, join in (
         ("gpu_util", "GPU {:.0%}", statistics.fmean),

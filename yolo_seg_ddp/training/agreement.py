@@ -1,4 +1,6 @@
-"""What all machines of a training must have in common: versions, options, the run folder, photographs, labels and classes."""
+"""What all machines of a training must have in common: versions, options, the run folder,
+photographs, labels and classes.
+"""
 
 import json
 import platform
@@ -22,17 +24,29 @@ SHOWS_LATE_S = 60.0  # after which a network file system shows a new file on oth
 
 
 def require_same_start(meeting: distributed.Meeting, config: TrainConfig) -> None:
-    """Raise UserError on rank 0 if machines differ in versions, options or run folder. Every rank must reach this."""
-    versions: dict[str, Any] = {"Python": ".".join(platform.python_version_tuple()[:2]), "OpenCV": cv2.__version__}
+    """Raise UserError on rank 0 if machines differ in versions, options or run folder.
+
+    Every rank must reach this.
+    """
+    versions: dict[str, Any] = {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "OpenCV": cv2.__version__,
+    }
     versions |= {name: package_version(name) for name in PACKAGES}
     versions["revision"] = git_revision().removesuffix("+changes")
     # The data set may lie elsewhere on each machine.
-    names = [field.name for field in fields(config) if not field.metadata["may_differ"] and field.name != "data"]
+    names = [
+        field.name
+        for field in fields(config)
+        if not field.metadata["may_differ"] and field.name != "data"
+    ]
     options = {f"--{name.replace('_', '-')}": getattr(config, name) for name in names}
     told = meeting.exchange("versions and options", versions | options)
 
     folder = Path(config.save_dir).absolute()
-    sharing = meeting.sharers("run folder", folder.parent.resolve(), min(SHOWS_LATE_S, meeting.timeout_s))
+    sharing = meeting.sharers(
+        "run folder", folder.parent.resolve(), min(SHOWS_LATE_S, meeting.timeout_s)
+    )
     folders = meeting.exchange("run folder's name", str(folder))
     if meeting.rank > 0:
         return
@@ -43,26 +57,39 @@ def require_same_start(meeting: distributed.Meeting, config: TrainConfig) -> Non
             other = theirs.get(name)
             if value != other and (name in options or {None, "unknown"}.isdisjoint((value, other))):
                 values = ["unset" if each is None else each for each in (other, value)]
-                advice = "options" if name in options else "software, such as that of requirements.lock"
-                text = f"{there} has {name} {values[0]} and {here} has {name} {values[1]}: all machines need the same {advice}"
+                advice = (
+                    "options" if name in options else "software, such as that of requirements.lock"
+                )
+                text = (
+                    f"{there} has {name} {values[0]} and {here} has {name} {values[1]}: all "
+                    f"machines need the same {advice}"
+                )
                 raise UserError(printable(text, 1000))
         if meeting.machines[rank] not in sharing or Path(folders[rank]).name != folder.name:
             raise UserError(
-                f"{there} writes to another run folder ({folders[rank]}) than {here} ({folder}): name with --save-dir one "
+                f"{there} writes to another run folder ({folders[rank]}) than {here} ({folder}): "
+                "name with --save-dir one "
                 "that all machines share"
             )
 
 
 def require_same_data(meeting: distributed.Meeting, data: Data) -> None:
-    """Print a line for each machine; raise UserError on rank 0 if their data differ. Every rank must reach this."""
+    """Print a line for each machine; raise UserError on rank 0 if their data differ.
+
+    Every rank must reach this.
+    """
     place = data.spec.cache_folder.absolute()
-    free_bytes = shutil.disk_usage(next(each for each in (place, *place.parents) if each.exists())).free
+    free_bytes = shutil.disk_usage(
+        next(each for each in (place, *place.parents) if each.exists())
+    ).free
     digest = data.fingerprint.digest if meeting.is_first else ""
     counts = f"{len(data.train):,} + {len(data.val):,} photographs"
     line = f"{counts}, digest {digest[:8]}, {data.packed}, {format_bytes(free_bytes)} free"
     told = distributed.gather_json([digest, line])
     differs = meeting.is_first and digest != told[0][0]
-    fingerprints = distributed.gather_json(json.loads(data.fingerprint.to_json()) if differs else None)
+    fingerprints = distributed.gather_json(
+        json.loads(data.fingerprint.to_json()) if differs else None
+    )
 
     def judge() -> None:
         for host, rank in zip(meeting.hosts, meeting.first_ranks, strict=True):
@@ -76,13 +103,22 @@ def require_same_data(meeting: distributed.Meeting, data: Data) -> None:
 
 
 def first_difference(ours: Fingerprint, theirs: Fingerprint, here: str, there: str) -> str:
-    """Return which class, else which photograph or label, is the first that differs between two machines, and how many do."""
-    for number, (name, other) in enumerate(zip((*ours.names, "none"), (*theirs.names, "none"), strict=False)):
+    """Return which class, else which photograph or label, is the first that differs between two
+    machines, and how many do.
+    """
+    for number, (name, other) in enumerate(
+        zip((*ours.names, "none"), (*theirs.names, "none"), strict=False)
+    ):
         if name != other:
-            text = f"class {number} is {other} on {there} and {name} on {here}: copy the data set's YAML file again"
+            text = (
+                f"class {number} is {other} on {there} and {name} on {here}: copy the data set's "
+                "YAML file again"
+            )
             return printable(text, 1000)
 
-    digests, others = ({key: each.photographs[key][:2] for key in each.photographs} for each in (ours, theirs))
+    digests, others = (
+        {key: each.photographs[key][:2] for key in each.photographs} for each in (ours, theirs)
+    )
     keys = sorted(digests.keys() | others.keys())
     differing = [key for key in keys if digests.get(key) != others.get(key)]
     first = differing[0]

@@ -1,4 +1,6 @@
-"""What `--batch-size auto` means: a few steps are trained with growing batches, until one does not fit."""
+"""What `--batch-size auto` means: a few steps are trained with growing batches, until one does not
+fit.
+"""
 
 import copy
 import gc
@@ -19,39 +21,54 @@ from yolo_seg_ddp.yolo.inputs import varies_colours_on
 from yolo_seg_ddp.yolo.model import YoloModel
 
 CPU_BATCH_SIZE = 16  # a CPU is not faster with more, and other processes share its memory
-MEMORY_SHARE = 0.85  # of the free memory: communication and photographs with many objects need the rest
+# of the free memory: communication and photographs with many objects need the rest
+MEMORY_SHARE = 0.85
 LARGEST = 1024
 OBJECTS_PER_IMAGE = 60
 STEPS = 2
 
 
 def find_batch_size(
-    device: torch.device, precision: Precision, model: YoloModel, side_px: int, augment: AugmentOptions, num_images: int
+    device: torch.device,
+    precision: Precision,
+    model: YoloModel,
+    side_px: int,
+    augment: AugmentOptions,
+    num_images: int,
 ) -> int:
     """Return what `--batch-size auto` means for this process's device.
 
-    `side_px`: the largest side of an input. `num_images`: those of a rank in an epoch, the most. Some memory is left free.
-    The model is not changed. Call this before the process group exists: each rank probes its own device. Raises UserError
-    when not even one image fits.
+    `side_px`: the largest side of an input. `num_images`: those of a rank in an epoch, the most.
+    Some memory is left free. The model is not changed. Call this before the process group exists:
+    each rank probes its own device. Raises UserError when not even one image fits.
     """
     if device.type != "cuda":
         return CPU_BATCH_SIZE
-    colours = augment if varies_colours_on(device, augment.colour) else None  # that takes memory, too
+    # that takes memory, too
+    colours = augment if varies_colours_on(device, augment.colour) else None
 
     def fits(batch_size: int) -> bool:
-        batch = synthetic_batch(batch_size, side_px, model.nc, objects_per_image=OBJECTS_PER_IMAGE, colours=colours)
+        batch = synthetic_batch(
+            batch_size, side_px, model.nc, objects_per_image=OBJECTS_PER_IMAGE, colours=colours
+        )
         return _fits(model, device, precision, batch)
 
     return largest_that_fits(fits, side_px, max(min(LARGEST, num_images), 1))
 
 
 def largest_that_fits(fits: Callable[[int], bool], img_size: int, most: int) -> int:
-    """Return the largest of 1, 2, 3, 4, 6, 8, 12, 16, … up to `most` that fits. Above one that does not fit none is tried."""
+    """Return the largest of 1, 2, 3, 4, 6, 8, 12, 16, … up to `most` that fits.
+
+    Above one that does not fit none is tried.
+    """
     found, step = 0, 1
     while step <= most and fits(step):
         found, step = step, step * 2
     if not found:
-        raise UserError(f"--batch-size auto: not one image of {img_size} pixels fits the GPU; use a smaller --img-size")
+        raise UserError(
+            f"--batch-size auto: not one image of {img_size} pixels fits the GPU; use a smaller "
+            "--img-size"
+        )
     between = found + found // 2
     return between if found > 1 and between <= most and fits(between) else found
 

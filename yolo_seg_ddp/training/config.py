@@ -1,4 +1,6 @@
-"""The options of train_yolo_ddp.py: the sections of the rooms in which they act, and what is the trainer's own."""
+"""The options of train_yolo_ddp.py: the sections of the rooms in which they act, and what is the
+trainer's own.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +12,8 @@ from yolo_seg_ddp.run.options import LoopOptions, RunOptions
 from yolo_seg_ddp.utils.options import PRECISION_CHOICES, Options, option
 from yolo_seg_ddp.yolo.options import LossOptions, ModelOptions, OptimizerOptions
 
-MOST_IMAGES = 65_536  # in a batch: no device holds more, and the weight decay grows with --batch-size
+# in a batch: no device holds more, and the weight decay grows with --batch-size
+MOST_IMAGES = 65_536
 
 
 @dataclass(frozen=True)
@@ -20,10 +23,18 @@ class MachineOptions(Options):
     group: ClassVar[str] = "speed"
 
     batch_size: int = option(
-        16, "images per GPU and step; auto: as many as fit", words={"auto": 0}, at_least=0, at_most=MOST_IMAGES
+        16,
+        "images per GPU and step; auto: as many as fit",
+        words={"auto": 0},
+        at_least=0,
+        at_most=MOST_IMAGES,
     )
-    threads: int = option(0, "threads per process; 0: what loaders leave", at_least=0, may_differ=True)
-    deterministic: bool = option(False, "bitwise equal runs on GPUs too, but slower", group="advanced")
+    threads: int = option(
+        0, "threads per process; 0: what loaders leave", at_least=0, may_differ=True
+    )
+    deterministic: bool = option(
+        False, "bitwise equal runs on GPUs too, but slower", group="advanced"
+    )
     amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
     seed: int = option(0, "random seed", at_least=0, group="run")
     device: str = option("auto", "auto, cpu, cuda or cuda:N", may_differ=True)

@@ -1,4 +1,6 @@
-"""Opens the photographs that a run trains on and evaluates: labels, caches or windows, and how it augments them."""
+"""Opens the photographs that a run trains on and evaluates: labels, caches or windows, and how it
+augments them.
+"""
 
 import os
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +13,13 @@ import torch
 
 from yolo_seg_ddp.data.augment import AugmentOptions
 from yolo_seg_ddp.data.augmentation_policy import AugmentationPolicy, resolve_augmentation
-from yolo_seg_ddp.data.cache import CachePlace, PackedImages, note_digests, open_images, open_or_build_check
+from yolo_seg_ddp.data.cache import (
+    CachePlace,
+    PackedImages,
+    note_digests,
+    open_images,
+    open_or_build_check,
+)
 from yolo_seg_ddp.data.dataset import SegmentationDataset, read_photos
 from yolo_seg_ddp.data.dataset_yaml import DatasetSpec
 from yolo_seg_ddp.data.fingerprint import Fingerprint, take_fingerprint
@@ -39,7 +47,9 @@ VAL_SEED = 0  # of the windows on which trainings validate: those of all runs sh
 
 @dataclass(frozen=True)
 class Data:
-    """The data set, the photographs of it that a run trains on and evaluates, and how it trains on them."""
+    """The data set, the photographs of it that a run trains on and evaluates, and how it trains on
+    them.
+    """
 
     spec: DatasetSpec
     train: SegmentationDataset
@@ -52,13 +62,18 @@ class Data:
     def fingerprint(self) -> Fingerprint:
         """What both splits hold, by content.
 
-        At hand on the first rank of each machine. Where nothing could be noted, another rank would read the photographs.
+        At hand on the first rank of each machine. Where nothing could be noted, another rank would
+        read the photographs.
         """
         splits = {"train": self.train, "val": self.val}
         photos = {split: dataset.photos for split, dataset in splits.items()}
-        skipped = [f"{split} {path}" for split, dataset in splits.items() for path in dataset.skipped]
+        skipped = [
+            f"{split} {path}" for split, dataset in splits.items() for path in dataset.skipped
+        ]
         digests = {
-            f"{split} {path}": digest for split, dataset in splits.items() for path, digest in dataset.digests.items()
+            f"{split} {path}": digest
+            for split, dataset in splits.items()
+            for path, digest in dataset.digests.items()
         }
         return take_fingerprint(self.spec.names, photos, self.spec.root, skipped, digests=digests)
 
@@ -68,7 +83,9 @@ class Data:
         return {**self.train.skipped, **self.val.skipped}
 
     def metadata(self) -> dict[str, Any]:
-        """Return what a model file says of its photographs' values, and of a training on windows and its labels."""
+        """Return what a model file says of its photographs' values, and of a training on windows
+        and its labels.
+        """
         metadata: dict[str, Any] = {"stretch": [*self.spec.stretch]} if self.spec.stretch else {}
         if self.policy.windows is None or self.train.windowed is None:
             return metadata
@@ -92,23 +109,28 @@ def open_data(
     machine: tuple[int, int] = (0, 1),
     announce: distributed.Say | None = None,
 ) -> Data:
-    """Open both splits of the data set, and decide how the run trains on them. `say` prints the reasons.
+    """Open both splits of the data set, and decide how the run trains on them. `say` prints the
+    reasons.
 
     `announce` prints what is packed, which each machine does for itself; unset: `say`.
 
-    Builds packed caches or block stores where they are missing. `machine`: the number of this machine and how many machines
-    there are; those that share a cache folder share the work, and the others do all of it. Call it on the first rank of each
-    machine before the other ranks, which then find everything done. Waits for the machines that share the folder.
+    Builds packed caches or block stores where they are missing. `machine`: the number of this
+    machine and how many machines there are; those that share a cache folder share the work, and the
+    others do all of it. Call it on the first rank of each machine before the other ranks, which
+    then find everything done. Waits for the machines that share the folder.
     """
     # Wrong labels are said first.
     labelled = {split: read_photos(spec, split, say) for split in ("train", "val")}
     if not any(len(photo.class_ids) for photo in labelled["train"]):
         raise UserError(
-            f"{config.data}: no photograph of train has an object, so there is nothing to learn; check its labels"
+            f"{config.data}: no photograph of train has an object, so there is nothing to learn; "
+            "check its labels"
         )
     windows = config.window_config
     before = read_fingerprint(Path(config.save_dir))
-    of_split = partial(open_split, config, windows, spec, say=announce or say, machine=machine, before=before)
+    of_split = partial(
+        open_split, config, windows, spec, say=announce or say, machine=machine, before=before
+    )
     train = of_split("train", labelled["train"], config.seed)
     if train.windowed:
         say("\n".join(train.windowed.windows.describe(config.epochs)))
@@ -127,9 +149,17 @@ def open_data(
     if not windows and (hint := small_labels_hint(labels.sample, spec.names, config.img_size)[0]):
         say(hint)
     if count_rectangles(labels.sample):
-        say("The labels are boxes without outlines, so the model learns rectangles: its masks will be rectangles, too")
-    if num_shared := len({photo.file for photo in train.photos} & {photo.file for photo in val.photos}):
-        shared = f"{counted(num_shared, 'photograph')} of val {'is' if num_shared == 1 else 'are'} in train, too"
+        say(
+            "The labels are boxes without outlines, so the model learns rectangles: its masks "
+            "will be rectangles, too"
+        )
+    if num_shared := len(
+        {photo.file for photo in train.photos} & {photo.file for photo in val.photos}
+    ):
+        shared = (
+            f"{counted(num_shared, 'photograph')} of val {'is' if num_shared == 1 else 'are'} in "
+            "train, too"
+        )
         say(f"{shared}: scores will be too high")
     stores = [split.windowed.store if split.windowed else split.packed for split in (train, val)]
     num_bytes = sum(np.diff(store.index.places[:, 1:]).sum() for store in stores if store)
@@ -171,7 +201,9 @@ def open_split(
     elif isinstance(opened := open_images(files, size_px, place), PackedImages):
         packed, index = opened, opened.index
     elif options.cache == "packed":
-        raise UserError(f"--cache packed: {opened}; make room, or use --cache auto, which does without")
+        raise UserError(
+            f"--cache packed: {opened}; make room, or use --cache auto, which does without"
+        )
     else:
         not_packed = opened
         say(f"packed cache off: {not_packed}")
@@ -184,7 +216,9 @@ def open_split(
         packed=packed,
         windowed=windowed,
         seed=seed,
-        skipped={os.path.relpath(files[position], spec.root): line for position, line in unusable.items()},
+        skipped={
+            os.path.relpath(files[position], spec.root): line for position, line in unusable.items()
+        },
         digests=index.digests if index else note_digests(files, place),
         not_packed=not_packed,
     )

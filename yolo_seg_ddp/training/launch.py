@@ -1,10 +1,13 @@
-"""Starts a training for `train_ddp.sh`: reads its command line, checks what cannot work, and becomes torchrun.
+"""Starts a training for `train_ddp.sh`: reads its command line, checks what cannot work, and
+becomes torchrun.
 
-    python -m yolo_seg_ddp.training.launch [N] [BATCH] [EPOCHS] [IMG_SIZE] [launcher options] [-- trainer options]
-    python -m yolo_seg_ddp.training.launch --no-own-trainer --processes N --port PORT -- trainer options
+    python -m yolo_seg_ddp.training.launch [N] [BATCH] [EPOCHS] [IMG_SIZE] \\
+        [launcher options] [-- trainer options]
+    python -m yolo_seg_ddp.training.launch --no-own-trainer --processes N --port PORT \\
+        -- trainer options
 
-The second form is for other launchers: it only prints `PROCESSES THREADS DEVICE`. Both start in a tenth of a second, because
-PyTorch is imported only where there is a GPU driver.
+The second form is for other launchers: it only prints `PROCESSES THREADS DEVICE`. Both start in a
+tenth of a second, because PyTorch is imported only where there is a GPU driver.
 """
 
 import argparse
@@ -26,23 +29,39 @@ from yolo_seg_ddp.utils.environment import visible_gpu_count
 from yolo_seg_ddp.utils.errors import EXIT_USAGE, UserError, run_script
 from yolo_seg_ddp.utils.option_names import known_name, other_names
 
-USAGE = "usage: bash train_ddp.sh [N] [BATCH] [EPOCHS] [IMG_SIZE] [launcher options] [-- trainer options]"
+USAGE = (
+    "usage: bash train_ddp.sh [N] [BATCH] [EPOCHS] [IMG_SIZE] [launcher options] [-- trainer "
+    "options]"
+)
 CPU_PROCESSES = 2
-DATA_CURE = "run python download_data.py && python parse_labels.py, or name another data set with --data FILE"
-SETTINGS = ("data", "device", "num_workers", "resume", "config")  # the trainer's options that its launch depends on
+DATA_CURE = (
+    "run python download_data.py && python parse_labels.py, or name another data set with --data "
+    "FILE"
+)
+# the trainer's options that its launch depends on
+SETTINGS = ("data", "device", "num_workers", "resume", "config")
 # torchrun's own options that are handed on.
 HANDED_ON = (
-    *("max-restarts", "monitor-interval", "log-dir", "redirects", "tee", "local-ranks-filter", "local-addr"),
+    *(
+        "max-restarts",
+        "monitor-interval",
+        "log-dir",
+        "redirects",
+        "tee",
+        "local-ranks-filter",
+        "local-addr",
+    ),
     *("rdzv-id", "shutdown-timeout"),
 )
 # Slurm can announce the time limit by SIGUSR1; torchrun passes on only the signals named here.
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
-# A machine that is silent for 10 s counts as lost (torchrun: 15 s). The others wait 5 s for a new machine before they
-# continue (torchrun: 30 s). A machine may also join later: then all save a checkpoint and restart.
+# A machine that is silent for 10 s counts as lost (torchrun: 15 s). The others wait 5 s for a new
+# machine before they continue (torchrun: 30 s). A machine may also join later: then all save a
+# checkpoint and restart.
 ELASTIC_SETTINGS = "keep_alive_interval=2,keep_alive_max_attempt=5,last_call_timeout=5"
 
 
-# --- the command line --------------------------------------------------------------------------------------------------
+# --- the command line -----------------------------------------------------------------------------
 
 
 class _Parser(argparse.ArgumentParser):
@@ -53,7 +72,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_launch(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
-    """Read the words after `train_ddp.sh` and its variables; Kubeflow's PET_ names serve where ours are unset."""
+    """Read the words after `train_ddp.sh` and its variables; Kubeflow's PET_ names serve where ours
+    are unset.
+    """
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("numbers", nargs="*")
     for name in ("master-port", "rdzv-conf", *HANDED_ON):
@@ -63,7 +84,9 @@ def read_launch(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
     options, unknown = parser.parse_known_args(own)
     for word in unknown:
         flag = word.partition("=")[0]
-        parser.error(f"{flag} is not a launcher option; trainer options stand after --, as in: -- {word}")
+        parser.error(
+            f"{flag} is not a launcher option; trainer options stand after --, as in: -- {word}"
+        )
     for number in options.numbers:
         if not re.fullmatch("[1-9][0-9]*", number):
             parser.error(f"`{number}` is not a whole number above 0")
@@ -78,7 +101,10 @@ def read_launch(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
     flags = zip(("--batch-size", "--epochs", "--img-size"), trainer_numbers, strict=False)
     options.trainer_arguments = [*(word for pair in flags for word in pair), *trainer_arguments]
     options.nodes, options.node_rank = variable("NNODES") or "1", variable("NODE_RANK")
-    options.master_addr, options.master_port = variable("MASTER_ADDR"), options.master_port or variable("MASTER_PORT")
+    options.master_addr, options.master_port = (
+        variable("MASTER_ADDR"),
+        options.master_port or variable("MASTER_PORT"),
+    )
     if not re.fullmatch("[1-9][0-9]*(:[1-9][0-9]*)?", options.nodes):
         parser.error(f"NNODES={options.nodes} is neither a number nor MIN:MAX")
     if options.node_rank and not options.node_rank.isdecimal():
@@ -95,12 +121,14 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:position], arguments[position + 1 :]
 
 
-# --- the plan ----------------------------------------------------------------------------------------------------------
+# --- the plan -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What one node starts: `threads` is OMP_NUM_THREADS for each process; `device` is cpu or cuda."""
+    """What one node starts: `threads` is OMP_NUM_THREADS for each process; `device`
+    is cpu or cuda.
+    """
 
     processes: int
     threads: int
@@ -124,7 +152,9 @@ def plan_launch(
             f"run bash train_ddp.sh {gpus}, or check CUDA_VISIBLE_DEVICES"
         )
     workers = str(settings["num_workers"])
-    threads, _ = choose_threads_and_workers(processes, int(workers) if workers.isdigit() else None, device, cores)
+    threads, _ = choose_threads_and_workers(
+        processes, int(workers) if workers.isdigit() else None, device, cores
+    )
     return LaunchPlan(processes, threads, device)
 
 
@@ -151,11 +181,15 @@ def require_free_port(port: int) -> None:
         try:
             probe.bind(("", port))
         except (OSError, OverflowError) as error:
-            raise UserError(f"MASTER_PORT={port} cannot be used ({error}); unset it or choose another") from error
+            raise UserError(
+                f"MASTER_PORT={port} cannot be used ({error}); unset it or choose another"
+            ) from error
 
 
 def trainer_settings(trainer_arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the options of any trainer that its launch depends on: as flags, else in its `--config` file, else None."""
+    """Return the options of any trainer that its launch depends on: as flags, else in its
+    `--config` file, else None.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in SETTINGS:
         flags = [f"--{each.replace('_', '-')}" for each in (name, *other_names(name, SETTINGS))]
@@ -164,7 +198,11 @@ def trainer_settings(trainer_arguments: Sequence[str]) -> dict[str, Any]:
     settings = vars(parser.parse_known_args(list(trainer_arguments))[0])
     file = settings["config"]
     try:
-        content = read_back(Path(file), lambda content: content, "correct the file", is_yaml=True) if file else None
+        content = (
+            read_back(Path(file), lambda content: content, "correct the file", is_yaml=True)
+            if file
+            else None
+        )
     except OSError as error:
         raise UserError(f"--config {file}: {error.strerror}") from error
     given = content.items() if isinstance(content, dict) else ()
@@ -172,25 +210,46 @@ def trainer_settings(trainer_arguments: Sequence[str]) -> dict[str, Any]:
     return {name: in_file.get(name) if value is None else value for name, value in settings.items()}
 
 
-# --- the launch --------------------------------------------------------------------------------------------------------
+# --- the launch -----------------------------------------------------------------------------------
 
 
 def torchrun_command(options: argparse.Namespace, processes: int, trainer: str) -> list[str]:
-    """Return the command that starts the processes of this machine; `options` comes from `read_launch`."""
+    """Return the command that starts the processes of this machine; `options` comes from
+    `read_launch`.
+    """
     settings, port = options.rdzv_conf, options.master_port or "29500"
     words = ["--nproc-per-node", str(processes), "--nnodes", options.nodes]
     if options.nodes == "1":
-        # torchrun with its store on the loopback interface. With port 0 the store chooses a free port itself, so no other
-        # program can take the port in between.
-        words += ["--rdzv-backend", "loopback", "--rdzv-endpoint", f"127.0.0.1:{options.master_port or 0}"]
-        words += ["--rdzv-id", f"train-{os.getpid()}-{secrets.token_hex(4)}", "--local-addr", "127.0.0.1"]
+        # torchrun with its store on the loopback interface. With port 0 the store chooses a free
+        # port itself, so no other program can take the port in between.
+        words += [
+            "--rdzv-backend",
+            "loopback",
+            "--rdzv-endpoint",
+            f"127.0.0.1:{options.master_port or 0}",
+        ]
+        words += [
+            "--rdzv-id",
+            f"train-{os.getpid()}-{secrets.token_hex(4)}",
+            "--local-addr",
+            "127.0.0.1",
+        ]
     elif ":" in options.nodes or not options.node_rank:
         words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{options.master_addr}:{port}"]
         words += ["--rdzv-id", "yolo-seg-ddp"]
-        is_host = f"is_host={str(int(options.node_rank) == 0).lower()}" if options.node_rank else None
+        is_host = (
+            f"is_host={str(int(options.node_rank) == 0).lower()}" if options.node_rank else None
+        )
         settings = ",".join(filter(None, [ELASTIC_SETTINGS, is_host, settings]))
     else:
-        words += ["--node-rank", options.node_rank, "--master-addr", options.master_addr, "--master-port", port]
+        words += [
+            "--node-rank",
+            options.node_rank,
+            "--master-addr",
+            options.master_addr,
+            "--master-port",
+            port,
+        ]
     words += ["--rdzv-conf", settings] if settings else []
     words += ["--signals-to-handle", SIGNALS]
     for name in HANDED_ON:
@@ -218,17 +277,24 @@ def main() -> None:
     plan = plan_launch(options.processes, options.trainer_arguments, visible_gpu_count())
     variables = {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(plan.threads),
-        # With one store for the whole job, restarted workers read the addresses of dead ones (pytorch issue 135712), and a
-        # lost machine cannot be replaced.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") or "1",
+        # With one store for the whole job, restarted workers read the addresses of dead ones
+        # (pytorch issue 135712), and a lost machine cannot be replaced.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+        or "1",
     }
     command = torchrun_command(options, plan.processes, trainer or "train_yolo_ddp.py")
-    print(f"Starting {plan.processes} process(es) on {plan.device}, {variables['OMP_NUM_THREADS']} thread(s) each")
+    print(
+        f"Starting {plan.processes} process(es) on {plan.device}, {variables['OMP_NUM_THREADS']} "
+        "thread(s) each"
+    )
     if os.environ.get("DRY_RUN") == "1":
         print(shlex.join([*(f"{name}={value}" for name, value in variables.items()), *command]))
         return None
     if options.nodes == "1" and sys.platform.startswith("linux"):  # one machine needs no network
-        variables |= {name: os.environ.get(name) or "lo" for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+        variables |= {
+            name: os.environ.get(name) or "lo"
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        }
     sys.stdout.flush()
     os.execve(sys.executable, command, {**os.environ, **variables})
 

@@ -11,15 +11,18 @@ from yolo_seg_ddp.utils.cores import usable_cpu_count
 
 # Share of the time that a GPU waits for photographs, from which on more cores are worth a line.
 MUCH_WAIT = 0.1
-# Batches, and rounds of all workers, over which a photograph's cost is measured: workers deliver in bursts.
+# Batches, and rounds of all workers, over which a photograph's cost is measured: workers deliver in
+# bursts.
 FEWEST_BATCHES = 20
 FEWEST_ROUNDS = 2
 
 
 class LoaderCost:
-    """Measures the processor time of a loaded photograph, and says once when the GPUs need more cores than there are.
+    """Measures the processor time of a loaded photograph, and says once when the GPUs need more
+    cores than there are.
 
-    `workers` load for this process, in batches of `batch_size`; `processes` such processes share the machine, each with a GPU.
+    `workers` load for this process, in batches of `batch_size`; `processes` such processes share
+    the machine, each with a GPU.
     """
 
     def __init__(self, workers: int, batch_size: int, processes: int) -> None:
@@ -33,7 +36,9 @@ class LoaderCost:
         self._waits: list[float] = []
 
     def line(self, record: dict[str, Any]) -> str:
-        """Return the line after a logged batch, whose line of metrics.jsonl is `record`, or an empty string."""
+        """Return the line after a logged batch, whose line of metrics.jsonl is `record`, or an
+        empty string.
+        """
         epoch, batch = record["epoch"], record["batch"]
         # An epoch's first batch waits for the workers to start.
         if self._is_told or batch == 0:
@@ -43,7 +48,8 @@ class LoaderCost:
             self._begun, self._waits = (epoch, batch, now_s, processor_s), []
             return ""
 
-        # The others wait in the gradients' all-reduce for the rank that waits longest for its batch.
+        # The others wait in the gradients' all-reduce for the rank that waits longest for its
+        # batch.
         self._waits.append(max(record["ranks"]["data_wait_share"]))
         batches = batch - self._begun[1]
         if batches < max(FEWEST_BATCHES, FEWEST_ROUNDS * self.workers):
@@ -62,7 +68,8 @@ class LoaderCost:
         self._is_told = True
         gpus = f"{self.processes} GPUs need" if self.processes > 1 else "A GPU needs"
         return (
-            f"  {gpus} about {cores} cores for {images_per_s:.0f} images/s each; this machine has {available}, "
+            f"  {gpus} about {cores} cores for {images_per_s:.0f} images/s each; this machine has "
+            f"{available}, "
             f"so {wait:.0%} of the time waits for photographs"
         )
 

@@ -1,4 +1,5 @@
-"""Pictures of a training run: label statistics, a training batch, validation predictions and curves.
+"""Pictures of a training run: label statistics, a training batch, validation predictions and
+curves.
 
 An error while a picture is drawn is printed in one line; the training continues.
 """
@@ -35,14 +36,17 @@ from yolo_seg_ddp.utils.text import counted
 
 MAX_IMAGES = 16
 MOST_PX = 640  # side at which instances are drawn, at most
-MOST_OBJECTS = 300  # drawn on one picture, the largest first; a label file may hold tens of thousands
+# drawn on one picture, the largest first; a label file may hold tens of thousands
+MOST_OBJECTS = 300
 REDRAW_S = 30.0  # drawing takes a second, as long as an epoch of a small data set
 VAL_IMAGES = 8
 CHOSEN_FROM = 512  # the first samples: reading the labels of all would take minutes
 VAL_PX = 640  # long side of a validation photograph
-VAL_FONT_SCALE = 0.6  # letters of 13 pixels, which can be read on a screen that shows the grid at half its size
+# letters of 13 pixels, which can be read on a screen that shows the grid at half its size
+VAL_FONT_SCALE = 0.6
 VAL_CONFIDENCE = 0.25  # as in inference.py
-VAL_GUESSES = 3  # drawn on a picture without detections as confident as that: what an early epoch has learned
+# drawn on a picture without detections as confident as that: what an early epoch has learned
+VAL_GUESSES = 3
 VAL_MOST_OBJECTS = 50  # drawn on one picture, the most confident first
 VAL_FILE = "val_batch0_pred.jpg"
 ShowImage = Callable[[str, np.ndarray, int], None]  # tag, RGB uint8 (H, W, 3), step: RunLog.image
@@ -75,7 +79,9 @@ def save_label_statistics(photos: list[Photo], names: tuple[str, ...], path: Pat
     plot_label_statistics(np.concatenate(class_ids), boxes, counts, names, path)
 
 
-def save_first_batch(dataset: SegmentationDataset, batches: EpochBatches, names: tuple[str, ...], path: Path) -> None:
+def save_first_batch(
+    dataset: SegmentationDataset, batches: EpochBatches, names: tuple[str, ...], path: Path
+) -> None:
     """Draw up to 16 samples of the first batch of the first epoch, masks as the loss sees them."""
     pictures = []
     for key in next(iter(batches))[:MAX_IMAGES]:
@@ -88,9 +94,11 @@ def save_first_batch(dataset: SegmentationDataset, batches: EpochBatches, names:
 
 
 class ValidationPictures:
-    """Labels and predictions side by side, `val_batch0_pred.jpg`, for the same few photographs every `every` epochs.
+    """Labels and predictions side by side, `val_batch0_pred.jpg`, for the same few photographs
+    every `every` epochs.
 
-    `evaluate` calls what `observer` returns for each image, so the pictures need no extra forward pass.
+    `evaluate` calls what `observer` returns for each image, so the pictures need no extra forward
+    pass.
     """
 
     def __init__(
@@ -107,13 +115,19 @@ class ValidationPictures:
         # From rank 0's share only; photographs with objects first.
         mine = range(0, len(photos), world_size) if rank == 0 and every else range(0)
         labelled = [index for index in mine if len(photos[index].class_ids)] or list(mine)
-        picked = np.linspace(0, len(labelled) - 1, min(VAL_IMAGES, len(labelled))).round().astype(int)
+        picked = (
+            np.linspace(0, len(labelled) - 1, min(VAL_IMAGES, len(labelled))).round().astype(int)
+        )
         self._wanted = {labelled[place] for place in picked}
         self._pairs: list[np.ndarray] = []
         self._captions: list[str] = []
 
-    def observer(self, epoch: int, is_last: bool) -> Callable[[Sample, Detections, torch.Tensor], None] | None:
-        """Return the function that draws this epoch's images (epochs count from 1), or None when none are due on this rank."""
+    def observer(
+        self, epoch: int, is_last: bool
+    ) -> Callable[[Sample, Detections, torch.Tensor], None] | None:
+        """Return the function that draws this epoch's images (epochs count from 1), or None when
+        none are due on this rank.
+        """
         self._pairs, self._captions = [], []
         is_due = self._wanted and (epoch == 1 or epoch % self.every == 0 or is_last)
         return partial(self._take, epoch) if is_due else None
@@ -127,20 +141,28 @@ class ValidationPictures:
                 save_image(folder / VAL_FILE, grid)
                 show("validation", fit_long_side(grid, 1280), epoch)  # TensorBoard keeps each
 
-    def _take(self, epoch: int, sample: Sample, detections: Detections, prototypes: torch.Tensor) -> None:
+    def _take(
+        self, epoch: int, sample: Sample, detections: Detections, prototypes: torch.Tensor
+    ) -> None:
         if sample.index not in self._wanted:
             return
         with going_on_without_picture(VAL_FILE):
             num_sure = int((detections.scores >= VAL_CONFIDENCE).sum())
-            kept = detections[: min(num_sure, VAL_MOST_OBJECTS) or VAL_GUESSES]  # the best come first
+            # the best come first
+            kept = detections[: min(num_sure, VAL_MOST_OBJECTS) or VAL_GUESSES]
             file = self.photos[sample.index].file
             (left, top), (width, height) = sample.pad, sample.inner_size
             window = sample.image[top : top + height, left : left + width]
             photo = window if self.are_windows else load_photo(file, VAL_PX)
-            photo = resize_area(photo, *scaled_size(photo.shape[1], photo.shape[0], VAL_PX / max(photo.shape)))
+            photo = resize_area(
+                photo, *scaled_size(photo.shape[1], photo.shape[0], VAL_PX / max(photo.shape))
+            )
             placement = place(sample, (photo.shape[1], photo.shape[0]))
             truth, first = outlines_in_photo(sample, placement), slice(MOST_OBJECTS)
-            true_boxes, masks = torch.from_numpy(sample.boxes), list(photo_masks(prototypes, kept, placement))
+            true_boxes, masks = (
+                torch.from_numpy(sample.boxes),
+                list(photo_masks(prototypes, kept, placement)),
+            )
             pair = []
             for class_ids, boxes, shapes, scores, nothing in (
                 (sample.class_ids[first], true_boxes[first], truth[first], None, "no labels"),
@@ -148,7 +170,9 @@ class ValidationPictures:
             ):
                 in_photo = placement.boxes_to_photo(boxes).numpy()
                 style: dict[str, Any] = {"font_scale": VAL_FONT_SCALE, "nothing": nothing}
-                pair.append(draw_instances(photo, class_ids, in_photo, shapes, scores, self.names, **style))
+                pair.append(
+                    draw_instances(photo, class_ids, in_photo, shapes, scores, self.names, **style)
+                )
             self._pairs += pair
             guesses = f"all guesses below {VAL_CONFIDENCE}" if len(kept) else NO_DETECTIONS
             told = counted(len(kept), "detection") if num_sure else guesses
@@ -163,7 +187,9 @@ class Curves:
         self._drawn_s = time.monotonic()
 
     def draw(self, is_last: bool) -> None:
-        """Draw the run's epochs, unless the last drawing or the start is less than half a minute ago."""
+        """Draw the run's epochs, unless the last drawing or the start is less than half a minute
+        ago.
+        """
         if is_last or time.monotonic() - self._drawn_s >= REDRAW_S:
             with going_on_without_picture("results.png"):
                 epochs = read_epochs(self.folder)
@@ -173,11 +199,16 @@ class Curves:
 
 
 def _draw(
-    image: np.ndarray, class_ids: np.ndarray, boxes: np.ndarray, masks: np.ndarray, names: tuple[str, ...]
+    image: np.ndarray,
+    class_ids: np.ndarray,
+    boxes: np.ndarray,
+    masks: np.ndarray,
+    names: tuple[str, ...],
 ) -> np.ndarray:
     """Draw instances on a network input (S, S, 3). masks: bool (n, S/4, S/4).
 
-    A small input is enlarged, so that class names do not hide the objects. A large one is shrunk, which bounds the time.
+    A small input is enlarged, so that class names do not hide the objects. A large one is shrunk,
+    which bounds the time.
     """
     shown = fit_long_side(image, MOST_PX)
     # The mask's pixel of each pixel of the picture.

@@ -1,4 +1,6 @@
-"""What the engine needs to train YOLO segmentation: its batches, loss, evaluation, pictures and files."""
+"""What the engine needs to train YOLO segmentation: its batches, loss, evaluation, pictures and
+files.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -19,37 +21,60 @@ from yolo_seg_ddp.training.plan import TrainPlan
 from yolo_seg_ddp.utils import distributed
 from yolo_seg_ddp.yolo.loss import PARTS
 from yolo_seg_ddp.yolo.loss26 import EndToEndLoss, loss_for
-from yolo_seg_ddp.yolo.model import YoloModel, copy_for_prediction, numbers_by_class, save_deployable
+from yolo_seg_ddp.yolo.model import (
+    YoloModel,
+    copy_for_prediction,
+    numbers_by_class,
+    save_deployable,
+)
 from yolo_seg_ddp.yolo.training_step import SegmentationStep
 
 COLUMNS = {  # Ultralytics' names, in its order
     **{f"train_{part}": f"train/{part}_loss" for part in PARTS},
-    **{f"{kind}_{own}": f"metrics/{its}({kind[0].upper()})" for kind in ("box", "mask") for own, its in SCORES.items()},
+    **{
+        f"{kind}_{own}": f"metrics/{its}({kind[0].upper()})"
+        for kind in ("box", "mask")
+        for own, its in SCORES.items()
+    },
     **{f"val_{part}": f"val/{part}_loss" for part in PARTS},
     "lr": "lr/pg0",
 }
 
 
 def line_rules(metadata: dict[str, Any], names: tuple[str, ...]) -> str:
-    """Return a line that says which rules predictions of thin classes follow, from a model file's metadata."""
+    """Return a line that says which rules predictions of thin classes follow, from a model file's
+    metadata.
+    """
     shares = numbers_by_class(metadata["wires_parallel"], 1)
-    alike = ", ".join(f"{names[class_id]} (share of length {share:g})" for class_id, (share,) in shares.items())
+    alike = ", ".join(
+        f"{names[class_id]} (share of length {share:g})" for class_id, (share,) in shares.items()
+    )
     ends = ", ".join(names[class_id] for class_id in metadata["wires_end_at"])
     bent = ", ".join(names[class_id] for class_id in metadata["wires_bent"])
-    rules = [f"labels run alike in {alike}, so lines that run otherwise are less sure"] if alike else []
-    rules.append(f"labels end at {ends}, and so do lines" if ends else "lines that continue each other are one")
+    rules = (
+        [f"labels run alike in {alike}, so lines that run otherwise are less sure"] if alike else []
+    )
+    rules.append(
+        f"labels end at {ends}, and so do lines"
+        if ends
+        else "lines that continue each other are one"
+    )
     rules += [f"those of {bent} do not, because its labels are curved"] if bent else []
     return "Found lines: " + "; ".join(rules)
 
 
 class Segmentation(SegmentationStep):
-    """YOLO segmentation: its batches, its loss and metrics, its pictures and its deployable files."""
+    """YOLO segmentation: its batches, its loss and metrics, its pictures
+    and its deployable files.
+    """
 
     shown = ("mask_map50_95", "box_map50_95", "val_loss")
     columns = COLUMNS
 
     def __init__(self, plan: TrainPlan, model: YoloModel, run: OwnedRun, data: Data) -> None:
-        super().__init__(loss_for(model, class_weights=plan.class_weights, within_reach=data.policy.within_reach))
+        super().__init__(
+            loss_for(model, class_weights=plan.class_weights, within_reach=data.policy.within_reach)
+        )
         self.options, self.names, self.run = plan.options, data.spec.names, run
         # It is the same in all runs, so that their losses compare.
         self.val_criterion = loss_for(model)
@@ -59,12 +84,19 @@ class Segmentation(SegmentationStep):
         if "thin_classes" in self.metadata:
             print(line_rules(self.metadata, self.names), flush=True)
         labels = [data.val.labels(index) for index in range(min(len(data.val), CHOSEN_FROM))]
-        ranks, are_windows = (distributed.rank(), distributed.world_size()), data.val.windowed is not None
+        ranks, are_windows = (
+            (distributed.rank(), distributed.world_size()),
+            data.val.windowed is not None,
+        )
         every = plan.options.val_pictures_every
-        self.pictures = ValidationPictures(labels, self.names, every, *ranks, are_windows=are_windows)
+        self.pictures = ValidationPictures(
+            labels, self.names, every, *ranks, are_windows=are_windows
+        )
         uses_gpu = plan.setup.device.type == "cuda"
         self.loader_cost = LoaderCost(
-            plan.workers if uses_gpu else 0, plan.options.batch_size, plan.setup.ranks.local_world_size
+            plan.workers if uses_gpu else 0,
+            plan.options.batch_size,
+            plan.setup.ranks.local_world_size,
         )
 
     def evaluate(self, model: torch.nn.Module, loader: Any, epoch: Epoch) -> dict[str, float]:
@@ -72,8 +104,14 @@ class Segmentation(SegmentationStep):
         predictor, criterion = copy_for_prediction(model), self.val_criterion
         on_image = self.pictures.observer(epoch.number, epoch.is_last)
         limits = {**AP_LIMITS, "mask_score": self.options.mask_score}
-        observed: dict[str, Any] = {"precision": epoch.precision, "on_image": on_image, "limits": limits}
-        metrics = evaluate(predictor, loader, self.names, criterion, epoch.device, **observed).metrics
+        observed: dict[str, Any] = {
+            "precision": epoch.precision,
+            "on_image": on_image,
+            "limits": limits,
+        }
+        metrics = evaluate(
+            predictor, loader, self.names, criterion, epoch.device, **observed
+        ).metrics
         values = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
         if self.options.monitor == MEAN_MAP:
             values[MEAN_MAP] = (values["mask_map50_95"] + values["box_map50_95"]) / 2
@@ -82,7 +120,9 @@ class Segmentation(SegmentationStep):
     def save(self, path: Path, model: torch.nn.Module, info: dict[str, Any]) -> None:
         """Write a file that Ultralytics opens."""
         metadata = {"mask_score": self.options.mask_score, **self.metadata}
-        save_deployable(path, model, info, img_size=self.options.img_size, data=self.options.data, **metadata)
+        save_deployable(
+            path, model, info, img_size=self.options.img_size, data=self.options.data, **metadata
+        )
 
     def after_log(self, record: dict[str, Any], log: RunLog) -> None:
         """Say once what the loader needs, when GPUs wait for more cores."""
@@ -97,7 +137,8 @@ class Segmentation(SegmentationStep):
 
 
 def follow_epochs(criterion: Any, engine: TrainingEngine) -> None:
-    """Let YOLO26's loss read from the engine how much of the run is done: whole epochs, as in Ultralytics.
+    """Let YOLO26's loss read from the engine how much of the run is done: whole epochs, as in
+    Ultralytics.
 
     They are part of every checkpoint, so a resumed run has the same weights of the loss.
     """

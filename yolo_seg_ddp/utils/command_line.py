@@ -27,8 +27,13 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            flag, flags = unknown[0].split("=")[0], [one for each in self._actions for one in each.option_strings]
-            advice = instead(flag, {action.dest for action in self._actions}) or nearest(flag, flags)
+            flag, flags = (
+                unknown[0].split("=")[0],
+                [one for each in self._actions for one in each.option_strings],
+            )
+            advice = instead(flag, {action.dest for action in self._actions}) or nearest(
+                flag, flags
+            )
             self.error(f"unknown argument {unknown[0]}{advice}")
         return known
 
@@ -38,14 +43,22 @@ class RaisingParser(Parser):
         raise UsageError(without_secrets(message))
 
 
-def build_parser(config_class: type, description: str, parser_class: type[Parser]) -> argparse.ArgumentParser:
+def build_parser(
+    config_class: type, description: str, parser_class: type[Parser]
+) -> argparse.ArgumentParser:
     sentence, *examples = as_called(description.strip()).split("\n\n")[:2]
     module = getattr(sys.modules["__main__"].__spec__, "name", "")  # of `python -m`
     parser = parser_class(
-        prog=f"python -m {module.removesuffix('.__main__')}" if module.startswith("yolo_seg_ddp.extras.") else None,
+        prog=f"python -m {module.removesuffix('.__main__')}"
+        if module.startswith("yolo_seg_ddp.extras.")
+        else None,
         usage=argparse.SUPPRESS,
         description="\n\n".join(
-            [*map(textwrap.dedent, examples), textwrap.fill(sentence, 79), "[VALUE]: the default. --no-X undoes --X."]
+            [
+                *map(textwrap.dedent, examples),
+                textwrap.fill(sentence, 79),
+                "[VALUE]: the default. --no-X undoes --X.",
+            ]
         ),
         formatter_class=HelpFormatter,
         add_help=False,
@@ -53,7 +66,10 @@ def build_parser(config_class: type, description: str, parser_class: type[Parser
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
-    folder, known = folder_option(config_class), [field.name for field, _ in fields_of(config_class)]
+    folder, known = (
+        folder_option(config_class),
+        [field.name for field, _ in fields_of(config_class)],
+    )
     groups = _groups(config_class, parser)
     for field, kind in fields_of(config_class):
         keywords: dict[str, Any] = {"help": help_text_of(field, field is folder)}
@@ -68,43 +84,61 @@ def build_parser(config_class: type, description: str, parser_class: type[Parser
             )
             if is_list:
                 keywords["nargs"] = "+"
-        groups[field.name].add_argument(flag_of(field.name), *map(flag_of, other_names(field.name, known)), **keywords)
+        groups[field.name].add_argument(
+            flag_of(field.name), *map(flag_of, other_names(field.name, known)), **keywords
+        )
     for part in FOLDER_PARTS if folder else ():
         parser.add_argument(flag_of(part), help=argparse.SUPPRESS)
     return parser
 
 
-def _groups(config_class: type, parser: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
-    """Return the `--help` group of each option: its own, or that of the section that declares it."""
+def _groups(
+    config_class: type, parser: argparse.ArgumentParser
+) -> dict[str, argparse._ArgumentGroup]:
+    """Return the `--help` group of each option: its own, or that of
+    the section that declares it.
+    """
     sections: dict[str, Any] = {
-        name: section for section in config_class.__mro__ for name in vars(section).get("__annotations__", ())
+        name: section
+        for section in config_class.__mro__
+        for name in vars(section).get("__annotations__", ())
     }
     titles = {
-        field.name: field.metadata["group"] or sections[field.name].group for field in dataclasses.fields(config_class)
+        field.name: field.metadata["group"] or sections[field.name].group
+        for field in dataclasses.fields(config_class)
     }
-    groups = {title: parser.add_argument_group(title) for title in GROUPS if title in titles.values()}
+    groups = {
+        title: parser.add_argument_group(title) for title in GROUPS if title in titles.values()
+    }
     return {name: groups[title] for name, title in titles.items()}
 
 
 def _reader(kind: type, words: Mapping[str, Any], choices: Sequence[Any]) -> Callable[[str], Any]:
-    """Return a function that turns a word of the command line into a value; `AdamW` is the choice `adamw`."""
+    """Return a function that turns a word of the command line into a value; `AdamW` is the choice
+    `adamw`.
+    """
 
     def read(text: str) -> Any:
         return words[text] if text in words else kind(lower_if_chosen(text, choices))
 
-    read.__name__ = " or ".join([kind.__name__, *words])  # argparse prints this name when a value is wrong
+    # argparse prints this name when a value is wrong
+    read.__name__ = " or ".join([kind.__name__, *words])
     return read
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows `--[no-]ema` for a switch and `--batch-size, --batch N` for a value; paragraphs of a description stay apart."""
+    """Shows `--[no-]ema` for a switch and `--batch-size, --batch N` for a value; paragraphs of a
+    description stay apart.
+    """
 
     def __init__(self, prog: str) -> None:
         width = min(shutil.get_terminal_size().columns, 100) - 1
         super().__init__(prog, indent_increment=1, max_help_position=26, width=width)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        """Return `--ema` as `--[no-]ema`, and an option with a value as `--batch-size, --batch N`."""
+        """Return `--ema` as `--[no-]ema`, and an option with a value
+        as `--batch-size, --batch N`.
+        """
         if isinstance(action, argparse.BooleanOptionalAction):
             return action.option_strings[0].replace("--", "--[no-]")
         value = f" {self._format_args(action, str(action.metavar))}" if action.nargs != 0 else ""
@@ -112,12 +146,24 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 def help_text_of(field: dataclasses.Field[Any], is_folder: bool) -> str:
-    """Return an option's choices, meaning and default, in words: `none|auto: weights of the classes [none]`."""
-    choices, words = field.metadata["choices"], {value: word for word, value in field.metadata["words"].items()}
+    """Return an option's choices, meaning and default, in words: `none|auto: weights of the classes
+    [none]`.
+    """
+    choices, words = (
+        field.metadata["choices"],
+        {value: word for word, value in field.metadata["words"].items()},
+    )
     text = ("|".join(map(str, choices)) + ": " if choices else "") + field.metadata["help"]
     text += " (or --project and --name)" if is_folder else ""
-    if field.default not in (None, "", ()) and field.default is not False and not field.metadata["required"]:
+    if (
+        field.default not in (None, "", ())
+        and field.default is not False
+        and not field.metadata["required"]
+    ):
         values = field.default if isinstance(field.default, tuple) else (field.default,)
-        shown = (words.get(value, f"{value:g}" if isinstance(value, float) else str(value)) for value in values)
+        shown = (
+            words.get(value, f"{value:g}" if isinstance(value, float) else str(value))
+            for value in values
+        )
         text += " [on]" if field.default is True else f" [{' '.join(shown)}]"
     return text.replace("%", "%%")

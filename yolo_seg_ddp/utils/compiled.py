@@ -1,4 +1,7 @@
-"""`compiled`: Numba's decorator for loops over arrays. Compiled code is kept between runs in a folder of this user."""
+"""`compiled`: Numba's decorator for loops over arrays.
+
+Compiled code is kept between runs in a folder of this user.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import Any, TypeVar
 
 from yolo_seg_ddp.utils.environment import own_folder
 
-if "NUMBA_CACHE_DIR" not in os.environ:  # read when Numba is imported; by default it writes beside the source
+# read when Numba is imported; by default it writes beside the source
+if "NUMBA_CACHE_DIR" not in os.environ:
     os.environ["NUMBA_CACHE_DIR"] = str(own_folder("numba"))
 
 from numba import njit
@@ -17,5 +21,8 @@ _Loops = TypeVar("_Loops", bound=Callable[..., Any])
 
 
 def compiled(function: _Loops, **options: Any) -> _Loops:
-    """Compile a function of arrays and numbers. This happens at its first call and takes some seconds."""
+    """Compile a function of arrays and numbers.
+
+    This happens at its first call and takes some seconds.
+    """
     return njit(cache=True, **options)(function)  # type: ignore[return-value]

@@ -1,7 +1,8 @@
 """Builds a script's dataclass of options from its command line and its YAML file.
 
-The command line overrides `--config FILE`, which overrides the defaults. An unknown key is an error that names the
-nearest known one, and Ultralytics' names are other spellings. An option without effect beside the others is refused (`needs=`); in a file it only causes a printed line.
+The command line overrides `--config FILE`, which overrides the defaults. An unknown key is an error
+that names the nearest known one, and Ultralytics' names are other spellings. An option without
+effect beside the others is refused (`needs=`); in a file it only causes a printed line.
 """
 
 from __future__ import annotations
@@ -22,13 +23,18 @@ from yolo_seg_ddp.utils.options import Kinds, T, fields_of, flag_of, folder_opti
 from yolo_seg_ddp.utils.text import without_secrets
 
 
-def read_yaml(kinds: Kinds, path: Path, flag: str = "", including: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a file of options over those that it names as `include: [FILE, ...]`, relative to itself; later ones win.
+def read_yaml(
+    kinds: Kinds, path: Path, flag: str = "", including: tuple[Path, ...] = ()
+) -> dict[str, Any]:
+    """Read a file of options over those that it names as `include: [FILE, ...]`, relative to
+    itself; later ones win.
 
     `kinds`: each option's field and annotation. Raises UsageError that names the file and the key.
     """
     try:
-        loaded = read_back(path, lambda one: mapping({} if one is None else one), "correct the file", is_yaml=True)
+        loaded = read_back(
+            path, lambda one: mapping({} if one is None else one), "correct the file", is_yaml=True
+        )
     except OSError as error:
         raise UsageError(f"{flag}{path}: {error.strerror}") from error
     except UserError as error:
@@ -41,13 +47,17 @@ def read_yaml(kinds: Kinds, path: Path, flag: str = "", including: tuple[Path, .
             raise UsageError(f"{flag}{path}: include: {file} includes this file in turn")
         values.update(read_yaml(kinds, other, flag, (*including, path.resolve())))
     pairs: list[tuple[Any, Any]] = []
-    for key, value in loaded.items():  # a key that is no option and holds a mapping, such as `training:`, is a heading
+    # a key that is no option and holds a mapping, such as `training:`, is a heading
+    for key, value in loaded.items():
         is_heading = isinstance(value, dict) and str(key).replace("-", "_") not in kinds
         pairs += value.items() if is_heading else [(key, value)]
     for key, value in pairs:
         name = known_name(str(key).replace("-", "_"), kinds)
         if name not in kinds:
-            raise UsageError(f"{flag}{path}: unknown key {key}{instead(name, kinds) or nearest(name, list(kinds))}")
+            raise UsageError(
+                f"{flag}{path}: unknown key {key}"
+                + (instead(name, kinds) or nearest(name, list(kinds)))
+            )
         values[name] = _checked(f"{flag}{path}", name, value, *kinds[name])
     return values
 
@@ -60,40 +70,63 @@ def _checked(place: str, name: str, value: Any, field: dataclasses.Field[Any], k
     converted = []
     for item in items:
         if isinstance(item, str):
-            item = field.metadata["words"].get(item, lower_if_chosen(item, field.metadata["choices"] or ()))
-        if base is str and isinstance(item, bool) and {"on", "off"} & set(field.metadata["choices"] or ()):
+            item = field.metadata["words"].get(
+                item, lower_if_chosen(item, field.metadata["choices"] or ())
+            )
+        if (
+            base is str
+            and isinstance(item, bool)
+            and {"on", "off"} & set(field.metadata["choices"] or ())
+        ):
             item = "on" if item else "off"  # YAML 1.1 reads both words as booleans
         if base is float and isinstance(item, str):
             with contextlib.suppress(ValueError):
                 item = float(item)  # YAML 1.1 reads numbers such as 1e-3 as text
         is_number = isinstance(item, int | float) and not isinstance(item, bool)
-        fits = {bool: isinstance(item, bool), int: is_number and item == item // 1, float: is_number}
+        fits = {
+            bool: isinstance(item, bool),
+            int: is_number and item == item // 1,
+            float: is_number,
+        }
         if not fits.get(base, isinstance(item, str | int | float) and not isinstance(item, bool)):
             shown = (
-                repr(item)[:80] if item is None or isinstance(item, str | int | float) else f"a {type(item).__name__}"
+                repr(item)[:80]
+                if item is None or isinstance(item, str | int | float)
+                else f"a {type(item).__name__}"
             )
             raise UsageError(f"{place}: {name}: expected {base.__name__}, found {shown}")
         choices = field.metadata["choices"]
         if choices and base(item) not in choices:
-            raise UsageError(f"{place}: {name}: {item!r} is not one of {', '.join(map(str, choices))}")
+            raise UsageError(
+                f"{place}: {name}: {item!r} is not one of {', '.join(map(str, choices))}"
+            )
         converted.append(base(item))
     return tuple(converted) if is_list else converted[0]
 
 
 def parse_config(
-    config_class: type[T], description: str, argv: Sequence[str] | None = None, *, exits: bool = True
+    config_class: type[T],
+    description: str,
+    argv: Sequence[str] | None = None,
+    *,
+    exits: bool = True,
 ) -> T:
     """Build `config_class` from the command line `argv` and the YAML file of its `--config`.
 
-    `description`: one sentence, or a script's docstring, whose second paragraph is example commands; `--help` begins with them.
-    Prints one line and exits with code 2 when a flag, key or value is wrong; with `exits=False` raises UsageError.
+    `description`: one sentence, or a script's docstring, whose second paragraph is example
+    commands; `--help` begins with them. Prints one line and exits with code 2 when a flag, key or
+    value is wrong; with `exits=False` raises UsageError.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser(config_class, description, Parser if exits else RaisingParser)
     given = vars(parser.parse_args(arguments))
     try:
         _join_folder(config_class, given)
-        from_file = read_yaml(_kinds(config_class), Path(file), "--config ") if (file := given.get("config")) else {}
+        from_file = (
+            read_yaml(_kinds(config_class), Path(file), "--config ")
+            if (file := given.get("config"))
+            else {}
+        )
         _join_folder(config_class, from_file)
         values = {**from_file, **given}
         _require(config_class, values)
@@ -102,20 +135,28 @@ def parse_config(
             raise UsageError("; ".join(refused))
         _warn("", ignored(config, given, "wants"))
         if "resume" not in given:  # a run's own file may hold what an `auto` became
-            _warn(f"--config {file}: ", ignored(config, from_file.keys() - given.keys(), "needs", "wants"))
+            _warn(
+                f"--config {file}: ",
+                ignored(config, from_file.keys() - given.keys(), "needs", "wants"),
+            )
         return config
     except UsageError as error:
         parser.error(str(error))
 
 
 def show_help(config_class: type, description: str) -> None:
-    """Print the help and exit if nothing else is asked for; scripts call this before they import PyTorch, which takes long."""
+    """Print the help and exit if nothing else is asked for; scripts call this before they import
+    PyTorch, which takes long.
+    """
     if sys.argv[1:] in (["-h"], ["--help"]):
         parse_config(config_class, description)
 
 
 def read_config(config_class: type[T], path: Path) -> T:
-    """Build `config_class` from a YAML file alone, for a script without flags. Raises UsageError that names file and key."""
+    """Build `config_class` from a YAML file alone, for a script without flags.
+
+    Raises UsageError that names file and key.
+    """
     values = read_yaml(_kinds(config_class), path)
     try:
         _join_folder(config_class, values)
@@ -136,13 +177,17 @@ def _warn(place: str, lines: Iterable[str]) -> None:
 
 
 def _join_folder(config_class: type, values: dict[str, Any]) -> None:
-    """Replace `project` and `name` by the folder that they name. Raises UsageError if that option is given, too."""
+    """Replace `project` and `name` by the folder that they name.
+
+    Raises UsageError if that option is given, too.
+    """
     folder = folder_option(config_class)
     given = {part: values.pop(part) for part in FOLDER_PARTS if folder and part in values}
     if folder and given:
         if folder.name in values:
             raise UsageError(
-                f"{flag_of(next(iter(given)))} and {flag_of(folder.name)} name the same folder: give one of them"
+                f"{flag_of(next(iter(given)))} and {flag_of(folder.name)} name the same folder: "
+                "give one of them"
             )
         default = Path(str(folder.default))
         parent, name = given.get("project", default.parent), given.get("name", default.name)
@@ -151,7 +196,11 @@ def _join_folder(config_class: type, values: dict[str, Any]) -> None:
 
 def _kinds(config_class: type) -> Kinds:
     """Return the keys that a file of options may hold, with each option's field and annotation."""
-    parts = dict.fromkeys(FOLDER_PARTS, (folder, str)) if (folder := folder_option(config_class)) else {}
+    parts = (
+        dict.fromkeys(FOLDER_PARTS, (folder, str))
+        if (folder := folder_option(config_class))
+        else {}
+    )
     return parts | {field.name: (field, kind) for field, kind in fields_of(config_class)}
 
 

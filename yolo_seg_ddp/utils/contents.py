@@ -15,25 +15,43 @@ from yolo_seg_ddp.utils.files import MAX_READ_BYTES, read_text
 T = TypeVar("T")
 MAX_YAML_CHARACTERS = 10_000_000  # PyYAML reads some 300,000 a second
 MAX_DEPTH = 100
-# Of YAML: aliases of aliases can then repeat a value 1,600 times; without a bound they fill the memory.
+# Of YAML: aliases of aliases can then repeat a value 1,600 times; without a bound they fill the
+# memory.
 MAX_ALIASES = 20
 # What PyYAML raises (a KeyError for `!!bool x`), and what reading a content of another form raises.
-BAD_CONTENT = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+BAD_CONTENT = (
+    yaml.YAMLError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 
 def read_back(
-    path: Path, build: Callable[[Any], T], cure: str, *, is_yaml: bool = False, most_bytes: int = MAX_READ_BYTES
+    path: Path,
+    build: Callable[[Any], T],
+    cure: str,
+    *,
+    is_yaml: bool = False,
+    most_bytes: int = MAX_READ_BYTES,
 ) -> T:
-    """Return what `build` makes of the content of a JSON or YAML file; it may raise one of BAD_CONTENT.
+    """Return what `build` makes of the content of a JSON or YAML file; it may raise one of
+    BAD_CONTENT.
 
-    Raises UserError with the file, the problem and the cure; OSError for a file that cannot be opened.
+    Raises UserError with the file, the problem and the cure; OSError for a file that cannot be
+    opened.
     """
     text = read_text(path, most_bytes)
     try:
         return build(parse_yaml(text) if is_yaml else parse_json(text))
     except BAD_CONTENT as error:
         what_to_do = f"; {cure}" if cure else ""
-        raise UserError(f"{printable(str(path), 400)}: {reason_of_content(error)}{what_to_do}") from error
+        raise UserError(
+            f"{printable(str(path), 400)}: {reason_of_content(error)}{what_to_do}"
+        ) from error
 
 
 def read_mapping(file: Path) -> dict[str, Any]:
@@ -57,7 +75,10 @@ def mapping(content: Any) -> dict[Any, Any]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the content of a JSON text. Raises ValueError for another text, and if it is nested too deeply."""
+    """Return the content of a JSON text.
+
+    Raises ValueError for another text, and if it is nested too deeply.
+    """
     try:
         return shallow(json.loads(text))
     except (ValueError, RecursionError) as error:
@@ -66,7 +87,9 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def shallow(content: Any) -> Any:
-    """Return a content of at most MAX_DEPTH levels of lists and mappings: deeper ones end what walks through them."""
+    """Return a content of at most MAX_DEPTH levels of lists and mappings: deeper ones end what
+    walks through them.
+    """
     level = [content] if isinstance(content, dict | list) else []
     for _ in range(MAX_DEPTH):
         parts = [part.values() if isinstance(part, dict) else part for part in level]
@@ -77,7 +100,10 @@ def shallow(content: Any) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the content of a YAML text as `yaml.safe_load` does. Raises ValueError for another text and beyond the bounds."""
+    """Return the content of a YAML text as `yaml.safe_load` does.
+
+    Raises ValueError for another text and beyond the bounds.
+    """
     if len(text) > MAX_YAML_CHARACTERS:
         raise ValueError(f"larger than {MAX_YAML_CHARACTERS // 10**6} MB")
     try:

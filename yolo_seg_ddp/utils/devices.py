@@ -25,14 +25,18 @@ _LARGEST = 2**31 - 1  # of a C int
 
 
 def choose_device(requested: str, local_rank: int) -> torch.device:
-    """Turn `auto`, `cpu`, `cuda`, `cuda:N` or `N` into this rank's device, and make it PyTorch's current one.
+    """Turn `auto`, `cpu`, `cuda`, `cuda:N` or `N` into this rank's device, and make it PyTorch's
+    current one.
 
     Raises UserError when there is no such GPU, or when this node has more ranks than GPUs.
     """
     ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), local_rank + 1)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     word = requested.strip().lower()
-    no_gpu = f"--device {requested}: PyTorch sees no CUDA GPU; use --device cpu or see python test_ddp.py"
+    no_gpu = (
+        f"--device {requested}: PyTorch sees no CUDA GPU; use --device cpu or see python "
+        "test_ddp.py"
+    )
     if word == "cpu" or (word == "auto" and not gpus):
         return torch.device("cpu")
     if word in ("auto", "cuda"):
@@ -49,7 +53,8 @@ def choose_device(requested: str, local_rank: int) -> torch.device:
         chosen = "".join(letter for letter in index if letter.isdigit() or letter == ",").strip(",")
         number = chosen.count(",") + 1
         raise UserError(
-            f"--device {requested}: a process uses one GPU; start one for each: CUDA_VISIBLE_DEVICES={chosen} bash train_ddp.sh "
+            f"--device {requested}: a process uses one GPU; start one for each: "
+            f"CUDA_VISIBLE_DEVICES={chosen} bash train_ddp.sh "
             f"{number}, or torchrun --nproc_per_node={number} for other scripts"
         )
     if not index.isdigit():
@@ -60,7 +65,8 @@ def choose_device(requested: str, local_rank: int) -> torch.device:
         raise UserError(f"--device {requested}: PyTorch sees {gpus} GPU(s), numbered from 0")
     if ranks > 1:
         raise UserError(
-            f"--device {requested} names one GPU for {ranks} processes; use --device cuda and CUDA_VISIBLE_DEVICES"
+            f"--device {requested} names one GPU for {ranks} processes; use --device cuda and "
+            "CUDA_VISIBLE_DEVICES"
         )
     return _made_current(torch.device("cuda", int(index)))
 
@@ -72,27 +78,40 @@ def _made_current(device: torch.device) -> torch.device:
 
 @dataclass(frozen=True)
 class Precision:
-    """A training precision: autocast's `dtype` (None: no autocast), and whether gradients need a scaler (fp16)."""
+    """A training precision: autocast's `dtype` (None: no autocast), and whether gradients need a
+    scaler (fp16).
+    """
 
     name: str
     dtype: torch.dtype | None
     use_scaler: bool
 
     def autocast(self, device: torch.device, *, cache: bool = True) -> AbstractContextManager[None]:
-        """Return the context in which forward passes and losses are computed. `cache`: convert each weight once."""
-        return nullcontext() if self.dtype is None else torch.autocast(device.type, self.dtype, cache_enabled=cache)
+        """Return the context in which forward passes and losses are computed.
+
+        `cache`: convert each weight once.
+        """
+        return (
+            nullcontext()
+            if self.dtype is None
+            else torch.autocast(device.type, self.dtype, cache_enabled=cache)
+        )
 
 
 def choose_precision(requested: str, device: torch.device) -> Precision:
-    """Turn `auto`, `bf16`, `fp16` or `off` into a Precision that `device` supports in hardware, else raise UserError.
+    """Turn `auto`, `bf16`, `fp16` or `off` into a Precision that `device` supports in hardware,
+    else raise UserError.
 
-    `auto` is bf16 if the hardware supports it: GPUs from Ampere on, CPUs with AMX (a step is about five times as fast)
-    or AVX512-BF16 (1.3 to 1.5 times as fast). Otherwise fp16 on a GPU, off on a CPU. Cost in mAP: docs/research/performance.md.
+    `auto` is bf16 if the hardware supports it: GPUs from Ampere on, CPUs with AMX (a step is about
+    five times as fast) or AVX512-BF16 (1.3 to 1.5 times as fast). Otherwise fp16 on a GPU, off on a
+    CPU. Cost in mAP: docs/research/performance.md.
     """
     if requested not in PRECISION_CHOICES:
         raise UserError(f"--amp {requested}: not one of {', '.join(PRECISION_CHOICES)}")
     is_cpu = device.type == "cpu"
-    has_bf16 = _cpu_has_bf16() if is_cpu else torch.cuda.is_bf16_supported(including_emulation=False)
+    has_bf16 = (
+        _cpu_has_bf16() if is_cpu else torch.cuda.is_bf16_supported(including_emulation=False)
+    )
     name = requested
     if requested == "auto":
         name = "bf16" if has_bf16 else "off" if is_cpu else "fp16"
@@ -127,7 +146,9 @@ def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def copy_to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Begin to copy a tensor to the host's memory; return a function that waits for the copy, and for nothing later."""
+    """Begin to copy a tensor to the host's memory; return a function that waits for the copy, and
+    for nothing later.
+    """
     if tensor.device.type != "cuda":
         return lambda: tensor
     copy, is_done = tensor.to("cpu", non_blocking=True), torch.cuda.Event()
@@ -141,7 +162,9 @@ def copy_to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the peak memory so far: of PyTorch's tensors on a GPU, of the whole process on a CPU."""
+    """Return the peak memory so far: of PyTorch's tensors on a GPU, of the
+    whole process on a CPU.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return peak_process_bytes()
@@ -150,9 +173,10 @@ def peak_memory_bytes(device: torch.device) -> int:
 def tune_device(device: torch.device, *, deterministic: bool, fixed_shapes: bool) -> None:
     """Set PyTorch's global settings for a training process.
 
-    GPU: TensorFloat-32 for fp32 operations, and cuDNN's benchmark mode if all batches have the same shape. With
-    `deterministic` neither: slower, but equal runs give equal bits (on a CPU they always do). cuBLAS reads its variable
-    when it is first used, so call this before any computation. CPU: `keep_freed_memory`.
+    GPU: TensorFloat-32 for fp32 operations, and cuDNN's benchmark mode if all batches have the same
+    shape. With `deterministic` neither: slower, but equal runs give equal bits (on a CPU they
+    always do). cuBLAS reads its variable when it is first used, so call this before any
+    computation. CPU: `keep_freed_memory`.
     """
     if device.type != "cuda":
         keep_freed_memory()
@@ -168,10 +192,11 @@ def tune_device(device: torch.device, *, deterministic: bool, fixed_shapes: bool
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc keep freed memory for later tensors on the CPU; return whether it does. Call it early.
+    """Make glibc keep freed memory for later tensors on the CPU; return whether it does. Call it
+    early.
 
-    By default glibc returns large blocks to the system at once, and the kernel must zero every page again in each step.
-    The peak memory stays the same, but the process does not shrink below it.
+    By default glibc returns large blocks to the system at once, and the kernel must zero every page
+    again in each step. The peak memory stays the same, but the process does not shrink below it.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -179,4 +204,6 @@ def keep_freed_memory() -> bool:
     if not hasattr(library, "gnu_get_libc_version"):  # another C library has no such parameters
         return False
     never = -1
-    return bool(library.mallopt(_MMAP_THRESHOLD, _LARGEST) and library.mallopt(_TRIM_THRESHOLD, never))
+    return bool(
+        library.mallopt(_MMAP_THRESHOLD, _LARGEST) and library.mallopt(_TRIM_THRESHOLD, never)
+    )

@@ -15,11 +15,14 @@ _GPU_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, NVIDIA
 _PACKAGE = Path(__file__).resolve().parent.parent
 PROJECT_FOLDER = _PACKAGE.parent
 # Of the scripts and dataset.yaml: in an installed package, or in a checkout.
-SCRIPTS_FOLDER = _PACKAGE / "scripts" if (_PACKAGE / "scripts" / "dataset.yaml").exists() else PROJECT_FOLDER
+SCRIPTS_FOLDER = (
+    _PACKAGE / "scripts" if (_PACKAGE / "scripts" / "dataset.yaml").exists() else PROJECT_FOLDER
+)
 
 
 def prepare_environment() -> None:
-    """Make Ultralytics quiet and offline, and keep PyTorch's thread count. Call it before Ultralytics is imported.
+    """Make Ultralytics quiet and offline, and keep PyTorch's thread count. Call it before
+    Ultralytics is imported.
 
     Does not change variables that are already set.
     """
@@ -29,12 +32,16 @@ def prepare_environment() -> None:
     os.environ.setdefault("MPLBACKEND", "Agg")
     if "YOLO_CONFIG_DIR" not in os.environ:
         os.environ["YOLO_CONFIG_DIR"] = str(own_folder("ultralytics"))
-    # Ultralytics sets OMP_NUM_THREADS=1 if it is unset. PyTorch reads it only when imported: import it first.
+    # Ultralytics sets OMP_NUM_THREADS=1 if it is unset. PyTorch reads it only when imported: import
+    # it first.
     import torch  # noqa: F401
 
 
 def own_folder(name: str) -> Path:
-    """Return a folder for files that are kept between runs; this user owns it and can write there. Makes it."""
+    """Return a folder for files that are kept between runs; this user owns it and can write there.
+
+    Makes it.
+    """
     user = os.getuid() if hasattr(os, "getuid") else "user"
     cache = Path.home() / ".cache" if "HOME" in os.environ or os.name == "nt" else None
     candidates = [cache / "yolo-seg-ddp" / name] if cache else []
@@ -45,14 +52,19 @@ def own_folder(name: str) -> Path:
         except OSError:
             continue
         # In the temporary folder, another user may have made it to plant files there.
-        is_own = user == "user" or all(path.stat().st_uid == user for path in (folder, folder.parent))
+        is_own = user == "user" or all(
+            path.stat().st_uid == user for path in (folder, folder.parent)
+        )
         if is_own and os.access(folder, os.W_OK):
             return folder
     return Path(tempfile.mkdtemp(prefix="yolo-seg-ddp-"))
 
 
 def visible_gpu_count() -> int:
-    """Return the number of GPUs PyTorch can use. Does not import PyTorch where there is no driver."""
+    """Return the number of GPUs PyTorch can use.
+
+    Does not import PyTorch where there is no driver.
+    """
     if not any(Path(file).exists() for file in _GPU_DRIVER_FILES):
         return 0
     import torch
@@ -61,7 +73,9 @@ def visible_gpu_count() -> int:
 
 
 def python_path() -> str:
-    """Return PYTHONPATH for a process that imports the project: the project's folder, then what this process has."""
+    """Return PYTHONPATH for a process that imports the project: the project's folder, then what
+    this process has.
+    """
     return os.pathsep.join([str(PROJECT_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
@@ -81,7 +95,9 @@ def environment_report() -> dict[str, str]:
     report["usable_cores"] = str(usable_cpu_count())
     # An installed package may lie in the repository of another project.
     is_checkout = SCRIPTS_FOLDER == PROJECT_FOLDER
-    report["git_revision"] = git_revision() if is_checkout else f"version {package_version('yolo-seg-ddp')}"
+    report["git_revision"] = (
+        git_revision() if is_checkout else f"version {package_version('yolo-seg-ddp')}"
+    )
     return report
 
 
@@ -103,7 +119,9 @@ def cpu_model() -> str:
 
 
 def git_revision(folder: Path = PROJECT_FOLDER) -> str:
-    """Return the commit of `folder`, followed by `+changes` if tracked files differ from it; or `unknown`."""
+    """Return the commit of `folder`, followed by `+changes` if tracked files differ from it; or
+    `unknown`.
+    """
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
@@ -114,4 +132,6 @@ def git_revision(folder: Path = PROJECT_FOLDER) -> str:
 
 def _git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=10
+    ).stdout.strip()

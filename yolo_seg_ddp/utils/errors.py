@@ -1,4 +1,6 @@
-"""Errors that a user can fix, exit codes, and `run_script`, which prints an error as one line and exits."""
+"""Errors that a user can fix, exit codes, and `run_script`, which prints an error as one line and
+exits.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,17 @@ EXIT_KEYBOARD = 130  # the shell's convention: 128 + SIGINT
 
 SAID = "said-"  # how the files of `print_error` begin, in torchrun's folder of a start of the ranks
 MAX_DETAILS = 1000  # lines of a DataErrors that are printed
-_ACCESS, _OTHER_PLACE = "give the user who runs this access to it and to its folder", "name another place"
+_ACCESS, _OTHER_PLACE = (
+    "give the user who runs this access to it and to its folder",
+    "name another place",
+)
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 ADVICE = {  # by the number of a file's error
     **dict.fromkeys((errno.EACCES, errno.EPERM), _ACCESS),
     **dict.fromkeys(DISK_IS_FULL, "make room there, or name another place"),
-    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ENAMETOOLONG), _OTHER_PLACE),
+    **dict.fromkeys(
+        (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ENAMETOOLONG), _OTHER_PLACE
+    ),
 }
 
 
@@ -44,7 +51,10 @@ class UserError(Exception):
 
 
 class DataErrors(UserError):
-    """Several files cannot be used. The first process of a machine prints `details`, one line each, before the message."""
+    """Several files cannot be used.
+
+    The first process of a machine prints `details`, one line each, before the message.
+    """
 
     def __init__(self, message: str, details: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -57,8 +67,9 @@ class UsageError(UserError):
     exit_code = EXIT_USAGE
 
 
-# Parts of the message of a RuntimeError, which torch.OutOfMemoryError is too. cuDNN leaves out the engines whose workspace
-# cannot be allocated; when none is left it says "FIND (or GET) was unable to find an engine to execute this computation".
+# Parts of the message of a RuntimeError, which torch.OutOfMemoryError is too. cuDNN leaves out the
+# engines whose workspace cannot be allocated; when none is left it says "FIND (or GET) was unable
+# to find an engine to execute this computation".
 _OUT_OF_MEMORY = (
     "out of memory",
     "CUDNN_STATUS_ALLOC_FAILED",
@@ -83,9 +94,11 @@ def explain_out_of_memory(message: str) -> Iterator[None]:
         raise UserError(message) from error
 
 
-# PyTorch wraps the reason in paragraphs of advice; one of them tells the user to load without protection.
+# PyTorch wraps the reason in paragraphs of advice; one of them tells the user to load without
+# protection.
 _PYTORCH_ADVICE = re.compile(
-    r"Weights only load failed.*?trusted source\.|WeightsUnpickler error: |(Please file an issue|Check the documentation).*"
+    r"Weights only load failed.*?trusted source\.|WeightsUnpickler error: |(Please file an "
+    r"issue|Check the documentation).*"
 )
 
 
@@ -96,7 +109,9 @@ def one_line(error: BaseException, most_characters: int = 200) -> str:
 
 
 def printable(text: str, most_characters: int = 80) -> str:
-    """Return `text`, escaped if it holds unprintable characters (line breaks, terminal codes), and cut to length."""
+    """Return `text`, escaped if it holds unprintable characters (line breaks, terminal codes), and
+    cut to length.
+    """
     return (text if text.isprintable() else ascii(text)[1:-1])[:most_characters]
 
 
@@ -114,7 +129,8 @@ def print_warning(line: str) -> None:
 def print_error(line: str) -> None:
     """Print an error on stderr, with the number of the rank if it is not rank 0.
 
-    Of a machine's ranks under torchrun only the first prints a line. `yolo_seg_ddp.utils.distributed.loopback` reads the files, too.
+    Of a machine's ranks under torchrun only the first prints a line.
+    `yolo_seg_ddp.utils.distributed.loopback` reads the files, too.
     """
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         try:
@@ -130,10 +146,11 @@ def print_error(line: str) -> None:
 
 
 def run_script(main: Callable[[], int | None]) -> None:
-    """Run a script's `main` and exit with its code; print a UserError, or a place that cannot be written, as one line on stderr.
+    """Run a script's `main` and exit with its code; print a UserError, or a place that cannot be
+    written, as one line on stderr.
 
-    Any other exception is a bug and keeps its traceback. One of several ranks then exits at once, like after a UserError:
-    it must not wait for the other ranks.
+    Any other exception is a bug and keeps its traceback. One of several ranks then exits at once,
+    like after a UserError: it must not wait for the other ranks.
     """
     try:
         code = main()
@@ -141,19 +158,27 @@ def run_script(main: Callable[[], int | None]) -> None:
         print("stopped by the keyboard", file=sys.stderr, flush=True)
         code = EXIT_KEYBOARD
     except BrokenPipeError:
-        # `script | head` closed our output: redirect stdout so that the interpreter's last flush cannot fail.
+        # `script | head` closed our output: redirect stdout so that the interpreter's last flush
+        # cannot fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_DONE
     except Exception as error:
         known = error if isinstance(error, UserError) else None
-        if isinstance(error, OSError) and error.errno in ADVICE and (error.filename or error.errno in DISK_IS_FULL):
+        if (
+            isinstance(error, OSError)
+            and error.errno in ADVICE
+            and (error.filename or error.errno in DISK_IS_FULL)
+        ):
             name = printable(str(error.filename or "a file"), 400)
             known = UserError(f"{name}: {reason_of(error)}; {ADVICE[error.errno]}")
         if known is not None:
             # The first process of each machine: its files may be the only ones that cannot be used.
             if isinstance(known, DataErrors) and os.environ.get("LOCAL_RANK", "0") == "0":
                 more = len(known.details) - MAX_DETAILS
-                shown = [*known.details[:MAX_DETAILS], *([f"… and {more} more"] if more > 0 else [])]
+                shown = [
+                    *known.details[:MAX_DETAILS],
+                    *([f"… and {more} more"] if more > 0 else []),
+                ]
                 print(*shown, sep="\n", file=sys.stderr)
             print_error(_last_line(known))
         elif "RANK" not in os.environ:
@@ -165,7 +190,9 @@ def run_script(main: Callable[[], int | None]) -> None:
 
 
 def _last_line(error: UserError) -> str:
-    """Return the message alone: PyTorch re-raises a loader worker's error with its traceback in front."""
+    """Return the message alone: PyTorch re-raises a loader worker's error with its traceback in
+    front.
+    """
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return re.sub(r"^[\w.]+(Error|Errors): ", "", lines[-1]) if len(lines) > 1 else lines[0]
 
@@ -173,8 +200,9 @@ def _last_line(error: UserError) -> str:
 def _exit(code: int) -> NoReturn:
     """Exit with `code`; a rank of several skips the interpreter's teardown.
 
-    A thread of the process group may still release a tensor then, and it needs the interpreter for that. Without it,
-    C++ aborts with `terminate called without an active exception` (-6) after all work is done.
+    A thread of the process group may still release a tensor then, and it needs the interpreter for
+    that. Without it, C++ aborts with `terminate called without an active exception` (-6) after all
+    work is done.
     """
     if "RANK" not in os.environ:
         sys.exit(code)

@@ -1,6 +1,8 @@
-"""Reads a GPU's utilisation, memory, power, temperature and clock from NVIDIA's management library (NVML).
+"""Reads a GPU's utilisation, memory, power, temperature and clock from NVIDIA's management library
+(NVML).
 
-The package is nvidia-ml-py (`import pynvml`). Without it nothing is measured, and no warning is printed.
+The package is nvidia-ml-py (`import pynvml`). Without it nothing is measured, and no warning is
+printed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ PERIOD_S = 1.0  # the driver averages utilisation over up to a second
 class Gpu:
     """One GPU in NVML. Raises ImportError without the package, and any error of NVML.
 
-    `device_index` is PyTorch's, within CUDA_VISIBLE_DEVICES. NVML numbers all GPUs, so the UUID identifies the GPU.
+    `device_index` is PyTorch's, within CUDA_VISIBLE_DEVICES. NVML numbers all GPUs, so the UUID
+    identifies the GPU.
     """
 
     def __init__(self, device_index: int) -> None:
@@ -43,7 +46,9 @@ class Gpu:
             "gpu_util": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
             "gpu_memory_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
             "gpu_power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-            "gpu_temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "gpu_temperature_c": lambda: nvml.nvmlDeviceGetTemperature(
+                handle, nvml.NVML_TEMPERATURE_GPU
+            ),
             "gpu_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
         }
         values = {}
@@ -52,19 +57,24 @@ class Gpu:
                 continue
             try:
                 values[name] = float(call())
-            except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):  # such as the power of a MIG slice
+            # such as the power of a MIG slice
+            except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
                 self._unsupported.add(name)
         return values
 
 
 class GpuWatch(BackgroundWatch):
-    """Reads one GPU every `period_s` in a thread, so that a slow or hanging driver does not delay the training.
+    """Reads one GPU every `period_s` in a thread, so that a slow or hanging driver does not delay
+    the training.
 
     Use it as a context manager. The first error ends the readings and is passed to `warn`.
     """
 
-    def __init__(self, device_index: int, warn: Callable[[str], None], period_s: float = PERIOD_S) -> None:
-        super().__init__("GPU watch", max_wait_s=2 * period_s)  # a thread that hangs ends with the process
+    def __init__(
+        self, device_index: int, warn: Callable[[str], None], period_s: float = PERIOD_S
+    ) -> None:
+        # a thread that hangs ends with the process
+        super().__init__("GPU watch", max_wait_s=2 * period_s)
         self.device_index = device_index
         self.period_s = period_s
         self._warn = warn
@@ -74,7 +84,9 @@ class GpuWatch(BackgroundWatch):
         self._last: dict[str, float] = {}
 
     def means(self) -> dict[str, float]:
-        """Return the means since the last call, or its means again if there is no newer reading; empty without NVML."""
+        """Return the means since the last call, or its means again if there is no newer reading;
+        empty without NVML.
+        """
         with self._lock:
             if self._count:
                 self._last = {name: total / self._count for name, total in self._sums.items()}
@@ -96,4 +108,6 @@ class GpuWatch(BackgroundWatch):
         except Exception as error:  # noqa: BLE001 # no error of the driver may end the training
             with self._lock:
                 self._last, self._sums, self._count = {}, {}, 0
-            self._warn(f"GPU {self.device_index}: utilisation and power are not measured any more: {error}")
+            self._warn(
+                f"GPU {self.device_index}: utilisation and power are not measured any more: {error}"
+            )

@@ -1,4 +1,6 @@
-"""Shows the progress of long work on stderr: a bar on a terminal, otherwise a line about every ten seconds."""
+"""Shows the progress of long work on stderr: a bar on a terminal, otherwise a line about every ten
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """Shows how many of `total` items are done and how much time is left. Call it with the items; a further call continues the count."""
+    """Shows how many of `total` items are done and how much time is left.
+
+    Call it with the items; a further call continues the count.
+    """
 
     def __init__(self, title: str, total: int, is_shown: bool = True) -> None:
         self.title, self.total, self.is_shown = title, total, is_shown
@@ -29,7 +34,9 @@ class Progress:
         """Yield items."""
         if self._bar is None:
             is_off = not (self.is_shown and is_terminal(sys.stderr))
-            self._bar = tqdm(desc=self.title, total=self.total, delay=DELAY_S, leave=False, disable=is_off)
+            self._bar = tqdm(
+                desc=self.title, total=self.total, delay=DELAY_S, leave=False, disable=is_off
+            )
             self._start = self._last = monotonic()
         for item in items:
             self._done += 1
@@ -44,6 +51,9 @@ class Progress:
         now = monotonic()
         if now - self._last >= SECONDS_BETWEEN_LINES:
             left_s = (now - self._start) / self._done * (self.total - self._done)
-            left = f", {format_duration(left_s)} left" if self._done > 1 else ""  # the first one alone is often slow
-            print(f"  {self.title}: {self._done} of {self.total}{left}", file=sys.stderr, flush=True)
+            # the first one alone is often slow
+            left = f", {format_duration(left_s)} left" if self._done > 1 else ""
+            print(
+                f"  {self.title}: {self._done} of {self.total}{left}", file=sys.stderr, flush=True
+            )
             self._last = now

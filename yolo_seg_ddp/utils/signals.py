@@ -20,11 +20,13 @@ _SAME_KEY_PRESS_S = 0.5
 
 
 class StopFlag:
-    """Turns SIGTERM, SIGINT, SIGUSR1 and SIGHUP (unless ignored) into a flag, which the loop reads between steps.
+    """Turns SIGTERM, SIGINT, SIGUSR1 and SIGHUP (unless ignored) into a flag, which the loop reads
+    between steps.
 
-    Use it as a context manager; at its end it restores the old handlers. Python handles signals in the main thread
-    only: in another thread, such as Ray Train's, no signal sets the flag. A second Ctrl-C raises KeyboardInterrupt,
-    except within half a second: then it is the same key press, forwarded by the launcher.
+    Use it as a context manager; at its end it restores the old handlers. Python handles signals in
+    the main thread only: in another thread, such as Ray Train's, no signal sets the flag. A second
+    Ctrl-C raises KeyboardInterrupt, except within half a second: then it is the same key press,
+    forwarded by the launcher.
     """
 
     def __init__(self) -> None:
@@ -68,13 +70,15 @@ class StopFlag:
 def ignore_signals_except_from_parent() -> None:
     """Ignore a StopFlag's signals unless this process's parent sends them; those end the process.
 
-    Call it in a helper process's main thread before it starts others. Signals of the parent must work: at its end,
-    Python sends SIGTERM to its children and waits for them. Does nothing outside Linux, where the sender is unknown.
+    Call it in a helper process's main thread before it starts others. Signals of the parent must
+    work: at its end, Python sends SIGTERM to its children and waits for them. Does nothing outside
+    Linux, where the sender is unknown.
     """
     if not hasattr(signal, "sigwaitinfo"):
         return
     numbers = stop_signals()
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # in all threads; only `sigwaitinfo` receives them
+    # in all threads; only `sigwaitinfo` receives them
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
     def wait() -> None:
         while signal.sigwaitinfo(numbers).si_pid != os.getppid():
@@ -86,9 +90,11 @@ def ignore_signals_except_from_parent() -> None:
 
 @contextlib.contextmanager
 def stop_signals_blocked() -> Iterator[None]:
-    """Delay a StopFlag's signals; processes started meanwhile begin with them blocked in all their threads.
+    """Delay a StopFlag's signals; processes started meanwhile begin with them blocked in all their
+    threads.
 
-    Some libraries start a thread in a forked process at once. It would receive what the main thread blocks later.
+    Some libraries start a thread in a forked process at once. It would receive what the main thread
+    blocks later.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
     try:
@@ -103,12 +109,16 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def die_with_parent(parent_id: int | None = None, *, only_under_torchrun: bool = True) -> bool:
-    """Ask Linux to kill this process when its parent dies, so that no rank outlives a killed launcher.
+    """Ask Linux to kill this process when its parent dies, so that no rank outlives a killed
+    launcher.
 
-    Returns whether Linux will do so. By default only under torchrun: `nohup python train_yolo_ddp.py` must survive.
-    `parent_id` is the process that started this one. Only with it is a parent noticed that died before this call.
+    Returns whether Linux will do so. By default only under torchrun: `nohup python
+    train_yolo_ddp.py` must survive. `parent_id` is the process that started this one. Only with it
+    is a parent noticed that died before this call.
     """
-    if not sys.platform.startswith("linux") or (only_under_torchrun and "TORCHELASTIC_RUN_ID" not in os.environ):
+    if not sys.platform.startswith("linux") or (
+        only_under_torchrun and "TORCHELASTIC_RUN_ID" not in os.environ
+    ):
         return False
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG in <linux/prctl.h>
     parent_id = parent_id or os.getppid()

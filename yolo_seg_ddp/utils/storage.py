@@ -1,7 +1,8 @@
-"""Folders in an object storage, such as s3://bucket/folder, and in all other systems that fsspec knows.
+"""Folders in an object storage, such as s3://bucket/folder, and in all other systems that fsspec
+knows.
 
-Credentials are those that fsspec's packages find: AWS_ACCESS_KEY_ID, ~/.aws, the role of the machine. An address never holds
-any, so that messages and the files of a run can show it.
+Credentials are those that fsspec's packages find: AWS_ACCESS_KEY_ID, ~/.aws, the role of the
+machine. An address never holds any, so that messages and the files of a run can show it.
 """
 
 import hashlib
@@ -25,16 +26,21 @@ from yolo_seg_ddp.utils.text import without_secrets
 from yolo_seg_ddp.utils.threads import ordered_map
 
 BLOCK_BYTES = 16 << 20  # of one request; a broken transfer loses at most these
-BLOCK_TIMEOUT_S = 600.0  # so that a server that sends a byte now and then does not hold a command for ever
+# so that a server that sends a byte now and then does not hold a command for ever
+BLOCK_TIMEOUT_S = 600.0
 FETCHES_AT_ONCE = 8
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before the second try and the later ones
 MOST_TRANSFERS = 3  # of a file that arrives damaged
-TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")  # each of fsspec's packages has its own name
+# each of fsspec's packages has its own name
+TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A storage's description of a file. `etag` is empty if unknown; `time_s`: when it was written, in whole seconds."""
+    """A storage's description of a file.
+
+    `etag` is empty if unknown; `time_s`: when it was written, in whole seconds.
+    """
 
     size_bytes: int
     etag: str
@@ -63,21 +69,28 @@ class StoredFile:
                 if md5_hex(stream) == self.etag:
                     return True
         if status.st_mtime > self.time_s:
-            raise UserError(f"{path}: differs from the stored file, and is newer; remove it to get the stored one")
+            raise UserError(
+                f"{path}: differs from the stored file, and is newer; remove it to get the stored "
+                "one"
+            )
         return False
 
 
 class Storage:
     """A folder at an address. Its methods can be called from several threads.
 
-    A request that fails is repeated after each of `pauses_s`. Then UserError tells the reason and the fix in one line.
+    A request that fails is repeated after each of `pauses_s`. Then UserError tells the reason and
+    the fix in one line.
     """
 
     def __init__(self, address: str, flag: str, pauses_s: tuple[float, ...] = PAUSES_S) -> None:
         """Raises UsageError, which names `flag`, for an address that cannot be used."""
         self.shown = printable(without_secrets(address), 400).rstrip("/")
         if without_secrets(address) != address or re.match("https?:", address):
-            raise UsageError(f"{flag} {self.shown}: expected s3://bucket/folder or the like, without user and password")
+            raise UsageError(
+                f"{flag} {self.shown}: expected s3://bucket/folder or the like, without user and "
+                "password"
+            )
         try:
             self.system, root = fsspec.core.url_to_fs(address, skip_instance_cache=True)
         except (ImportError, ValueError) as error:
@@ -91,13 +104,18 @@ class Storage:
         self._has_md5 = True
 
     def files(self, folder: str = "") -> dict[str, StoredFile]:
-        """Return all files below a folder by their names, without hidden ones and names that lead elsewhere."""
+        """Return all files below a folder by their names, without hidden ones and names that lead
+        elsewhere.
+        """
         self.system.invalidate_cache()
         infos = self.tried(folder, self.system.find, detail=True)
         named = {path[len(self.root) + 1 :]: info for path, info in sorted(infos.items())}
-        # The first part of a name that is absolute is empty; that of one that leads out of the folder is `..`.
+        # The first part of a name that is absolute is empty; that of one that leads out of the
+        # folder is `..`.
         is_plain = re.compile(r"[^./\\][^/\\]*(/[^./\\][^/\\]*)*")
-        return {name: StoredFile.of(info) for name, info in named.items() if is_plain.fullmatch(name)}
+        return {
+            name: StoredFile.of(info) for name, info in named.items() if is_plain.fullmatch(name)
+        }
 
     def read(self, name: str, file: StoredFile) -> bytes:
         """Return a file's verified content."""
@@ -106,17 +124,24 @@ class Storage:
         return content.getvalue()
 
     def fetch_all(self, files: Mapping[str, StoredFile], folder: Path) -> int:
-        """Fetch the files that `folder` lacks, several at once; return how many. Raises UserError without room for them."""
+        """Fetch the files that `folder` lacks, several at once; return how many.
+
+        Raises UserError without room for them.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         missing = {name: file for name, file in files.items() if not file.is_at(folder / name)}
         sizes = [file.size_bytes for file in missing.values()]
         if sum(sizes) > (free_bytes := shutil.disk_usage(folder).free):
-            needed = f"{sum(sizes) / 2**30:.1f} GiB are needed, {free_bytes / 2**30:.1f} GiB are free"
+            needed = (
+                f"{sum(sizes) / 2**30:.1f} GiB are needed, {free_bytes / 2**30:.1f} GiB are free"
+            )
             raise UserError(f"{folder}: {needed}; make room there, or use another --output")
 
         blocks = sum(-(-size // BLOCK_BYTES) for size in sizes)
         self._progress = Progress(f"parts of at most {BLOCK_BYTES >> 20} MiB", blocks)
-        fetches = ordered_map(lambda name: self.fetch(name, files[name], folder / name), missing, FETCHES_AT_ONCE)
+        fetches = ordered_map(
+            lambda name: self.fetch(name, files[name], folder / name), missing, FETCHES_AT_ONCE
+        )
         return len([*fetches])
 
     def fetch(self, name: str, file: StoredFile, target: Path) -> None:
@@ -145,7 +170,10 @@ class Storage:
                 if isinstance(error, FileNotFoundError):
                     fix = "check the address"
                 elif isinstance(error, PermissionError) or re.search("Credential|Auth|Token", kind):
-                    fix = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what the package of this storage reads"
+                    fix = (
+                        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what the package of "
+                        "this storage reads"
+                    )
                 elif pause_s is not None:
                     print_warning(f"{reason}; asking again in {pause_s:g} s")
                     time.sleep(pause_s)
@@ -167,7 +195,10 @@ class Storage:
             if self._is_whole(name, file, md5_hex(sink)):
                 return
             sink.truncate(0)
-        raise UserError(f"{self.shown}/{printable(name)}: it changes or arrives damaged; run the same command again")
+        raise UserError(
+            f"{self.shown}/{printable(name)}: it changes or arrives damaged; run the same command "
+            "again"
+        )
 
     def _block(self, path: str, start: int, end: int) -> bytes:
         block: bytes = self.system.cat_file(path, start=start, end=end, timeout=BLOCK_TIMEOUT_S)
@@ -178,8 +209,9 @@ class Storage:
     def _is_whole(self, name: str, file: StoredFile, digest: str) -> bool:
         """Return whether bytes with this MD5 are the file's.
 
-        The ETag of a file that S3 encrypts with a key of KMS looks like an MD5 and is none. Two transfers of the same bytes
-        show it. From then on the storage is asked whether the file is still the one that was listed.
+        The ETag of a file that S3 encrypts with a key of KMS looks like an MD5 and is none. Two
+        transfers of the same bytes show it. From then on the storage is asked whether the file is
+        still the one that was listed.
         """
         if digest == file.etag:
             return True

@@ -1,4 +1,6 @@
-"""Files of tensors: torch.save, atomic and flushed to the disk, and torch.load of files that are not trusted."""
+"""Files of tensors: torch.save, atomic and flushed to the disk, and torch.load of files that are
+not trusted.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,13 @@ def atomic_torch_save(content: Any, path: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def read_tensors(path: Path, what: str, missing: str = "no such file", *, flag: str = "", device: Any = "cpu") -> Any:
-    """Load a .pt file of tensors and plain values. Raises UserError: `missing`, or that the file is not `what`."""
+def read_tensors(
+    path: Path, what: str, missing: str = "no such file", *, flag: str = "", device: Any = "cpu"
+) -> Any:
+    """Load a .pt file of tensors and plain values.
+
+    Raises UserError: `missing`, or that the file is not `what`.
+    """
     try:
         open_regular(path).close()
         saved = torch.load(path, map_location=device, weights_only=True)
@@ -39,7 +46,9 @@ def read_tensors(path: Path, what: str, missing: str = "no such file", *, flag: 
 
 
 class _Disk:
-    """A file that keeps its OSError: torch.save replaces it by a RuntimeError without the reason."""
+    """A file that keeps its OSError: torch.save replaces it by a
+    RuntimeError without the reason.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -57,7 +66,10 @@ class _Disk:
 
 
 def write_tensors(content: Any, path: Path) -> None:
-    """Write a .pt file and flush it to the disk. Raises OSError, with its reason, when the disk refuses."""
+    """Write a .pt file and flush it to the disk.
+
+    Raises OSError, with its reason, when the disk refuses.
+    """
     with path.open("wb") as file:
         disk = _Disk(file)
         try:

@@ -13,28 +13,41 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
-# Control characters, halves of surrogate pairs (from a file name that is not UTF-8), and what XML 1.0, 2.2 leaves out.
+# Control characters, halves of surrogate pairs (from a file name that is not UTF-8), and what XML
+# 1.0, 2.2 leaves out.
 _NOT_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 COLORS = {"red": 31, "green": 32, "yellow": 33}
-# What `pip install .` gives, and what works without it in the project's folder; their commands are the scripts.
+# What `pip install .` gives, and what works without it in the project's folder; their commands are
+# the scripts.
 COMMAND = "yolo-seg-ddp"
 MODULE = "python -m yolo_seg_ddp"
-_NAMES = "download_data parse_labels check_data prepare_data train_yolo_ddp evaluate_model inference export test_ddp profile_gpu benchmark_ddp"
-SCRIPTS = {"predict" if name == "inference" else name.partition("_")[0]: name for name in _NAMES.split()}
+_NAMES = (
+    "download_data parse_labels check_data prepare_data train_yolo_ddp evaluate_model inference "
+    "export test_ddp profile_gpu benchmark_ddp"
+)
+SCRIPTS = {
+    "predict" if name == "inference" else name.partition("_")[0]: name for name in _NAMES.split()
+}
 
 
 def plain_text(text: str) -> str:
-    """Replace each character that UTF-8, XML or a table's cell cannot hold by U+FFFD, including tabs and line breaks."""
+    """Replace each character that UTF-8, XML or a table's cell cannot hold by U+FFFD, including
+    tabs and line breaks.
+    """
     return _NOT_TEXT.sub("\ufffd", text)
 
 
 def is_terminal(*streams: TextIO) -> bool:
-    """Return whether streams show colours and a bar: on a terminal, unless NO_COLOR is set (no-color.org)."""
+    """Return whether streams show colours and a bar: on a terminal, unless NO_COLOR is set
+    (no-color.org).
+    """
     return all(stream.isatty() for stream in streams) and not os.environ.get("NO_COLOR")
 
 
 def coloured(text: str, color: str, stream: TextIO | None = None) -> str:
-    """Return text for a stream, by default stdout: on a terminal bold and in a color of COLORS, else as it is."""
+    """Return text for a stream, by default stdout: on a terminal bold and in a color of COLORS,
+    else as it is.
+    """
     return f"\x1b[1;{COLORS[color]}m{text}\x1b[0m" if is_terminal(stream or sys.stdout) else text
 
 
@@ -44,7 +57,9 @@ def next_command(*words: object) -> str:
 
 
 def as_called(text: str) -> str:
-    """Return text with the commands of COMMAND or MODULE for those of the scripts, if it was called."""
+    """Return text with the commands of COMMAND or MODULE for those of the scripts, if it was
+    called.
+    """
     called = sys.argv[0].rpartition(" ")[0]
     if called not in (COMMAND, MODULE):
         return text
@@ -54,14 +69,19 @@ def as_called(text: str) -> str:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]], end: str = "\r\n") -> str:
-    """Return a table as CSV. Its first line has the names of the columns; each line ends with `end`."""
+    """Return a table as CSV.
+
+    Its first line has the names of the columns; each line ends with `end`.
+    """
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator=end).writerows([columns, *rows])
     return text.getvalue()
 
 
 def format_duration(duration_s: float) -> str:
-    """Return a duration in its two largest units: `42s`, `3m 05s`, `1h 02m`, `2d 03h`; `?` if below 0 or not finite."""
+    """Return a duration in its two largest units: `42s`, `3m 05s`, `1h 02m`, `2d 03h`; `?` if below
+    0 or not finite.
+    """
     if not math.isfinite(duration_s) or duration_s < 0:
         return "?"
     seconds = round(duration_s)
@@ -89,9 +109,14 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_table(
-    header: Sequence[str], rows: Iterable[Sequence[Any]], *, right_from: int | None = None, cut: int | None = None
+    header: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    right_from: int | None = None,
+    cut: int | None = None,
 ) -> str:
-    """Align columns, two spaces apart: numbers to the right (floats with four decimals), text to the left.
+    """Align columns, two spaces apart: numbers to the right (floats with four decimals), text to
+    the left.
 
     Columns from number `right_from` on are aligned to the right whatever they hold.
     Column number `cut` loses the middle of what makes the table too wide for a terminal.
@@ -101,7 +126,9 @@ def format_table(
     for column in range(len(header)):
         values = [row[column] for row in rows if row[column] is not None]
         are_numbers = values and all(map(_is_number, values))
-        align.append(">" if are_numbers or (right_from is not None and column >= right_from) else "<")
+        align.append(
+            ">" if are_numbers or (right_from is not None and column >= right_from) else "<"
+        )
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     excess = sum(widths) + 2 * len(widths) - 2 - shutil.get_terminal_size().columns
     if cut is not None and excess > 0 and sys.stdout.isatty():
@@ -116,7 +143,11 @@ def format_table(
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{float(value):.4f}" if _is_number(value) and not hasattr(value, "__index__") else str(value)
+    return (
+        f"{float(value):.4f}"
+        if _is_number(value) and not hasattr(value, "__index__")
+        else str(value)
+    )
 
 
 def _is_number(value: Any) -> bool:
@@ -125,7 +156,9 @@ def _is_number(value: Any) -> bool:
 
 def without_mask_line(number: int) -> str:
     """Return a line about detections whose mask is empty; an empty string if there are none."""
-    return f"{counted(number, 'detection')} without a mask: only the box is reported" if number else ""
+    return (
+        f"{counted(number, 'detection')} without a mask: only the box is reported" if number else ""
+    )
 
 
 def counted(number: int, what: str) -> str:
@@ -133,9 +166,10 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{('es' if what.endswith(('s', 'tch')) else 's') * (number != 1)}"
 
 
-# Six of Okabe and Ito's colours, which colour-blind people can distinguish (jfly.uni-koeln.de/color, 2008). Their yellow and
-# black are crimson and violet here: all eight are visible on white, on black and on photographs, and in the simulations of
-# Machado et al. (2009) any two are at least 16 apart (CIE76). Further classes get darker, then duller shades.
+# Six of Okabe and Ito's colours, which colour-blind people can distinguish
+# (jfly.uni-koeln.de/color, 2008). Their yellow and black are crimson and violet here: all eight are
+# visible on white, on black and on photographs, and in the simulations of Machado et al. (2009) any
+# two are at least 16 apart (CIE76). Further classes get darker, then duller shades.
 PALETTE = (
     (230, 159, 0),
     (86, 180, 233),
@@ -160,8 +194,14 @@ def class_color(class_id: int) -> tuple[int, int, int]:
 
 
 def contrast_color(color: Sequence[int]) -> tuple[int, int, int]:
-    """Return black or white, which stands out from an RGB colour: for text on it and for edges beside it (ITU-R BT.601)."""
-    return (0, 0, 0) if 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2] > 110 else (255, 255, 255)
+    """Return black or white, which stands out from an RGB colour: for text on it and for edges
+    beside it (ITU-R BT.601).
+    """
+    return (
+        (0, 0, 0)
+        if 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2] > 110
+        else (255, 255, 255)
+    )
 
 
 def without_secrets(text: str) -> str:

@@ -11,13 +11,17 @@ from typing import Self, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-MAX_WAITING_PER_THREAD = 2  # results that are computed, or may be before they are used; 120 MB if they are of a drone
+# results that are computed, or may be before they are used; 120 MB if they are of a drone
+MAX_WAITING_PER_THREAD = 2
 
 
-def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+def ordered_map(
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int
+) -> Iterator[Result]:
     """Yield `function(item)` for each item in order, computed on `threads` threads.
 
-    At most MAX_WAITING_PER_THREAD x `threads` results wait in memory. An error of `function` is raised at its item.
+    At most MAX_WAITING_PER_THREAD x `threads` results wait in memory. An error of `function` is
+    raised at its item.
     """
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(threads) as pool:
@@ -34,9 +38,11 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], threa
 
 
 class BackgroundWatch(ABC):
-    """Context manager that runs `_watch` in a daemon thread; `_watch` must return soon after `_is_over` is set.
+    """Context manager that runs `_watch` in a daemon thread; `_watch` must return soon after
+    `_is_over` is set.
 
-    `name` is the thread's name in stack dumps. `__exit__` waits `max_wait_s` at most for it; None: no limit.
+    `name` is the thread's name in stack dumps. `__exit__` waits `max_wait_s` at most for it; None:
+    no limit.
     """
 
     def __init__(self, name: str, max_wait_s: float | None = None) -> None:

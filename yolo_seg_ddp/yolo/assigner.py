@@ -1,7 +1,7 @@
 """Assigns targets to anchors: the task-aligned assignment (TOOD, arXiv 2108.07755, section 3.2).
 
-Overlap is measured by the complete IoU of the boxes (arXiv 1911.08287, eq. 8-11), in YOLO26 by the mean of it and the IoU of
-the masks.
+Overlap is measured by the complete IoU of the boxes (arXiv 1911.08287, eq. 8-11), in YOLO26 by the
+mean of it and the IoU of the masks.
 """
 
 from dataclasses import dataclass
@@ -10,17 +10,21 @@ import torch
 
 from yolo_seg_ddp.yolo.boxes import AnchorGrid, complete_iou
 
-MASKS_PER_CHOICE = 3  # YOLO26 compares the masks of so many times the anchors that a target may choose
+# YOLO26 compares the masks of so many times the anchors that a target may choose
+MASKS_PER_CHOICE = 3
 PIXELS_AT_ONCE = 2**24  # of predicted masks, computed together: bounds the memory
 EPS = 1e-9
-_ONE_CHOICE = 2**32  # more than a target's number: a sum over choices holds their count above it, and numbers below
+# more than a target's number: a sum over choices holds their count above it, and numbers below
+_ONE_CHOICE = 2**32
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How many anchors a target gets; the defaults are those of YOLOv8, like the exponents of the alignment.
+    """How many anchors a target gets; the defaults are those of YOLOv8, like the exponents of the
+    alignment.
 
-    Each target chooses its `top_k` best anchors. With `final_top_k`, it keeps the best so many of those that it got.
+    Each target chooses its `top_k` best anchors. With `final_top_k`, it keeps the best so many of
+    those that it got.
     """
 
     top_k: int = 10
@@ -51,20 +55,27 @@ class Assignment:
 
 @dataclass(frozen=True)
 class PredictedMasks:
-    """What a network predicts for masks, and the true masks. Letters as in `yolo_seg_ddp.yolo.mask_loss`."""
+    """What a network predicts for masks, and the true masks.
+
+    Letters as in `yolo_seg_ddp.yolo.mask_loss`.
+    """
 
     prototypes: torch.Tensor  # (B, 32, S, S)
     coefficients: torch.Tensor  # (B, 32, A)
-    masks: torch.Tensor  # int32 (B, S, S): k + 1 where an image's k-th target is, below 0 where pixels are not compared
+    # int32 (B, S, S): k + 1 where an image's k-th target is, below 0 where pixels are not compared
+    masks: torch.Tensor
     size_px: int  # side of the input
 
     @torch.no_grad()
-    def overlap(self, chosen: torch.Tensor, inside: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
-        """Return the masks' IoU of the chosen anchors (B, M, K) with each target, 0 for the others: (B, M, A).
+    def overlap(
+        self, chosen: torch.Tensor, inside: torch.Tensor, boxes: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the masks' IoU of the chosen anchors (B, M, K) with each target, 0 for the others:
+        (B, M, A).
 
-        Of the chosen anchors only those inside the target's box are compared, see `inside` bool (B, M, A). boxes
-        (4, B, A): the predicted xyxy in input pixels; a predicted mask is cut to them, as in prediction. Costs one host
-        synchronisation.
+        Of the chosen anchors only those inside the target's box are compared, see `inside` bool (B,
+        M, A). boxes (4, B, A): the predicted xyxy in input pixels; a predicted mask is cut to them,
+        as in prediction. Costs one host synchronisation.
         """
         is_chosen = torch.zeros_like(inside).scatter_(-1, chosen, True) & inside
         counts = is_chosen.sum((1, 2)).tolist()
@@ -74,15 +85,22 @@ class PredictedMasks:
         for image, of_image in enumerate(places.split(counts)):
             for part in of_image.split(step) if len(of_image) else ():
                 _, target, anchor = part.unbind(1)
-                found[image, target, anchor] = self._overlap_in(image, target, anchor, boxes[:, image, anchor])
+                found[image, target, anchor] = self._overlap_in(
+                    image, target, anchor, boxes[:, image, anchor]
+                )
         return found
 
-    def _overlap_in(self, image: int, target: torch.Tensor, anchor: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
-        """Return the IoU of paired targets and anchors (n,) of an image, whose predicted boxes are (4, n): (n,)."""
+    def _overlap_in(
+        self, image: int, target: torch.Tensor, anchor: torch.Tensor, boxes: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the IoU of paired targets and anchors (n,) of an image, whose predicted boxes are
+        (4, n): (n,).
+        """
         prototypes, truth = self.prototypes[image].float(), self.masks[image]
         side = truth.shape[-1]
         rows = self.coefficients[image].float().T[anchor]  # (n, 32)
-        x1, y1, x2, y2 = (boxes * (side / self.size_px))[..., None]  # (n, 1) each, in prototype pixels
+        # (n, 1) each, in prototype pixels
+        x1, y1, x2, y2 = (boxes * (side / self.size_px))[..., None]
         pixel = torch.arange(side, device=boxes.device)
         column, row = (pixel >= x1) & (pixel < x2), (pixel >= y1) & (pixel < y2)  # (n, S) each
         predicted = (rows @ prototypes.flatten(1)).view(-1, side, side) > 0
@@ -104,12 +122,14 @@ def assign(
 ) -> Assignment:
     """Assign anchors to targets by alignment = probability^0.5 * overlap^6.
 
-    probabilities (B, classes, A); the predicted boxes as sides (4, B, A) in pixels. Each target chooses its best anchors
-    inside its box; an anchor that several targets choose goes to the one that it overlaps most. The overlap is that of the
-    boxes, with `masks` the mean of boxes and masks. Costs one host synchronisation, with masks two.
+    probabilities (B, classes, A); the predicted boxes as sides (4, B, A) in pixels. Each target
+    chooses its best anchors inside its box; an anchor that several targets choose goes to the one
+    that it overlaps most. The overlap is that of the boxes, with `masks` the mean of boxes and
+    masks. Costs one host synchronisation, with masks two.
     """
     inside, class_ids = objects.inside, objects.class_ids
-    pair = inside.flatten().nonzero()[:, 0]  # a host synchronisation; (L,) flat indices of (image, target, anchor)
+    # a host synchronisation; (L,) flat indices of (image, target, anchor)
+    pair = inside.flatten().nonzero()[:, 0]
     iou, weight = _iou_and_weight(pair, probabilities, sides, objects, grid)
     dense = torch.zeros(2, *inside.shape, device=sides.device, dtype=sides.dtype)
     if masks is not None:
@@ -123,22 +143,29 @@ def assign(
 
     best = alignment.topk(min(rule.top_k, alignment.shape[-1]), dim=-1).indices  # (B, M, 10)
     first = _ONE_CHOICE
-    choices = torch.arange(first, first + inside.shape[1], device=inside.device)[:, None] * inside.gather(-1, best)
+    choices = torch.arange(first, first + inside.shape[1], device=inside.device)[
+        :, None
+    ] * inside.gather(-1, best)
     chosen_by = torch.zeros(sides.shape[1:], dtype=torch.int64, device=inside.device)  # (B, A)
     chosen_by.scatter_add_(1, best.flatten(1), choices.flatten(1))
     foreground = chosen_by > 0
-    target_index = torch.where(chosen_by >= 2 * first, overlap.max(1).indices, chosen_by & (first - 1))
+    target_index = torch.where(
+        chosen_by >= 2 * first, overlap.max(1).indices, chosen_by & (first - 1)
+    )
     if rule.final_top_k is not None:
         number = torch.arange(inside.shape[1], device=inside.device)[:, None]
         held = (target_index[:, None] == number) & foreground[:, None]  # (B, M, A)
         best = (alignment * held).topk(rule.final_top_k).indices
         foreground = (torch.zeros_like(held).scatter_(-1, best, True) & held).any(1)
 
-    # The score of a target's best anchor is the target's best overlap; the others' are in proportion to their alignment.
+    # The score of a target's best anchor is the target's best overlap; the others' are in
+    # proportion to their alignment.
     chosen = target_index.expand(2, -1, -1)
     values = dense.gather(2, chosen[:, :, None])[:, :, 0] * foreground  # (2, B, A)
     best_of = torch.zeros(2, *class_ids.shape, device=sides.device, dtype=sides.dtype)  # (2, B, M)
-    best_overlap, best_alignment = best_of.scatter_reduce_(2, chosen, values, "amax").gather(2, chosen).unbind()
+    best_overlap, best_alignment = (
+        best_of.scatter_reduce_(2, chosen, values, "amax").gather(2, chosen).unbind()
+    )
     strength = values[1] * best_overlap / (best_alignment + EPS)
     scores = torch.zeros_like(probabilities)
     scores.scatter_(1, class_ids.gather(1, target_index)[:, None], strength[:, None])
@@ -146,7 +173,11 @@ def assign(
 
 
 def _iou_and_weight(
-    pair: torch.Tensor, probabilities: torch.Tensor, sides: torch.Tensor, objects: TrueObjects, grid: AnchorGrid
+    pair: torch.Tensor,
+    probabilities: torch.Tensor,
+    sides: torch.Tensor,
+    objects: TrueObjects,
+    grid: AnchorGrid,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the boxes' IoU and probability^0.5 of the given pairs, (L,) in 0..B*M*A-1: (L,) each.
 
@@ -160,8 +191,12 @@ def _iou_and_weight(
     true_sides = target_edges.flatten(1).index_select(1, target) - grid.sides.index_select(1, cell)
     iou = complete_iou(sides.flatten(1).index_select(1, anchor), true_sides)[0].clamp_(min=0)
     batch_size, num_classes = probabilities.shape[:2]
-    class_row = class_ids + torch.arange(0, batch_size * num_classes, num_classes, device=pair.device)[:, None]
-    score = torch.add(cell, class_row.flatten().index_select(0, target), alpha=num_anchors)  # in 0..B*classes*A-1
+    class_row = (
+        class_ids
+        + torch.arange(0, batch_size * num_classes, num_classes, device=pair.device)[:, None]
+    )
+    # in 0..B*classes*A-1
+    score = torch.add(cell, class_row.flatten().index_select(0, target), alpha=num_anchors)
     probability = probabilities.flatten().index_select(0, score)
     return iou, probability.sqrt_()
 
@@ -171,23 +206,26 @@ def inside_boxes(
 ) -> torch.Tensor:
     """Return which anchors lie in which boxes (B, M, 4), xyxy in pixels: bool (B, M, A).
 
-    Sides shorter than the middle stride count as that long, so that a thin wire still contains anchors. With
-    `reach_cells`, the largest distance that a level predicts, an anchor from which the box reaches farther is left out,
-    except on the coarsest level. Otherwise a level wire would have anchors of the finest level alone, whose boxes end
-    after 240 pixels.
+    Sides shorter than the middle stride count as that long, so that a thin wire still contains
+    anchors. With `reach_cells`, the largest distance that a level predicts, an anchor from which
+    the box reaches farther is left out, except on the coarsest level. Otherwise a level wire would
+    have anchors of the finest level alone, whose boxes end after 240 pixels.
     """
     low, high = boxes.split(2, -1)
     true_length = high - low
     shortest = strides[1] if len(strides) > 1 else strides[0]
     length = true_length.clamp(min=shortest)
-    if reach_cells is not None:  # a box too long for the middle level still contains anchors of the coarsest
+    # a box too long for the middle level still contains anchors of the coarsest
+    if reach_cells is not None:
         is_long = true_length.amax(-1, keepdim=True) > 2 * reach_cells * shortest
         length = torch.where(is_long, true_length.clamp(min=strides[-1]), length)
     # Twice each distance from the centre. An anchor lies inside if its column and its row do.
     distance = (grid.twice_axes - (low + high)[..., None]).abs_()  # (B, M, 2, N)
     is_inside = length[..., None] - distance > 2 * EPS
     if reach_cells is not None:
-        farthest = (2 * reach_cells * grid.axis_strides).masked_fill(grid.axis_strides == strides[-1], torch.inf)
+        farthest = (2 * reach_cells * grid.axis_strides).masked_fill(
+            grid.axis_strides == strides[-1], torch.inf
+        )
         is_inside &= true_length[..., None] + distance <= farthest
     column, row = is_inside.unbind(2)
     return column.index_select(2, grid.column) & row.index_select(2, grid.row)

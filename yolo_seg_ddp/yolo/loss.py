@@ -1,17 +1,21 @@
-"""The segmentation loss of YOLOv8, YOLO11 and YOLO12, with normalisers summed over all ranks: N ranks compute the gradient of one.
+"""The segmentation loss of YOLOv8, YOLO11 and YOLO12, with normalisers summed over all ranks: N
+ranks compute the gradient of one.
 
-Task-aligned assignment (TOOD, arXiv 2108.07755, section 3.2), complete IoU (arXiv 1911.08287, eq. 8-11), distribution
-focal loss (arXiv 2006.04388, eq. 6), class BCE, and mask BCE inside each target's box divided by the box's area
-(YOLACT, arXiv 1904.02689). Gains and constants are those YOLOv8's released weights were trained with.
+Task-aligned assignment (TOOD, arXiv 2108.07755, section 3.2), complete IoU (arXiv 1911.08287, eq.
+8-11), distribution focal loss (arXiv 2006.04388, eq. 6), class BCE, and mask BCE inside each
+target's box divided by the box's area (YOLACT, arXiv 1904.02689). Gains and constants are those
+YOLOv8's released weights were trained with.
 
-The gradient of a batch equals that of the same images on one rank, however they are split over the ranks.
+The gradient of a batch equals that of the same images on one rank, however they are split over the
+ranks.
 
-Under accumulation the sums of a group of micro-batches are divided by the normalisers of the whole group: whenever a
-micro-batch adds to them, the gradient so far is scaled down to match (`begin_group`, `carry`). Exact for box, class and
-distribution if no outline is rough. The mask part is normalised by positive anchors instead of scores, so it is exact
-only if the mean score per anchor is equal in all micro-batches. Two micro-batches differ from one batch of both by at
-most 0.025 of the gradient's norm; the usual mean over micro-batches differs by up to 0.5 when object counts differ
-(tests/yolo/test_loss.py).
+Under accumulation the sums of a group of micro-batches are divided by the normalisers of the whole
+group: whenever a micro-batch adds to them, the gradient so far is scaled down to match
+(`begin_group`, `carry`). Exact for box, class and distribution if no outline is rough. The mask
+part is normalised by positive anchors instead of scores, so it is exact only if the mean score per
+anchor is equal in all micro-batches. Two micro-batches differ from one batch of both by at most
+0.025 of the gradient's norm; the usual mean over micro-batches differs by up to 0.5 when object
+counts differ (tests/yolo/test_loss.py).
 """
 
 from __future__ import annotations
@@ -24,14 +28,22 @@ import torch
 import torch.nn.functional as F
 
 from yolo_seg_ddp.utils import distributed
-from yolo_seg_ddp.yolo.assigner import YOLOV8_RULE, PredictedMasks, Rule, TrueObjects, assign, inside_boxes
+from yolo_seg_ddp.yolo.assigner import (
+    YOLOV8_RULE,
+    PredictedMasks,
+    Rule,
+    TrueObjects,
+    assign,
+    inside_boxes,
+)
 from yolo_seg_ddp.yolo.boxes import AnchorGrid, BoxErrors, anchor_grid, predicted_sides
 from yolo_seg_ddp.yolo.inputs import Targets
 from yolo_seg_ddp.yolo.mask_loss import find_positives, mask_loss
 
 PARTS = ("box", "seg", "cls", "dfl")
 NUM_NORMALISERS = 3
-BOX_GAIN, CLASS_GAIN, DFL_GAIN = 7.5, 0.5, 1.5  # weights of the parts; the mask part shares the box gain
+# weights of the parts; the mask part shares the box gain
+BOX_GAIN, CLASS_GAIN, DFL_GAIN = 7.5, 0.5, 1.5
 FAR_PX = 1e5  # beyond every image
 
 
@@ -46,17 +58,21 @@ class LossSums:
     normalisers: torch.Tensor
 
     def normalised(self, normalisers: torch.Tensor, factor: float = 1) -> torch.Tensor:
-        """Return the four parts times a factor, divided by the given normalisers (each at least 1): (4,)."""
+        """Return the four parts times a factor, divided by the given normalisers (each at least 1):
+        (4,).
+        """
         scores, anchors, outlines = (normalisers.clamp(min=1) / factor).unbind()
         return self.parts / torch.stack([outlines, anchors, scores, outlines])
 
 
 class SegmentationLoss:
-    """The engine's `criterion(outputs, targets)`; outputs is the dictionary that the model returns in training.
+    """The engine's `criterion(outputs, targets)`; outputs is the dictionary that the model returns
+    in training.
 
-    The returned loss is `loss_scale` times the reported one. YOLOv8's optimizer settings expect gradients summed over a
-    nominal batch of 64 images, hence the default of 64. `class_weights` float32 (classes,) multiply the class part.
-    `within_reach`: objects are assigned only to anchors that can predict the whole box, unlike in YOLOv8.
+    The returned loss is `loss_scale` times the reported one. YOLOv8's optimizer settings expect
+    gradients summed over a nominal batch of 64 images, hence the default of 64. `class_weights`
+    float32 (classes,) multiply the class part. `within_reach`: objects are assigned only to anchors
+    that can predict the whole box, unlike in YOLOv8.
     """
 
     def __init__(
@@ -82,8 +98,8 @@ class SegmentationLoss:
     def begin_group(self) -> None:
         """Begin the micro-batches of one optimizer step.
 
-        From here on the caller sums gradients without dividing, and multiplies those it has by `gradient_rescale`, a
-        tensor (), after each call and before the backward pass.
+        From here on the caller sums gradients without dividing, and multiplies those it has by
+        `gradient_rescale`, a tensor (), after each call and before the backward pass.
         """
         self._group = None
         self._is_in_group = True
@@ -91,7 +107,8 @@ class SegmentationLoss:
     def __call__(
         self, outputs: dict[str, torch.Tensor], targets: Targets
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return (loss to differentiate, values to report). Every rank must reach this: the normalisers are reduced.
+        """Return (loss to differentiate, values to report). Every rank must reach this: the
+        normalisers are reduced.
 
         DDP averages gradients over ranks, so the rank's own sums are multiplied by the world size.
         """
@@ -128,7 +145,11 @@ class SegmentationLoss:
             assigned = assign(
                 probabilities,
                 predicted_sides(bins.float(), grid.strides),
-                TrueObjects(class_ids, target_edges, inside_boxes(target_boxes, self.strides, grid, self.reach_cells)),
+                TrueObjects(
+                    class_ids,
+                    target_edges,
+                    inside_boxes(target_boxes, self.strides, grid, self.reach_cells),
+                ),
                 grid,
                 *self._assignment(outputs, targets),
             )
@@ -136,23 +157,31 @@ class SegmentationLoss:
             has_outline = assigned.foreground
             if targets.rough is not None:
                 has_outline = has_outline & ~is_rough(targets, assigned.target_index)
-            positives = find_positives(has_outline, assigned.target_index, mask_boxes, outputs["proto"].shape[-1])
+            positives = find_positives(
+                has_outline, assigned.target_index, mask_boxes, outputs["proto"].shape[-1]
+            )
             image, anchor = positives.image, positives.anchor
-            true_sides = target_edges[:, image, positives.target] - grid.sides.index_select(1, anchor)
+            true_sides = target_edges[:, image, positives.target] - grid.sides.index_select(
+                1, anchor
+            )
             strides = grid.strides[anchor]
             true_sides /= strides  # (4, P) in cells
-            normalisers = torch.stack([assigned.strength, has_outline, assigned.strength * has_outline]).sum((1, 2))
-        # Without positives the rows below are empty, but every output stays in the graph: each parameter then gets a
-        # gradient of zero, for which DDP would otherwise wait.
+            normalisers = torch.stack(
+                [assigned.strength, has_outline, assigned.strength * has_outline]
+            ).sum((1, 2))
+        # Without positives the rows below are empty, but every output stays in the graph: each
+        # parameter then gets a gradient of zero, for which DDP would otherwise wait.
         weight = assigned.strength[image, anchor]
         box, dfl = self._box_errors(
             _AnchorRows.apply(bins, image, anchor), true_sides, weight, strides, targets.size_px
         )
         weights = constants.class_weights
         if targets.ignored is not None:
-            # An anchor whose centre lies in a region does not learn that the region's class is not there.
-            column, row = (grid.sides[2:] * (targets.ignored.shape[-1] / targets.size_px)).long()  # (A,) each
-            is_ignored = targets.is_ignored(targets.ignored[:, row, column], *logits.shape[:2])  # (B, classes, A)
+            # An anchor whose centre lies in a region does not learn that the region's class is not
+            # there. (A,) each
+            column, row = (grid.sides[2:] * (targets.ignored.shape[-1] / targets.size_px)).long()
+            # (B, classes, A)
+            is_ignored = targets.is_ignored(targets.ignored[:, row, column], *logits.shape[:2])
             counts = (~is_ignored | (assigned.scores > 0)).float()
             weights = counts if weights is None else counts * weights
         cls = _ClassError.apply(logits, probabilities, assigned.scores, weights)
@@ -160,24 +189,37 @@ class SegmentationLoss:
         seg = mask_loss(outputs["proto"], coefficients, targets.masks, mask_boxes, positives)
         return LossSums(torch.stack([box, seg, cls, dfl]) * constants.gains, normalisers)
 
-    def _assignment(self, outputs: dict[str, torch.Tensor], targets: Targets) -> tuple[Rule, PredictedMasks | None]:
+    def _assignment(
+        self, outputs: dict[str, torch.Tensor], targets: Targets
+    ) -> tuple[Rule, PredictedMasks | None]:
         """Return how targets get their anchors."""
         return YOLOV8_RULE, None
 
     def _box_errors(
-        self, rows: torch.Tensor, true_sides: torch.Tensor, weight: torch.Tensor, strides: torch.Tensor, size_px: int
+        self,
+        rows: torch.Tensor,
+        true_sides: torch.Tensor,
+        weight: torch.Tensor,
+        strides: torch.Tensor,
+        size_px: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sums () of the box and the distribution part; `strides` (P,): sides of the anchors' cells in pixels."""
+        """Return the sums () of the box and the distribution part; `strides` (P,): sides of the
+        anchors' cells in pixels.
+        """
         errors: tuple[torch.Tensor, torch.Tensor] = BoxErrors.apply(rows, true_sides, weight)
         return errors
 
     def _constants_of(self, size_px: int, device: torch.device) -> _Constants:
-        """Return the constants for an input size, which are made once: making one on a GPU may wait for it."""
+        """Return the constants for an input size, which are made once: making one on a GPU may wait
+        for it.
+        """
         key = (size_px, device)
         if key not in self._constants:
             gains = torch.tensor([BOX_GAIN, BOX_GAIN, CLASS_GAIN, DFL_GAIN], device=device)
             weights = None if self.class_weights is None else self.class_weights.to(device)[:, None]
-            self._constants[key] = _Constants(anchor_grid(self.strides, size_px, device), gains, weights)
+            self._constants[key] = _Constants(
+                anchor_grid(self.strides, size_px, device), gains, weights
+            )
         return self._constants[key]
 
 
@@ -197,7 +239,9 @@ class _AnchorRows(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(context: Any, maps: torch.Tensor, image: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+    def forward(
+        context: Any, maps: torch.Tensor, image: torch.Tensor, anchor: torch.Tensor
+    ) -> torch.Tensor:
         context.save_for_backward(maps, image, anchor)
         return maps.transpose(1, 2)[image, anchor].float()
 
@@ -212,7 +256,8 @@ class _AnchorRows(torch.autograd.Function):
 
 
 class _ClassError(torch.autograd.Function):
-    """The sum of the BCE of logits with scores in 0..1, (B, classes, A), times class weights or None: ().
+    """The sum of the BCE of logits with scores in 0..1, (B, classes, A), times class weights or
+    None: ().
 
     `forward` computes the gradient too, from the logits' sigmoid; `backward` only scales it.
     """
@@ -241,9 +286,11 @@ class _ClassError(torch.autograd.Function):
 
 
 def inverse_frequency_weights(counts: np.ndarray) -> torch.Tensor | None:
-    """Return class weights 1/count with mean 1, from how many objects each class has: float32 (classes,).
+    """Return class weights 1/count with mean 1, from how many objects each class has: float32
+    (classes,).
 
-    Classes without objects get the mean of the others, as with Ultralytics' `cls_pw=1`. None if there are no objects.
+    Classes without objects get the mean of the others, as with Ultralytics' `cls_pw=1`. None if
+    there are no objects.
     """
     is_present = counts > 0
     if not is_present.any():

@@ -1,10 +1,12 @@
-"""YOLO26's segmentation loss, with normalisers summed over all ranks as in `yolo_seg_ddp.yolo.loss`.
+"""YOLO26's segmentation loss, with normalisers summed over all ranks as in
+`yolo_seg_ddp.yolo.loss`.
 
-The network has two sets of outputs: *one-to-many*, trained with up to 10 anchors per object, and *one-to-one*, trained with
-one anchor per object (YOLOv10, arXiv 2405.14458, section 3.1), so that prediction needs no suppression. The second sees the
-features detached: the backbone learns from the first alone. Each has the parts of `SegmentationLoss`, but boxes are plain
-distances with an L1 error, and anchors are chosen by the overlap of boxes and masks. Auxiliary outputs predict the class of
-each pixel. Constants are those of Ultralytics 8.4.190.
+The network has two sets of outputs: *one-to-many*, trained with up to 10 anchors per object, and
+*one-to-one*, trained with one anchor per object (YOLOv10, arXiv 2405.14458, section 3.1), so that
+prediction needs no suppression. The second sees the features detached: the backbone learns from the
+first alone. Each has the parts of `SegmentationLoss`, but boxes are plain distances with an L1
+error, and anchors are chosen by the overlap of boxes and masks. Auxiliary outputs predict the class
+of each pixel. Constants are those of Ultralytics 8.4.190.
 """
 
 from collections.abc import Callable
@@ -17,17 +19,29 @@ import torch.nn.functional as F
 from yolo_seg_ddp.yolo.assigner import PredictedMasks, Rule
 from yolo_seg_ddp.yolo.boxes import DistanceErrors, OneToOne
 from yolo_seg_ddp.yolo.inputs import Targets
-from yolo_seg_ddp.yolo.loss import BOX_GAIN, PARTS, LossSums, SegmentationLoss, is_rough, pad_targets
+from yolo_seg_ddp.yolo.loss import (
+    BOX_GAIN,
+    PARTS,
+    LossSums,
+    SegmentationLoss,
+    is_rough,
+    pad_targets,
+)
 from yolo_seg_ddp.yolo.model import is_yolo26
 
 ONE_TO_MANY, ONE_TO_ONE = Rule(top_k=10), Rule(top_k=7, final_top_k=1)
 SURELY_NOT = -1e4  # a logit whose sigmoid is 0
-FIRST_SHARE, LAST_SHARE = 0.8, 0.1  # of the loss that is one-to-many: in the first and in the last epoch
+# of the loss that is one-to-many: in the first and in the last epoch
+FIRST_SHARE, LAST_SHARE = 0.8, 0.1
 
 
 def loss_for(model: Any, **choices: Any) -> SegmentationLoss:
-    """Return the loss of a model's family; `choices` are the constructor's of `SegmentationLoss`."""
-    return EndToEndLoss(model, **choices) if is_yolo26(model) else SegmentationLoss(model, **choices)
+    """Return the loss of a model's family; `choices` are
+    the constructor's of `SegmentationLoss`.
+    """
+    return (
+        EndToEndLoss(model, **choices) if is_yolo26(model) else SegmentationLoss(model, **choices)
+    )
 
 
 class OutputLoss(SegmentationLoss):
@@ -35,21 +49,31 @@ class OutputLoss(SegmentationLoss):
 
     rule = ONE_TO_MANY
 
-    def _assignment(self, outputs: dict[str, torch.Tensor], targets: Targets) -> tuple[Rule, PredictedMasks | None]:
+    def _assignment(
+        self, outputs: dict[str, torch.Tensor], targets: Targets
+    ) -> tuple[Rule, PredictedMasks | None]:
         prototypes, coefficients = outputs["proto"], outputs["mask_coefficient"]
         return self.rule, PredictedMasks(prototypes, coefficients, targets.masks, targets.size_px)
 
     def _box_errors(
-        self, rows: torch.Tensor, true_sides: torch.Tensor, weight: torch.Tensor, strides: torch.Tensor, size_px: int
+        self,
+        rows: torch.Tensor,
+        true_sides: torch.Tensor,
+        weight: torch.Tensor,
+        strides: torch.Tensor,
+        size_px: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         distance_weight = weight * (strides / size_px)
-        errors: tuple[torch.Tensor, torch.Tensor] = DistanceErrors.apply(rows, true_sides, weight, distance_weight)
+        errors: tuple[torch.Tensor, torch.Tensor] = DistanceErrors.apply(
+            rows, true_sides, weight, distance_weight
+        )
         return errors
 
 
 @dataclass(frozen=True)
 class EndToEndSums(LossSums):
-    """Parts (9,): four of the one-to-many outputs, four of the one-to-one, and the pixels' classes, each weighted.
+    """Parts (9,): four of the one-to-many outputs, four of the one-to-one, and the pixels' classes,
+    each weighted.
 
     normalisers (7,): those of `LossSums` of both outputs, and the number of images.
     """
@@ -57,7 +81,10 @@ class EndToEndSums(LossSums):
     share: float  # weight of the one-to-many outputs
 
     def normalised(self, normalisers: torch.Tensor, factor: float = 1) -> torch.Tensor:
-        """Return the parts times a factor, divided by the given normalisers: (9,). Without any object the last is 0."""
+        """Return the parts times a factor, divided by the given normalisers: (9,).
+
+        Without any object the last is 0.
+        """
         counts = normalisers.clamp(min=1) / factor
         scores, anchors, outlines = counts[:6].view(2, 3).unbind(1)
         of_outputs = torch.stack([outlines, anchors, scores, outlines], 1).flatten()  # (8,)
@@ -66,15 +93,18 @@ class EndToEndSums(LossSums):
 
 
 class EndToEndLoss(SegmentationLoss):
-    """YOLO26's loss: `share` of it for the one-to-many outputs, falling from 0.8 to 0.1, the rest for the one-to-one.
+    """YOLO26's loss: `share` of it for the one-to-many outputs, falling from 0.8 to 0.1, the rest
+    for the one-to-one.
 
-    `run_done()` says how much of the run is done, from 0 to 1, and must be a function of the step alone. The values that
-    are reported are those of the one-to-many outputs, which validation measures too, and two more: `sem` and `one2one`.
-    For the outputs of evaluation, which are those of one set, `sums` returns that set's loss.
+    `run_done()` says how much of the run is done, from 0 to 1, and must be a function of the step
+    alone. The values that are reported are those of the one-to-many outputs, which validation
+    measures too, and two more: `sem` and `one2one`. For the outputs of evaluation, which are those
+    of one set, `sums` returns that set's loss.
 
-    Under accumulation the one-to-many outputs' score sums rescale all gradients, so only that set's box, class and distance
-    parts are exact: two micro-batches differ from one batch of both by 0.13 to 0.29 of the gradient's norm (untrained network,
-    64 px), the usual mean over micro-batches by 0.15 to 0.51.
+    Under accumulation the one-to-many outputs' score sums rescale all gradients, so only that set's
+    box, class and distance parts are exact: two micro-batches differ from one batch of both by 0.13
+    to 0.29 of the gradient's norm (untrained network, 64 px), the usual mean over micro-batches by
+    0.15 to 0.51.
     """
 
     def __init__(self, model: Any, **choices: Any) -> None:
@@ -94,13 +124,18 @@ class EndToEndLoss(SegmentationLoss):
         prototypes, pixel_classes = outputs["one2many"]["proto"]
         many, one = (
             loss.sums({**outputs[name], "proto": maps}, targets)
-            for loss, name, maps in ((self.many, "one2many", prototypes), (self.one, "one2one", prototypes.detach()))
+            for loss, name, maps in (
+                (self.many, "one2many", prototypes),
+                (self.one, "one2one", prototypes.detach()),
+            )
         )
         pixels = pixel_class_error(pixel_classes.float(), targets) * BOX_GAIN
         share = self.share
         parts = torch.cat([many.parts * share, one.parts * (1 - share), pixels[None] * share])
         num_images = many.normalisers.new_full((1,), len(prototypes))
-        return EndToEndSums(parts, torch.cat([many.normalisers, one.normalisers, num_images]), share)
+        return EndToEndSums(
+            parts, torch.cat([many.normalisers, one.normalisers, num_images]), share
+        )
 
     def _values(self, sums: LossSums, parts: torch.Tensor) -> dict[str, torch.Tensor]:
         assert isinstance(sums, EndToEndSums)
@@ -112,23 +147,28 @@ class EndToEndLoss(SegmentationLoss):
 def pixel_class_error(logits: torch.Tensor, targets: Targets) -> torch.Tensor:
     """Return the sum over images of the error of each pixel's classes: half BCE, half 1 - Dice: ().
 
-    logits float32 (B, classes, h, w). Each is a mean over an image: the BCE over pixels and classes, Dice over classes,
-    with 1 added above and below the fraction. Each pixel has the class of its object, if it is on one; in a region to
-    ignore, the region's class gives no error without an object of it. An object with a rough outline gives none for its class.
+    logits float32 (B, classes, h, w). Each is a mean over an image: the BCE over pixels and
+    classes, Dice over classes, with 1 added above and below the fraction. Each pixel has the class
+    of its object, if it is on one; in a region to ignore, the region's class gives no error without
+    an object of it. An object with a rough outline gives none for its class.
     """
     reduction = targets.masks.shape[-1] // logits.shape[-1]
     number = targets.masks[:, ::reduction, ::reduction].long()  # (B, h, w)
     class_ids, _ = pad_targets(targets, len(logits))
     index = (number - 1).clamp(min=0).flatten(1)
     classes = class_ids.gather(1, index).view_as(number)
-    truth = torch.zeros_like(logits).scatter_(1, classes[:, None], (number > 0)[:, None].to(logits.dtype))
+    truth = torch.zeros_like(logits).scatter_(
+        1, classes[:, None], (number > 0)[:, None].to(logits.dtype)
+    )
     if targets.rough is not None:
         no_error = (truth > 0) & is_rough(targets, index).view_as(number)[:, None]
         truth, logits = truth.masked_fill(no_error, 0), logits.masked_fill(no_error, SURELY_NOT)
     if targets.ignored is not None:
         at_pixels = targets.ignored[:, ::reduction, ::reduction]
         # Surely not there: the error, the gradient and the probability are 0.
-        logits = logits.masked_fill(targets.is_ignored(at_pixels, *logits.shape[:2]) & (truth == 0), SURELY_NOT)
+        logits = logits.masked_fill(
+            targets.is_ignored(at_pixels, *logits.shape[:2]) & (truth == 0), SURELY_NOT
+        )
     bce = F.binary_cross_entropy_with_logits(logits, truth, reduction="none").mean((1, 2, 3))
     probability = logits.sigmoid()
     shared = (probability * truth).sum((2, 3))

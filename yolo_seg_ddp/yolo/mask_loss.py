@@ -1,17 +1,22 @@
-"""The mask part of the loss: the BCE inside each positive anchor's target box, divided by the box's area.
+"""The mask part of the loss: the BCE inside each positive anchor's target box, divided by the box's
+area.
 
-`mask_loss_by_autograd` of tests/yolo/test_mask_loss.py is the same in plain PyTorch: easy to read, slow, and large. This one is fast:
+`mask_loss_by_autograd` of tests/yolo/test_mask_loss.py is the same in plain PyTorch: easy to read,
+slow, and large. This one is fast:
 
-1. The pixels of a target's box, row by row, are cut into blocks of 32. Only the last block has unused places.
-2. The positive anchors of one target share its box and its mask, so they form groups of up to 10 rows.
+1. The pixels of a target's box, row by row, are cut into blocks of 32. Only the last block has
+   unused places.
+2. The positive anchors of one target share its box and its mask, so they form groups of up to 10
+   rows.
 3. A unit is one group on one block; its logits are one matrix product, (10, 32) @ (32, 32).
 4. Units are computed a fixed number at a time, so memory does not grow with the number of objects.
 5. The forward pass also computes the gradient, so no logits are kept for the backward pass.
 
-To change the error of a pixel, change `pixel_error`. CONTRIBUTING.md shows how a target gets a weight.
+To change the error of a pixel, change `pixel_error`. CONTRIBUTING.md shows how a target gets a
+weight.
 
-Letters: B images, M targets per image (padded), A anchors, P positive anchors, G groups, U units, u units computed at
-once, S side of the prototypes, N = B * S^2 pixels.
+Letters: B images, M targets per image (padded), A anchors, P positive anchors, G groups, U units, u
+units computed at once, S side of the prototypes, N = B * S^2 pixels.
 """
 
 from dataclasses import dataclass
@@ -47,8 +52,8 @@ def find_positives(
 ) -> Positives:
     """List the positive anchors, their groups, and the blocks of pixels of each group's box.
 
-    foreground bool and target_index int64 (B, A); mask_boxes (B, M, 4) xyxy in prototype pixels; side is S. Costs one
-    host synchronisation.
+    foreground bool and target_index int64 (B, A); mask_boxes (B, M, 4) xyxy in prototype pixels;
+    side is S. Costs one host synchronisation.
     """
     num_images, most_targets = mask_boxes.shape[:2]
     # A pixel belongs to a box when x1 <= its index < x2, and likewise along y.
@@ -56,9 +61,13 @@ def find_positives(
     columns, rows = (high - low).clamp_(min=0).unbind(-1)
     num_pixels = columns * rows
     blocks_per_target = (num_pixels + (BLOCK - 1)) // BLOCK
-    anchors_per_target = torch.zeros_like(blocks_per_target).scatter_add_(1, target_index, foreground.long())
+    anchors_per_target = torch.zeros_like(blocks_per_target).scatter_add_(
+        1, target_index, foreground.long()
+    )
     groups_per_target = (anchors_per_target + (GROUP_SIZE - 1)) // GROUP_SIZE
-    counts = torch.stack([anchors_per_target, groups_per_target, groups_per_target * blocks_per_target]).flatten(1)
+    counts = torch.stack(
+        [anchors_per_target, groups_per_target, groups_per_target * blocks_per_target]
+    ).flatten(1)
     ends = counts.cumsum(1)  # (3, B * M)
     # The step's second and last host synchronisation: from here on every size is known.
     num_positives, num_groups, num_units = ends[:, -1].tolist()
@@ -74,12 +83,16 @@ def find_positives(
     slot = numbers[:num_positives] + (first_group * GROUP_SIZE - first_anchor)[number]
 
     # Each target's units: its groups one after another, each on all blocks.
-    first_row = torch.arange(0, num_images * side, side, device=order.device)[:, None]  # of each image
+    # of each image
+    first_row = torch.arange(0, num_images * side, side, device=order.device)[:, None]
     corner = torch.add(low[..., 0], first_row + low[..., 1], alpha=side)  # (B, M)
     of_boxes = (value.flatten() for value in (blocks_per_target, corner, columns, num_pixels))
     of_target = torch.stack([first_unit, first_group, *of_boxes])  # (6, B * M)
     unit_target = torch.repeat_interleave(counts[2], output_size=num_units)
-    unit, group, blocks, corner, columns, num_pixels = of_target.index_select(1, unit_target).unbind()  # (U,) each
+    # (U,) each
+    unit, group, blocks, corner, columns, num_pixels = of_target.index_select(
+        1, unit_target
+    ).unbind()
     within = numbers[:num_units] - unit
     unit_group = group + within // blocks
     target = number % most_targets
@@ -94,51 +107,75 @@ def mask_loss(
     mask_boxes: torch.Tensor,
     positives: Positives,
 ) -> torch.Tensor:
-    """Return the sum over the positive anchors of the BCE inside the target's box, divided by the box's area: ().
+    """Return the sum over the positive anchors of the BCE inside the target's box, divided by the
+    box's area: ().
 
-    prototypes (B, 32, S, S) in any precision; coefficients float32 (P, 32); masks int32 (B, S, S), k + 1 where an
-    image's k-th target is, below 0 where a pixel has no error; mask_boxes (B, M, 4) xyxy in prototype pixels.
+    prototypes (B, 32, S, S) in any precision; coefficients float32 (P, 32); masks int32 (B, S, S),
+    k + 1 where an image's k-th target is, below 0 where a pixel has no error; mask_boxes (B, M, 4)
+    xyxy in prototype pixels.
     """
-    loss: torch.Tensor = _BlockedMaskError.apply(coefficients, prototypes, masks, mask_boxes, positives)
+    loss: torch.Tensor = _BlockedMaskError.apply(
+        coefficients, prototypes, masks, mask_boxes, positives
+    )
     return loss
 
 
 def pixel_error(
-    logits: torch.Tensor, truth: torch.Tensor, weight: torch.Tensor, unused_factor: torch.Tensor, with_gradient: bool
+    logits: torch.Tensor,
+    truth: torch.Tensor,
+    weight: torch.Tensor,
+    unused_factor: torch.Tensor,
+    with_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the weighted BCE summed over u units: (), and its derivative by the logits (u, 10, 32) or None.
+    """Return the weighted BCE summed over u units: (), and its derivative by the logits (u, 10, 32)
+    or None.
 
-    logits (u, 10, 32); truth (u, 32), 1 where the target's mask is, else 0; weight (u, 32); unused_factor (u, 1), 2 to
-    the power of the unit's unused rows.
-    The derivative of an unused row is not 0, but reaches nothing: its coefficients are 0 and belong to no anchor.
+    logits (u, 10, 32); truth (u, 32), 1 where the target's mask is, else 0; weight (u, 32);
+    unused_factor (u, 1), 2 to the power of the unit's unused rows.
+    The derivative of an unused row is not 0, but reaches nothing: its coefficients are 0 and belong
+    to no anchor.
     """
     probability = logits.sigmoid()
-    # BCE = max(x, 0) - t x - log(max(p, 1 - p)). The rows share t, so one logarithm of their product is enough. An
-    # unused row has x = 0 and multiplies the product by one half, which unused_factor undoes exactly.
+    # BCE = max(x, 0) - t x - log(max(p, 1 - p)). The rows share t, so one logarithm of their
+    # product is enough. An unused row has x = 0 and multiplies the product by one half, which
+    # unused_factor undoes exactly.
     certainty = torch.maximum(probability, 1 - probability).prod(1) * unused_factor  # (u, 32)
-    error = torch.addcmul(logits.clamp(min=0).sum(1), truth, logits.sum(1), value=-1).sub_(certainty.log_())
+    error = torch.addcmul(logits.clamp(min=0).sum(1), truth, logits.sum(1), value=-1).sub_(
+        certainty.log_()
+    )
     total = (error * weight).sum()
     if not with_gradient:
         return total, None
-    return total, probability.sub_(truth[:, None]).mul_(weight[:, None])  # in place: (p - t) * weight
+    # in place: (p - t) * weight
+    return total, probability.sub_(truth[:, None]).mul_(weight[:, None])
 
 
 def _pixels_of(positives: Positives, part: slice, side: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return where the pixels of some units are, int64 (u, 32) in 0..N-1, and which are used, bool (u, 32).
+    """Return where the pixels of some units are, int64 (u, 32) in 0..N-1, and which are used, bool
+    (u, 32).
 
     The unused places after a box's last pixel repeat it.
     """
-    of_units = (positives.unit_block, positives.unit_last, positives.unit_columns, positives.unit_corner)
+    of_units = (
+        positives.unit_block,
+        positives.unit_last,
+        positives.unit_columns,
+        positives.unit_corner,
+    )
     block, last, columns, corner = (values[part, None] for values in of_units)
     pixel = torch.add(torch.arange(BLOCK, device=block.device), block, alpha=BLOCK)
     is_used = pixel <= last
     pixel = torch.minimum(pixel, last)
-    row = ((pixel + 0.5) / columns).long()  # exact in float32, and faster than a division of integers
+    # exact in float32, and faster than a division of integers
+    row = ((pixel + 0.5) / columns).long()
     return corner + pixel + row * (side - columns), is_used
 
 
 class _BlockedMaskError(torch.autograd.Function):
-    """Sum `pixel_error` over all units. `forward` computes the gradient too, `backward` only scales it."""
+    """Sum `pixel_error` over all units.
+
+    `forward` computes the gradient too, `backward` only scales it.
+    """
 
     @staticmethod
     def forward(
@@ -149,18 +186,28 @@ class _BlockedMaskError(torch.autograd.Function):
         mask_boxes: torch.Tensor,
         positives: Positives,
     ) -> torch.Tensor:
-        """Take coefficients (P, 32), prototypes (B, 32, S, S), masks int32 (B, S, S) and mask_boxes (B, M, 4).
+        """Take coefficients (P, 32), prototypes (B, 32, S, S), masks int32 (B, S, S) and mask_boxes
+        (B, M, 4).
 
-        If the prototypes are bf16, the three matrix products are of bf16 matrices; everything else is float32.
+        If the prototypes are bf16, the three matrix products are of bf16 matrices; everything else
+        is float32.
         """
         rows = coefficients.new_zeros(positives.num_groups * GROUP_SIZE, coefficients.shape[1])
-        rows = rows.index_copy_(0, positives.slot, coefficients).unflatten(0, (positives.num_groups, GROUP_SIZE))
+        rows = rows.index_copy_(0, positives.slot, coefficients).unflatten(
+            0, (positives.num_groups, GROUP_SIZE)
+        )
         # Never fp16: a gradient divided by a box's area may be too small for it.
         half = torch.bfloat16 if prototypes.dtype == torch.bfloat16 else rows.dtype
         pixels = prototypes.permute(0, 2, 3, 1).flatten(0, 2).to(half)  # (N, 32)
         with_gradient = any(context.needs_input_grad)
-        gradients = [torch.zeros_like(rows), torch.zeros_like(pixels, dtype=rows.dtype)] if with_gradient else []
-        used_rows = rows.new_full((positives.num_groups * GROUP_SIZE,), 2.0).index_fill_(0, positives.slot, 1)
+        gradients = (
+            [torch.zeros_like(rows), torch.zeros_like(pixels, dtype=rows.dtype)]
+            if with_gradient
+            else []
+        )
+        used_rows = rows.new_full((positives.num_groups * GROUP_SIZE,), 2.0).index_fill_(
+            0, positives.slot, 1
+        )
         unused_factor = used_rows.view(-1, GROUP_SIZE).prod(1, keepdim=True)  # (G, 1)
         unit_target = positives.unit_target
         low, high = mask_boxes.flatten(0, 1).index_select(0, unit_target).split(2, 1)
@@ -177,17 +224,21 @@ class _BlockedMaskError(torch.autograd.Function):
             value = values.index_select(0, place).view(-1, BLOCK)
             weight = (is_used & (value >= 0)) * unit_weight[part, None]
             truth = (value == unit_value[part, None]).to(rows.dtype)
-            # On a CPU oneDNN compiles and keeps a bf16 product for each new shape, so only full parts use bf16.
+            # On a CPU oneDNN compiles and keeps a bf16 product for each new shape, so only full
+            # parts use bf16.
             factor = half if len(group) == step or rows.device.type != "cpu" else rows.dtype
             unit_rows = rows.index_select(0, group).to(factor)  # (u, 10, 32)
-            unit_pixels = pixels.index_select(0, place).to(factor).view(-1, BLOCK, rows.shape[-1])  # (u, 32, 32)
+            # (u, 32, 32)
+            unit_pixels = pixels.index_select(0, place).to(factor).view(-1, BLOCK, rows.shape[-1])
             logits = torch.bmm(unit_rows, unit_pixels.mT).to(rows.dtype)  # (u, 10, 32)
             error, slope = pixel_error(logits, truth, weight, unused_factor[group], with_gradient)
             total += error
             if slope is not None:
                 slope = slope.to(factor)
                 gradients[0].index_add_(0, group, torch.bmm(slope, unit_pixels).to(rows.dtype))
-                gradients[1].index_add_(0, place, torch.bmm(slope.mT, unit_rows).to(rows.dtype).flatten(0, 1))
+                gradients[1].index_add_(
+                    0, place, torch.bmm(slope.mT, unit_rows).to(rows.dtype).flatten(0, 1)
+                )
         if with_gradient:
             gradients[0] = gradients[0].flatten(0, 1).index_select(0, positives.slot)  # (P, 32)
         context.save_for_backward(prototypes, *gradients)
@@ -195,9 +246,12 @@ class _BlockedMaskError(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+    def backward(
+        context: Any, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
         prototypes, coefficient_gradient, pixel_gradient = context.saved_tensors
         whole = torch.empty_like(prototypes)
         parts = whole.permute(0, 2, 3, 1)
-        torch.mul(pixel_gradient.view(parts.shape), gradient, out=parts)  # scaled, converted and put in place at once
+        # scaled, converted and put in place at once
+        torch.mul(pixel_gradient.view(parts.shape), gradient, out=parts)
         return coefficient_gradient * gradient, whole, None, None, None

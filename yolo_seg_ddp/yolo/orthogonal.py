@@ -1,4 +1,6 @@
-"""Muon's update of all matrices in few operators: a GPU computes a small product faster than it is told to."""
+"""Muon's update of all matrices in few operators: a GPU computes a small product faster than it is
+told to.
+"""
 
 import functools
 import itertools
@@ -10,19 +12,23 @@ from typing import NamedTuple
 
 import torch
 
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c of a X + b (X X') X + c (X X')^2 X, Muon's polynomial
-# Matrices are padded with zeros to the next larger size where this adds less than these shares of all multiplications.
+# a, b, c of a X + b (X X') X + c (X X')^2 X, Muon's polynomial
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+# Matrices are padded with zeros to the next larger size where this adds less than these shares of
+# all multiplications.
 TALLER, WIDER = 0.05, 0.005
 
 
 class Orthogonaliser:
     """Brings the singular values of float32 matrices (M, N) near 1, times sqrt(M / N) where M > N.
 
-    Five Newton-Schulz iterations leave them between 0.68 and 1.2; those below a thousandth of the largest stay smaller.
-    Each iteration multiplies X by a polynomial of X X', so X X' alone is iterated, a much smaller matrix for a 3 x 3
-    convolution, and X is multiplied once by the product of the polynomials.
+    Five Newton-Schulz iterations leave them between 0.68 and 1.2; those below a thousandth of the
+    largest stay smaller. Each iteration multiplies X by a polynomial of X X', so X X' alone is
+    iterated, a much smaller matrix for a 3 x 3 convolution, and X is multiplied once by the product
+    of the polynomials.
 
-    It keeps memory for one matrix per weight, whose columns are in the order of the weight's memory.
+    It keeps memory for one matrix per weight, whose columns are in the order of the weight's
+    memory.
     """
 
     def __init__(self, weights: Sequence[torch.Tensor]) -> None:
@@ -46,10 +52,15 @@ class Orthogonaliser:
                 places[number] = place.as_strided(weight.shape, _strides(weight))
                 self._padding += [place[weight.numel() :]] if weight.numel() < len(place) else []
             offset = end
-        self._places = [places[number] for number in range(len(weights))]  # in shape and memory format of the weights
+        # in shape and memory format of the weights
+        self._places = [places[number] for number in range(len(weights))]
 
-    def sum_of(self, gradients: list[torch.Tensor], momenta: list[torch.Tensor], momentum: float) -> list[torch.Tensor]:
-        """Return the orthogonalised gradient + momentum * momentum buffer of all weights, until the next call."""
+    def sum_of(
+        self, gradients: list[torch.Tensor], momenta: list[torch.Tensor], momentum: float
+    ) -> list[torch.Tensor]:
+        """Return the orthogonalised gradient + momentum * momentum buffer of all weights, until the
+        next call.
+        """
         if self._padding:
             torch._foreach_zero_(self._padding)
         torch._foreach_copy_(self._places, gradients)
@@ -57,13 +68,16 @@ class Orthogonaliser:
         norms = torch.stack(torch._foreach_norm([self._places[number] for number in self._order]))
         scales = norms.view(-1, 1, 1).clamp(min=1e-7).reciprocal()
         counts = [sum(group.counts) for group in self._groups]
-        for group, *its_scales in zip(self._groups, scales.split(counts), scales.square().split(counts), strict=True):
+        for group, *its_scales in zip(
+            self._groups, scales.split(counts), scales.square().split(counts), strict=True
+        ):
             group.orthogonalise(*its_scales)
         return self._places
 
 
 class _Size(NamedTuple):
-    """Rows and columns of the matrices of a batch after padding; `height` is that of X X', of X' X for a tall one.
+    """Rows and columns of the matrices of a batch after padding; `height` is that of X X', of X' X
+    for a tall one.
 
     Those with more columns than rows are padded to (height, any). The others, tall ones, are not.
     """
@@ -76,7 +90,8 @@ class _Size(NamedTuple):
 
 @dataclass
 class _Group:
-    """Batches of matrices whose X X' have one height M after padding: first the wide ones, then the tall ones.
+    """Batches of matrices whose X X' have one height M after padding: first the wide ones, then the
+    tall ones.
 
     The wide ones lie side by side on a sheet (M, sum of all widths), which `pieces` form.
     """
@@ -88,7 +103,9 @@ class _Group:
     tall: list[torch.Tensor] = field(default_factory=list)  # (K, rows, columns)
 
     def add(self, size: _Size, memory: torch.Tensor, widths: list[int]) -> None:
-        """Add a batch: matrices with `widths` columns in the rows of `memory` (K, rows * columns)."""
+        """Add a batch: matrices with `widths` columns in the rows of `memory`
+        (K, rows * columns).
+        """
         self.counts.append(len(memory))
         if size.is_tall:
             self.tall.append(memory.view(-1, size.rows, size.columns))
@@ -99,7 +116,9 @@ class _Group:
             self.pieces += [part.view(size.rows, -1) for part in parts if len(part)]
 
     def orthogonalise(self, scales: torch.Tensor, squares: torch.Tensor) -> None:
-        """Orthogonalise the matrices in place; `scales` (K, 1, 1) is one over their norms, `squares` their squares."""
+        """Orthogonalise the matrices in place; `scales` (K, 1, 1) is one over their norms,
+        `squares` their squares.
+        """
         gram = scales.new_empty(len(scales), self.height, self.height)  # X X' of all
         if self.tall:
             gram.zero_()
@@ -119,9 +138,13 @@ class _Group:
         for factor, values in zip(factors[len(wide) :], self.tall, strict=True):
             rows, columns = values.shape[1:]
             factor = factor[:, :columns, :columns]
-            values.copy_(torch.baddbmm(values, values, factor, beta=0, alpha=math.sqrt(rows / columns)))
+            values.copy_(
+                torch.baddbmm(values, values, factor, beta=0, alpha=math.sqrt(rows / columns))
+            )
         if self.pieces:
-            torch.split_with_sizes_copy(result, [piece.shape[1] for piece in self.pieces], 1, out=self.pieces)
+            torch.split_with_sizes_copy(
+                result, [piece.shape[1] for piece in self.pieces], 1, out=self.pieces
+            )
 
     def _wide_of(self, sheet: torch.Tensor) -> list[torch.Tensor]:
         """Return the batches (K, height, width) of wide matrices as views of a sheet."""
@@ -136,8 +159,9 @@ class _Group:
 def _iterate(gram: torch.Tensor) -> torch.Tensor:
     """Return the factors Q (K, M, M) that orthogonalise X of norm 1, from G = X X' (K, M, M).
 
-    Each iteration has a polynomial P of G. Q is the product of all P. The next G is P G P; computed from Q it would lose
-    its small eigenvalues. P multiplies G and Q at once: they lie side by side, with Q in the middle of three.
+    Each iteration has a polynomial P of G. Q is the product of all P. The next G is P G P; computed
+    from Q it would lose its small eigenvalues. P multiplies G and Q at once: they lie side by side,
+    with Q in the middle of three.
     """
     first, second, third = NEWTON_SCHULZ
     height = gram.shape[1]
@@ -148,9 +172,12 @@ def _iterate(gram: torch.Tensor) -> torch.Tensor:
     torch.bmm(product, gram, out=right)
     gram = torch.bmm(right, product, out=left)
     for start in (0, height, 0):  # of G and Q, which are exchanged each time
-        polynomial = torch.baddbmm(gram, gram, gram, beta=second, alpha=third)  # without its multiple of 1
+        # without its multiple of 1
+        polynomial = torch.baddbmm(gram, gram, gram, beta=second, alpha=third)
         before, room = room[:, :, start : start + 2 * height], torch.empty_like(room)
-        torch.baddbmm(before, polynomial, before, beta=first, out=room[:, :, start : start + 2 * height])
+        torch.baddbmm(
+            before, polynomial, before, beta=first, out=room[:, :, start : start + 2 * height]
+        )
         left, product, right = room.split(height, 2)
         half, gram = (right, left) if start else (left, right)
         torch.baddbmm(half, half, polynomial, beta=first, out=gram)
@@ -175,7 +202,9 @@ def _batch_sizes(shapes: Sequence[tuple[int, int]]) -> list[_Size]:
     total = sum(multiplications(height, widths) for height, widths in by_height.items())
     heights = _join(
         by_height,
-        lambda low, high: multiplications(high, by_height[low]) - multiplications(low, by_height[low]),
+        lambda low, high: (
+            multiplications(high, by_height[low]) - multiplications(low, by_height[low])
+        ),
         TALLER * total,
     )
     by_width: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
@@ -199,7 +228,9 @@ def _wider(height: int, counts: dict[int, int], low: int, high: int) -> int:
 
 
 def _join(sizes: Iterable[int], added: Callable[[int, int], float], limit: float) -> dict[int, int]:
-    """Map each size to the one to which it is padded; `added` are the multiplications for padding from one to another."""
+    """Map each size to the one to which it is padded; `added` are the multiplications for padding
+    from one to another.
+    """
     padded: dict[int, int] = {}
     joined: list[int] = []
     for size, following in itertools.pairwise([*sorted(sizes), 0]):

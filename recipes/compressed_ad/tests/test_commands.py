@@ -39,7 +39,9 @@ def write_config(folder: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Train with the README's command for all GPUs, and the guide's file; return the folder and what it printed."""
+    """Train with the README's command for all GPUs, and the guide's file; return the folder and
+    what it printed.
+    """
     folder = tmp_path_factory.mktemp("launched")
     write_small_histories(small_settings(folder))
     done = launch(folder)
@@ -48,18 +50,26 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def launch(folder: Path) -> "subprocess.CompletedProcess[str]":
-    """Start the README's command for all GPUs with a configuration that is written into a folder."""
-    (line,) = re.findall(r"^bin/accelerate launch .*=auto .*$", (FOLDER / "README.md").read_text(), re.MULTILINE)
+    """Start the README's command for all GPUs with a configuration that is
+    written into a folder.
+    """
+    (line,) = re.findall(
+        r"^bin/accelerate launch .*=auto .*$", (FOLDER / "README.md").read_text(), re.MULTILINE
+    )
     program, word, *flags, script = line.split()
     assert [word, script] == ["launch", "train.py"]
     command = [program, word, "--config_file", "accelerate_config.yaml", *flags]
     command += [f"--main_process_port={free_port()}", script, str(write_config(folder))]
     search = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(folder), "PATH": search}
-    return subprocess.run(command, cwd=FOLDER, env=variables, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(
+        command, cwd=FOLDER, env=variables, capture_output=True, text=True, timeout=240, check=False
+    )
 
 
-def test_without_histories_the_launch_ends_with_one_line_and_no_report_of_torchrun(tmp_path: Path) -> None:
+def test_without_histories_the_launch_ends_with_one_line_and_no_report_of_torchrun(
+    tmp_path: Path,
+) -> None:
     done = launch(tmp_path)
     assert done.returncode == 1
     assert "no such file; make it with python collect.py" in done.stderr.splitlines()[-1]
@@ -93,7 +103,10 @@ def test_the_run_keeps_one_checkpoint_and_the_guides_scalars(launched: tuple[Pat
     names = [name for name in events.Tags()["scalars"] if name.startswith(("train/", "test/"))]
     steps = {name: [event.step for event in events.Scalars(name)] for name in names}
     assert steps.keys() == {
-        *(f"train/{name}" for name in ("loss", "loss_action", "acc_action", "lr", "samples_per_sec")),
+        *(
+            f"train/{name}"
+            for name in ("loss", "loss_action", "acc_action", "lr", "samples_per_sec")
+        ),
         *(f"test/{name}" for name in ("loss_action", "acc_action")),
     }
     assert steps["test/acc_action"] == [4, 8]
@@ -130,7 +143,9 @@ def test_python_alone_continues_the_checkpoint_of_two_processes(
     assert (saved["step"], saved["config"]["train_batch_size"]) == (NUM_STEPS + 4, 2)
 
 
-def test_the_guides_line_reads_a_precision_that_a_cpu_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_guides_line_reads_a_precision_that_a_cpu_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = (FOLDER / "train.py").read_text(encoding="utf-8")
     assert 'mixed_precision=config["mixed_precision"]' in text
     accelerator = train.start(small_settings(tmp_path, mixed_precision="fp16"))
@@ -141,7 +156,9 @@ def test_the_guides_line_reads_a_precision_that_a_cpu_has(tmp_path: Path, capsys
 def collect_here(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
     """Run collect.py in this process alone."""
     pool = SimpleNamespace(map=map)
-    monkeypatch.setattr(collect, "ProcessPoolExecutor", lambda *arguments: contextlib.nullcontext(pool))
+    monkeypatch.setattr(
+        collect, "ProcessPoolExecutor", lambda *arguments: contextlib.nullcontext(pool)
+    )
     run_command(collect, config)
 
 
@@ -159,18 +176,26 @@ def test_all_three_commands_work_with_a_key_and_a_door(
     changes = {"environment": "key_to_door", "num_goals": 10, "horizon": 6}
     settings, config = small_settings(tmp_path, **changes), write_config(tmp_path, **changes)
     collect_here(monkeypatch, config)
-    monkeypatch.setattr(train, "EngineOptions", partial(EngineOptions, tensorboard=False))  # its import takes a second
+    # its import takes a second
+    monkeypatch.setattr(train, "EngineOptions", partial(EngineOptions, tensorboard=False))
     assert run_command(train, config) == 0
     run_command(evaluate, config)
     printed = capsys.readouterr().out
     assert "10 goals x 2 histories" in printed
-    assert f"{settings.save_dir}/CompressedAD-key_to_door-seed0, step {NUM_STEPS}: 1 test goals" in printed
+    assert (
+        f"{settings.save_dir}/CompressedAD-key_to_door-seed0, step {NUM_STEPS}: 1 test goals"
+        in printed
+    )
     assert np.load(settings.run_folder / "eval_result.npy").max() <= 2
 
 
 def test_the_shipped_options_are_the_guides() -> None:
     config = read_config(Settings, FOLDER / DEFAULT_CONFIG)
-    assert (config.train_batch_size, config.mixed_precision, config.summary_interval) == (128, "fp16", 100)
+    assert (config.train_batch_size, config.mixed_precision, config.summary_interval) == (
+        128,
+        "fp16",
+        100,
+    )
     assert config.run_folder == Path("runs/CompressedAD-darkroom-seed0")
     assert config == Settings()  # the files repeat the defaults
     launcher = yaml.safe_load((FOLDER / "accelerate_config.yaml").read_text())
@@ -187,7 +212,10 @@ def test_the_shipped_options_are_the_guides() -> None:
         ("mixed_precision: fp8", "bad.yaml: mixed_precision: 'fp8' is not one of no, fp16, bf16"),
         ("heads: 7", "bad.yaml: width 128: must be a multiple of heads, 7"),
         ("num_goals: 4", "bad.yaml: num_goals 4: must be 0 (all) or at least 5"),
-        ("train_timesteps: 1500", "bad.yaml: train_timesteps 1500: must be a multiple of eval_interval, 1000"),
+        (
+            "train_timesteps: 1500",
+            "bad.yaml: train_timesteps 1500: must be a multiple of eval_interval, 1000",
+        ),
         ("eval_segment: 90", "bad.yaml: eval_recent 80: must be at least eval_segment, 90"),
     ],
 )
@@ -218,13 +246,30 @@ def test_more_processes_than_gpus_are_one_line(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_auto_becomes_the_number_of_gpus() -> None:
-    loader = SourceFileLoader("shim", str(FOLDER / "bin" / "accelerate"))  # a script without an ending
+    # a script without an ending
+    loader = SourceFileLoader("shim", str(FOLDER / "bin" / "accelerate"))
     shim = types.ModuleType("shim")
     loader.exec_module(shim)
     for arguments, gpus, expected in (
-        ("launch --multi_gpu --num_processes=auto train.py", 4, "launch --multi_gpu --num_processes=4 train.py"),
-        ("launch --multi_gpu --num_processes auto train.py", 0, "launch --multi_gpu --num_processes 2 train.py"),
-        ("launch --multi_gpu --num_processes=auto train.py", 1, "launch --num_processes=1 train.py"),
-        ("launch --multi_gpu --num_processes=1 auto.py", 1, "launch --multi_gpu --num_processes=1 auto.py"),
+        (
+            "launch --multi_gpu --num_processes=auto train.py",
+            4,
+            "launch --multi_gpu --num_processes=4 train.py",
+        ),
+        (
+            "launch --multi_gpu --num_processes auto train.py",
+            0,
+            "launch --multi_gpu --num_processes 2 train.py",
+        ),
+        (
+            "launch --multi_gpu --num_processes=auto train.py",
+            1,
+            "launch --num_processes=1 train.py",
+        ),
+        (
+            "launch --multi_gpu --num_processes=1 auto.py",
+            1,
+            "launch --multi_gpu --num_processes=1 auto.py",
+        ),
     ):
         assert " ".join(shim.expanded(arguments.split(), gpus)) == expected

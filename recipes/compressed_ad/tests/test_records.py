@@ -17,7 +17,7 @@ from recipes.compressed_ad.sizes import RECORDS_OF_DEPTH
 from recipes.compressed_ad.tests.small import small_settings, write_small_histories
 from tests.support.recipes import assert_refused
 
-# --- The room, the source learner, and the file of its histories -----------------------------------------------------
+# --- The room, the source learner, and the file of its histories ----------------------------------
 
 
 def test_walls_stop_moves_and_the_goal_rewards_every_step_that_ends_there() -> None:
@@ -33,9 +33,11 @@ def test_walls_stop_moves_and_the_goal_rewards_every_step_that_ends_there() -> N
 
 
 def test_the_key_rewards_once_then_the_door_once_then_nothing() -> None:
-    room = KeyToDoor(np.array([5 * 9 + 4, 4 * 9 + 5, 0 * 9 + 5]), 3, 6)  # (key, door); the centre is cell 4
+    # (key, door); the centre is cell 4
+    room = KeyToDoor(np.array([5 * 9 + 4, 4 * 9 + 5, 0 * 9 + 5]), 3, 6)
     assert len(KeyToDoor.all_goals(3)) == 9 * 8
-    found = [room.step(np.full(3, action)) for action in (2, 3, 4, 2, 3, 2)]  # column + 1, - 1, stay
+    # column + 1, - 1, stay
+    found = [room.step(np.full(3, action)) for action in (2, 3, 4, 2, 3, 2)]
     assert np.stack([rewards for _, rewards, _ in found], 1).tolist() == [
         [1, 1, 0, 0, 0, 0],
         [0, 1, 0, 1, 0, 0],
@@ -62,7 +64,12 @@ def test_the_learner_finds_a_far_goal_and_keeps_to_it() -> None:
 
 
 def test_the_learner_finds_a_far_key_and_a_far_door() -> None:
-    room: dict[str, Any] = {"environment": "key_to_door", "grid_size": 7, "discount": 0.95, "optimism": 0.03}
+    room: dict[str, Any] = {
+        "environment": "key_to_door",
+        "grid_size": 7,
+        "discount": 0.95,
+        "optimism": 0.03,
+    }
     history = learn(Settings(source_streams=8, source_steps=600, **room), 0 * 49 + 48)
     returns = history["rewards"].reshape(30, 20, 8).sum(1).mean(1)
     assert returns[:2].mean() < 1
@@ -100,14 +107,16 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-# --- Training records: what a batch holds, and how ranks share them --------------------------------------------------
+# --- Training records: what a batch holds, and how ranks share them -------------------------------
 
 
 NUM_STEPS = 270
 
 
 def numbered_histories(count: int) -> np.ndarray:
-    """Return histories whose steps tell who they are: cell and next cell together are the step's number."""
+    """Return histories whose steps tell who they are: cell and next cell together are the step's
+    number.
+    """
     steps = np.arange(NUM_STEPS)
     columns = np.broadcast_arrays(steps // 200, steps % 5, np.arange(count)[:, None], steps % 200)
     return np.stack(columns, -1).astype(np.uint8)
@@ -148,7 +157,9 @@ def test_a_batch_holds_segments_then_recent_steps_then_the_actions_to_predict(de
         wanted = [number % 5 for number in range(start + first_query, start + length + 1)]
         assert targets.tolist() == wanted + [-1] * (len(targets) - len(wanted))
         cells = batch["query_cells"][row].numpy()[: len(wanted)]
-        assert cells.tolist() == [number // 200 for number in range(start + first_query, start + length + 1)]
+        assert cells.tolist() == [
+            number // 200 for number in range(start + first_query, start + length + 1)
+        ]
 
 
 def test_two_ranks_share_the_batch_of_one_rank_with_the_same_depth() -> None:
@@ -168,11 +179,14 @@ def test_a_pass_uses_no_record_twice_and_the_next_pass_has_another_order() -> No
     loader = batches(batch_size=6)
     per_pass = sum(6 * number // 6 for number in RECORDS_OF_DEPTH)
     first, second = (
-        [loader.records_of(number) for number in range(begin, begin + per_pass)] for begin in (0, per_pass)
+        [loader.records_of(number) for number in range(begin, begin + per_pass)]
+        for begin in (0, per_pass)
     )
     used = [(depth, number) for depth, numbers in first for number in numbers]
     assert len(used) == len(set(used)) == 6 * 93
-    composed = [{(depth, *sorted(numbers.tolist())) for depth, numbers in each} for each in (first, second)]
+    composed = [
+        {(depth, *sorted(numbers.tolist())) for depth, numbers in each} for each in (first, second)
+    ]
     assert len(composed[0] & composed[1]) < len(first) / 10, "batches of other records"
     assert [depth for depth, _ in first] != [depth for depth, _ in second]
 
@@ -180,10 +194,15 @@ def test_a_pass_uses_no_record_twice_and_the_next_pass_has_another_order() -> No
 def test_the_test_uses_each_record_once_over_all_ranks() -> None:
     records = draw_records(2, NUM_STEPS, 1)
     parts = [
-        TestBatches(numbered_histories(2), records, batch_size=7, rank=rank, world_size=3).parts for rank in range(3)
+        TestBatches(numbered_histories(2), records, batch_size=7, rank=rank, world_size=3).parts
+        for rank in range(3)
     ]
-    used = sorted((depth, int(number)) for part in parts for depth, numbers in part for number in numbers)
-    assert used == [(depth, number) for depth in range(4) for number in range(2 * RECORDS_OF_DEPTH[depth])]
+    used = sorted(
+        (depth, int(number)) for part in parts for depth, numbers in part for number in numbers
+    )
+    assert used == [
+        (depth, number) for depth in range(4) for number in range(2 * RECORDS_OF_DEPTH[depth])
+    ]
 
 
 def test_the_baseline_sees_recent_steps_alone_and_each_record_has_a_target(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""The network, and its training on two ranks: the gradients of one rank, and a kill that costs nothing."""
+"""The network, and its training on two ranks: the gradients of one rank, and a kill that costs
+nothing.
+"""
 
 import os
 from dataclasses import replace
@@ -24,10 +26,17 @@ from tests.support.recipes import assert_equal, assert_equal_moments, dying
 from yolo_seg_ddp.engine import EngineOptions, TrainingEngine
 from yolo_seg_ddp.run.checkpoint import CheckpointFiles
 
-# --- The network: what sees what, and that rollouts compute what the training computes -------------------------------
+# --- The network: what sees what, and that rollouts compute what the training computes ------------
 
 SIZE = ModelSize(
-    grid_size=3, width=16, heads=2, feedforward=16, encoder_layers=2, decoder_layers=2, latents=3, dropout=0
+    grid_size=3,
+    width=16,
+    heads=2,
+    feedforward=16,
+    encoder_layers=2,
+    decoder_layers=2,
+    latents=3,
+    dropout=0,
 )
 
 
@@ -77,11 +86,14 @@ def test_padding_changes_nothing(depth: int) -> None:
 
 
 def test_a_step_is_embedded_with_its_reward() -> None:
-    """From cell 5 by action 3 to cell 7, with and without a reward: rows and columns one-hot, then the linear layer."""
+    """From cell 5 by action 3 to cell 7, with and without a reward: rows and columns one-hot, then
+    the linear layer.
+    """
     model = network()
     for reward in (0, 1):
         features = torch.zeros(6 + 5 + 1 + 6)
-        features[[0 + 1, 3 + 2, 6 + 3, 12 + 2, 15 + 1]] = 1.0  # row 1, column 2; action 3; row 2, column 1
+        # row 1, column 2; action 3; row 2, column 1
+        features[[0 + 1, 3 + 2, 6 + 3, 12 + 2, 15 + 1]] = 1.0
         features[11] = reward
         layer = model.step_embedding
         expected = functional.layer_norm(layer.weight @ features + layer.bias, (SIZE.width,))
@@ -111,7 +123,9 @@ def test_every_weight_gets_a_gradient_at_every_depth(depth: int) -> None:
 
 @pytest.mark.parametrize("encoder_layers", [2, 0])
 def test_a_rollout_with_its_cache_computes_what_training_computes(encoder_layers: int) -> None:
-    """Including the layer norm of new steps, positions after a compression, and two in a row; without an encoder it forgets."""
+    """Including the layer norm of new steps, positions after a compression, and two in a row;
+    without an encoder it forgets.
+    """
     model, steps = network(encoder_layers=encoder_layers), random_steps(2, 40, 5)
     context = InContext(model, 2, most_recent=15, segment=12)
     begins: list[int] = []  # of the segments
@@ -132,7 +146,9 @@ def test_a_rollout_with_its_cache_computes_what_training_computes(encoder_layers
     assert len(begins) == 2
 
 
-def test_returns_count_the_steps_on_the_goal_which_the_model_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_returns_count_the_steps_on_the_goal_which_the_model_sees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Stays(CompressedAD):
         """Always chooses the last action."""
 
@@ -150,7 +166,9 @@ def test_returns_count_the_steps_on_the_goal_which_the_model_sees(monkeypatch: p
         observe(self, steps)
 
     monkeypatch.setattr(InContext, "observe", noting)
-    returns = roll_out(Stays(), Darkroom(np.array([4, 0]), 3, 5), 8, most_recent=10, segment=6, seed=0)
+    returns = roll_out(
+        Stays(), Darkroom(np.array([4, 0]), 3, 5), 8, most_recent=10, segment=6, seed=0
+    )
     assert returns.tolist() == [[5] * 8, [0] * 8]
     assert torch.stack(seen).unique(dim=0).tolist() == [[[4, 4, 1, 4], [4, 4, 0, 4]]]
     by_chance = random_returns(Darkroom(np.full(200, 4), 3, 5), 3, 0)
@@ -158,7 +176,7 @@ def test_returns_count_the_steps_on_the_goal_which_the_model_sees(monkeypatch: p
     assert 0.5 < by_chance.mean() < 1.5
 
 
-# --- Training on two ranks: the gradients of one rank, and a kill that costs nothing ---------------------------------
+# --- Training on two ranks: the gradients of one rank, and a kill that costs nothing --------------
 
 
 KILL_AT = 7  # the step after the checkpoint in the middle of the second epoch
@@ -171,7 +189,11 @@ def gradients_of_each_depth(config: Settings, rank: int = 0, world_size: int = 1
     model = CompressedAD(config)
     options = EngineOptions(precision="off", quiet=True, tensorboard=False)
     engine = TrainingEngine(
-        model, torch.device("cpu"), options, task=Distillation(config, world_size), run=config.save_dir
+        model,
+        torch.device("cpu"),
+        options,
+        task=Distillation(config, world_size),
+        run=config.save_dir,
     )
     batches, _ = loaders(config, 1, rank, world_size)
     found: Gradients = {}
@@ -183,20 +205,25 @@ def gradients_of_each_depth(config: Settings, rank: int = 0, world_size: int = 1
             model.zero_grad()
             engine.forward_backward(batches.records[depth].batch(batches.histories, chosen))
             found[depth] = {
-                name: weight.grad.numpy().copy() for name, weight in model.named_parameters() if weight.grad is not None
+                name: weight.grad.numpy().copy()
+                for name, weight in model.named_parameters()
+                if weight.grad is not None
             }
     return found
 
 
 def settings_of_rank(folder: Path, name: str) -> Settings:
-    return small_settings(folder, save_dir=str(folder / name), dropout=0.3, gradient_accumulation_steps=2)
+    return small_settings(
+        folder, save_dir=str(folder / name), dropout=0.3, gradient_accumulation_steps=2
+    )
 
 
 def train_run(folder: Path, name: str, resume: bool, kill_at: int = 0) -> None:
     config = settings_of_rank(folder, name)
     kill_at = 2 * kill_at if os.environ["RANK"] == "1" else 0  # two batches for each step
     with pytest.MonkeyPatch.context() as patch, dying(Distillation, "loss", kill_at):
-        patch.setattr(train, "EngineOptions", partial(EngineOptions, tensorboard=False))  # its import takes a second
+        # its import takes a second
+        patch.setattr(train, "EngineOptions", partial(EngineOptions, tensorboard=False))
         train.train(config, train.start(config), resume)
 
 
@@ -216,7 +243,9 @@ def gradients_then_resume(folder: Path) -> Gradients:
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Gradients], list[Path]]:
-    """Return the folder of the runs, both ranks' gradients, and the checkpoints that the kill left."""
+    """Return the folder of the runs, both ranks' gradients, and the checkpoints
+    that the kill left.
+    """
     folder = tmp_path_factory.mktemp("compressed")
     write_small_histories(small_settings(folder))
     # Which comes first is chance: that rank 1 is gone, or that rank 0 misses it.
@@ -236,12 +265,16 @@ def test_two_ranks_have_the_gradients_of_one_with_the_double_batch(
             assert found[depth].keys() == expected.keys()
             for name, gradient in expected.items():
                 scale = np.abs(gradient).max()
-                assert np.abs(found[depth][name] - gradient).max() <= 1e-5 * max(scale, 1e-3), f"depth {depth}: {name}"
+                assert np.abs(found[depth][name] - gradient).max() <= 1e-5 * max(scale, 1e-3), (
+                    f"depth {depth}: {name}"
+                )
     assert all(np.abs(one[depth]["action_head.weight"]).max() > 1e-3 for depth in range(4))
     assert np.abs(one[0]["latent_queries"]).max() == 0 < np.abs(one[1]["latent_queries"]).max()
 
 
-def test_a_killed_rank_costs_nothing_after_a_resume(two_ranks: tuple[Path, Any, list[Path]]) -> None:
+def test_a_killed_rank_costs_nothing_after_a_resume(
+    two_ranks: tuple[Path, Any, list[Path]],
+) -> None:
     folder, _, left = two_ranks
     assert [path.name for path in left] == ["ckpt-6.pt"]  # in the middle of an epoch
     states = []
@@ -257,5 +290,6 @@ def test_a_killed_rank_costs_nothing_after_a_resume(two_ranks: tuple[Path, Any, 
     for name in ("val_loss", "val_acc_action", "lr"):
         assert whole["progress"]["history"][name] == killed["progress"]["history"][name]
     # The rate follows the optimizer steps, whatever the number of ranks.
-    cosine = [1e-3 * (1 + np.cos(np.pi * step / NUM_STEPS)) / 2 for step in (3, 7)]  # the last steps of both epochs
+    # the last steps of both epochs
+    cosine = [1e-3 * (1 + np.cos(np.pi * step / NUM_STEPS)) / 2 for step in (3, 7)]
     assert whole["progress"]["history"]["lr"] == pytest.approx(cosine)

@@ -27,11 +27,16 @@ def photographs() -> list[tuple[str, np.ndarray]]:
     """Return two pictures with edges everywhere."""
     generator = np.random.default_rng(0)
     coarse = [generator.integers(0, 255, (24, 24, 3)).astype(np.uint8) for _ in range(2)]
-    return [(f"tiles{number}", np.kron(tiles, np.ones((8, 8, 1), np.uint8))) for number, tiles in enumerate(coarse)]
+    return [
+        (f"tiles{number}", np.kron(tiles, np.ones((8, 8, 1), np.uint8)))
+        for number, tiles in enumerate(coarse)
+    ]
 
 
 def write_data(folder: Path, reliability: float = 0.9, num_annotators: int = 0) -> Path:
-    """Write lists of 90 comparisons of 42 pictures, by one crowd or by annotators whose names are known."""
+    """Write lists of 90 comparisons of 42 pictures, by one crowd or by annotators whose names are
+    known.
+    """
     generator = np.random.default_rng(1)
     pictures = write_pictures(folder / "images", photographs(), 42, SIZE_PX, generator)
     write_lists(folder, pictures, 90, reliability, generator)
@@ -44,17 +49,34 @@ def write_data(folder: Path, reliability: float = 0.9, num_annotators: int = 0) 
 
 
 def config_for(data: Path, run: Path, **options: Any) -> TrainConfig:
-    settings: dict[str, Any] = {"epochs": 2, "batch_size": 6, "lr": 2e-3, "input_size": SIZE_PX, "device": "cpu"}
-    settings |= {"data_dir": str(data), "image_dir": str(data / "images"), "checkpoint_dir": str(run), "num_workers": 0}
+    settings: dict[str, Any] = {
+        "epochs": 2,
+        "batch_size": 6,
+        "lr": 2e-3,
+        "input_size": SIZE_PX,
+        "device": "cpu",
+    }
+    settings |= {
+        "data_dir": str(data),
+        "image_dir": str(data / "images"),
+        "checkpoint_dir": str(run),
+        "num_workers": 0,
+    }
     return TrainConfig(**{**settings, "pretrained": False, **options})
 
 
 def small_model(
-    eta: float | Sequence[float] = 0.8, is_learnable: bool = True, *, dropout: bool = True, draw_log: float = -3.0
+    eta: float | Sequence[float] = 0.8,
+    is_learnable: bool = True,
+    *,
+    dropout: bool = True,
+    draw_log: float = -3.0,
 ) -> PairModel:
     """Return a scorer with a BatchNorm and a crowd, or its annotators."""
     torch.manual_seed(0)
-    backbone = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    backbone = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+    )
     model = PairModel(QualityScorer(backbone, 32), eta, is_learnable, draw_log)
     for layer in model.modules():
         if isinstance(layer, nn.Dropout) and not dropout:
@@ -69,8 +91,17 @@ def read(config: TrainConfig) -> Comparisons:
 def train_small(config: TrainConfig, *, kill_at: int = 0) -> None:
     """Train as train.py does; kill this process at its batch number `kill_at`."""
     options = train.engine_options
-    comparisons = replace(read(config), known_order={})  # SciPy and TensorBoard take seconds to import
-    with pytest.MonkeyPatch.context() as patch, dying(PairComparison, "loss", kill_at), OwnedRun(config) as run:
-        patch.setattr(train, "engine_options", lambda config: replace(options(config), tensorboard=False))
-        model = small_model(*train.eta_of(config, comparisons), draw_log=train.first_draw_log(comparisons))
+    # SciPy and TensorBoard take seconds to import
+    comparisons = replace(read(config), known_order={})
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        dying(PairComparison, "loss", kill_at),
+        OwnedRun(config) as run,
+    ):
+        patch.setattr(
+            train, "engine_options", lambda config: replace(options(config), tensorboard=False)
+        )
+        model = small_model(
+            *train.eta_of(config, comparisons), draw_log=train.first_draw_log(comparisons)
+        )
         train.train(config, run, torch.device("cpu"), model, comparisons, 0)

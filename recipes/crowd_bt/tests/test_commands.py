@@ -1,4 +1,6 @@
-"""The commands as users type them: the shell script once, then what reads its model; flags and environment."""
+"""The commands as users type them: the shell script once, then what reads its model; flags and
+environment.
+"""
 
 import json
 import os
@@ -31,19 +33,43 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(data: Path) -> tuple[Path, str]:
-    """Train by the guide's script on two processes; return the run's folder and what was printed."""
+    """Train by the guide's script on two processes; return the run's folder
+    and what was printed.
+    """
     run = data / "run"
-    small = ("--backbone", "test_resnet", "--no-pretrained", "--input-size", "32", "--grad-checkpointing", "--amp")
-    places = ("--data-dir", data, "--image-dir", data / "images", "--checkpoint-dir", run, "--num-workers", "1")
-    environment = {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())}
-    done = run_script(SCRIPT, "2", "--epochs", "1", "--batch-size", "16", *small, *places, **environment)  # type: ignore[arg-type]
+    small = (
+        "--backbone",
+        "test_resnet",
+        "--no-pretrained",
+        "--input-size",
+        "32",
+        "--grad-checkpointing",
+        "--amp",
+    )
+    places = (
+        "--data-dir",
+        data,
+        "--image-dir",
+        data / "images",
+        "--checkpoint-dir",
+        run,
+        "--num-workers",
+        "1",
+    )
+    environment: Any = {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())}
+    done = run_script(
+        SCRIPT, "2", "--epochs", "1", "--batch-size", "16", *small, *places, **environment
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return run, done.stdout
 
 
 def test_the_script_prints_the_guides_lines_once(trained: tuple[Path, str]) -> None:
     lines = trained[1].splitlines()
-    for line in ("Model wrapped with DistributedDataParallel", "Batch size per GPU: 16, effective batch size: 32"):
+    for line in (
+        "Model wrapped with DistributedDataParallel",
+        "Batch size per GPU: 16, effective batch size: 32",
+    ):
         assert lines.count(line) == 1, trained[1]
     first = ["Distributed training initialized with 2 processes", "Using device: cpu (rank 0)"]
     assert [line for line in lines if line in first] == first, trained[1]
@@ -58,16 +84,27 @@ def test_the_script_asks_for_the_number_of_processes() -> None:
         assert done.stderr.count("\n") == 1
 
 
-def test_without_data_the_script_ends_with_one_line_and_no_report_of_torchrun(tmp_path: Path) -> None:
+def test_without_data_the_script_ends_with_one_line_and_no_report_of_torchrun(
+    tmp_path: Path,
+) -> None:
     done = run_script(SCRIPT, "2", "--data-dir", tmp_path, MASTER_PORT=str(free_port()))
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert "has a comparison; python make_data.py makes an example" in line
 
 
-def test_evaluate_reads_the_model(trained: tuple[Path, str], data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_reads_the_model(
+    trained: tuple[Path, str], data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, output = trained[0], data / "evaluation.json"
-    arguments = ("--checkpoint", run / "best_model.pt", "--data-dir", data, "--image-dir", data / "images")
+    arguments = (
+        "--checkpoint",
+        run / "best_model.pt",
+        "--data-dir",
+        data,
+        "--image-dir",
+        data / "images",
+    )
     assert run_command(evaluate, *arguments, "--output", output) == 0
     found = json.loads(output.read_text())
     during_training = json.loads((run / "evaluation_results.json").read_text())
@@ -105,14 +142,19 @@ def test_infer_scores_ranks_and_compares(
     found = inferred("--compare", files[0], files[2])
     difference = scores[str(files[0])] - scores[str(files[2])]
     assert found["difference"] == pytest.approx(difference, abs=1e-4)
-    assert found["probability_first_is_better"] == pytest.approx(1 / (1 + np.exp(-difference)), abs=1e-4)
+    assert found["probability_first_is_better"] == pytest.approx(
+        1 / (1 + np.exp(-difference)), abs=1e-4
+    )
     assert found["better"] == str(files[0 if difference >= 0 else 2])
     capsys.readouterr()
     with assert_refused("absent.png: No such file"):
         inferred("--image", folder / "absent.png")
     with pytest.raises(SystemExit):
         inferred()
-    assert "name one of --image FILE, --image-dir DIR and --compare FILE FILE" in capsys.readouterr().err
+    assert (
+        "name one of --image FILE, --image-dir DIR and --compare FILE FILE"
+        in capsys.readouterr().err
+    )
 
 
 def test_make_data_damages_photographs_of_a_folder(tmp_path: Path) -> None:
@@ -122,8 +164,19 @@ def test_make_data_damages_photographs_of_a_folder(tmp_path: Path) -> None:
         run_command(make_data, "--output", output, "--images", source)
     for number in range(3):
         cv2.imwrite(str(source / f"{number}.jpg"), np.roll(photographs()[number % 2][1], number, 0))
-    counts = ("--num-pictures", "42", "--num-unseen", "14", "--comparisons", "60", "--per-annotator", "30")
-    assert run_command(make_data, "--images", source, "--output", output, "--size", "32", *counts) == 0
+    counts = (
+        "--num-pictures",
+        "42",
+        "--num-unseen",
+        "14",
+        "--comparisons",
+        "60",
+        "--per-annotator",
+        "30",
+    )
+    assert (
+        run_command(make_data, "--images", source, "--output", output, "--size", "32", *counts) == 0
+    )
     seen = {file.name.split("_")[1] for file in (output / "images").iterdir()}
     unseen = {file.name.split("_")[1] for file in (output / "unseen" / "images").iterdir()}
     assert (seen, unseen) == ({"0", "2"}, {"1"})
@@ -139,7 +192,12 @@ def test_make_data_damages_photographs_of_a_folder(tmp_path: Path) -> None:
 def test_both_spellings_of_the_local_rank_and_a_file_with_sections(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("training: {epochs: 7, lr: 3e-4}\ndata: {data_source: s3, image_dir: x}\n")
-    for spelling in (["--local_rank", "1"], ["--local-rank", "1"], ["--local_rank=1"], ["--local-rank=1"]):
+    for spelling in (
+        ["--local_rank", "1"],
+        ["--local-rank", "1"],
+        ["--local_rank=1"],
+        ["--local-rank=1"],
+    ):
         found = read_options([*spelling, "--config", str(file), "--epochs", "9"])
         assert (found.local_rank, found.epochs, found.lr, found.data_source) == (1, 9, 3e-4, "s3")
     assert read_options([]).learnable_eta
@@ -175,7 +233,10 @@ def test_the_environment_comes_before_the_flags_and_several_processes_need_a_lau
         return
     adopt_launch_flags(config)
     meeting_point = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"} if after else {}
-    assert {name: os.environ[name] for name in RANK_NAMES if name in os.environ} == {**after, **meeting_point}
+    assert {name: os.environ[name] for name in RANK_NAMES if name in os.environ} == {
+        **after,
+        **meeting_point,
+    }
 
 
 def test_weights_that_cannot_be_fetched_are_one_line(
@@ -194,6 +255,9 @@ def test_weights_that_cannot_be_fetched_are_one_line(
     assert build_scorer("test_resnet", pretrained=True, input_size=32).head[0].in_features == 96
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1
-    assert "--backbone test_resnet: its pretrained weights cannot be fetched (We couldn't connect to the hub)" in errors
+    assert (
+        "--backbone test_resnet: its pretrained weights cannot be fetched (We couldn't connect to "
+        "the hub)" in errors
+    )
     with assert_refused("--backbone resnet81: timm has no such network (did you mean resnet18?)"):
         build_scorer("resnet81")

@@ -1,4 +1,6 @@
-"""Lists, annotators' logs, the prepared format, pictures, metrics; and what is said about bad input."""
+"""Lists, annotators' logs, the prepared format, pictures, metrics; and what is said about bad
+input.
+"""
 
 import json
 from collections import Counter
@@ -9,7 +11,14 @@ import numpy as np
 import pytest
 import torch
 from crowd_bt import annotators, metrics
-from crowd_bt.comparisons import SPLITS, Comparison, load_local, load_prepared, split_rows, write_prepared
+from crowd_bt.comparisons import (
+    SPLITS,
+    Comparison,
+    load_local,
+    load_prepared,
+    split_rows,
+    write_prepared,
+)
 from crowd_bt.images import Pairs, load_image
 from crowd_bt.make_data import Picture, compare, damaged
 
@@ -35,7 +44,9 @@ def two_images(tmp_path: Path) -> Path:
 
 def test_lists_are_split_80_to_20_within_each_pair_type(data: Path) -> None:
     lines: list[str] = []
-    found, again, other = (load_local(data, data / "images", seed, lines.append) for seed in (42, 42, 43))
+    found, again, other = (
+        load_local(data, data / "images", seed, lines.append) for seed in (42, 42, 43)
+    )
     assert [len(found.of(split)) for split in SPLITS] == [72, 18, 90]
     kinds = ("gold_gold", "anchor_anchor", "anchor_regular")
     assert Counter(row.pair_type for row in found.val) == dict.fromkeys(kinds, 6)
@@ -47,7 +58,11 @@ def test_lists_are_split_80_to_20_within_each_pair_type(data: Path) -> None:
 def test_lists_that_name_annotators_keep_the_names(tmp_path: Path) -> None:
     data = write_data(tmp_path, num_annotators=3)
     found = load_local(data, data / "images", 42, print)
-    assert Counter(row.annotator_id for row in found.of("all")) == {"user0": 30, "user1": 30, "user2": 30}
+    assert Counter(row.annotator_id for row in found.of("all")) == {
+        "user0": 30,
+        "user1": 30,
+        "user2": 30,
+    }
     assert found.measured == {"user0": None, "user1": None, "user2": None}
     pairs = Pairs(found.train, data / "images", SIZE_PX, 5, annotators=found.measured)
     names = [row.annotator_id for row in found.train[:6]]
@@ -61,7 +76,10 @@ def test_absent_lists_and_images_are_reported_and_left_out(two_images: Path) -> 
         path.write_text("")
     outside = [("../secret.png", "b.png"), (str(two_images / "secret.png"), "b.png")]
     pairs = [*[("a.png", "b.png")] * 5, ("a.png", "no.png"), *outside]
-    items = [{"img1": one, "img2": two, "expected_choice": "left", "type": "gold_gold"} for one, two in pairs]
+    items = [
+        {"img1": one, "img2": two, "expected_choice": "left", "type": "gold_gold"}
+        for one, two in pairs
+    ]
     (two_images / "gold_batch.json").write_text(json.dumps(items))
     lines: list[str] = []
     found = load_local(two_images, images, 0, lines.append)
@@ -75,10 +93,20 @@ def test_absent_lists_and_images_are_reported_and_left_out(two_images: Path) -> 
     [
         ('[{"img1": "a"\n,,', "gold_batch.json:2: not valid JSON"),
         ('{"img1": 1}', "expected a list of comparisons, found a dict"),
-        ('[{"img1": "a", "expected_choice": "left"}]', "item 1: expected an object with the file names img1 and img2"),
-        (json.dumps([{**PAIR, "expected_choice": "lft"}]), "item 1: expected_choice 'lft' is not left, right or draw"),
+        (
+            '[{"img1": "a", "expected_choice": "left"}]',
+            "item 1: expected an object with the file names img1 and img2",
+        ),
+        (
+            json.dumps([{**PAIR, "expected_choice": "lft"}]),
+            "item 1: expected_choice 'lft' is not left, right or draw",
+        ),
         ("[" * 100_000, "not valid JSON"),
-        ("[]", "none of gold_batch.json, Anchor_Anchor.json, Anchor_Regular.json has a comparison; python make_data"),
+        (
+            "[]",
+            "none of gold_batch.json, Anchor_Anchor.json, Anchor_Regular.json has a comparison; "
+            "python make_data",
+        ),
         (json.dumps([PAIR]), "0 training and 0 validation comparisons remain"),
     ],
 )
@@ -96,7 +124,14 @@ def test_a_damaged_image_is_named(tmp_path: Path) -> None:
 
 
 def test_categories_have_ranks() -> None:
-    ranks = {"goldensample_3": 100, "x_POS_5": 5, "spraying_POS_0": 0, "POS_7": -1, None: -1, "other": -1}
+    ranks = {
+        "goldensample_3": 100,
+        "x_POS_5": 5,
+        "spraying_POS_0": 0,
+        "POS_7": -1,
+        None: -1,
+        "other": -1,
+    }
     assert {category: annotators.category_rank(category) for category in ranks} == ranks
 
 
@@ -144,7 +179,9 @@ def test_worse_than_guessing_is_used_only_where_reliabilities_are_learned(two_im
     rows = [Comparison("a", "b", 1, "x", 1.0, name, value) for name, value in reliabilities.items()]
     write_prepared(two_images, rows * 10, {"user_reliabilities": {}}, 3)
     lines: list[str] = []
-    fixed, learned = (load_prepared(two_images, two_images, lines.append, learns_eta=learns) for learns in (0, 1))
+    fixed, learned = (
+        load_prepared(two_images, two_images, lines.append, learns_eta=learns) for learns in (0, 1)
+    )
     assert "eve" not in {row.annotator for row in [*fixed.of("all"), *learned.val]}
     assert {row.annotator for row in learned.train} == {"ann", "new", "eve"}
     assert "annotations by annotators of a reliability below 0.5 are left out" in lines[0]
@@ -161,10 +198,19 @@ def test_the_prepared_format_keeps_every_field(two_images: Path) -> None:
     assert (found.train, found.val) == split_rows(rows, 3)
     assert found.measured == values
     facts = json.loads((two_images / "metadata.json").read_text())
-    assert facts == {"uses_fixed_eta": True, "seed": 3, "num_train": 16, "num_val": 4, "num_users": 1, "bucket": "x"}
+    assert facts == {
+        "uses_fixed_eta": True,
+        "seed": 3,
+        "num_train": 16,
+        "num_val": 4,
+        "num_users": 1,
+        "bucket": "x",
+    }
     assert json.loads((two_images / "user_reliabilities.json").read_text()) == {"user0": 0.5}
     file = two_images / "train_comparisons.json"
-    file.write_text(file.read_text().replace('"annotator_reliability": 0.5', '"annotator_reliability": 7', 1))
+    file.write_text(
+        file.read_text().replace('"annotator_reliability": 0.5', '"annotator_reliability": 7', 1)
+    )
     with assert_refused("annotator_reliability 7 is not a number from 0 to 1", f"{file}: item "):
         load_prepared(two_images, two_images, print)
 
@@ -183,7 +229,9 @@ def test_a_sample_depends_on_seed_epoch_and_index_only(data: Path) -> None:
 @pytest.mark.parametrize("damage", ["blur", "noise", "jpeg"])
 def test_each_level_damages_more_than_the_one_before(damage: str) -> None:
     image = photographs()[0][1][:64, :64]
-    images = [damaged(image, damage, level, np.random.default_rng(0)).astype(float) for level in range(7)]
+    images = [
+        damaged(image, damage, level, np.random.default_rng(0)).astype(float) for level in range(7)
+    ]
     errors = [np.abs(worse - image).mean() for worse in images]
     assert errors[0] == 0
     assert np.all(np.diff(errors) > 0), errors
@@ -192,7 +240,9 @@ def test_each_level_damages_more_than_the_one_before(damage: str) -> None:
 def test_an_annotator_follows_the_order_as_often_as_told() -> None:
     generator = np.random.default_rng(0)
     for reliability in (0.8, 0.1):
-        answers = Counter(compare(Picture("a", 1), Picture("b", 4), reliability, generator) for _ in range(4000))
+        answers = Counter(
+            compare(Picture("a", 1), Picture("b", 4), reliability, generator) for _ in range(4000)
+        )
         assert answers["left"] / 4000 == pytest.approx(reliability, abs=0.02)
         assert set(answers) == {"left", "right"}
     assert compare(Picture("a", 2), Picture("b", 2), 1.0, generator) == "draw"
@@ -201,7 +251,10 @@ def test_an_annotator_follows_the_order_as_often_as_told() -> None:
 def test_accuracies_by_pair_type_put_gold_first_and_skip_draws() -> None:
     scores = {"a": 3.0, "b": 1.0, "c": 2.0}
     answers = [("a", "b", 1), ("b", "c", 1), ("a", "c", 0)]
-    rows = [*(Comparison(*answer, "gold_gold") for answer in answers), Comparison("c", "b", 1, "anchor_anchor")]
+    rows = [
+        *(Comparison(*answer, "gold_gold") for answer in answers),
+        Comparison("c", "b", 1, "anchor_anchor"),
+    ]
     found = metrics.evaluation(rows, scores, {})
     assert list(found["by_pair_type"]) == ["gold_gold", "anchor_anchor"]
     counts = {"correct": 1, "total": 2, "num_comparisons": 3}
@@ -212,16 +265,30 @@ def test_accuracies_by_pair_type_put_gold_first_and_skip_draws() -> None:
 
 
 def test_agreement_with_a_known_order_by_hand() -> None:
-    pytest.importorskip("scipy", reason="needs scipy (pip install -r recipes/crowd_bt/requirements.txt)")
-    found = metrics.order_values({"a": 3.0, "b": 1.0, "c": 2.0, "d": 9.9}, {"a": 0, "b": -1, "c": -2})
+    pytest.importorskip(
+        "scipy", reason="needs scipy (pip install -r recipes/crowd_bt/requirements.txt)"
+    )
+    found = metrics.order_values(
+        {"a": 3.0, "b": 1.0, "c": 2.0, "d": 9.9}, {"a": 0, "b": -1, "c": -2}
+    )
     # Order by score a c b, known order a b c: two of three pairs agree.
     expected = {"order_accuracy": 2 / 3, "kendall_tau": 1 / 3, "spearman_rho": 0.5, "num_images": 3}
-    assert found == pytest.approx({**expected, "most_kendall_tau": 1, "chance_error": (22 / 54) ** 0.5})
+    assert found == pytest.approx(
+        {**expected, "most_kendall_tau": 1, "chance_error": (22 / 54) ** 0.5}
+    )
     scores = {name: float(number) for number, name in enumerate("abcdefgh")}
-    found = metrics.order_values(scores, {name: int(score) // 3 for name, score in scores.items()})  # levels 0, 1 and 2
-    assert found["kendall_tau"] == pytest.approx(found["most_kendall_tau"])  # what a perfect order reaches
-    taus = [metrics.order_values(dict(zip(scores, order, strict=True)), scores)["kendall_tau"] for order in SHUFFLED]
+    # levels 0, 1 and 2
+    found = metrics.order_values(scores, {name: int(score) // 3 for name, score in scores.items()})
+    # what a perfect order reaches
+    assert found["kendall_tau"] == pytest.approx(found["most_kendall_tau"])
+    taus = [
+        metrics.order_values(dict(zip(scores, order, strict=True)), scores)["kendall_tau"]
+        for order in SHUFFLED
+    ]
     assert np.std(taus) == pytest.approx(found["chance_error"], rel=0.1)
     evaluation = {**metrics.evaluation([], scores, scores), "known_order": found}
-    assert metrics.evaluation_lines(evaluation)[-1] == "  A Kendall tau of 0 ± 0.29 is chance, 0.87 a perfect order"
+    assert (
+        metrics.evaluation_lines(evaluation)[-1]
+        == "  A Kendall tau of 0 ± 0.29 is chance, 0.87 a perfect order"
+    )
     assert metrics.order_values({"a": 1.0, "b": 2.0}, {"a": 1, "b": 1}) == {}

@@ -27,9 +27,16 @@ def moto() -> Iterator[S3Server]:
     """Start moto's server and fill its bucket."""
     with s3_server(BUCKET) as server:
         objects = {
-            f"{PREFIX}{user}/comparison_data.json": json.dumps(LOG).encode() for user in ("ann", "bob", "dummy_1")
+            f"{PREFIX}{user}/comparison_data.json": json.dumps(LOG).encode()
+            for user in ("ann", "bob", "dummy_1")
         }
-        server.put({**objects, f"{PREFIX}carl/notes.txt": b"no log", f"{PREFIX}dora/comparison_data.json": b"["})
+        server.put(
+            {
+                **objects,
+                f"{PREFIX}carl/notes.txt": b"no log",
+                f"{PREFIX}dora/comparison_data.json": b"[",
+            }
+        )
         yield server
 
 
@@ -66,7 +73,10 @@ def test_logs_are_downloaded_once_and_kept_prepared(tmp_path: Path, server: S3Se
         (tmp_path / name).write_text("")
     found = load_prepared(tmp_path / "prepared", tmp_path, print)
     assert (len(found.train), len(found.val)) == (16, 4)
-    assert {(row.annotator_id, row.annotator_reliability) for row in found.of("all")} == {("ann", 1.0), ("bob", 1.0)}
+    assert {(row.annotator_id, row.annotator_reliability) for row in found.of("all")} == {
+        ("ann", 1.0),
+        ("bob", 1.0),
+    }
     server.requests.clear()
     assert "remove it to download them again" in prepare(tmp_path)[0]
     assert server.requests == []
@@ -80,16 +90,35 @@ def test_logs_are_downloaded_once_and_kept_prepared(tmp_path: Path, server: S3Se
 def test_the_guides_s3_line_trains_after_make_data_and_after_the_remedy_that_an_error_names(
     tmp_path: Path, server: S3Server
 ) -> None:
-    # What make_data.py had written stood in the place of the download, and --prepared-data-dir switched S3 off.
+    # What make_data.py had written stood in the place of the download, and --prepared-data-dir
+    # switched S3 off.
     recipe, data = RECIPES / "crowd_bt", tmp_path / "data"
-    counts = ("--num-pictures", "42", "--comparisons", "60", "--annotators", "3", "--per-annotator", "10")
-    made = run_script("python", str(recipe / "make_data.py"), "--output", data, "--size", "32", *counts)
+    counts = (
+        "--num-pictures",
+        "42",
+        "--comparisons",
+        "60",
+        "--annotators",
+        "3",
+        "--per-annotator",
+        "10",
+    )
+    made = run_script(
+        "python", str(recipe / "make_data.py"), "--output", data, "--size", "32", *counts
+    )
     assert made.returncode == 0, made.stderr
     logs = {file.parent.name: file for file in data.glob("users/*/*.json")}
     prefix = TrainConfig(data_source="s3").s3_prefix
     server.put({f"{prefix}{user}/{file.name}": file.read_bytes() for user, file in logs.items()})
     line = ("--data-source", "s3", "--backbone", "efficientnet_b5", "--lr", "5e-5")
-    places = ("--data-dir", data, "--image-dir", data / "images", "--checkpoint-dir", tmp_path / "run")
+    places = (
+        "--data-dir",
+        data,
+        "--image-dir",
+        data / "images",
+        "--checkpoint-dir",
+        tmp_path / "run",
+    )
     small = ("--backbone", "test_resnet", "--no-pretrained", "--input-size", "32", "--epochs", "1")
     few = ("--batch-size", "8", "--num-workers", "0", "--device", "cpu")
     command = (recipe / "train_distributed.sh", "2", *line, *places, *small, *few)
@@ -101,14 +130,18 @@ def test_the_guides_s3_line_trains_after_make_data_and_after_the_remedy_that_an_
     shutil.rmtree(data / "prepared")
     shutil.move(data / "simulated", data / "prepared")  # as make_data.py wrote it once
     arguments = (*line, *places, *small, *few, "--no-auto-resume")
-    with assert_refused("holds comparisons of another source", "beside --data-source s3: --prepared-data-dir"):
+    with assert_refused(
+        "holds comparisons of another source", "beside --data-source s3: --prepared-data-dir"
+    ):
         run_command(train, *arguments)
     assert run_command(train, *arguments, "--prepared-data-dir", tmp_path / "other") == 0
     assert json.loads((tmp_path / "other" / "metadata.json").read_text())["bucket"] == BUCKET
     assert not [file for file in tmp_path.rglob("*.lock") if file.is_file()]
 
 
-def test_a_body_that_is_cut_off_is_read_again_and_then_refused(tmp_path: Path, server: S3Server) -> None:
+def test_a_body_that_is_cut_off_is_read_again_and_then_refused(
+    tmp_path: Path, server: S3Server
+) -> None:
     server.faults, server.times_left = {"ann/": "short"}, 1
     assert "20 comparisons of 2 users; dropped 1 test users" in prepare(tmp_path / "again")
     server.times_left = ALWAYS
@@ -131,19 +164,27 @@ def test_wrong_and_absent_credentials_are_one_line(
 ) -> None:
     server.check_keys_after(0)
     try:
-        assert "The AWS Access Key Id you provided does not exist in our records." in refusal(tmp_path)
+        assert "The AWS Access Key Id you provided does not exist in our records." in refusal(
+            tmp_path
+        )
     finally:
         server.check_keys_after(ALWAYS)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    assert "Unable to locate credentials (NoCredentialsError); set AWS_ACCESS_KEY_ID" in refusal(tmp_path)
+    assert "Unable to locate credentials (NoCredentialsError); set AWS_ACCESS_KEY_ID" in refusal(
+        tmp_path
+    )
 
 
 def test_absent_buckets_users_and_servers_are_one_line(
     tmp_path: Path, server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "s3://nobodys/a_tests_logs: The specified bucket does not exist" in refusal(tmp_path, s3_bucket="nobodys")
-    assert "no user's folder there; check --s3-bucket and --s3-prefix" in refusal(tmp_path, s3_prefix="nothing/")
+    assert "s3://nobodys/a_tests_logs: The specified bucket does not exist" in refusal(
+        tmp_path, s3_bucket="nobodys"
+    )
+    assert "no user's folder there; check --s3-bucket and --s3-prefix" in refusal(
+        tmp_path, s3_prefix="nothing/"
+    )
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     message = refusal(tmp_path)
     assert "Could not connect to the endpoint URL" in message

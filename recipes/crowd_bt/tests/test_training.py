@@ -1,4 +1,6 @@
-"""Training on two ranks: the gradient and the metrics of one, resumable to the bit after a kill, with the guide's files."""
+"""Training on two ranks: the gradient and the metrics of one, resumable to the bit after a kill,
+with the guide's files.
+"""
 
 import json
 import shutil
@@ -25,14 +27,19 @@ from yolo_seg_ddp.run.records import read_epochs
 from yolo_seg_ddp.utils import distributed
 
 KILL_AT = 10  # the fourth batch of the second epoch
-WITHOUT_EFFECT = ("scorer.head.6.bias", "scorer.backbone.0.bias")  # a difference, or BatchNorm, cancels them
+# a difference, or BatchNorm, cancels them
+WITHOUT_EFFECT = ("scorer.head.6.bias", "scorer.backbone.0.bias")
 NUM_PAIRS = 71  # the last step of an epoch has 11 pairs: 6 for one rank, 5 for the other
 
 
 def gradient_and_metrics(config: TrainConfig, folder: Path, batch_size: int) -> None:
-    """Write the gradient of an epoch's last step over pairs of different weights, and the metrics of the first weights."""
+    """Write the gradient of an epoch's last step over pairs of different weights, and the metrics
+    of the first weights.
+    """
     found, rank, world_size = read(config), distributed.rank(), distributed.world_size()
-    rows = [replace(row, weight=1.0 + number % 4) for number, row in enumerate(found.train[:NUM_PAIRS])]
+    rows = [
+        replace(row, weight=1.0 + number % 4) for number, row in enumerate(found.train[:NUM_PAIRS])
+    ]
     comparisons = replace(found, train=rows)
     task = PairComparison(comparisons, {})
     options = EngineOptions(precision="off", sync_batchnorm=True, quiet=True)
@@ -46,7 +53,9 @@ def gradient_and_metrics(config: TrainConfig, folder: Path, batch_size: int) -> 
     engine.model.train()
     values, num_pairs = engine.forward_backward(last)
     weights = engine.state.model.named_parameters()
-    gradients: dict[str, Any] = {name: weight.grad.numpy() for name, weight in weights if weight.grad is not None}
+    gradients: dict[str, Any] = {
+        name: weight.grad.numpy() for name, weight in weights if weight.grad is not None
+    }
     loss = float(distributed.all_reduce_sum(values["loss"].detach())) / world_size
     np.savez(folder / f"{world_size}-{rank}.npz", **gradients)
     facts = {"metrics": metrics, "num_pairs": num_pairs, "loss": loss}
@@ -64,7 +73,9 @@ def train_and_die(config: TrainConfig, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train on two ranks, whole and killed and resumed; measure the gradient on two ranks and on this one."""
+    """Train on two ranks, whole and killed and resumed; measure the gradient on two ranks and on
+    this one.
+    """
     folder = tmp_path_factory.mktemp("runs")
     config = config_for(write_data(folder / "data", num_annotators=3), folder / "killed")
     with pytest.raises(RankFailed, match="rank 1 died"):
@@ -80,9 +91,13 @@ def test_two_ranks_have_the_gradient_and_the_metrics_of_one(folder: Path) -> Non
     facts = [json.loads((folder / f"{name}.json").read_text()) for name in names]
     assert [found["num_pairs"] for found in facts] == [11, 6, 5]
     assert set(one.files) == set(ours.files)
-    assert {"eta_logit", "draw_log", "scorer.head.6.weight", "scorer.backbone.0.weight"} <= set(one.files)
-    assert one["eta_logit"].shape == (3,)  # of each annotator, with the prior's part, which must count once
-    # η's gradient is a small difference of larger ones, so a tenth of the largest gradient bounds the scale from below.
+    assert {"eta_logit", "draw_log", "scorer.head.6.weight", "scorer.backbone.0.weight"} <= set(
+        one.files
+    )
+    # of each annotator, with the prior's part, which must count once
+    assert one["eta_logit"].shape == (3,)
+    # η's gradient is a small difference of larger ones, so a tenth of the largest gradient bounds
+    # the scale from below.
     least = max(float(np.abs(one[name]).max()) for name in one.files) / 10
     for name in one.files:
         scale = float(np.abs(one[name]).max())
@@ -101,44 +116,82 @@ def test_a_killed_rank_costs_nothing_after_a_resume(folder: Path) -> None:
     assert_equal(whole["model"], killed["model"])
     assert whole["eta_logit"] == killed["eta_logit"]
     num_moments = assert_equal_moments(whole["optimizer"], killed["optimizer"])
-    assert num_moments == len(whole["model"]) - 3 + 2  # BatchNorm's statistics have none, η and ν have
-    results = [json.loads((folder / name / "evaluation_results.json").read_text()) for name in ("whole", "killed")]
+    # BatchNorm's statistics have none, η and ν have
+    assert num_moments == len(whole["model"]) - 3 + 2
+    results = [
+        json.loads((folder / name / "evaluation_results.json").read_text())
+        for name in ("whole", "killed")
+    ]
     assert results[0] == results[1]
     assert len(read_epochs(folder / "killed")) == 2
 
 
 def test_files_are_those_of_the_guide(folder: Path) -> None:
     run = folder / "whole"
-    files = {"best_model.pt", "last.pt", "final_model.pt", "training_log.json", "evaluation_results.json"}
+    files = {
+        "best_model.pt",
+        "last.pt",
+        "final_model.pt",
+        "training_log.json",
+        "evaluation_results.json",
+    }
     assert files | {"config.yaml"} <= {file.name for file in run.iterdir()}
     saved = read_checkpoint(run / "best_model.pt")
-    names = {"epoch", "model", "optimizer", "scheduler", "metrics", "config", "eta_logit", "draw_log"}
+    names = {
+        "epoch",
+        "model",
+        "optimizer",
+        "scheduler",
+        "metrics",
+        "config",
+        "eta_logit",
+        "draw_log",
+    }
     assert names == saved.keys()
     assert {"val_accuracy", "loss", "accuracy"} <= saved["metrics"].keys()
     assert saved["config"] == {"backbone_name": "efficientnet_b4", "input_size": 32}
     assert saved["model"].keys() == small_model().scorer.state_dict().keys()
     *epochs, last = json.loads((run / "training_log.json").read_text())
     assert [entry["epoch"] for entry in epochs] == [1, 2]
-    names = {"train_loss", "train_accuracy", "val_loss", "val_accuracy", "learning_rate", "eta", "timestamp"}
+    names = {
+        "train_loss",
+        "train_accuracy",
+        "val_loss",
+        "val_accuracy",
+        "learning_rate",
+        "eta",
+        "timestamp",
+    }
     assert names <= epochs[0].keys()
-    assert [entry["learning_rate"] for entry in epochs] == pytest.approx([2e-3, 2e-3 * (0.01 + 0.99 / 2)])
-    assert last["evaluation"]["by_pair_type"].keys() == {"gold_gold", "anchor_anchor", "anchor_regular"}
+    assert [entry["learning_rate"] for entry in epochs] == pytest.approx(
+        [2e-3, 2e-3 * (0.01 + 0.99 / 2)]
+    )
+    assert last["evaluation"]["by_pair_type"].keys() == {
+        "gold_gold",
+        "anchor_anchor",
+        "anchor_regular",
+    }
     assert next(iter(last["evaluation"])) == "gold_gold_accuracy"
     reliabilities = {name: entry["eta"] for name, entry in last["evaluation"]["annotators"].items()}
     assert sorted(reliabilities) == ["user0", "user1", "user2"]
     eta = torch.sigmoid(torch.tensor(saved["eta_logit"])).tolist()
     assert eta == pytest.approx([reliabilities[name] for name in sorted(reliabilities)], abs=1e-6)
-    # train.py once took all answers for the first annotator's: the others' η followed the prior alone, all in the same way.
+    # train.py once took all answers for the first annotator's: the others' η followed the prior
+    # alone, all in the same way.
     assert len(set(read_checkpoint(run / "last.pt")["eta_logit"])) == 3
 
 
-def test_a_resumed_run_keeps_its_effective_batch_and_its_comparisons(folder: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_effective_batch_and_its_comparisons(
+    folder: Path, tmp_path: Path
+) -> None:
     with assert_refused("effective batch size of 12, not 6; start 2 processes"):
         train_small(config_for(folder / "data", folder / "killed", epochs=3))
     config = config_for(write_data(tmp_path / "data", reliability=0.1), folder / "killed", epochs=3)
     with OwnedRun(config) as run:
         facts = {"global_batch_size": 12, "comparisons": train.hash_of(read(config))}
-        with assert_refused("began with other comparisons; bring them back, or use --no-auto-resume"):
+        with assert_refused(
+            "began with other comparisons; bring them back, or use --no-auto-resume"
+        ):
             train.require_same(config, run, facts)
 
 
@@ -150,7 +203,8 @@ def test_without_auto_resume_the_earlier_run_is_set_aside(folder: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(None, "no such checkpoint"), ({"a": 1}, "not a checkpoint"), (b"\x80", "not a checkpoint")]
+    ("content", "reason"),
+    [(None, "no such checkpoint"), ({"a": 1}, "not a checkpoint"), (b"\x80", "not a checkpoint")],
 )
 def test_other_files_are_no_checkpoints(tmp_path: Path, content: Any, reason: str) -> None:
     file = tmp_path / "x.pt"

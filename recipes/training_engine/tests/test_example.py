@@ -24,7 +24,7 @@ from yolo_seg_ddp.data.images import write_jpeg
 from yolo_seg_ddp.run.records import read_epochs
 from yolo_seg_ddp.utils.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL
 
-# --- The example's flags, network and data ---------------------------------------------------------------------------
+# --- The example's flags, network and data --------------------------------------------------------
 
 
 def test_the_network_is_resnet_20() -> None:
@@ -43,7 +43,8 @@ def test_augmentation_moves_and_flips_within_the_margin() -> None:
     torch.manual_seed(0)
     places = {divmod(int(moved[0][0][0].argmax()), 32) for _ in range(300)}
     assert {row for row, _ in places} == set(range(12, 21))
-    assert {column for _, column in places} == set(range(6, 15)) | set(range(17, 26))  # 10 +- 4, and mirrored
+    # 10 +- 4, and mirrored
+    assert {column for _, column in places} == set(range(6, 15)) | set(range(17, 26))
 
 
 def test_cifar10_is_read_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +54,9 @@ def test_cifar10_is_read_from_its_folder(tmp_path: Path, monkeypatch: pytest.Mon
         content = {"data": np.full((2, 3072), 255, np.uint8), "labels": [1, 9]}
         (folder / name).write_bytes(pickle.dumps(content))
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
-    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5: Path(path).exists())
+    monkeypatch.setattr(
+        "torchvision.datasets.cifar.check_integrity", lambda path, md5: Path(path).exists()
+    )
     name, train, val = example.load_datasets("auto", tmp_path)
     assert (name, len(train), len(val)) == ("cifar10", 10, 2)
     picture, label = val[1]
@@ -65,9 +68,13 @@ def test_without_a_network_cifar10_is_refused_and_the_default_are_the_digits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(CIFAR10, "url", "http://127.0.0.1:9/cifar-10-python.tar.gz")
-    with assert_refused("cannot be downloaded", "put cifar-10-python.tar.gz there, or use --dataset digits"):
+    with assert_refused(
+        "cannot be downloaded", "put cifar-10-python.tar.gz there, or use --dataset digits"
+    ):
         example.load_datasets("cifar10", tmp_path)
-    pytest.importorskip("sklearn", reason="needs scikit-learn (recipes/training_engine/requirements.txt)")
+    pytest.importorskip(
+        "sklearn", reason="needs scikit-learn (recipes/training_engine/requirements.txt)"
+    )
     name, train, val = example.load_datasets("auto", tmp_path)
     assert (name, len(train), len(val)) == ("digits", 1437, 360)
     assert "training on scikit-learn's digits instead" in capsys.readouterr().err
@@ -78,11 +85,21 @@ def test_without_a_network_cifar10_is_refused_and_the_default_are_the_digits(
 
 
 def test_a_folder_of_pictures_is_a_data_set(tmp_path: Path) -> None:
-    for folder, grey in (("train/hat", 10), ("train/shoes", 200), ("val/hat", 10), ("val/shoes", 200)):
+    for folder, grey in (
+        ("train/hat", 10),
+        ("train/shoes", 200),
+        ("val/hat", 10),
+        ("val/shoes", 200),
+    ):
         (tmp_path / folder).mkdir(parents=True)
         write_jpeg(tmp_path / folder / "1.jpg", np.full((60, 90, 3), grey, np.uint8))
     name, train, val = example.load_datasets("folder", tmp_path)
-    assert (name, train.augment, val.augment, val.labels.tolist()) == ("folder", True, False, [0, 1])
+    assert (name, train.augment, val.augment, val.labels.tolist()) == (
+        "folder",
+        True,
+        False,
+        [0, 1],
+    )
     assert [int(picture.float().mean().round()) for picture in val.pictures] == [10, 200]
     config = example.training_configuration(example.ExampleConfig(), train, val, False)
     assert config["model_fn"]()(torch.stack([train[0][0], val[1][0]])).shape == (2, 2)
@@ -94,7 +111,8 @@ def test_a_folder_of_pictures_is_a_data_set(tmp_path: Path) -> None:
         example.load_datasets("folder", tmp_path)
 
 
-# --- Launching: a set-up that fails, a rank that fails, a command that is stopped, and no process left ---------------
+# --- Launching: a set-up that fails, a rank that fails, a command that is stopped, and no process
+# left
 
 
 NEEDS = "needs the packages of the recipe (pip install -r recipes/training_engine/requirements.txt)"
@@ -104,7 +122,10 @@ pytest.importorskip("cloudpickle", reason=NEEDS)
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """Give the signals back that torchrun's agent takes in this process."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    kept = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    }
     yield
     for number, handler in kept.items():
         signal.signal(number, handler)
@@ -115,7 +136,9 @@ def noted(folder: Path) -> dict[str, int]:
     return {file.name: int(file.read_text()) for file in folder.iterdir()}
 
 
-def test_a_set_up_that_fails_falls_back_to_one_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_set_up_that_fails_falls_back_to_one_process(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def note(rank: int, world_size: int, folder: Path) -> None:
         training_engine.TrainingEngine.setup_distributed(rank, world_size)
         (folder / f"{rank}-{world_size}").write_text(str(os.getpid()))
@@ -125,7 +148,10 @@ def test_a_set_up_that_fails_falls_back_to_one_process(tmp_path: Path, capfd: py
     assert noted(tmp_path) == {"0-1": os.getpid()}
     errors = capfd.readouterr().err
     assert "mpi: " in errors
-    assert "distributed set-up failed (the reason is printed above): training in a single process" in errors
+    assert (
+        "distributed set-up failed (the reason is printed above): training in a single process"
+        in errors
+    )
 
 
 def test_one_process_trains_here() -> None:
@@ -137,7 +163,9 @@ def test_one_process_trains_here() -> None:
     assert calls == [((0, 1), {"x": 1})] * 2
 
 
-def test_a_rank_that_fails_ends_the_others(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_fails_ends_the_others(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def fail(rank: int, world_size: int, **kwargs: Any) -> None:
         (kwargs["folder"] / f"{rank}-{world_size}").write_text(str(os.getpid()))
         if rank == 1:
@@ -162,7 +190,16 @@ def test_a_stopped_command_continues_when_it_is_run_again(
 ) -> None:
     pytest.importorskip("sklearn", reason=NEEDS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    command = ("--distributed", "--world-size", "2", "--epochs", "1", "--batch-size", "64", "--use-ema")
+    command = (
+        "--distributed",
+        "--world-size",
+        "2",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "64",
+        "--use-ema",
+    )
     run = tmp_path / "cifar10_training"
 
     def stop() -> None:

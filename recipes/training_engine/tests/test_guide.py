@@ -1,4 +1,6 @@
-"""The code of reference.md runs as printed, on two processes with a pretended GPU each, and is the guide's."""
+"""The code of reference.md runs as printed, on two processes with a pretended GPU each, and is the
+guide's.
+"""
 
 import os
 import re
@@ -14,7 +16,8 @@ from tests.support.recipes import RECIPES, assert_equal
 
 FOLDER = RECIPES / "training_engine"
 SEEDS = PROJECT.parent / "shared" / "seeds"
-METHOD_1, METHOD_2, METRIC, MIXED_PRECISION, AVERAGE = range(5)  # of the Python blocks that the guide has
+# of the Python blocks that the guide has
+METHOD_1, METHOD_2, METRIC, MIXED_PRECISION, AVERAGE = range(5)
 
 # What the guide leaves to its reader.
 YOURS = """
@@ -37,7 +40,8 @@ class YourModel(nn.Sequential):
 def points(number, seed):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(number) % 2
-    return TensorDataset(torch.randn(number, 4, generator=generator) + 2 * labels[:, None] - 1, labels)
+    points = torch.randn(number, 4, generator=generator) + 2 * labels[:, None] - 1
+    return TensorDataset(points, labels)
 
 train_dataset, val_dataset = points(64, 0), points(17, 1)
 """
@@ -49,13 +53,21 @@ def code_blocks(text: str) -> list[tuple[str, str]]:
 
 
 def guides_blocks() -> list[str]:
-    """Return the Python blocks that the guide has too; reference.md marks its own with a comment."""
+    """Return the Python blocks that the guide has too; reference.md marks its
+    own with a comment.
+    """
     found = code_blocks((FOLDER / "reference.md").read_text(encoding="utf-8"))
-    return [code for language, code in found if language == "python" and not code.startswith("# not in the guide")]
+    return [
+        code
+        for language, code in found
+        if language == "python" and not code.startswith("# not in the guide")
+    ]
 
 
 def start(script: Path, *arguments: str, **environment: str) -> Popen[str]:
-    search = os.pathsep.join(filter(None, [str(FOLDER), str(PRETENCE), os.environ.get("PYTHONPATH")]))
+    search = os.pathsep.join(
+        filter(None, [str(FOLDER), str(PRETENCE), os.environ.get("PYTHONPATH")])
+    )
     variables = {**os.environ, "PYTHONPATH": search, "PRETEND_GPUS": "2", **environment}
     command = [sys.executable, script.name, *arguments]
     return Popen(command, cwd=script.parent, env=variables, text=True, stdout=PIPE, stderr=STDOUT)
@@ -68,7 +80,10 @@ def finish(process: Popen[str]) -> str:
 
 
 def first_samples(output: str) -> list[str]:
-    """Return a number of the first sample of each training batch. Lines of two ranks may have become one."""
+    """Return a number of the first sample of each training batch.
+
+    Lines of two ranks may have become one.
+    """
     return re.findall(r"first of a batch: (-?\d+\.\d+(?:e-?\d+)?)", output)
 
 
@@ -92,7 +107,8 @@ def test_method_1_and_the_advanced_blocks_run_as_printed_in_two_processes(tmp_pa
         "rank, world_size = int(sys.argv[1]), 2\n"
         "device, batch_size, num_epochs, some_value = f'cuda:{rank}', 4, 3, rank\n",
         before,
-        "optimizer, criterion = torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss()\n"
+        "optimizer, criterion = torch.optim.SGD(model.parameters(), lr=0.1), "
+        "nn.CrossEntropyLoss()\n"
         "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)\n",
         "# Create training engine" + middle,
         "assert isinstance(engine.model, DDP) and len(history['val_accuracy']) == 3\n",
@@ -141,14 +157,21 @@ def test_method_2_runs_as_printed_lambdas_included(tmp_path: Path) -> None:
     assert "Effective batch: 64 x 2 = 128" in output
     assert "Training complete after 6 epochs" in output
     folder = tmp_path / "checkpoints" / "my_experiment"
-    assert {"best.pt", "last.pt", "training_history.png", "results.csv"} <= {file.name for file in folder.iterdir()}
+    assert {"best.pt", "last.pt", "training_history.png", "results.csv"} <= {
+        file.name for file in folder.iterdir()
+    }
     # The same from two launches, as of two machines, with one process each.
     folder.rename(tmp_path / "one")
-    meeting = f"nnodes=2, node_rank=int(sys.argv[1]), master_addr='127.0.0.1', master_port={free_port()}, **config"
+    meeting = (
+        "nnodes=2, node_rank=int(sys.argv[1]), master_addr='127.0.0.1', "
+        f"master_port={free_port()}, **config"
+    )
     script.write_text(text.replace("torch.cuda.device_count()", "1").replace("**config", meeting))
     alone = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     outputs = [finish(machine) for machine in [start(script, rank, **alone) for rank in "01"]]
     assert ["Device: cuda:0, 2 process(es) with" in output for output in outputs] == [True, False]
-    one, two = (torch.load(place / "last.pt", weights_only=True) for place in (tmp_path / "one", folder))
+    one, two = (
+        torch.load(place / "last.pt", weights_only=True) for place in (tmp_path / "one", folder)
+    )
     assert_equal(two["model_state_dict"], one["model_state_dict"])
     assert two["history"]["val_loss"] == one["history"]["val_loss"]

@@ -1,4 +1,6 @@
-"""The recipe's worker on two ranks: equal to one rank, resumable after a kill, with the guide's history and files."""
+"""The recipe's worker on two ranks: equal to one rank, resumable after a kill, with the guide's
+history and files.
+"""
 
 import inspect
 import os
@@ -31,8 +33,11 @@ KILL_AT = 13  # the third batch of the third epoch
 
 
 def place() -> tuple[int, int]:
-    """Return rank and world size, in a group that outlives the worker: several trainings follow each other here."""
-    training_engine.report_end = lambda trainer: None  # a picture costs a second, and the training of one rank draws it
+    """Return rank and world size, in a group that outlives the worker: several trainings follow
+    each other here.
+    """
+    # a picture costs a second, and the training of one rank draws it
+    training_engine.report_end = lambda trainer: None
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -51,7 +56,9 @@ def resume(folder: Path) -> dict[str, list[float]]:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, list[float]]]]:
+def two_ranks(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, list[dict[str, list[float]]]]:
     folder = tmp_path_factory.mktemp("ranks")
     with pytest.raises(RankFailed, match="rank 1 died"):
         run_ranks(train_and_die, 2, folder, join=False)
@@ -61,7 +68,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict
 def test_twenty_steps_of_two_ranks_give_the_weights_of_one_with_the_double_batch(
     two_ranks: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # keeps the worker from setting the threads of this process
+    # keeps the worker from setting the threads of this process
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     train_small(tmp_path / "one", batch_size=8, model_fn=residual_network)
     ours, theirs = checkpoint(two_ranks[0] / "two ranks"), checkpoint(tmp_path / "one")
     assert ours["global_step"] == theirs["global_step"] == NUM_STEPS
@@ -75,11 +83,19 @@ def test_twenty_steps_of_two_ranks_give_the_weights_of_one_with_the_double_batch
     history = theirs["history"]
     for name in ("val_accuracy", "val_loss"):
         assert ours["history"][name] == pytest.approx(history[name], rel=1e-4)
-    assert ours["optimizer_state_dict"]["param_groups"][0]["weight_decay"] == 1e-4  # whatever the batch
+    # whatever the batch
+    assert ours["optimizer_state_dict"]["param_groups"][0]["weight_decay"] == 1e-4
     # Files hold plain names, and the history the guide's.
     assert theirs["model_state_dict"].keys() == began.keys()
     assert theirs["epoch"] == 4
-    assert {"train_loss", "train_accuracy", "val_loss", "val_accuracy", "val_top5_accuracy", "lr"} <= history.keys()
+    assert {
+        "train_loss",
+        "train_accuracy",
+        "val_loss",
+        "val_accuracy",
+        "val_top5_accuracy",
+        "lr",
+    } <= history.keys()
     assert history["lr"] == pytest.approx([0.05, 0.05, 0.005, 0.005])
     files = {"best.pt", "last.pt", "training_history.png", "metrics.jsonl"}
     assert files <= {file.name for file in (tmp_path / "one").iterdir()}
@@ -96,14 +112,18 @@ def test_a_seed_gives_an_order_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     assert labels[:10] != labels[len(labels) // 2 :][:10]
 
 
-def test_a_killed_rank_costs_nothing_after_a_resume(two_ranks: tuple[Path, list[dict[str, list[float]]]]) -> None:
+def test_a_killed_rank_costs_nothing_after_a_resume(
+    two_ranks: tuple[Path, list[dict[str, list[float]]]],
+) -> None:
     folder, histories = two_ranks
     assert_same_state(checkpoint(folder / "whole"), checkpoint(folder / "killed"))
     assert histories[0]["val_loss"] == histories[1]["val_loss"]
 
 
 def test_the_average_is_validated_and_equal_on_all_ranks(two_ranks: tuple[Path, Any]) -> None:
-    """The engine refuses to save averages that differ between ranks, so the file holds that of every rank."""
+    """The engine refuses to save averages that differ between ranks, so the file holds that of
+    every rank.
+    """
     saved = checkpoint(two_ranks[0] / "whole")
     network = small_network()
     network.load_state_dict(saved["ema_state_dict"])
@@ -114,10 +134,14 @@ def test_the_average_is_validated_and_equal_on_all_ranks(two_ranks: tuple[Path, 
     assert saved["history"]["val_accuracy"][-1] == pytest.approx(accuracy)
     assert saved["history"]["val_loss"][-1] == pytest.approx(loss, rel=1e-5)
     network.load_state_dict(saved["model_state_dict"])
-    assert nn.functional.cross_entropy(network(torch.stack(images)), torch.stack(labels)).item() != pytest.approx(loss)
+    assert nn.functional.cross_entropy(
+        network(torch.stack(images)), torch.stack(labels)
+    ).item() != pytest.approx(loss)
 
 
-def engine_with_loaders(folder: Path, **keywords: Any) -> tuple[training_engine.TrainingEngine, Any, Any, list[Any]]:
+def engine_with_loaders(
+    folder: Path, **keywords: Any
+) -> tuple[training_engine.TrainingEngine, Any, Any, list[Any]]:
     torch.manual_seed(0)
     model = small_network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -131,12 +155,16 @@ def engine_with_loaders(folder: Path, **keywords: Any) -> tuple[training_engine.
     return engine, optimizer, scheduler, loaders
 
 
-def train_from(folder: Path, num_epochs: int, loaded: Path | None = None) -> training_engine.TrainingEngine:
+def train_from(
+    folder: Path, num_epochs: int, loaded: Path | None = None
+) -> training_engine.TrainingEngine:
     engine, optimizer, scheduler, loaders = engine_with_loaders(folder, use_ema=True)
     if loaded is not None:
         assert engine.load_checkpoint(loaded, optimizer, scheduler) == 2
     train_loader, val_loader = loaders
-    history = engine.train(train_loader, val_loader, optimizer, nn.CrossEntropyLoss(), scheduler, num_epochs=num_epochs)
+    history = engine.train(
+        train_loader, val_loader, optimizer, nn.CrossEntropyLoss(), scheduler, num_epochs=num_epochs
+    )
     assert len(history["train_learning_rate"]) == len(history["val_accuracy"]) == num_epochs
     return engine
 
@@ -145,14 +173,20 @@ def test_a_loaded_checkpoint_continues_to_the_bit(tmp_path: Path) -> None:
     train_from(tmp_path / "whole", 4)
     train_from(tmp_path / "half", 2)
     train_from(tmp_path / "continued", 4, tmp_path / "half" / "experiment" / "last.pt")
-    assert_same_state(*(checkpoint(tmp_path / name / "experiment") for name in ("whole", "continued")))
+    assert_same_state(
+        *(checkpoint(tmp_path / name / "experiment") for name in ("whole", "continued"))
+    )
 
 
 @pytest.mark.parametrize(("load_ema", "updates"), [(True, 10), (False, 0)])
-def test_an_average_that_begins_anew_begins_to_count_anew(tmp_path: Path, load_ema: bool, updates: int) -> None:
+def test_an_average_that_begins_anew_begins_to_count_anew(
+    tmp_path: Path, load_ema: bool, updates: int
+) -> None:
     trained = train_from(tmp_path, 2)
     engine, optimizer, scheduler, _ = engine_with_loaders(tmp_path / "other", use_ema=True)
-    engine.load_checkpoint(tmp_path / "experiment" / "last.pt", optimizer, scheduler, load_ema=load_ema)
+    engine.load_checkpoint(
+        tmp_path / "experiment" / "last.pt", optimizer, scheduler, load_ema=load_ema
+    )
     assert engine.state.ema.updates == updates
     source = trained.state.ema.module if load_ema else trained.state.model
     assert_equal(engine.state.ema.module.state_dict(), source.state_dict())
@@ -170,7 +204,7 @@ def test_weights_alone_load_from_any_naming(tmp_path: Path) -> None:
         assert_equal(module.state_dict(), trained.state.model.state_dict())
 
 
-# --- the keywords --------------------------------------------------------------------------------------------------
+# --- the keywords ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keywords", [{"local_rank": 1}, {"world_size": 2}, {"backend": "nccl"}])
@@ -195,9 +229,15 @@ class BareTask(training_engine.Classification):
 
 
 def after_an_epoch(engine: Any, optimizer: Any, loaders: list[Any]) -> list[torch.Tensor]:
-    """Train with all options of the engine; return its weights, and its moving average if there is one."""
+    """Train with all options of the engine; return its weights, and its moving average if there is
+    one.
+    """
     engine.train(*loaders, optimizer, nn.CrossEntropyLoss())
-    return [value for module in engine.state.modules().values() for value in module.state_dict().values()]
+    return [
+        value
+        for module in engine.state.modules().values()
+        for value in module.state_dict().values()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +246,10 @@ def after_an_epoch(engine: Any, optimizer: Any, loaders: list[Any]) -> list[torc
         ({"gradient_clip_val": 0.01}, {"clip_norm": 0.01}),
         ({"accumulate": 2}, {"accumulate": 2}),
         ({"precision": "bf16"}, {"precision": "bf16"}),
-        ({"use_ema": True, "ema_decay": 0.5, "ema_ramp": 1}, {"ema": True, "ema_decay": 0.5, "ema_ramp": 1}),
+        (
+            {"use_ema": True, "ema_decay": 0.5, "ema_ramp": 1},
+            {"ema": True, "ema_decay": 0.5, "ema_ramp": 1},
+        ),
         ({"ema_decay": 0.9}, {"ema": True, "ema_decay": 0.9}),
         ({"use_ema": True}, {"ema": True, "ema_decay": 0.9999}),
         ({"use_ema": False, "ema_decay": 0.5}, {}),
@@ -220,8 +263,12 @@ def test_a_keyword_gives_the_weights_of_the_option_that_it_names(
     ours, others = after_an_epoch(engine, optimizer, loaders), []
     for chosen in (options, {}):
         same, optimizer, _, loaders = engine_with_loaders(tmp_path / "unused")
-        own = replace(training_engine.DEFAULTS, **{"epochs": 1, "precision": "off", "quiet": True, **chosen})
-        plain = PlainEngine(same.state.model, torch.device("cpu"), own, task=BareTask(), run=tmp_path / "plain")
+        own = replace(
+            training_engine.DEFAULTS, **{"epochs": 1, "precision": "off", "quiet": True, **chosen}
+        )
+        plain = PlainEngine(
+            same.state.model, torch.device("cpu"), own, task=BareTask(), run=tmp_path / "plain"
+        )
         others.append(after_an_epoch(plain, optimizer, loaders))
     assert all(torch.equal(one, other) for one, other in zip(ours, others[0], strict=True))
     is_baseline = len(ours) == len(others[1]) and all(map(torch.equal, ours, others[1]))
@@ -229,10 +276,18 @@ def test_a_keyword_gives_the_weights_of_the_option_that_it_names(
 
 
 def test_keywords_of_the_constructor_are_refused_where_they_cannot_act(tmp_path: Path) -> None:
-    found = [engine_with_loaders(tmp_path, use_amp=value)[0].options.precision for value in (True, False, None)]
+    found = [
+        engine_with_loaders(tmp_path, use_amp=value)[0].options.precision
+        for value in (True, False, None)
+    ]
     assert found == ["auto", "off", "auto"]  # mixed precision is a switch
     engine, optimizer, _, loaders = engine_with_loaders(tmp_path, use_ema=True)
-    names = {field.name for field in fields(EngineOptions)} | {"gradient_clip_val", "use_ema", "use_amp", "use_apex"}
+    names = {field.name for field in fields(EngineOptions)} | {
+        "gradient_clip_val",
+        "use_ema",
+        "use_amp",
+        "use_apex",
+    }
     for method in (engine.train, super(training_engine.TrainingEngine, engine).train):
         acting = inspect.signature(method).parameters
         for name in names - set(acting):
@@ -247,7 +302,12 @@ def test_keywords_of_the_constructor_are_refused_where_they_cannot_act(tmp_path:
 def test_the_keywords_of_train_act(tmp_path: Path) -> None:
     engine, optimizer, _, loaders = engine_with_loaders(tmp_path)
     optimizer.param_groups[0]["lr"] = 0.0
-    keywords = {"num_epochs": 6, "save_last": False, "early_stopping_patience": 2, "monitor_metric": "loss"}
+    keywords = {
+        "num_epochs": 6,
+        "save_last": False,
+        "early_stopping_patience": 2,
+        "monitor_metric": "loss",
+    }
     history = engine.train(*loaders, optimizer, nn.CrossEntropyLoss(), **keywords)
     assert len(history["val_loss"]) == 3  # BatchNorm's statistics get better once
     assert {path.name for path in (tmp_path / "experiment").glob("*.pt")} == {"best.pt"}
@@ -255,7 +315,8 @@ def test_the_keywords_of_train_act(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(None, "no such checkpoint"), ({"a": 1}, "not a checkpoint"), ("fit", "does not fit")]
+    ("content", "reason"),
+    [(None, "no such checkpoint"), ({"a": 1}, "not a checkpoint"), ("fit", "does not fit")],
 )
 def test_other_files_are_refused_in_one_line(tmp_path: Path, content: Any, reason: str) -> None:
     engine, optimizer, *_ = engine_with_loaders(tmp_path)

@@ -37,7 +37,9 @@ def write_losses(folder: Path, weights: dict[str, float] | None = None) -> Path:
 
 
 def student(seed: int = 0, **keywords: Any) -> Student:
-    """Return a small network whose gradients reach every weight: the last layer does not begin at zero."""
+    """Return a small network whose gradients reach every weight: the last layer does not begin at
+    zero.
+    """
     torch.manual_seed(seed)
     network = Student(WIDTH, 10, 20, 10, **keywords)
     torch.nn.init.normal_(network.head.weight, std=0.05)
@@ -55,4 +57,6 @@ def batch(number: int, text_dim: int = 0, seed: int = 0) -> dict[str, torch.Tens
         "global_prob": torch.rand(number, 10, generator=rng).softmax(1),
         "confidence_scale": torch.rand(number, generator=rng),
     }
-    return tensors | ({"text_embeddings": torch.randn(number, 10, text_dim, generator=rng)} if text_dim else {})
+    return tensors | (
+        {"text_embeddings": torch.randn(number, 10, text_dim, generator=rng)} if text_dim else {}
+    )

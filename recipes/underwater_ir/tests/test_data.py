@@ -38,12 +38,16 @@ def write_pairs(root: Path, labels: Path, names: tuple[str, ...]) -> None:
 
 @pytest.fixture
 def pairs(tmp_path: Path) -> Path:
-    write_pairs(tmp_path / "train", tmp_path / "labels", ("a.png", "deep/b.png", "c.png", "d.png", "e.png"))
+    write_pairs(
+        tmp_path / "train", tmp_path / "labels", ("a.png", "deep/b.png", "c.png", "d.png", "e.png")
+    )
     return tmp_path
 
 
 def test_far_things_take_the_colour_of_the_water() -> None:
-    """At a great range only the veil is left; its channels are as the attenuations say, and the nearest is untouched."""
+    """At a great range only the veil is left; its channels are as the attenuations say, and the
+    nearest is untouched.
+    """
     scene = water.Water("II", 0.0, 0.5)
     rng = np.random.default_rng(0)
     photo = photograph(1)
@@ -59,18 +63,24 @@ def test_far_things_take_the_colour_of_the_water() -> None:
 def test_red_is_lost_first_and_distance_blurs() -> None:
     rng = np.random.default_rng(0)
     grey = np.full((32, 32, 3), 180, np.uint8)
-    seen = water.submerge(grey, np.full((32, 32), 3, np.float32), water.Water("I", 3.0, 0.3), rng).mean((0, 1))
+    seen = water.submerge(
+        grey, np.full((32, 32), 3, np.float32), water.Water("I", 3.0, 0.3), rng
+    ).mean((0, 1))
     assert seen[0] < seen[1] < seen[2]
     edge = np.zeros((1, 400, 3), np.float32)
     edge[:, 200:] = 1
-    blurred = water.blur_by_range(np.repeat(edge, 9, 0), np.repeat(np.linspace(0, 8, 9)[:, None], 400, 1))
+    blurred = water.blur_by_range(
+        np.repeat(edge, 9, 0), np.repeat(np.linspace(0, 8, 9)[:, None], 400, 1)
+    )
     widths = ((blurred[..., 0] > 0.02) & (blurred[..., 0] < 0.98)).sum(1)
     assert widths[0] == 0
     assert widths[8] > widths[4] > 0
 
 
 def test_depth_below_the_surface_attenuates_each_channel() -> None:
-    """At no range a picture keeps N_c^depth of each channel's light, times one exposure for all channels."""
+    """At no range a picture keeps N_c^depth of each channel's light, times one exposure for all
+    channels.
+    """
     photo = (60 + photograph(3) * 0.4).astype(np.uint8)
     scene = water.Water("III", 3.0, 0.5)
     seen = water.submerge(photo, np.zeros((48, 48), np.float32), scene, np.random.default_rng(0))
@@ -85,8 +95,12 @@ def test_drawn_waters_are_those_that_people_dive_in() -> None:
     assert {scene.jerlov for scene in scenes} == set(water.TRANSMISSION_PER_M) - {"7C", "9C"}
     depths_m = {scene.jerlov: scene.depth_m for scene in scenes}
     assert all(depth_m <= water.reach_m(jerlov)[1] <= 18 for jerlov, depth_m in depths_m.items())
-    assert max(scene.depth_m for scene in scenes) > 16  # 4 in optical depth of red light in the clearest water
-    red = [(scene.transmission_per_m[0] / scene.transmission_per_m[1]) ** scene.depth_m for scene in scenes]
+    # 4 in optical depth of red light in the clearest water
+    assert max(scene.depth_m for scene in scenes) > 16
+    red = [
+        (scene.transmission_per_m[0] / scene.transmission_per_m[1]) ** scene.depth_m
+        for scene in scenes
+    ]
     assert 0.1 < np.median(red) < 0.35  # 0.36 to 0.6 in encoded values
 
 
@@ -94,7 +108,10 @@ def test_labels_name_what_is_seen() -> None:
     def likely(image: np.ndarray) -> str:
         return PROMPTS[int(label_from(describe(image)).global_prob.argmax())]
 
-    green, blue, dark = (np.full((64, 64, 3), colour, np.uint8) for colour in ((80, 170, 90), (70, 90, 170), (9, 9, 9)))
+    green, blue, dark = (
+        np.full((64, 64, 3), colour, np.uint8)
+        for colour in ((80, 170, 90), (70, 90, 170), (9, 9, 9))
+    )
     assert likely(green) == "green cast"
     assert likely(blue) == "blue haze"
     assert likely(dark) == "low light"
@@ -114,7 +131,11 @@ def test_labels_in_three_npy_files_are_read(tmp_path: Path) -> None:
     assert float(label.confidence_scale) == pytest.approx(0.2)
 
 
-HEADER = {"teacher": "DA-CLIP", "prompts": ["clear", "hazy"], "text_embeddings": [[1, 0, 0], [0, 1, 0]]}
+HEADER = {
+    "teacher": "DA-CLIP",
+    "prompts": ["clear", "hazy"],
+    "text_embeddings": [[1, 0, 0], [0, 1, 0]],
+}
 NAMES = ("train/a.png", "testset_ref/UIEB/b.jpg")
 
 
@@ -127,7 +148,9 @@ def write_scores(file: Path, *records: object) -> Path:
     return file
 
 
-def test_scores_of_a_teacher_become_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_of_a_teacher_become_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     grid = [[[0.1, 0.5]], [[0.3, -0.5]]]  # two prompts, one row of two cells
     records = [{"picture": NAMES[0], "scores": [0.2, 0.3]}, {"picture": NAMES[1], "scores": grid}]
     import_scores(write_scores(tmp_path / "s.jsonl", HEADER, *records), tmp_path / "labels", NAMES)
@@ -135,9 +158,13 @@ def test_scores_of_a_teacher_become_labels(tmp_path: Path, capsys: pytest.Captur
     whole, parts = (read_label((tmp_path / "labels" / name).with_suffix(".pt")) for name in NAMES)
     assert (whole.shape, whole.source) == ((2, 4, 2, 3), "DA-CLIP")
     assert whole.global_prob.tolist() == pytest.approx([1 / (1 + np.exp(1)), 1 / (1 + np.exp(-1))])
-    assert whole.masks.flatten().tolist() == pytest.approx([1 / (1 + np.exp(-1)), 1 / (1 + np.exp(-1.5))])
+    assert whole.masks.flatten().tolist() == pytest.approx(
+        [1 / (1 + np.exp(-1)), 1 / (1 + np.exp(-1.5))]
+    )
     assert parts.masks.shape == (2, 1, 2)
-    assert parts.global_prob[0].item() == pytest.approx((1 / (1 + np.exp(2)) + 1 / (1 + np.exp(-10))) / 2)
+    assert parts.global_prob[0].item() == pytest.approx(
+        (1 / (1 + np.exp(2)) + 1 / (1 + np.exp(-10))) / 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,7 +181,10 @@ def test_scores_of_a_teacher_become_labels(tmp_path: Path, capsys: pytest.Captur
         ([HEADER, scored("0.1", "0.2")], "2: scores: expected 2 numbers"),
         ([HEADER, scored(0.1, 25)], "2: scores: a cosine similarity is between -1 and 1"),
         ([HEADER, scored(0.1, float("nan"))], "2: scores: a cosine similarity is between"),
-        ([HEADER, {**scored(0, 0), "picture": "c.png"}], "2: c.png is not a picture of the data set; expected one"),
+        (
+            [HEADER, {**scored(0, 0), "picture": "c.png"}],
+            "2: c.png is not a picture of the data set; expected one",
+        ),
         ([HEADER, *[scored(0, 0)] * 2], "3: train/a.png stands in line 2 already"),
         ([HEADER, scored(0, 0)], "no scores of 1 of 2 pictures, the first is testset_ref"),
     ],
@@ -181,7 +211,12 @@ def test_a_wrong_line_of_scores_is_named_and_no_label_is_written(
 def test_a_broken_label_is_one_line(tmp_path: Path, content: object, reason: str) -> None:
     file = tmp_path / "x.pt"
     if isinstance(content, dict) and "no z_d" not in reason:
-        content = {**content, "z_d": torch.zeros(4), "global_prob": torch.ones(2), "confidence_scale": torch.ones(())}
+        content = {
+            **content,
+            "z_d": torch.zeros(4),
+            "global_prob": torch.ones(2),
+            "confidence_scale": torch.ones(()),
+        }
     if isinstance(content, bytes):
         file.write_bytes(content)
     else:
@@ -205,7 +240,9 @@ def test_missing_data_is_one_line_with_the_remedy(pairs: Path) -> None:
     with assert_refused("no picture has the same path", "python make_data.py"):
         train_entries(pairs / "nowhere", pairs / "labels")
     (pairs / "labels" / "c.pt").unlink()
-    with assert_refused("1 of 5 pictures have no pseudo-label", "c.png; ", "export_pseudo_labels.py"):
+    with assert_refused(
+        "1 of 5 pictures have no pseudo-label", "c.png; ", "export_pseudo_labels.py"
+    ):
         train_entries(pairs / "train", pairs / "labels")
     assert benchmark_entries(pairs / "nowhere", pairs / "labels", True) == []
 
@@ -227,7 +264,9 @@ def test_masks_stay_on_their_pixels_when_a_sample_is_turned(tmp_path: Path) -> N
     label["masks"] = torch.from_numpy(bright[..., 0] / 255).float().expand(10, -1, -1).contiguous()
     atomic_torch_save(label, tmp_path / "labels" / "a.pt")
     entries = train_entries(tmp_path / "train", tmp_path / "labels")
-    dataset, other = (RestorationDataset(entries, 32, SHAPE, augment=True, seed=seed) for seed in (1, 2))
+    dataset, other = (
+        RestorationDataset(entries, 32, SHAPE, augment=True, seed=seed) for seed in (1, 2)
+    )
     placements = set()
     for epoch in range(12):
         sample = dataset[(epoch, 0)]
@@ -240,7 +279,9 @@ def test_masks_stay_on_their_pixels_when_a_sample_is_turned(tmp_path: Path) -> N
 
 
 def test_every_picture_is_used_once_an_epoch_by_all_ranks_together(pairs: Path) -> None:
-    dataset = RestorationDataset(train_entries(pairs / "train", pairs / "labels"), SIZE_PX, SHAPE, augment=True)
+    dataset = RestorationDataset(
+        train_entries(pairs / "train", pairs / "labels"), SIZE_PX, SHAPE, augment=True
+    )
     seen, lengths = [], set()
     for rank in range(2):
         loader = create_paired_train_loader(dataset, 2, sampler=EpochBatches(5, 2, rank, 2, seed=0))
@@ -248,13 +289,21 @@ def test_every_picture_is_used_once_an_epoch_by_all_ranks_together(pairs: Path) 
         seen += [index for batch in loader for index in batch["index"].tolist()]
     assert sorted(seen) == [0, 1, 2, 3, 4]
     assert lengths == {2}
-    alone = [index for batch in create_paired_train_loader(dataset, 2) for index in batch["index"].tolist()]
-    in_order = [index for batch in create_evaluation_loader(dataset, 2) for index in batch["index"].tolist()]
+    alone = [
+        index
+        for batch in create_paired_train_loader(dataset, 2)
+        for index in batch["index"].tolist()
+    ]
+    in_order = [
+        index for batch in create_evaluation_loader(dataset, 2) for index in batch["index"].tolist()
+    ]
     assert sorted(alone) == in_order == [0, 1, 2, 3, 4]
 
 
 def test_pytorchs_distributed_sampler_chooses_the_pictures_of_each_epoch(pairs: Path) -> None:
-    dataset = RestorationDataset(train_entries(pairs / "train", pairs / "labels"), SIZE_PX, SHAPE, augment=True)
+    dataset = RestorationDataset(
+        train_entries(pairs / "train", pairs / "labels"), SIZE_PX, SHAPE, augment=True
+    )
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, 2, 1)  # type: ignore[arg-type]
     loader = create_paired_train_loader(dataset, 2, sampler=sampler)
     for epoch in (0, 1):

@@ -11,12 +11,19 @@ from torch.nn import functional
 from underwater_ir.metrics import psnr_db, ssim, uciqe, uiqm
 from underwater_ir.student import losses
 from underwater_ir.student.losses import WEIGHTS, StudentLoss, load_vgg, read_weights
-from underwater_ir.student.network import MultiScale, Outputs, Student, channel_attention, haar, inverse_haar
+from underwater_ir.student.network import (
+    MultiScale,
+    Outputs,
+    Student,
+    channel_attention,
+    haar,
+    inverse_haar,
+)
 
 from recipes.underwater_ir.tests.small import NO_VGG, SIZE_PX, batch, photograph, student
 from tests.support.recipes import assert_refused
 
-# --- The network and its losses --------------------------------------------------------------------------------------
+# --- The network and its losses -------------------------------------------------------------------
 
 
 def test_the_wavelet_is_orthonormal_and_invertible() -> None:
@@ -24,7 +31,9 @@ def test_the_wavelet_is_orthonormal_and_invertible() -> None:
     bands = haar(features)
     assert all(band.shape == (2, 3, 4, 6) for band in bands)
     assert torch.allclose(inverse_haar(*bands), features, atol=1e-6)
-    assert float(sum(band.square().sum() for band in bands)) == pytest.approx(float(features.square().sum()), rel=1e-5)
+    assert float(sum(band.square().sum() for band in bands)) == pytest.approx(
+        float(features.square().sum()), rel=1e-5
+    )
     stripes = torch.tensor([1.0, -1.0]).repeat(4).expand(1, 1, 4, 8)  # along x: LH alone
     assert [float(band.abs().max()) for band in haar(stripes)] == [0, 2, 0, 0]
 
@@ -32,7 +41,9 @@ def test_the_wavelet_is_orthonormal_and_invertible() -> None:
 def test_three_kernels_in_one_give_the_sum_of_three_convolutions() -> None:
     layer, features = MultiScale(3), torch.rand(2, 3, 9, 10)
     sizes = zip((3, 5, 7), layer.kernels, strict=True)
-    expected = torch.stack([kernel(functional.pad(features, (size // 2,) * 4)) for size, kernel in sizes]).sum(0)
+    expected = torch.stack(
+        [kernel(functional.pad(features, (size // 2,) * 4)) for size, kernel in sizes]
+    ).sum(0)
     assert torch.allclose(layer(features), expected, atol=1e-6)
 
 
@@ -42,10 +53,14 @@ def test_attention_mixes_channels_as_written_out() -> None:
     mixed = channel_attention(query, key, temperature, first, second)
     for head in range(2):
         channels = slice(4 * head, 4 * head + 4)
-        q, k = (functional.normalize(tensor[1, channels].flatten(1), dim=1) for tensor in (query, key))
+        q, k = (
+            functional.normalize(tensor[1, channels].flatten(1), dim=1) for tensor in (query, key)
+        )
         shares = (temperature[head] * q @ k.T).softmax(1)
         for value, result in zip((first, second), mixed, strict=True):
-            assert torch.allclose(result[1, channels].flatten(1), shares @ value[1, channels].flatten(1), atol=1e-5)
+            assert torch.allclose(
+                result[1, channels].flatten(1), shares @ value[1, channels].flatten(1), atol=1e-5
+            )
 
 
 def test_an_untrained_student_returns_its_input() -> None:
@@ -84,21 +99,29 @@ def test_the_network_is_found_from_its_weights() -> None:
 
 
 def outputs_of(picture: torch.Tensor) -> Outputs:
-    return Outputs(picture, torch.full((len(picture), 1, 8, 8), 0.25), torch.zeros(len(picture), 10), None)
+    return Outputs(
+        picture, torch.full((len(picture), 1, 8, 8), 0.25), torch.zeros(len(picture), 10), None
+    )
 
 
 def test_each_loss_in_numbers() -> None:
-    """A picture that is 0.5 too bright everywhere, with masks of 1: the values follow from the formulas."""
+    """A picture that is 0.5 too bright everywhere, with masks of 1: the values follow from the
+    formulas.
+    """
     target = torch.full((2, 3, SIZE_PX, SIZE_PX), 0.25)
     targets = {**batch(2), "target": target, "masks": torch.ones(2, 10, SIZE_PX, SIZE_PX)}
     targets["global_prob"] = torch.eye(10)[:2]
     targets["confidence_scale"] = torch.tensor([1.0, 0.5])
-    values = {name: term(outputs_of(target + 0.5), targets).tolist() for name, term in losses.TERMS.items()}
+    values = {
+        name: term(outputs_of(target + 0.5), targets).tolist()
+        for name, term in losses.TERMS.items()
+    }
     assert values["rec"] == pytest.approx([0.5, 0.5], rel=1e-4)
     luminance = (2 * 0.25 * 0.75 + 1e-4) / (0.25**2 + 0.75**2 + 1e-4)  # SSIM of two flat pictures
     assert values["ssim"] == pytest.approx([1 - luminance] * 2, rel=1e-3)
     assert values["hf"] == pytest.approx([0, 0], abs=1e-6)
-    # LL is twice the picture; its 8 x 8 orthonormal spectrum has 8 times the value at frequency 0 alone.
+    # LL is twice the picture; its 8 x 8 orthonormal spectrum has 8 times the value at frequency 0
+    # alone.
     assert values["lf"] == pytest.approx([2 * 0.5 * 8 / 64] * 2, rel=1e-4)
     assert values["region"] == pytest.approx([0.5, 0.5])
     assert values["tv"] == [0, 0]
@@ -113,7 +136,9 @@ def test_variation_counts_both_directions() -> None:
 
 
 def test_high_bands_follow_the_first_mask_and_the_low_band_the_last() -> None:
-    """The picture is a random one with stripes in its lower left quarter, and 0.5 brighter everywhere."""
+    """The picture is a random one with stripes in its lower left quarter, and 0.5 brighter
+    everywhere.
+    """
     target = 0.3 * batch(1)["target"]
     half = SIZE_PX // 2
     stripes = torch.zeros(SIZE_PX, SIZE_PX)
@@ -121,14 +146,20 @@ def test_high_bands_follow_the_first_mask_and_the_low_band_the_last() -> None:
     masks = torch.zeros(1, 10, SIZE_PX, SIZE_PX)
     masks[:, 0, half:, :half] = 1  # where the stripes are: LH is 2 * 0.25 there
     masks[:, -1, :half, :half] = 1
-    hf = losses.high_frequency(outputs_of(target + stripes + 0.5), {"target": target, "masks": masks})
+    hf = losses.high_frequency(
+        outputs_of(target + stripes + 0.5), {"target": target, "masks": masks}
+    )
     assert hf.tolist() == pytest.approx([0.5], rel=1e-4)
     # The masked band LL is 2 * 0.5 times the mask.
     bright = {"target": torch.zeros_like(target), "masks": masks}
     mask = masks[0, -1, ::2, ::2]
     expected = torch.fft.fft2(mask, norm="ortho").abs().sum() / mask.sum()
-    assert losses.low_frequency(outputs_of(bright["target"] + 0.5), bright).tolist() == pytest.approx([float(expected)])
-    lf = losses.low_frequency(outputs_of(target + stripes.abs()), {"target": target, "masks": masks})
+    assert losses.low_frequency(
+        outputs_of(bright["target"] + 0.5), bright
+    ).tolist() == pytest.approx([float(expected)])
+    lf = losses.low_frequency(
+        outputs_of(target + stripes.abs()), {"target": target, "masks": masks}
+    )
     assert lf.tolist() == [0]  # brighter outside the mask alone
 
 
@@ -136,7 +167,16 @@ def test_every_loss_has_its_default_weight() -> None:
     network, samples = student(text_dim=6), batch(2, text_dim=6)
     with torch.no_grad():
         outputs = network(samples)
-    weights = {"rec": 1, "ssim": 0.2, "hf": 0.5, "lf": 0.5, "region": 0.3, "tv": 1e-4, "kd": 0.1, "feat": 0.05}
+    weights = {
+        "rec": 1,
+        "ssim": 0.2,
+        "hf": 0.5,
+        "lf": 0.5,
+        "region": 0.3,
+        "tv": 1e-4,
+        "kd": 0.1,
+        "feat": 0.05,
+    }
     weights["ctr"] = 0.05
     assert weights | {"perc": 0.05} == read_weights(None)
     _, values = StudentLoss(read_weights(None))(outputs, samples)
@@ -197,16 +237,26 @@ def test_vgg_compares_the_two_layers_of_the_formula(tmp_path: Path) -> None:
     """Random weights in the layout of torchvision's file stand for the trained ones."""
     from torchvision.models import vgg19
 
-    names = {f"features.{number}.{kind}" for number in (0, 2, 5, 7, 10, 12, 14, 16) for kind in ("weight", "bias")}
+    names = {
+        f"features.{number}.{kind}"
+        for number in (0, 2, 5, 7, 10, 12, 14, 16)
+        for kind in ("weight", "bias")
+    }
     with torch.device("meta"):
-        shapes = {name: value.shape for name, value in vgg19(weights=None).state_dict().items() if name in names}
+        shapes = {
+            name: value.shape
+            for name, value in vgg19(weights=None).state_dict().items()
+            if name in names
+        }
     torch.manual_seed(0)
     weights = {name: 0.05 * torch.randn(shape) for name, shape in shapes.items()}
     torch.save(weights, tmp_path / "vgg.pt")
     features = load_vgg(str(tmp_path / "vgg.pt"), tmp_path)
     samples = batch(2)
     found = losses.perceptual(features, samples["picture"], samples["target"])
-    mean, std = (torch.tensor(part).view(3, 1, 1) for part in (losses.IMAGENET_MEAN, losses.IMAGENET_STD))
+    mean, std = (
+        torch.tensor(part).view(3, 1, 1) for part in (losses.IMAGENET_MEAN, losses.IMAGENET_STD)
+    )
     mine, theirs = (features[:9]((samples[name] - mean) / std) for name in ("picture", "target"))
     expected = (mine - theirs).abs().mean((1, 2, 3))
     expected += (features[9:](mine) - features[9:](theirs)).abs().mean((1, 2, 3))
@@ -218,7 +268,7 @@ def test_vgg_compares_the_two_layers_of_the_formula(tmp_path: Path) -> None:
         load_vgg(str(tmp_path / "vgg.pt"), tmp_path)
 
 
-# --- The metrics: PSNR and SSIM against scikit-image, UIQM and UCIQE against others' programs ------------------
+# --- The metrics: PSNR and SSIM against scikit-image, UIQM and UCIQE against others' programs -----
 
 
 NEEDS = "needs the packages of the recipe (pip install -r recipes/underwater_ir/requirements.txt)"
@@ -241,20 +291,29 @@ def test_psnr_and_ssim_are_those_of_scikit_image() -> None:
     expected = [metrics.peak_signal_noise_ratio(*pair) for pair in pairs]
     assert psnr_db(first, second).tolist() == pytest.approx(expected, abs=1e-6)
     # skimage averages over channels and leaves out the same border of 5 pixels.
-    options = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False, "channel_axis": 2}
+    options = {
+        "gaussian_weights": True,
+        "sigma": 1.5,
+        "use_sample_covariance": False,
+        "channel_axis": 2,
+    }
     expected = [metrics.structural_similarity(*pair, data_range=255, **options) for pair in pairs]
     assert ssim(first, second).tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_half_the_range_of_error_is_six_db_and_a_perfect_picture_has_100_db_and_similarity_1() -> None:
-    assert float(psnr_db(torch.zeros(1, 3, 8, 8), torch.full((1, 3, 8, 8), 0.5))) == pytest.approx(20 * math.log10(2))
+def test_half_the_range_of_error_is_six_db_and_a_perfect_picture_has_100_db_and_similarity_1() -> (
+    None
+):
+    assert float(psnr_db(torch.zeros(1, 3, 8, 8), torch.full((1, 3, 8, 8), 0.5))) == pytest.approx(
+        20 * math.log10(2)
+    )
     picture = tensor_of(photograph(2))
     assert psnr_db(picture, picture).tolist() == [100.0]
     assert ssim(picture, picture).tolist() == pytest.approx([1.0])
 
 
-# UIQM by Evaluation/uqim_utils.py of xahidbuffon/FUnIE-GAN (8f934c8; its Python 2 divisions as //), the same with 0.114 for
-# blue, and UCIQE by UCIQE.py of JOU-UIP/UCIQE (02a3cf3).
+# UIQM by Evaluation/uqim_utils.py of xahidbuffon/FUnIE-GAN (8f934c8; its Python 2 divisions as //),
+# the same with 0.114 for blue, and UCIQE by UCIQE.py of JOU-UIP/UCIQE (02a3cf3).
 BY_THE_PROGRAMS = {
     "drawn": (2.459066, 2.425006, 0.691129),
     "large": (1.971529, 1.947357, 0.682893),
@@ -269,12 +328,17 @@ def test_uiqm_and_uciqe_are_those_of_the_programs_that_publications_use(name: st
     else:
         image = photograph(4, 64, 80) if name == "drawn" else photograph(5, 100, 130)
     # uqim_utils leaves out one more of the smallest colour differences.
-    assert (uiqm(image), uiqm(image, as_in_paper=True), uciqe(image)) == pytest.approx(BY_THE_PROGRAMS[name], abs=3e-5)
+    assert (uiqm(image), uiqm(image, as_in_paper=True), uciqe(image)) == pytest.approx(
+        BY_THE_PROGRAMS[name], abs=3e-5
+    )
 
 
 def test_the_shares_that_uiqm_and_uciqe_leave_out_are_rounded_as_in_the_programs() -> None:
-    """Of 121 pixels the 13 smallest and the 12 largest differences; percentiles of 100 pixels are values of pixels."""
-    reddish = np.full((11, 11, 3), 50, np.uint8)  # its only block of 10 x 10 has neither edges nor contrast
+    """Of 121 pixels the 13 smallest and the 12 largest differences; percentiles of 100 pixels are
+    values of pixels.
+    """
+    # its only block of 10 x 10 has neither edges nor contrast
+    reddish = np.full((11, 11, 3), 50, np.uint8)
     reddish[10, :, 0] = reddish[8:10, 10, 0] = 200  # 13 pixels
     means = np.array([150, 75]) / (121 - 13 - 12)
     variances = (13 * (np.array([150, 75]) - means) ** 2 + 108 * means**2) / 121
@@ -305,4 +369,6 @@ def test_uciqe_of_the_paper_is_its_definition_with_the_lab_of_scikit_image() -> 
     saturation = np.mean(chroma / np.sqrt(chroma**2 + lightness**2))
     expected = 0.4680 * np.std(chroma) + 0.2745 * (high - low) + 0.2576 * saturation
     assert uciqe(image, as_in_paper=True) == pytest.approx(expected, abs=1e-4)
-    assert uciqe(np.full((20, 20, 3), 255, np.uint8), as_in_paper=True) == pytest.approx(0, abs=1e-3)
+    assert uciqe(np.full((20, 20, 3), 255, np.uint8), as_in_paper=True) == pytest.approx(
+        0, abs=1e-3
+    )

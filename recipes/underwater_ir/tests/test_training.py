@@ -1,4 +1,6 @@
-"""The training command on two ranks: equal to one rank, resumable after a kill, launched as the guide says."""
+"""The training command on two ranks: equal to one rank, resumable after a kill, launched as the
+guide says.
+"""
 
 import itertools
 import json
@@ -13,7 +15,11 @@ import numpy as np
 import pytest
 import torch
 from underwater_ir.commands import evaluate, export_pseudo_labels, make_data, restore
-from underwater_ir.data.datasets import RestorationDataset, benchmark_entries, create_evaluation_loader
+from underwater_ir.data.datasets import (
+    RestorationDataset,
+    benchmark_entries,
+    create_evaluation_loader,
+)
 from underwater_ir.student import train_student
 from underwater_ir.student.losses import WEIGHTS, StudentLoss
 from underwater_ir.student.restoration import METRICS, Restoration, measure, summarise
@@ -62,7 +68,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def roots_of(data: Path) -> dict[str, str]:
-    """Return the four folders of a data set by the launcher's variables, which are the trainer's flags, too."""
+    """Return the four folders of a data set by the launcher's variables, which are the trainer's
+    flags, too.
+    """
     sets = {"VAL_REF_ROOT": "Dataset/testset(ref)", "VAL_NONREF_ROOT": "Dataset/testset(non-ref)"}
     places = {"TRAIN_ROOT": "Dataset/train", **sets, "PSEUDO_ROOT": "pseudo-labels/daclip"}
     return {name: str(data / place) for name, place in places.items()}
@@ -72,45 +80,82 @@ def arguments_of(data: Path, save_path: Path) -> list[str]:
     roots = [(f"--{name.lower().replace('_', '-')}", root) for name, root in roots_of(data).items()]
     return [
         *itertools.chain.from_iterable(roots),
-        *("--epochs", "2", "--batch-size", "4", "--img-size", str(SIZE_PX), "--width", str(WIDTH), "--device", "cpu"),
-        *("--loss-config", str(data / "losses.json"), "--lr", "1e-3", "--num-workers", "0", "--no-recompute"),
+        *(
+            "--epochs",
+            "2",
+            "--batch-size",
+            "4",
+            "--img-size",
+            str(SIZE_PX),
+            "--width",
+            str(WIDTH),
+            "--device",
+            "cpu",
+        ),
+        *(
+            "--loss-config",
+            str(data / "losses.json"),
+            "--lr",
+            "1e-3",
+            "--num-workers",
+            "0",
+            "--no-recompute",
+        ),
         *("--save-path", str(save_path)),
     ]
 
 
 def train(data: Path, save_path: Path, kill_at: int = 0) -> int:
-    """Run the training command on this rank; on rank 1 kill the process at training batch number `kill_at`."""
+    """Run the training command on this rank; on rank 1 kill the process at training batch number
+    `kill_at`.
+    """
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")  # outlives one training
     stopping.STOP_CHECK_STEPS = 1
     train_student.SAVE_EVERY_S = 0
-    train_student.draw_curves = lambda run_folder: None  # takes seconds; a test of one process has the picture
+    # takes seconds; a test of one process has the picture
+    train_student.draw_curves = lambda run_folder: None
     sys.argv = ["train_student", "--ddp", *arguments_of(data, save_path)]
     with dying(StudentLoss, "__call__", kill_at if os.environ["RANK"] == "1" else 0):
         return train_student.main()
 
 
 def gradients_of_share(share: slice) -> tuple[float, list[np.ndarray]]:
-    """Return the reported loss and the gradients after one batch of five pictures, of which this rank has `share`."""
-    network, samples = student(text_dim=6), {name: part[share] for name, part in batch(5, text_dim=6).items()}
-    wrapped = wrap_for_ranks(network, torch.device("cpu"), 0) if torch.distributed.is_initialized() else network
+    """Return the reported loss and the gradients after one batch of five pictures, of which this
+    rank has `share`.
+    """
+    network, samples = (
+        student(text_dim=6),
+        {name: part[share] for name, part in batch(5, text_dim=6).items()},
+    )
+    wrapped = (
+        wrap_for_ranks(network, torch.device("cpu"), 0)
+        if torch.distributed.is_initialized()
+        else network
+    )
     loss, values = StudentLoss(WEIGHTS)(wrapped(samples), samples)
     loss.backward()
     gradients = [weight.grad for weight in network.parameters()]
-    return float(values["loss"]), [gradient.numpy() for gradient in gradients if gradient is not None]
+    return float(values["loss"]), [
+        gradient.numpy() for gradient in gradients if gradient is not None
+    ]
 
 
 def benchmarks_of(data: Path, number: int = 6) -> RestorationDataset:
     labels = data / "pseudo-labels" / "daclip"
     entries = benchmark_entries(data / "Dataset" / "testset(ref)", labels / "testset_ref", True)
-    entries += benchmark_entries(data / "Dataset" / "testset(non-ref)", labels / "testset_nonref", False)
+    entries += benchmark_entries(
+        data / "Dataset" / "testset(non-ref)", labels / "testset_nonref", False
+    )
     return RestorationDataset(entries[:number], SIZE_PX, (10, 20, 10, 0))
 
 
 def measured(data: Path) -> np.ndarray:
     dataset = benchmarks_of(data, 5)
     with torch.no_grad():
-        return measure(student(), dataset, create_evaluation_loader(dataset, 2), torch.device("cpu"))
+        return measure(
+            student(), dataset, create_evaluation_loader(dataset, 2), torch.device("cpu")
+        )
 
 
 def compare_then_die(data: Path, folder: Path) -> None:
@@ -138,7 +183,8 @@ def test_unequal_shares_of_two_ranks_have_the_gradient_of_one(two_ranks: Path) -
     for number, gradient in enumerate(expected):
         scale = max(float(np.abs(gradient).max()), 1e-3)
         gaps = [float(np.abs(part[f"arr_{number}"] - gradient).max()) / scale for part in saved]
-        assert max(gaps) <= 1e-4, (number, gaps)  # rounding of the phases of small amplitudes: up to 2e-5
+        # rounding of the phases of small amplitudes: up to 2e-5
+        assert max(gaps) <= 1e-4, (number, gaps)
     assert any(float(np.abs(gradient).max()) > 0.01 for gradient in expected)
     assert (3 * saved[0]["loss"] + 2 * saved[1]["loss"]) / 5 == pytest.approx(loss, rel=1e-5)
 
@@ -148,16 +194,24 @@ def test_the_metrics_of_two_ranks_are_those_of_one(two_ranks: Path, data: Path) 
     assert np.isfinite(expected[:3]).all()
     assert np.isfinite(expected[:, 2:]).all()
     for rank in (0, 1):
-        assert np.load(two_ranks / f"rank{rank}.npz")["measured"] == pytest.approx(expected, abs=1e-6, nan_ok=True)
+        assert np.load(two_ranks / f"rank{rank}.npz")["measured"] == pytest.approx(
+            expected, abs=1e-6, nan_ok=True
+        )
 
 
 def test_a_killed_rank_costs_nothing_after_a_resume(two_ranks: Path) -> None:
-    whole, killed = (torch.load(two_ranks / f"{name}.pt", weights_only=True) for name in ("whole", "killed"))
+    whole, killed = (
+        torch.load(two_ranks / f"{name}.pt", weights_only=True) for name in ("whole", "killed")
+    )
     assert_equal(whole, killed)
     assert not any(name.startswith("module.") for name in whole)
-    states = [sorted((two_ranks / f"{name}_run" / "checkpoint").iterdir())[-1] for name in ("whole", "killed")]
+    states = [
+        sorted((two_ranks / f"{name}_run" / "checkpoint").iterdir())[-1]
+        for name in ("whole", "killed")
+    ]
     saved = [torch.load(state / "state.pt", weights_only=True) for state in states]
-    assert saved[0]["progress"]["global_step"] == saved[1]["progress"]["global_step"] == 4  # 2 epochs of 2
+    # 2 epochs of 2
+    assert saved[0]["progress"]["global_step"] == saved[1]["progress"]["global_step"] == 4
     assert_equal_moments(saved[0]["optimizer"], saved[1]["optimizer"])
     steps = [record["global_step"] for record in RunState(two_ranks / "killed_run").read().batches]
     assert len(steps) == len(set(steps))
@@ -166,13 +220,22 @@ def test_a_killed_rank_costs_nothing_after_a_resume(two_ranks: Path) -> None:
 def test_the_guides_launch_prints_the_guides_lines(data: Path, tmp_path: Path) -> None:
     save_path = tmp_path / "experiments" / "x.pt"
     extra = ("--no-recompute", "--width", str(WIDTH), "--loss-config", str(write_losses(tmp_path)))
-    environment = {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "SAVE_PATH": str(save_path)}
-    done = run_script("bash", SCRIPT, "2", "4", "1", str(SIZE_PX), "--", *extra, **environment, **roots_of(data))  # type: ignore[arg-type]
+    environment: Any = {
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+        "SAVE_PATH": str(save_path),
+        **roots_of(data),
+    }
+    done = run_script("bash", SCRIPT, "2", "4", "1", str(SIZE_PX), "--", *extra, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert "✅ DDP enabled: training on 2 CPU processes" in lines
     assert "15 training pictures, total batch 2 x 4 = 8" in done.stdout
-    for start in ("Epoch 1/1 - Train loss: ", f"[Ref] {SET}: PSNR=", f"[Non-Ref] {UNPAIRED}: UIQM="):
+    for start in (
+        "Epoch 1/1 - Train loss: ",
+        f"[Ref] {SET}: PSNR=",
+        f"[Non-Ref] {UNPAIRED}: UIQM=",
+    ):
         assert len([line for line in lines if line.startswith(start)]) == 1, start
     assert any(" dB, SSIM=0." in line for line in lines)
     assert torch.load(save_path, weights_only=True).keys() == student().state_dict().keys()
@@ -181,13 +244,19 @@ def test_the_guides_launch_prints_the_guides_lines(data: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "environment", "reason"),
     [
-        ("2", {"TRAIN_ROOT": "nowhere"}, "nowhere has no folders input and target; python make_data.py"),
+        (
+            "2",
+            {"TRAIN_ROOT": "nowhere"},
+            "nowhere has no folders input and target; python make_data.py",
+        ),
         ("2 4 x", {}, "`x` is not a whole number above 0"),
         ("2 4 1 16 --width", {}, "unexpected `--width`: trainer options stand after --"),
         ("2", {"MASTER_PORT": "many"}, "MASTER_PORT=many is not a port"),
     ],
 )
-def test_the_script_refuses_in_one_line(arguments: str, environment: dict[str, Any], reason: str) -> None:
+def test_the_script_refuses_in_one_line(
+    arguments: str, environment: dict[str, Any], reason: str
+) -> None:
     fake: dict[str, Any] = {"PYTHON": "echo"}  # nothing is started before the check
     done = run_script("bash", SCRIPT, *arguments.split(), timeout_s=60, **{**fake, **environment})
     assert done.returncode in (1, 2)
@@ -200,7 +269,9 @@ def test_a_port_that_was_chosen_and_is_in_use_is_refused() -> None:
         port = listener.getsockname()[1]
         done = run_script("bash", SCRIPT, MASTER_PORT=str(port))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"train_ddp.sh: MASTER_PORT={port} is in use; unset it or choose another\n"
+    assert (
+        done.stderr == f"train_ddp.sh: MASTER_PORT={port} is in use; unset it or choose another\n"
+    )
 
 
 def test_defaults_are_the_guides_and_both_spellings_work() -> None:
@@ -208,17 +279,32 @@ def test_defaults_are_the_guides_and_both_spellings_work() -> None:
         ["--local_rank=1", "--world_size", "2", "--save-path", "my_file.pt", "--ddp"]
     )
     config = parse_config(train_student.StudentConfig, "", arguments)
-    assert (config.local_rank, config.world_size, config.save_path, config.ddp) == (1, 2, "my_file.pt", True)
-    assert (config.epochs, config.batch_size, config.img_size, config.lr, config.width) == (10, 4, 256, 1e-4, 64)
+    assert (config.local_rank, config.world_size, config.save_path, config.ddp) == (
+        1,
+        2,
+        "my_file.pt",
+        True,
+    )
+    assert (config.epochs, config.batch_size, config.img_size, config.lr, config.width) == (
+        10,
+        4,
+        256,
+        1e-4,
+        64,
+    )
     assert config.save_dir == "my_file_run"
 
 
 def test_flags_make_a_rank_where_no_launcher_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in RANK_NAMES})
+    monkeypatch.setattr(
+        os, "environ", {name: value for name, value in os.environ.items() if name not in RANK_NAMES}
+    )
     config = train_student.StudentConfig(ddp=True, local_rank=1)
     with assert_refused("--local-rank 1: must be below --world-size, 1", kind=UsageError):
         train_student.find_ranks(config)
-    found = train_student.find_ranks(train_student.StudentConfig(ddp=True, local_rank=1, world_size=2))
+    found = train_student.find_ranks(
+        train_student.StudentConfig(ddp=True, local_rank=1, world_size=2)
+    )
     assert (found.rank, found.local_rank, found.world_size) == (1, 1, 2)
     assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("localhost", "12355")
     again = train_student.find_ranks(train_student.StudentConfig(ddp=True, local_rank=0))
@@ -227,8 +313,16 @@ def test_flags_make_a_rank_where_no_launcher_does(monkeypatch: pytest.MonkeyPatc
         train_student.find_ranks(train_student.StudentConfig())
 
 
-def test_other_losses_are_refused_at_a_resume(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [*arguments_of(data, tmp_path / "x.pt"), "--epochs", "1", "--loss-config", str(write_losses(tmp_path))]
+def test_other_losses_are_refused_at_a_resume(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        *arguments_of(data, tmp_path / "x.pt"),
+        "--epochs",
+        "1",
+        "--loss-config",
+        str(write_losses(tmp_path)),
+    ]
     assert run_command(train_student, *arguments) == 0
     printed = capsys.readouterr().out
     assert "Epoch 1/1 - Train loss: " in printed
@@ -265,7 +359,9 @@ def test_without_vgg_one_line_says_so(
     assert len(lines) == 1
     assert "VGG19's weights: no network; training without the perceptual loss (perc)" in lines[0]
     with assert_refused("--vgg-weights nowhere"):
-        train_student.perceptual_features(train_student.StudentConfig(vgg_weights="nowhere"), dict(WEIGHTS), device)
+        train_student.perceptual_features(
+            train_student.StudentConfig(vgg_weights="nowhere"), dict(WEIGHTS), device
+        )
 
 
 def test_evaluation_compares_with_input_and_classic(
@@ -285,13 +381,15 @@ def test_evaluation_compares_with_input_and_classic(
     assert list(results["student"]["sets"][f"[Non-Ref] {UNPAIRED}"]) == list(METRICS[2:])
     weights = torch.load(two_ranks / "whole.pt", weights_only=True)
     torch.save(
-        {name: weight + 0.1 * name.startswith("head") for name, weight in weights.items()}, tmp_path / "other.pt"
+        {name: weight + 0.1 * name.startswith("head") for name, weight in weights.items()},
+        tmp_path / "other.pt",
     )
     run_command(evaluate, "--model", two_ranks / "whole.pt", tmp_path / "other.pt", *flags, *sizes)
     both = json.loads((tmp_path / "out" / "metrics.json").read_text())["student"]
     psnr, spread = both["sets"][f"[Ref] {SET}"]["psnr"], both["spread"][f"[Ref] {SET}"]["psnr"]
     first = results["student"]["sets"][f"[Ref] {SET}"]["psnr"]
-    assert spread == pytest.approx(abs(psnr - first) * 2**0.5, rel=1e-6)  # of two values: their distance / sqrt(2)
+    # of two values: their distance / sqrt(2)
+    assert spread == pytest.approx(abs(psnr - first) * 2**0.5, rel=1e-6)
     assert f"{psnr:.3f} ± {spread:.3f}" in capsys.readouterr().out
 
 
@@ -302,7 +400,13 @@ def test_summaries_are_means_over_each_set(data: Path) -> None:
     assert summary[f"ssim/{SET}"] == 7
     assert summary[f"uciqe/{UNPAIRED}"] == summary["val_uciqe"] == 27
     task = Restoration(StudentLoss(WEIGHTS), dataset, 20, Path("x.pt"))
-    record = {**summary, "epoch": 1, "train_loss": 0.12341, "psnr/simulated": 23.451, "ssim/simulated": 0.87652}
+    record = {
+        **summary,
+        "epoch": 1,
+        "train_loss": 0.12341,
+        "psnr/simulated": 23.451,
+        "ssim/simulated": 0.87652,
+    }
     assert task.epoch_lines(record, "val_psnr", True)[:2] == [
         "Epoch 1/20 - Train loss: 0.1234",
         "[Ref] simulated: PSNR=23.45 dB, SSIM=0.8765",
@@ -333,7 +437,11 @@ def test_a_folder_is_restored_and_bad_files_are_left_out(
         (restore, ("--model", "bad.jpg", "--source", "."), "not a file of weights"),
         (export_pseudo_labels, ("--train-root", "nowhere"), "no pictures below"),
         (make_data, ("--output", "{data}"), "exists; remove it, or choose another --output"),
-        (make_data, ("--images", "nowhere", "--output", "new"), "0 pictures; at least 2 are needed"),
+        (
+            make_data,
+            ("--images", "nowhere", "--output", "new"),
+            "0 pictures; at least 2 are needed",
+        ),
     ],
 )
 def test_a_command_refuses_in_one_line(
@@ -362,7 +470,9 @@ def test_tiles_cover_a_picture_without_seams() -> None:
     torch.nn.init.zeros_(network.head.weight)  # returns its input: so must the blend of its tiles
     image = photograph(5, 150, 131)
     label = restore.label_from(restore.describe(image))
-    assert np.array_equal(restore.restore(network.eval(), image, label, torch.device("cpu"), 64, 16), image)
+    assert np.array_equal(
+        restore.restore(network.eval(), image, label, torch.device("cpu"), 64, 16), image
+    )
 
 
 def test_labels_are_exported_for_every_set(data: Path, tmp_path: Path) -> None:
@@ -370,7 +480,9 @@ def test_labels_are_exported_for_every_set(data: Path, tmp_path: Path) -> None:
     run_command(export_pseudo_labels, *flags, "--pseudo-root", tmp_path / "labels")
     made = data / "pseudo-labels" / "daclip"
     folders = (made, tmp_path / "labels")
-    files, again = (sorted(path.relative_to(folder) for path in folder.rglob("*.pt")) for folder in folders)
+    files, again = (
+        sorted(path.relative_to(folder) for path in folder.rglob("*.pt")) for folder in folders
+    )
     assert files == again
     first, second = (torch.load(folder / files[0], weights_only=True) for folder in folders)
     assert torch.equal(first["masks"], second["masks"])

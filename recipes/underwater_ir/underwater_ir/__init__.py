@@ -1,6 +1,7 @@
 """Restores underwater pictures with a small network that learns from pseudo-labels.
 
-The package makes the project's modules importable, so that its commands run from the recipe's folder.
+The package makes the project's modules importable, so that its commands run from the recipe's
+folder.
 """
 
 import sys

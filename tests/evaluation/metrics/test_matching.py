@@ -16,8 +16,17 @@ from yolo_seg_ddp.evaluation.metrics.matching import (
     ignored_shares,
     sizes_of_predictions,
 )
-from yolo_seg_ddp.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
-from yolo_seg_ddp.evaluation.metrics.summary import CALIBRATION_MIN_CONFIDENCE, calibration, operating_points
+from yolo_seg_ddp.evaluation.metrics.results import (
+    ImageResult,
+    merge_results,
+    pack_results,
+    unpack_results,
+)
+from yolo_seg_ddp.evaluation.metrics.summary import (
+    CALIBRATION_MIN_CONFIDENCE,
+    calibration,
+    operating_points,
+)
 
 
 def test_image_result_refuses_arrays_that_do_not_belong_together() -> None:
@@ -31,7 +40,9 @@ def test_image_result_refuses_arrays_that_do_not_belong_together() -> None:
 
 def test_incomplete_transfer_is_noticed() -> None:
     packed = pack_results(random_results(2))
-    assert all(array.dtype not in (object, bool) for array in packed.values()), "not every backend can send these"
+    assert all(array.dtype not in (object, bool) for array in packed.values()), (
+        "not every backend can send these"
+    )
     packed["scores"] = packed["scores"][:-1]
     with pytest.raises(ValueError, match="scores has"):
         unpack_results(packed)
@@ -54,7 +65,9 @@ def test_box_iou_of_known_boxes() -> None:
 
 
 def test_thresholds_are_hit_by_an_iou_equal_to_them() -> None:
-    assert IOU_THRESHOLDS.tolist() == pytest.approx([0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95])
+    assert IOU_THRESHOLDS.tolist() == pytest.approx(
+        [0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95]
+    )
     for position, percent in enumerate(range(50, 100, 5)):
         hits = hit_targets(np.array([[percent / 100]]), np.array([0]), np.array([0])) >= 0
         assert hits.sum() == position + 1
@@ -64,18 +77,29 @@ def test_confusion_pairs_name_misses_and_false_alarms() -> None:
     iou = np.array([[0.9, 0.0, 0.8, 0.9], [0.1, 0.45, 0.0, 0.0]])
     scores = np.array([0.9, 0.8, 0.7, 0.25])  # the last is not above 0.25
     pairs = confusion_pairs(iou, np.array([0, 1]), np.array([0, 1, 0, 0]), scores, 5)
-    assert sorted(pairs.tolist()) == [[0, 0], [0, 5], [1, 5], [5, 1]]  # an IoU of 0.45 is not above 0.45
-    shares = ignored_shares(np.array([[0.6, 0.46, 0.45], [0.9, 0.9, 0.9]]), np.array([-1, 2]), np.array([0, 1, 0]))
+    # an IoU of 0.45 is not above 0.45
+    assert sorted(pairs.tolist()) == [[0, 0], [0, 5], [1, 5], [5, 1]]
+    shares = ignored_shares(
+        np.array([[0.6, 0.46, 0.45], [0.9, 0.9, 0.9]]), np.array([-1, 2]), np.array([0, 1, 0])
+    )
     assert shares.tolist() == pytest.approx([0.6, 0.46, 0.45])
-    pairs = confusion_pairs(iou, np.array([0, 1]), np.array([0, 1, 0, 0]), scores, 5, np.append(shares, 0))
+    pairs = confusion_pairs(
+        iou, np.array([0, 1]), np.array([0, 1, 0, 0]), scores, 5, np.append(shares, 0)
+    )
     assert sorted(pairs.tolist()) == [[0, 0], [0, 5], [5, 1]], "a share of 0.45 is not above 0.45"
-    assert confusion_pairs(np.zeros((0, 1)), np.zeros(0), np.array([4]), np.array([0.5]), 5).tolist() == [[4, 5]]
-    assert confusion_pairs(np.zeros((1, 0)), np.array([4]), np.zeros(0), np.zeros(0), 5).tolist() == [[5, 4]]
+    assert confusion_pairs(
+        np.zeros((0, 1)), np.zeros(0), np.array([4]), np.array([0.5]), 5
+    ).tolist() == [[4, 5]]
+    assert confusion_pairs(
+        np.zeros((1, 0)), np.array([4]), np.zeros(0), np.zeros(0), 5
+    ).tolist() == [[5, 4]]
 
 
 def test_sizes_begin_at_32_and_96_pixels_squared() -> None:
     areas = np.array([0, 32**2 - 1, 32**2, 96**2 - 1, 96**2, 1e8])
-    assert [SIZES[number] for number in size_classes(areas)] == ["small"] * 2 + ["medium"] * 2 + ["large"] * 2
+    assert [SIZES[number] for number in size_classes(areas)] == ["small"] * 2 + ["medium"] * 2 + [
+        "large"
+    ] * 2
 
 
 def test_a_hit_counts_where_its_target_does_and_a_false_alarm_by_its_own_size() -> None:
@@ -83,7 +107,10 @@ def test_a_hit_counts_where_its_target_does_and_a_false_alarm_by_its_own_size() 
     hits[0, :3] = 1
     sizes = sizes_of_predictions(hits, np.array([0, 2], np.uint8), np.array([1, 0], np.uint8))
     assert sizes.tolist() == [[2] * 3 + [1] * 7, [0] * 10]
-    assert sizes_of_predictions(hits, np.zeros(0, np.uint8), np.array([1, 0])).tolist() == [[1] * 10, [0] * 10]
+    assert sizes_of_predictions(hits, np.zeros(0, np.uint8), np.array([1, 0])).tolist() == [
+        [1] * 10,
+        [0] * 10,
+    ]
 
 
 NAMES = ("pole", "crossarm", "insulator", "absent")
@@ -105,7 +132,9 @@ def test_the_best_threshold_is_the_one_that_trying_all_finds(seed: int) -> None:
             tried = []
             for threshold in {score for score, _ in mine}:
                 kept = [hit for score, hit in mine if score >= threshold]
-                tried.append((2 * sum(kept) / (len(kept) + num_targets), threshold, sum(kept), len(kept)))
+                tried.append(
+                    (2 * sum(kept) / (len(kept) + num_targets), threshold, sum(kept), len(kept))
+                )
             f1, threshold, found, kept_count = max(tried)
             point = points[kind][class_id]
             assert point is not None

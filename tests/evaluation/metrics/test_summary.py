@@ -10,11 +10,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.evaluation.made_up import image_result, one_image, random_results, random_scene, result_of
+from tests.evaluation.made_up import (
+    image_result,
+    one_image,
+    random_results,
+    random_scene,
+    result_of,
+)
 from tests.support.plugin import PROJECT
 from yolo_seg_ddp.evaluation.metrics.matching import box_iou
-from yolo_seg_ddp.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
-from yolo_seg_ddp.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves, summarise
+from yolo_seg_ddp.evaluation.metrics.results import (
+    ImageResult,
+    merge_results,
+    pack_results,
+    unpack_results,
+)
+from yolo_seg_ddp.evaluation.metrics.summary import (
+    calibration,
+    operating_points,
+    precision_recall_curves,
+    summarise,
+)
 from yolo_seg_ddp.evaluation.tables import class_table
 
 NAMES = ["conductor", "pole", "crossarm", "insulator", "cutouts"]
@@ -41,7 +57,9 @@ def test_every_step_gives_the_numbers_of_ultralytics(seed: int) -> None:
         iou = reference.box_iou(tensors["targets"], tensors["boxes"])
         np.testing.assert_allclose(box_iou(scene["targets"], scene["boxes"]), iou, atol=1e-6)
         hits = [
-            BaseValidator.match_predictions(validator, tensors["ids"], tensors["target_ids"], iou * scale)
+            BaseValidator.match_predictions(
+                validator, tensors["ids"], tensors["target_ids"], iou * scale
+            )
             if len(scene["ids"]) and len(scene["target_ids"])
             else torch.zeros(len(scene["ids"]), 10, dtype=torch.bool)
             for scale in (1, 0.9)
@@ -71,7 +89,8 @@ def test_every_step_gives_the_numbers_of_ultralytics(seed: int) -> None:
     assert {name: ours[name] for name in expected} == pytest.approx(expected, abs=1e-6)
     assert ours["box_f1"] == pytest.approx(theirs.box.f1.mean(), abs=1e-6)
     assert ours["mask_f1"] == pytest.approx(theirs.seg.f1.mean(), abs=1e-6)
-    assert 0.05 < ours["box_map50_95"] < ours["box_map50"] < 1  # the problem is neither empty nor trivial
+    # the problem is neither empty nor trivial
+    assert 0.05 < ours["box_map50_95"] < ours["box_map50"] < 1
     for position, class_id in enumerate(theirs.ap_class_index):
         row = ours["per_class"][class_id]
         values = [row[name] for name in expected]
@@ -82,9 +101,15 @@ def test_every_step_gives_the_numbers_of_ultralytics(seed: int) -> None:
     curves = precision_recall_curves(results, list(names.values()))
     assert curves["box"]["class_ids"].tolist() == list(theirs.ap_class_index)
     for kind, metric in (("box", theirs.box), ("mask", theirs.seg)):
-        for name, attribute in (("precision", "p_curve"), ("recall", "r_curve"), ("f1", "f1_curve")):
+        for name, attribute in (
+            ("precision", "p_curve"),
+            ("recall", "r_curve"),
+            ("f1", "f1_curve"),
+        ):
             np.testing.assert_allclose(curves[kind][name], getattr(metric, attribute), atol=1e-6)
-        np.testing.assert_allclose(curves[kind]["precision_at_recall"], metric.prec_values, atol=1e-6)
+        np.testing.assert_allclose(
+            curves[kind]["precision_at_recall"], metric.prec_values, atol=1e-6
+        )
         np.testing.assert_allclose(curves[kind]["average_precision"], metric.all_ap, atol=1e-6)
 
 
@@ -109,10 +134,20 @@ def test_what_is_ignored_leaves_all_numbers_but_no_hit_does(seed: int) -> None:
         kept = (one.box_hits | one.mask_hits).any(axis=1) | (rng.random(len(box)) < 0.4)
         box_share, mask_share = (np.where(kept, hit / 2, 1) for hit in (box, mask))
         ignored.append(replace(one, box_ignored=box_share, mask_ignored=mask_share))
-        rows = {name: getattr(one, name)[kept] for name in ("scores", "class_ids", "box_hits", "mask_hits")}
-        left.append(image_result(one.image_id, *rows.values(), one.target_class_ids, one.box_confusion))
+        rows = {
+            name: getattr(one, name)[kept]
+            for name in ("scores", "class_ids", "box_hits", "mask_hits")
+        }
+        left.append(
+            image_result(one.image_id, *rows.values(), one.target_class_ids, one.box_confusion)
+        )
     assert sum(len(one.scores) for one in left) < sum(len(one.scores) for one in ignored) - 9
-    for numbers in (summarise, precision_recall_curves, operating_points, lambda found, names: calibration(found)):
+    for numbers in (
+        summarise,
+        precision_recall_curves,
+        operating_points,
+        lambda found, names: calibration(found),
+    ):
         np.testing.assert_equal(numbers(ignored, NAMES), numbers(left, NAMES))
 
 
@@ -125,7 +160,9 @@ def test_classes_without_targets_do_not_count_in_the_means() -> None:
     assert [row["num_targets"] for row in summary["per_class"]] == [1, 0, 2]
     assert [row["num_images"] for row in summary["per_class"]] == [1, 0, 1]
     assert [row["box_map50"] for row in summary["per_class"]] == pytest.approx([0.995, 0, 0])
-    assert class_table(summary).splitlines()[5].split()[3:5] == ["-", "0.000"], "nothing found has no precision"
+    assert class_table(summary).splitlines()[5].split()[3:5] == ["-", "0.000"], (
+        "nothing found has no precision"
+    )
     assert summary["confusion_matrix"][1][3] == 1
     assert summary["confusion_matrix"][3][2] == 2
     assert (summary["num_images"], summary["num_targets"]) == (3, 3)
@@ -158,5 +195,13 @@ def test_a_class_id_without_a_name_is_refused() -> None:
 
 
 def test_metrics_load_without_torch() -> None:
-    code = "import sys; from yolo_seg_ddp.evaluation.metrics import summary, thin_objects; sys.exit('torch' in sys.modules or 'ultralytics' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT, timeout=60, check=False).returncode == 0
+    code = (
+        "import sys; from yolo_seg_ddp.evaluation.metrics import summary, thin_objects; "
+        "sys.exit('torch' in sys.modules or 'ultralytics' in sys.modules)"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=PROJECT, timeout=60, check=False
+        ).returncode
+        == 0
+    )

@@ -11,7 +11,12 @@ from yolo_seg_ddp.data.labels import ANY_CLASS
 from yolo_seg_ddp.data.polygons import elongated_classes, elongation
 from yolo_seg_ddp.evaluation.metrics import thin_objects
 from yolo_seg_ddp.evaluation.metrics.matching import LEVELS
-from yolo_seg_ddp.evaluation.metrics.thin_objects import ThinRule, found_lengths, measure, summarise_thin
+from yolo_seg_ddp.evaluation.metrics.thin_objects import (
+    ThinRule,
+    found_lengths,
+    measure,
+    summarise_thin,
+)
 from yolo_seg_ddp.predict.lines.thinning import centreline
 from yolo_seg_ddp.predict.regions import Region
 
@@ -38,12 +43,17 @@ def wires(truth: list[Region], found: list[Region], **options: Any) -> np.ndarra
 def summaries(*of_images: np.ndarray) -> list[dict[str, Any]]:
     """Return the metrics of each class over photographs with these rows of centrelines."""
     empty = [np.zeros(0)] * 6
-    results = [image_result(number, *empty, centrelines=rows) for number, rows in enumerate(of_images)]
+    results = [
+        image_result(number, *empty, centrelines=rows) for number, rows in enumerate(of_images)
+    ]
     return summarise_thin(results, 8, (WIRE, OTHER))
 
 
 def rates_of(*of_images: np.ndarray) -> list[dict[str, float | None]]:
-    return [{name: value for name, value in one.items() if name in RATES} for one in summaries(*of_images)]
+    return [
+        {name: value for name, value in one.items() if name in RATES}
+        for one in summaries(*of_images)
+    ]
 
 
 def values(*expected: float | None) -> dict[str, Any]:
@@ -83,18 +93,27 @@ def test_the_tolerance_is_that_which_is_given() -> None:
 
 
 @pytest.mark.parametrize(("class_id", "precision"), [(WIRE, 1), (ANY_CLASS, 1), (OTHER, 2 / 3)])
-def test_found_length_in_a_region_to_ignore_of_the_class_does_not_count(class_id: int, precision: float) -> None:
+def test_found_length_in_a_region_to_ignore_of_the_class_does_not_count(
+    class_id: int, precision: float
+) -> None:
     around, behind = [(class_id, bar(50, 290, 600, 30))], [(class_id, bar(1098, 0, 902, 400))]
-    assert scores_of([WHOLE], [WHOLE, bar(100, 300, 500)], ignored=around) == values(1, precision, 1)
-    assert scores_of([WHOLE], [bar(850, 50, 500)], ignored=behind) == values(0.25, 1 if precision == 1 else 0.5, 1)
+    assert scores_of([WHOLE], [WHOLE, bar(100, 300, 500)], ignored=around) == values(
+        1, precision, 1
+    )
+    assert scores_of([WHOLE], [bar(850, 50, 500)], ignored=behind) == values(
+        0.25, 1 if precision == 1 else 0.5, 1
+    )
 
 
 def test_crossing_wires_are_told_apart() -> None:
-    """Each prediction is a piece of the wire along which it runs, not of the one that it crosses."""
+    """Each prediction is a piece of the wire along which it runs, not of
+    the one that it crosses.
+    """
     upright = Region(600, 0, np.ones((400, 5), bool))
     assert scores_of([WHOLE, upright], [WHOLE, upright]) == values(1, 1, 1)
     only_one = scores_of([WHOLE, upright], [WHOLE])
-    assert only_one == values((1000 + 7) / 1400, 1, 1)  # of the other, 7 pixels are near the crossing
+    # of the other, 7 pixels are near the crossing
+    assert only_one == values((1000 + 7) / 1400, 1, 1)
     both_halves = [bar(100, 50, 490), bar(610, 50, 490), upright]
     assert scores_of([WHOLE, upright], both_halves)["pieces_per_object"] == 1.5
 
@@ -109,7 +128,13 @@ def test_a_mask_over_two_wires_is_a_piece_of_one() -> None:
 
 def test_classes_and_confidence_are_kept_apart() -> None:
     truth, found = [WHOLE, bar(100, 300, 800)], [WHOLE, WHOLE, bar(100, 300, 800)]
-    given = (truth, np.array([WIRE, OTHER]), found, np.array([WIRE, OTHER, OTHER]), np.array([0.9, 0.8, 0.2]))
+    given = (
+        truth,
+        np.array([WIRE, OTHER]),
+        found,
+        np.array([WIRE, OTHER, OTHER]),
+        np.array([0.9, 0.8, 0.2]),
+    )
     assert measure(*given, ThinRule((WIRE,)))[:, 0].tolist() == [WIRE]
     rows = measure(*given, ThinRule((WIRE, OTHER)))
     assert rows[:, 0].tolist() == [WIRE, OTHER]
@@ -123,12 +148,17 @@ def test_sums_over_images_weigh_each_by_its_length() -> None:
     rows = [wires([WHOLE], [WHOLE]), wires([bar(0, 0, 200)], []), wires([], [bar(0, 0, 250)])]
     assert all(row.shape == (1, len(thin_objects.COLUMNS)) for row in rows)
     assert rates_of(*rows)[WIRE] == values(1000 / 1200, 1000 / 1250, 1)
-    found, lengths = summaries(*rows)[WIRE], {"length_px": 1200, "missed_px": 200, "invented_px": 250}
-    assert {name: found[name] for name in lengths} == pytest.approx(lengths, abs=9)  # thinning shortens each end by 2
+    found, lengths = (
+        summaries(*rows)[WIRE],
+        {"length_px": 1200, "missed_px": 200, "invented_px": 250},
+    )
+    # thinning shortens each end by 2
+    assert {name: found[name] for name in lengths} == pytest.approx(lengths, abs=9)
 
 
 def test_lengths_of_slanted_wires_are_those_in_the_plane() -> None:
-    mask = cv2.line(np.zeros((200, 300), np.uint8), (20, 20), (140, 180), 1, 5)  # 200 pixels long, in 161 rows
+    # 200 pixels long, in 161 rows
+    mask = cv2.line(np.zeros((200, 300), np.uint8), (20, 20), (140, 180), 1, 5)
     found = summaries(wires([Region(0, 0, mask.astype(bool))], []))
     assert found[WIRE]["length_px"] == found[WIRE]["missed_px"] == pytest.approx(200, abs=7)
     assert found[0]["length_px"] is None
@@ -137,19 +167,25 @@ def test_lengths_of_slanted_wires_are_those_in_the_plane() -> None:
 def test_thin_classes_are_those_of_long_narrow_objects() -> None:
     strip = np.array([(0.0, 0.0), (900.0, 0.0), (900.0, 6.0), (0.0, 6.0)])
     assert elongation(strip) == pytest.approx(150, rel=1e-3)
-    bend = np.array([(0.0, 0.0), (300.0, 0.0), (300.0, 300.0), (294.0, 300.0), (294.0, 6.0), (0.0, 6.0)])
+    bend = np.array(
+        [(0.0, 0.0), (300.0, 0.0), (300.0, 300.0), (294.0, 300.0), (294.0, 6.0), (0.0, 6.0)]
+    )
     assert elongation(bend) == pytest.approx(600 / 6, rel=0.05)
     angles = np.linspace(0, 2 * np.pi, 60)
-    assert elongation(np.stack([np.cos(angles), np.sin(angles)], axis=1) * 50) == pytest.approx(1, abs=0.3)
+    assert elongation(np.stack([np.cos(angles), np.sin(angles)], axis=1) * 50) == pytest.approx(
+        1, abs=0.3
+    )
     assert elongated_classes([0, 0, 0, 1, 1, 1, 2], [100, 90, 3, 30, 20, 900, 50]) == (0, 2)
     assert elongated_classes([], []) == ()
 
 
-# --- centrelines ------------------------------------------------------------------------------------------------------
+# --- centrelines ----------------------------------------------------------------------------------
 
 
 def test_thinning_is_that_of_scikit_image() -> None:
-    """It has the same passes in the other order, which is that of the mask turned by 180 degrees."""
+    """It has the same passes in the other order, which is that of the
+    mask turned by 180 degrees.
+    """
     from skimage.morphology import thin
 
     rng = np.random.default_rng(3)
@@ -168,11 +204,21 @@ def test_an_empty_mask_has_no_centreline() -> None:
 
 
 def test_lengths_at_each_confidence_are_those_of_the_evaluation_at_that_confidence() -> None:
-    found, scores = [bar(0, 50, 700), bar(300, 52, 500), bar(0, 90, 90)], np.array([0.8, 0.3, 0.2], np.float32)
+    found, scores = (
+        [bar(0, 50, 700), bar(300, 52, 500), bar(0, 90, 90)],
+        np.array([0.8, 0.3, 0.2], np.float32),
+    )
     ids = [np.array([WIRE, WIRE]), np.full(3, WIRE)]
     truth = [WHOLE, bar(0, 400, 60)]
-    [row] = found_lengths(truth, ids[0], found, ids[1], scores, ThinRule((WIRE, OTHER), at_levels=True))
+    [row] = found_lengths(
+        truth, ids[0], found, ids[1], scores, ThinRule((WIRE, OTHER), at_levels=True)
+    )
     for level, found_px in zip(LEVELS, row[2:], strict=True):
-        [expected] = measure(truth, ids[0], found, ids[1], scores, ThinRule((WIRE,), min_score=level))
+        [expected] = measure(
+            truth, ids[0], found, ids[1], scores, ThinRule((WIRE,), min_score=level)
+        )
         assert [row[0], row[1], found_px] == expected[:3].tolist()
-    assert found_lengths([], ids[0][:0], found, ids[1], scores, ThinRule((WIRE,))).shape == (0, 2 + len(LEVELS))
+    assert found_lengths([], ids[0][:0], found, ids[1], scores, ThinRule((WIRE,))).shape == (
+        0,
+        2 + len(LEVELS),
+    )

@@ -12,7 +12,9 @@ Points = list[tuple[float, float]]
 def parabola(start: float, end: float, sag: float) -> Points:
     x = np.linspace(start, end, 60)
     share = (x - 40) / 800
-    return list(zip(x.tolist(), (150 + 200 * share + 4 * sag * share * (1 - share)).tolist(), strict=True))
+    return list(
+        zip(x.tolist(), (150 + 200 * share + 4 * sag * share * (1 - share)).tolist(), strict=True)
+    )
 
 
 STRAIGHT, SAGGING = parabola(40, 840, 0), parabola(40, 840, 40)

@@ -19,12 +19,15 @@ SPANS = [(20.0, 80.0), (270.0, 120.0), (880.0, 120.0)]  # of a wire over a suppo
         ([STRAIGHT], [STRAIGHT]),
         ([SAGGING], [SAGGING]),
         ([HOOK], [HOOK]),  # no parabola: its medial axis
-        ([STRAIGHT, CROSSARM], [STRAIGHT, CROSSARM]),  # two lines, the longer one first, neither bent by the other
+        # two lines, the longer one first, neither bent by the other
+        ([STRAIGHT, CROSSARM], [STRAIGHT, CROSSARM]),
         ([SAGGING, [(700, 60), (720, 66)]], [SAGGING]),  # an island
     ],
     ids=["straight", "sagging", "hook", "crossing", "island"],
 )
-def test_a_ragged_mask_becomes_the_lines_that_it_shows(seen: list[Points], wires: list[Points]) -> None:
+def test_a_ragged_mask_becomes_the_lines_that_it_shows(
+    seen: list[Points], wires: list[Points]
+) -> None:
     mask = blur_edges(drawn(*seen), np.random.default_rng(1), 0.3)
     lines = find_lines(Region(0, 0, mask))
     assert len(lines) == len(wires)
@@ -42,7 +45,9 @@ def test_a_line_lies_in_the_middle_of_its_pixels(shape: tuple[int, int]) -> None
     middle, across = np.array([7, 4]) + np.array(shape[::-1]) / 2, int(shape[1] > shape[0])
     for line in (*find_lines(region), medial_line(region, 7.0)):
         assert line is not None
-        assert line.points[:, across] == pytest.approx(np.full(len(line.points), middle[across]), abs=0.1)
+        assert line.points[:, across] == pytest.approx(
+            np.full(len(line.points), middle[across]), abs=0.1
+        )
         assert line.points[[0, -1], 1 - across].mean() == pytest.approx(middle[1 - across], abs=2)
 
 
@@ -64,7 +69,11 @@ def test_a_line_grows_over_a_support_where_its_parabola_ends() -> None:
 
 
 def test_a_wire_that_becomes_thinner_keeps_both_widths() -> None:
-    cone = cv2.fillPoly(np.zeros(SIZE[::-1], np.uint8), [np.array([(40, 100), (840, 106), (840, 112), (40, 118)])], 1)
+    cone = cv2.fillPoly(
+        np.zeros(SIZE[::-1], np.uint8),
+        [np.array([(40, 100), (840, 106), (840, 112), (40, 118)])],
+        1,
+    )
     (line,) = find_lines(Region(0, 0, cone.astype(bool)))
     widths = line.widths[np.argsort(line.points[:, 0])]
     assert (widths[0], widths[-1]) == pytest.approx((19, 7), abs=1.5)
@@ -73,9 +82,12 @@ def test_a_wire_that_becomes_thinner_keeps_both_widths() -> None:
 def test_parts_of_a_mask_have_a_gap_between_them() -> None:
     (line,) = find_lines(Region(0, 0, drawn(parabola(40, 400, 40), parabola(460, 840, 40))))
     assert sorted(line.gaps[0][:, 0].tolist()) == pytest.approx([404, 456], abs=5)
-    assert iou_of(fill_outline(line.outline, SIZE), drawn(SAGGING)) > 0.85  # it goes on over the gap
+    # it goes on over the gap
+    assert iou_of(fill_outline(line.outline, SIZE), drawn(SAGGING)) > 0.85
 
 
-@pytest.mark.parametrize("mask", [np.zeros((5, 5), bool), np.ones((60, 60), bool), np.zeros((0, 0), bool)])
+@pytest.mark.parametrize(
+    "mask", [np.zeros((5, 5), bool), np.ones((60, 60), bool), np.zeros((0, 0), bool)]
+)
 def test_what_is_no_line_has_none(mask: np.ndarray) -> None:
     assert find_lines(Region(3, 4, mask)) == []

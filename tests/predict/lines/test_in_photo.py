@@ -13,9 +13,15 @@ ACROSS, ALONG = np.mgrid[:600, :900]
     ("photo", "low", "high"),
     [
         (np.where(abs(ACROSS - 300) < 4, 90, 60), 0.8, 1.0),
-        (np.where(abs(ACROSS - 300) < 4, 90, 60 + ALONG // 8), 0.6, 0.95),  # from dark ground to light ground
+        # from dark ground to light ground
+        (np.where(abs(ACROSS - 300) < 4, 90, 60 + ALONG // 8), 0.6, 0.95),
         (np.where(ACROSS < 300, 60, 180), 0.2, 0.5),  # an edge
-        (np.where(abs(ACROSS - 300) < 4, 90, np.where((ALONG > 400) & (ALONG < 500), 200, 60)), 0.8, 1.0),  # a pole
+        # a pole
+        (
+            np.where(abs(ACROSS - 300) < 4, 90, np.where((ALONG > 400) & (ALONG < 500), 200, 60)),
+            0.8,
+            1.0,
+        ),
         (np.full((600, 900), 60), 0.0, 0.0),
     ],
     ids=["wire", "ground", "edge", "pole", "nothing"],

@@ -18,7 +18,9 @@ def photograph(number: int, size_bytes: int = PHOTOGRAPH_BYTES) -> bytes:
     return random.Random(number).randbytes(size_bytes)
 
 
-def zip_bytes(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED, mode: int = 0) -> bytes:
+def zip_bytes(
+    members: dict[str, bytes], compression: int = zipfile.ZIP_STORED, mode: int = 0
+) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in members.items():
@@ -31,7 +33,10 @@ def zip_bytes(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED, 
 
 def circuit(number: int, num_photographs: int, nested: bool = False) -> dict[str, bytes]:
     prefix = f"Circuit{number}/" if nested else ""
-    return {f"{prefix}{number} ({index}).JPG": photograph(index) for index in range(1, num_photographs + 1)}
+    return {
+        f"{prefix}{number} ({index}).JPG": photograph(index)
+        for index in range(1, num_photographs + 1)
+    }
 
 
 def get(server: AzureServer, output: Path, *circuits: str, **options: object) -> Report:

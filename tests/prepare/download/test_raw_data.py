@@ -1,4 +1,7 @@
-"""What a download leaves in the raw folder, and what is taken from an archive. Hostile archives: tests/security/test_writes.py."""
+"""What a download leaves in the raw folder, and what is taken from an archive.
+
+Hostile archives: tests/security/test_writes.py.
+"""
 
 import io
 import json
@@ -30,10 +33,15 @@ from yolo_seg_ddp.utils.errors import UserError
 DIRECTORY_BYTES = 1 << 20  # asked for when a remote zip is opened: once to plan, once to extract
 
 
-def test_two_circuits_are_written_flat_and_a_second_run_sends_no_request(server: AzureServer, tmp_path: Path) -> None:
+def test_two_circuits_are_written_flat_and_a_second_run_sends_no_request(
+    server: AzureServer, tmp_path: Path
+) -> None:
     report = get(server, tmp_path, "1", "10")
-    expected = {f"Circuit1/1 ({i}).JPG" for i in range(1, 7)} | {f"Circuit10/10 ({i}).JPG" for i in range(1, 4)}
-    assert files_under(tmp_path) == expected | {LABELS, "download.json", ".download.lock"}  # the zips are deleted
+    expected = {f"Circuit1/1 ({i}).JPG" for i in range(1, 7)} | {
+        f"Circuit10/10 ({i}).JPG" for i in range(1, 4)
+    }
+    # the zips are deleted
+    assert files_under(tmp_path) == expected | {LABELS, "download.json", ".download.lock"}
     assert (tmp_path / "Circuit1" / "1 (2).JPG").read_bytes() == photograph(2)
     assert report.num_photographs == 9
     assert not report.missing
@@ -41,7 +49,11 @@ def test_two_circuits_are_written_flat_and_a_second_run_sends_no_request(server:
     entry = json.loads((tmp_path / "download.json").read_text())["objects"]["Circuit1.zip"]
     blob = server.blobs["Circuit1.zip"]
     assert entry["url"] == server.url + "Circuit1.zip"
-    assert (entry["etag"], entry["md5"], entry["size_bytes"]) == (blob.etag, blob.content_md5(), len(blob.content))
+    assert (entry["etag"], entry["md5"], entry["size_bytes"]) == (
+        blob.etag,
+        blob.content_md5(),
+        len(blob.content),
+    )
     assert (entry["num_photographs"], entry["max_images"], entry["is_complete"]) == (6, None, True)
 
     num_requests = len(server.requests)
@@ -62,7 +74,9 @@ def test_folder_and_file_url_give_the_same(tmp_path: Path) -> None:
     assert {LABELS, "Circuit1.zip", "Circuit1/1 (1).JPG"} <= files_under(folder)
 
 
-def test_kept_zip_is_asked_for_again_only_when_it_is_gone(server: AzureServer, tmp_path: Path) -> None:
+def test_kept_zip_is_asked_for_again_only_when_it_is_gone(
+    server: AzureServer, tmp_path: Path
+) -> None:
     get(server, tmp_path, keep_zips=True)
     assert (tmp_path / "Circuit1.zip").read_bytes() == server.blobs["Circuit1.zip"].content
     assert get(server, tmp_path, keep_zips=True).is_unchanged
@@ -71,7 +85,9 @@ def test_kept_zip_is_asked_for_again_only_when_it_is_gone(server: AzureServer, t
     assert len(server.gets("Circuit1.zip")) == 2
 
 
-def test_a_killed_extraction_continues(server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_extraction_continues(
+    server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.blobs["Circuit1.zip"].md5 = ""
     replaced: list[object] = []
     real_replace = os.replace
@@ -95,7 +111,9 @@ def test_a_killed_extraction_continues(server: AzureServer, tmp_path: Path, monk
     assert (tmp_path / "Circuit1" / "1 (1).JPG").stat().st_mtime_ns == before
 
 
-def test_max_images_takes_no_more_and_a_larger_number_adds_photographs(server: AzureServer, tmp_path: Path) -> None:
+def test_max_images_takes_no_more_and_a_larger_number_adds_photographs(
+    server: AzureServer, tmp_path: Path
+) -> None:
     server.blobs["Circuit1.zip"] = blob = Blob(zip_bytes(circuit(1, 40, nested=True)))
     sent_bytes = 0
     first: set[str] = set()
@@ -108,14 +126,21 @@ def test_max_images_takes_no_more_and_a_larger_number_adds_photographs(server: A
             number = int(name.split("(")[1].split(")")[0])
             assert (tmp_path / "Circuit1" / name).read_bytes() == photograph(number)
         new_bytes = (max_images - len(first)) * PHOTOGRAPH_BYTES
-        assert server.bytes_sent("Circuit1.zip") - sent_bytes < 2 * DIRECTORY_BYTES + new_bytes + 10_000
+        assert (
+            server.bytes_sent("Circuit1.zip") - sent_bytes
+            < 2 * DIRECTORY_BYTES + new_bytes + 10_000
+        )
         first, sent_bytes = names, server.bytes_sent("Circuit1.zip")
     assert sent_bytes < len(blob.content)
-    assert all(request.status == 206 and request.if_match for request in server.gets("Circuit1.zip"))
+    assert all(
+        request.status == 206 and request.if_match for request in server.gets("Circuit1.zip")
+    )
     assert get(server, tmp_path, max_images=2).is_unchanged
 
 
-def test_the_whole_circuit_after_few_photographs_and_a_lost_one_alone(server: AzureServer, tmp_path: Path) -> None:
+def test_the_whole_circuit_after_few_photographs_and_a_lost_one_alone(
+    server: AzureServer, tmp_path: Path
+) -> None:
     server.blobs["Circuit1.zip"] = Blob(zip_bytes(circuit(1, 40)))
     get(server, tmp_path, max_images=1)
     assert get(server, tmp_path).num_photographs == len(files_under(tmp_path / "Circuit1")) == 40
@@ -124,7 +149,10 @@ def test_the_whole_circuit_after_few_photographs_and_a_lost_one_alone(server: Az
     num_sent = server.bytes_sent("Circuit1.zip")
     get(server, tmp_path)
     assert (tmp_path / "Circuit1" / "1 (7).JPG").read_bytes() == photograph(7)
-    assert server.bytes_sent("Circuit1.zip") - num_sent < 2 * DIRECTORY_BYTES + PHOTOGRAPH_BYTES + 10_000
+    assert (
+        server.bytes_sent("Circuit1.zip") - num_sent
+        < 2 * DIRECTORY_BYTES + PHOTOGRAPH_BYTES + 10_000
+    )
 
 
 def test_other_data_under_the_same_name_is_refused(server: AzureServer, tmp_path: Path) -> None:
@@ -163,14 +191,19 @@ def test_an_output_that_cannot_be_used_is_one_line(server: AzureServer, tmp_path
         get(server, tmp_path)
 
 
-def test_full_disk_is_refused_at_once(server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_refused_at_once(
+    server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blob = server.blobs["Circuit1.zip"]
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2 * len(blob.content)))
-    with pytest.raises(UserError, match=r"needs 0\.0 GiB"):  # both the zip and its photographs, and the labels
+    # both the zip and its photographs, and the labels
+    with pytest.raises(UserError, match=r"needs 0\.0 GiB"):
         get(server, tmp_path)
     assert not any(request.method == "GET" for request in server.requests)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2 * len(blob.content) + len(CSV)))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _: usage._replace(free=2 * len(blob.content) + len(CSV))
+    )
     assert get(server, tmp_path).num_photographs == 6
 
 
@@ -188,7 +221,9 @@ def test_archive_that_unpacks_to_more_than_expected_is_refused_when_it_does_not_
 
 
 def test_chosen_photographs_are_spread_and_nested() -> None:
-    members = zipfile.ZipFile(io.BytesIO(zip_bytes({f"1 ({i}).JPG": b"x" for i in range(1, 101)}))).infolist()
+    members = zipfile.ZipFile(
+        io.BytesIO(zip_bytes({f"1 ({i}).JPG": b"x" for i in range(1, 101)}))
+    ).infolist()
     few, more = (choose_photographs(members, count) for count in (10, 20))
     assert {member.filename for member in few} < {member.filename for member in more}
     numbers = [int(member.filename[3:-5]) for member in few]
@@ -214,8 +249,15 @@ def test_oversized_member_and_too_many_members(monkeypatch: pytest.MonkeyPatch) 
         list_photographs(archive, "here")
 
 
-def test_other_files_repeated_names_and_resource_forks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    members = {"a/1 (1).JPG": b"first", "b/1 (1).jpg": b"second", "notes.txt": b"x", "__MACOSX/._1 (1).JPG": b"fork"}
+def test_other_files_repeated_names_and_resource_forks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    members = {
+        "a/1 (1).JPG": b"first",
+        "b/1 (1).jpg": b"second",
+        "notes.txt": b"x",
+        "__MACOSX/._1 (1).JPG": b"fork",
+    }
     report = get_from_folder(folder_with(tmp_path, zip_bytes(members)), tmp_path / "raw")
     assert report.num_photographs == 1
     assert (tmp_path / "raw" / "Circuit1" / "1 (1).JPG").read_bytes() == b"first"

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.prepare.download.archives import FAST, LABELS, circuit, files_under, get, photograph, zip_bytes
+from tests.prepare.download.archives import (
+    FAST,
+    LABELS,
+    circuit,
+    files_under,
+    get,
+    photograph,
+    zip_bytes,
+)
 from tests.support.azure_server import AzureServer, Blob
 from yolo_seg_ddp.prepare.download import RetryPolicy, download, expand_circuits, open_source
 from yolo_seg_ddp.prepare.download.source import Progress
@@ -46,15 +54,25 @@ def test_bad_circuit(tmp_path: Path, circuit_name: str) -> None:
         expand_circuits(open_source(str(tmp_path)), ["1", circuit_name])
 
 
-# What goes wrong with the zip of Circuit1, the statuses of its requests, and whether the second asks for the rest only.
+# What goes wrong with the zip of Circuit1, the statuses of its requests, and whether the second
+# asks for the rest only.
 FAULTS: dict[str, tuple[dict[str, Any], list[int], bool]] = {
     "dropped twice": ({"drop_after": [600_000, 100_000]}, [200, 206, 206], True),
-    # Nine failures, but never three in a row without a new byte: attempts start afresh when bytes arrive.
+    # Nine failures, but never three in a row without a new byte: attempts start afresh when bytes
+    # arrive.
     "dropped nine times": ({"drop_after": [100_000, 0, 0] * 3}, [200] + [206] * 9, True),
     "short body": ({"short_by": [300_000]}, [200, 206], True),
     "busy": ({"statuses": [503, 502]}, [503, 502, 200], False),
-    "another range": ({"md5": "", "drop_after": [600_000], "shifted_by": [-1]}, [200, 206, 200], False),
-    "a later range": ({"md5": "", "drop_after": [600_000], "shifted_by": [9]}, [200, 206, 200], False),
+    "another range": (
+        {"md5": "", "drop_after": [600_000], "shifted_by": [-1]},
+        [200, 206, 200],
+        False,
+    ),
+    "a later range": (
+        {"md5": "", "drop_after": [600_000], "shifted_by": [9]},
+        [200, 206, 200],
+        False,
+    ),
     "without ranges": ({"accepts_ranges": False, "drop_after": [500_000]}, [200, 200], False),
     "without an ETag": ({"etag": "", "drop_after": [500_000]}, [200, 200], False),
     "with a weak ETag": ({"etag": 'W/"0x8D1"', "drop_after": [500_000]}, [200, 200], False),
@@ -67,7 +85,9 @@ def set_faults(blob: Blob, faults: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_transfer_that_breaks_off_is_completed(server: AzureServer, tmp_path: Path, fault: str) -> None:
+def test_a_transfer_that_breaks_off_is_completed(
+    server: AzureServer, tmp_path: Path, fault: str
+) -> None:
     faults, statuses, continues = FAULTS[fault]
     blob = server.blobs["Circuit1.zip"]
     set_faults(blob, faults)
@@ -87,7 +107,11 @@ def test_a_transfer_that_breaks_off_is_completed(server: AzureServer, tmp_path: 
     ("faults", "message", "num_requests"),
     [
         ({"statuses": [503] * 9}, "answered 503", FAST.max_attempts),
-        ({"accepts_ranges": False, "drop_after": [500_000] * 50}, "3 times in a row", FAST.max_attempts + 1),
+        (
+            {"accepts_ranges": False, "drop_after": [500_000] * 50},
+            "3 times in a row",
+            FAST.max_attempts + 1,
+        ),
         ({"md5": "AAAAAAAAAAAAAAAAAAAAAA=="}, "MD5 was wrong twice", 2),
     ],
 )
@@ -113,10 +137,14 @@ def part_bytes(server: AzureServer, tmp_path: Path) -> int:
     return (tmp_path / "Circuit1.zip.part").stat().st_size
 
 
-def test_later_run_continues_a_part_file(server: AzureServer, tmp_path: Path, part_bytes: int) -> None:
+def test_later_run_continues_a_part_file(
+    server: AzureServer, tmp_path: Path, part_bytes: int
+) -> None:
     assert part_bytes == 700_000
     get(server, tmp_path)
-    assert server.bytes_sent("Circuit1.zip") == len(server.blobs["Circuit1.zip"].content) - part_bytes
+    assert (
+        server.bytes_sent("Circuit1.zip") == len(server.blobs["Circuit1.zip"].content) - part_bytes
+    )
     assert len(list((tmp_path / "Circuit1").iterdir())) == 6
 
 
@@ -129,7 +157,9 @@ def test_part_file_of_another_version_starts_again(server: AzureServer, tmp_path
     assert (tmp_path / "Circuit1" / "1 (1).JPG").read_bytes() == photograph(101)
 
 
-def test_part_file_damaged_on_disk_is_found_by_its_md5(server: AzureServer, tmp_path: Path, part_bytes: int) -> None:
+def test_part_file_damaged_on_disk_is_found_by_its_md5(
+    server: AzureServer, tmp_path: Path, part_bytes: int
+) -> None:
     (tmp_path / "Circuit1.zip.part").write_bytes(bytes(part_bytes))
     get(server, tmp_path)
     assert [request.range for request in server.gets("Circuit1.zip")][-1] == ""
@@ -148,19 +178,26 @@ def test_retry_after_is_obeyed_within_reason(
     assert waits_s == [min(float(retry_after), MAX_RETRY_AFTER_S)]
 
 
-def test_a_changed_etag_starts_again(server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_etag_starts_again(
+    server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blob = server.blobs["Circuit1.zip"]
     blob.drop_after = deque([500_000])
     changed = Blob(zip_bytes({"1 (1).JPG": photograph(77)}), etag='"0x8D2"')
-    monkeypatch.setattr(RetryPolicy, "wait", lambda *_: server.blobs.update({"Circuit1.zip": changed}))
+    monkeypatch.setattr(
+        RetryPolicy, "wait", lambda *_: server.blobs.update({"Circuit1.zip": changed})
+    )
     get(server, tmp_path)
     assert [request.status for request in server.gets("Circuit1.zip")] == [200, 412, 200]
     assert (tmp_path / "Circuit1" / "1 (1).JPG").read_bytes() == photograph(77)
 
 
-def test_drop_and_503_while_taking_photographs_which_needs_range_requests(server: AzureServer, tmp_path: Path) -> None:
+def test_drop_and_503_while_taking_photographs_which_needs_range_requests(
+    server: AzureServer, tmp_path: Path
+) -> None:
     server.blobs["Circuit1.zip"] = blob = Blob(zip_bytes(circuit(1, 40)))
-    blob.drop_after = deque([1 << 20, 1 << 20, 0, 50_000])  # two directories, then a photograph breaks off twice
+    # two directories, then a photograph breaks off twice
+    blob.drop_after = deque([1 << 20, 1 << 20, 0, 50_000])
     blob.statuses = deque([503])
     report = get(server, tmp_path, max_images=4)
     assert report.num_photographs == len(files_under(tmp_path / "Circuit1")) == 4
@@ -186,16 +223,24 @@ def test_login_page_instead_of_labels_is_refused(server: AzureServer, tmp_path: 
     assert not (tmp_path / LABELS).exists()
 
 
-def test_unencrypted_redirect_is_refused(server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unencrypted_redirect_is_refused(
+    server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import requests
 
-    monkeypatch.setattr(requests.Session, "get_redirect_target", lambda *_: "http://example.org/a.zip?sig=hush-hush")
-    with pytest.raises(UserError, match=r"a redirect to http://example\.org: not encrypted") as caught:
+    monkeypatch.setattr(
+        requests.Session, "get_redirect_target", lambda *_: "http://example.org/a.zip?sig=hush-hush"
+    )
+    with pytest.raises(
+        UserError, match=r"a redirect to http://example\.org: not encrypted"
+    ) as caught:
         get(server, tmp_path)
     assert "hush" not in str(caught.value)
 
 
-def test_secrets_are_sent_never_shown(server: AzureServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_secrets_are_sent_never_shown(
+    server: AzureServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     url = server.url.replace("http://", "http://someone:hush1@").rstrip("/") + "?sv=1&sig=hush2"
     server.blobs["Circuit1.zip"].drop_after = deque([300_000])
     source = open_source(url, FAST)
@@ -207,7 +252,12 @@ def test_secrets_are_sent_never_shown(server: AzureServer, tmp_path: Path, capsy
     server.blobs["Circuit3.zip"] = Blob(zip_bytes(circuit(3, 2)), statuses=deque([403]))
     server.blobs["Circuit4.zip"] = Blob(zip_bytes(circuit(4, 2)), drop_after=deque([0] * 9))
     server.blobs["Circuit5.zip"] = Blob(zip_bytes(circuit(5, 2)), statuses=deque([503] * 30))
-    cases: list[tuple[str, dict[str, Any]]] = [("2", {"max_images": 1}), ("3", {}), ("4", {}), ("5", {"max_images": 1})]
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("2", {"max_images": 1}),
+        ("3", {}),
+        ("4", {}),
+        ("5", {"max_images": 1}),
+    ]
     for number, options in cases:
         with pytest.raises(UserError) as caught:
             download(source, tmp_path / "failing", [number], retry=FAST, **options)

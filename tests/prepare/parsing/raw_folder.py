@@ -26,7 +26,9 @@ from yolo_seg_ddp.prepare.parsing.state import LOCK_FILE
 NAMES = load_dataset_yaml(DEFAULT_DATASET_YAML).names
 
 
-def photo(width: int = 400, height: int = 300, shade: int = 90, orientation: int | None = None) -> bytes:
+def photo(
+    width: int = 400, height: int = 300, shade: int = 90, orientation: int | None = None
+) -> bytes:
     pixels = np.full((height, width, 3), shade, np.uint8)
     cv2.rectangle(pixels, (40, 30), (119, 89), (250, 20, 20), -1)
     if orientation is None:
@@ -60,33 +62,55 @@ def write_csv(folder: Path, rows: list[tuple[str, object]]) -> None:
         writer = csv.writer(stream)
         writer.writerow(["Label", "External ID"])
         for name, content in rows:
-            text = content if isinstance(content, str) else repr({"objects": content, "classifications": []})
+            text = (
+                content
+                if isinstance(content, str)
+                else repr({"objects": content, "classifications": []})
+            )
             writer.writerow([text, name])
 
 
 def options(**changes: Any) -> BuildOptions:
-    photograph: dict[str, Any] = {"class_names": NAMES, "long_side_px": 500, "line_width_px": 6.0, "exif_frame": "auto"}
+    photograph: dict[str, Any] = {
+        "class_names": NAMES,
+        "long_side_px": 500,
+        "line_width_px": 6.0,
+        "exif_frame": "auto",
+    }
     photograph |= {key: changes.pop(key) for key in list(changes) if key in photograph}
-    values: dict[str, Any] = {"split_by": "hash", "val_fraction": 0.4, "keep_unlabelled": False} | changes
+    values: dict[str, Any] = {
+        "split_by": "hash",
+        "val_fraction": 0.4,
+        "keep_unlabelled": False,
+    } | changes
     return BuildOptions(PhotographOptions(**photograph), **values)
 
 
 def build(raw: Path, **changes: Any) -> dict[str, Any]:
-    return balanced(raw, build_dataset(raw, raw.parent / "processed", options(**changes), num_workers=2))
+    return balanced(
+        raw, build_dataset(raw, raw.parent / "processed", options(**changes), num_workers=2)
+    )
 
 
 def balanced(raw: Path, manifest: dict[str, Any], label_format: str = "auto") -> dict[str, Any]:
-    """Return the manifest. In its account source = written + left out for each class, and the source has what is in the files."""
+    """Return the manifest.
+
+    In its account source = written + left out for each class, and the source has what is in the
+    files.
+    """
     account = manifest["account"]
     for name, facts in account.items():
         in_source, left_out = sum(facts["source"].values()), sum(facts["left_out"].values())
         assert in_source == facts["written"] + left_out, f"{name}: {facts}"
         assert facts["written"] == sum(manifest["counts"]["objects"].get(name, {"": 0}).values())
     chosen = choose_format(raw) if label_format == "auto" else label_format
-    if chosen not in FORMATS or not FORMATS[chosen].are_pictures:  # whose objects only the reader tells apart
+    # whose objects only the reader tells apart
+    if chosen not in FORMATS or not FORMATS[chosen].are_pictures:
         patterns = FORMATS[chosen].patterns if chosen in FORMATS else ("*.csv",)
         files = [file for file in candidates(raw, patterns) if not file.is_symlink()]
-        assert sum(sum(facts["source"].values()) for facts in account.values()) == sum(map(objects_in, files))
+        assert sum(sum(facts["source"].values()) for facts in account.values()) == sum(
+            map(objects_in, files)
+        )
     return manifest
 
 
@@ -106,11 +130,21 @@ def objects_in(file: Path) -> int:
     with suppress(ValueError):
         content = json.loads(text)
         if isinstance(content, list):
-            annotations = [one for task in content for one in task.get("annotations", task.get("completions", []))]
-            return sum(str(one.get("type")).endswith("labels") for each in annotations for one in each["result"])
+            annotations = [
+                one
+                for task in content
+                for one in task.get("annotations", task.get("completions", []))
+            ]
+            return sum(
+                str(one.get("type")).endswith("labels")
+                for each in annotations
+                for one in each["result"]
+            )
         lists = [content.get(key) for key in ("annotations", "shapes")]
         photographs = content.get("_via_img_metadata", content).values()
-        lists += [one["regions"] for one in photographs if isinstance(one, dict) and "regions" in one]
+        lists += [
+            one["regions"] for one in photographs if isinstance(one, dict) and "regions" in one
+        ]
         return sum(len(one) for one in lists if isinstance(one, list | dict))
     return 0
 
@@ -131,11 +165,15 @@ def record(manifest: dict[str, Any], file: str) -> dict[str, Any]:
 
 
 def write_raw_folder(folder: Path) -> Path:
-    """Write six photographs of two circuits: one circuit in a folder, the other in a zip, all labelled."""
+    """Write six photographs of two circuits: one circuit in a folder, the other in a zip, all
+    labelled.
+    """
     (folder / "Circuit1").mkdir(parents=True)
     for number in range(1, 4):
         (folder / "Circuit1" / f"1 ({number}).JPG").write_bytes(photo(shade=60 + number))
-    members = {f"Circuit2/2 ({number}).JPG": photo(1000, 500, shade=70 + number) for number in range(1, 4)}
+    members = {
+        f"Circuit2/2 ({number}).JPG": photo(1000, 500, shade=70 + number) for number in range(1, 4)
+    }
     (folder / "Circuit2.zip").write_bytes(zip_bytes(members))
     names = [f"{circuit} ({number}).jpg" for circuit in (1, 2) for number in range(1, 4)]
     write_csv(folder, [(name, [BOX, WIRE]) for name in names])

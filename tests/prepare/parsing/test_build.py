@@ -50,7 +50,10 @@ def change_nothing(raw: Path, folder: Path) -> None:
 def change_photographs_and_rows(raw: Path, folder: Path) -> None:
     (raw / "Circuit1" / "1 (1).JPG").write_bytes(photo(600, 300, shade=200))
     (raw / "Circuit1" / "1 (2).JPG").unlink()
-    write_csv(raw, [(f"{a} ({b}).JPG", [BOX] if b == 3 else [BOX, WIRE]) for a in (1, 2) for b in (1, 2, 3)])
+    write_csv(
+        raw,
+        [(f"{a} ({b}).JPG", [BOX] if b == 3 else [BOX, WIRE]) for a in (1, 2) for b in (1, 2, 3)],
+    )
 
 
 def damage_outputs(raw: Path, folder: Path) -> None:
@@ -131,16 +134,22 @@ def test_unreadable_rows_and_photographs_are_listed_and_the_rest_is_built(raw: P
         "2 (3).jpg": {"insulator": 1},
     }
     assert manifest["unknown_values"] == {"Tower": 1}
-    assert [path.read_text() for path in (raw.parent / "processed").glob("*/labels/2 (1).txt")] == [""]
+    assert [path.read_text() for path in (raw.parent / "processed").glob("*/labels/2 (1).txt")] == [
+        ""
+    ]
     assert manifest == build(raw)
     assert manifest["account"]["Tower"]["left_out"] == {"unknown class": 1}
     report = "\n".join(report_lines(manifest, num_problems=3))
     assert "… and 6 more, all in manifest.json" in report
     assert "Circuit1/1 (2).JPG: truncated or corrupt JPEG" in report
-    assert "no photograph called" not in report  # it is among the six: what could not be read comes first
+    # it is among the six: what could not be read comes first
+    assert "no photograph called" not in report
     write_csv(raw, [*rows, *((f"9 ({number}).JPG", [BOX]) for number in range(20))])
     lines = [line for line in report_lines(build(raw)) if "no photograph called" in line]
-    assert lines == [f"  {LABEL_CSV}:10: no photograph called 8 (8).JPG … and 20 more like this, all in manifest.json"]
+    assert lines == [
+        f"  {LABEL_CSV}:10: no photograph called 8 (8).JPG … and 20 more like this, all in "
+        "manifest.json"
+    ]
 
 
 def test_unlabelled_photographs_are_kept_on_request(raw: Path) -> None:
@@ -151,10 +160,14 @@ def test_unlabelled_photographs_are_kept_on_request(raw: Path) -> None:
 
 
 def test_unreadable_photograph_does_not_empty_its_side(raw: Path, tmp_path: Path) -> None:
-    splits = {item["source"]: item["split"] for item in build(raw, val_fraction=1e-9)["photographs"]}
+    splits = {
+        item["source"]: item["split"] for item in build(raw, val_fraction=1e-9)["photographs"]
+    }
     (alone,) = [source for source, split in splits.items() if split == "val"]
     if alone.startswith("Circuit2"):
-        (raw / "Circuit2.zip").write_bytes(zip_bytes({f"2 ({number}).JPG": b"x" for number in (1, 2, 3)}))
+        (raw / "Circuit2.zip").write_bytes(
+            zip_bytes({f"2 ({number}).JPG": b"x" for number in (1, 2, 3)})
+        )
     else:
         (raw / alone).write_bytes(b"x")
     counts = build(raw, val_fraction=1e-9)["counts"]["photographs"]
@@ -181,7 +194,10 @@ def test_what_cannot_be_built_is_refused_in_one_line_and_nothing_is_touched(raw:
     theirs.unlink()
     build(raw)
     before = tree(output)
-    with filelock.FileLock(output / LOCK_FILE), pytest.raises(UserError, match="another parse_labels"):
+    with (
+        filelock.FileLock(output / LOCK_FILE),
+        pytest.raises(UserError, match="another parse_labels"),
+    ):
         build(raw)
     write_csv(raw, [("77 (1).JPG", [BOX])])
     with pytest.raises(UserError, match="none of its rows"):
@@ -189,8 +205,12 @@ def test_what_cannot_be_built_is_refused_in_one_line_and_nothing_is_touched(raw:
     assert tree(output) == before
 
 
-@pytest.mark.parametrize("place", ["train", "train/images", "val/labels", ".parse.lock", ".parse_state.jsonl"])
-def test_a_link_in_the_output_lets_the_parser_delete_files_elsewhere(raw: Path, tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize(
+    "place", ["train", "train/images", "val/labels", ".parse.lock", ".parse_state.jsonl"]
+)
+def test_a_link_in_the_output_lets_the_parser_delete_files_elsewhere(
+    raw: Path, tmp_path: Path, place: str
+) -> None:
     build(raw)
     (tmp_path / "home").mkdir()
     output, moved = tmp_path / "processed", tmp_path / "home" / "moved"

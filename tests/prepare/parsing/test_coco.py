@@ -55,9 +55,14 @@ def test_run_lengths_say_their_size_if_the_image_does_not(has_size: bool, tmp_pa
     assert iou(whole(drawn(polygon)), mask) >= 0.99
 
 
-def test_a_box_without_segmentation_is_its_corners_and_attributes_do_not_matter(tmp_path: Path) -> None:
+def test_a_box_without_segmentation_is_its_corners_and_attributes_do_not_matter(
+    tmp_path: Path,
+) -> None:
     more = {"occluded": False, "rotation": 0.0, "note": "größer"}
-    boxes = [annotation(1, 1, [], bbox=[10, 20, 30, 40], attributes=more), annotation(2, 1, None, bbox=[1, 2, 3, 0])]
+    boxes = [
+        annotation(1, 1, [], bbox=[10, 20, 30, 40], attributes=more),
+        annotation(2, 1, None, bbox=[1, 2, 3, 0]),
+    ]
     manifest = build(write_folder(tmp_path / "raw", coco(boxes)))
     ((_, polygon),) = labels_of(tmp_path / "processed")
     assert len(polygon) == 4
@@ -67,7 +72,13 @@ def test_a_box_without_segmentation_is_its_corners_and_attributes_do_not_matter(
 
 def test_photographs_in_subfolders_with_one_name_stay_apart(tmp_path: Path) -> None:
     files = ["north/a.jpg", "south\\A.jpg", "images/c.jpg", "/home/someone/d.jpg"]
-    places = ("images/north/a.jpg", "images/south/a.jpg", "images/c.jpg", "images/deep/d.jpg", "images/e.jpg")
+    places = (
+        "images/north/a.jpg",
+        "images/south/a.jpg",
+        "images/c.jpg",
+        "images/deep/d.jpg",
+        "images/e.jpg",
+    )
     shapes = [[[10 * n, 10, 10 * n + 10, 10, 10 * n + 10, 20, 10 * n, 20]] for n in range(4)]
     content = coco([annotation(n + 1, n + 1, shape) for n, shape in enumerate(shapes)], files)
     manifest = build(write_folder(tmp_path / "raw", content, places), class_names=NAMES)
@@ -78,12 +89,27 @@ def test_photographs_in_subfolders_with_one_name_stay_apart(tmp_path: Path) -> N
     assert lefts == {place: 10 * number for number, place in enumerate(places[:4])}
     assert texts_of(manifest) == "images/e.jpg: no row in instances_default.json; skipped"
     circuits = manifest["counts"]["circuits"]
-    assert {*circuits["train"], *circuits["val"]} == {"images/north", "images/south", "images", "images/deep"}
+    assert {*circuits["train"], *circuits["val"]} == {
+        "images/north",
+        "images/south",
+        "images",
+        "images/deep",
+    }
 
 
-def test_a_name_that_leads_out_of_the_folder_or_fits_two_photographs_finds_none(tmp_path: Path) -> None:
+def test_a_name_that_leads_out_of_the_folder_or_fits_two_photographs_finds_none(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "secret.jpg").write_bytes(photo())
-    files = ["../secret.jpg", "a.jpg", "twice.jpg", "x/one.jpg", "y/one.jpg", "missing.jpg", "\0\x1b.jpg"]
+    files = [
+        "../secret.jpg",
+        "a.jpg",
+        "twice.jpg",
+        "x/one.jpg",
+        "y/one.jpg",
+        "missing.jpg",
+        "\0\x1b.jpg",
+    ]
     places = ("images/a.jpg", "images/1/twice.jpg", "images/2/twice.jpg", "images/one.jpg")
     content = coco([annotation(n, n, SQUARE) for n in range(1, 8)], files)
     manifest = build(write_folder(tmp_path / "raw", content, places))
@@ -100,23 +126,43 @@ def test_a_name_that_leads_out_of_the_folder_or_fits_two_photographs_finds_none(
     ("bad", "reason"),
     [
         ({"segmentation": [[1, 2, 3, 4]]}, "annotation 7 (pole): a polygon needs"),
-        ({"segmentation": [[1, 2, float("nan"), 4, 5, 6]]}, "annotation 7 (pole): nan is not a finite number"),
+        (
+            {"segmentation": [[1, 2, float("nan"), 4, 5, 6]]},
+            "annotation 7 (pole): nan is not a finite number",
+        ),
         ({"segmentation": [[1, 2, 10**400, 4, 5, 6]]}, "annotation 7 (pole): int too large"),
-        ({"segmentation": [[1, 2, 1e9, 4, 5, 6]]}, "annotation 7 (pole): polygon has the coordinate 1e+09"),
-        ({"segmentation": [[900, 900, 990, 900, 990, 990]]}, "annotation 7 (pole): lies outside the photograph"),
+        (
+            {"segmentation": [[1, 2, 1e9, 4, 5, 6]]},
+            "annotation 7 (pole): polygon has the coordinate 1e+09",
+        ),
+        (
+            {"segmentation": [[900, 900, 990, 900, 990, 990]]},
+            "annotation 7 (pole): lies outside the photograph",
+        ),
         ({"segmentation": ["1,2,3"]}, "annotation 7 (pole): "),
-        ({"segmentation": {"size": [HEIGHT, WIDTH], "counts": [1]}}, "annotation 7 (pole): its runs do not add up"),
-        ({"segmentation": {"size": [10**6, 10**6], "counts": "0"}}, "(pole): its `size` is 1000000x1000000"),
+        (
+            {"segmentation": {"size": [HEIGHT, WIDTH], "counts": [1]}},
+            "annotation 7 (pole): its runs do not add up",
+        ),
+        (
+            {"segmentation": {"size": [10**6, 10**6], "counts": "0"}},
+            "(pole): its `size` is 1000000x1000000",
+        ),
         ({"segmentation": {}}, "annotation 7 (pole): has neither `segmentation` nor `bbox`"),
         ({"segmentation": 3}, "annotation 7 (pole): `segmentation` is neither"),
-        ({"segmentation": [list(np.random.default_rng(n).random(6) * 90) for n in range(900)]}, "crosses itself more"),
+        (
+            {"segmentation": [list(np.random.default_rng(n).random(6) * 90) for n in range(900)]},
+            "crosses itself more",
+        ),
         ({"category_id": 99}, "`categories` has no `category 99`"),
         ({"category_id": None}, "`categories` has no `category None`"),
         ({"image_id": 99}, "no image has the id 99; its 1 annotations are skipped"),
         ({"image_id": [1]}, "annotation 7, item 2 of the list: its image has no id"),
     ],
 )
-def test_a_bad_annotation_is_named_by_id_and_the_others_kept(tmp_path: Path, bad: dict[str, Any], reason: str) -> None:
+def test_a_bad_annotation_is_named_by_id_and_the_others_kept(
+    tmp_path: Path, bad: dict[str, Any], reason: str
+) -> None:
     content = coco([annotation(3, 1, SQUARE), {**annotation(7, 1, SQUARE), **bad}])
     manifest = build(write_folder(tmp_path / "raw", content))
     assert len(labels_of(tmp_path / "processed")) == 1
@@ -141,10 +187,15 @@ def test_ids_that_occur_twice_are_reported(tmp_path: Path) -> None:
 
 
 def test_a_photograph_of_another_shape_than_the_file_says_is_refused(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "raw", coco([annotation(n, n, SQUARE) for n in (1, 2)], ["a.jpg", "b.jpg"]))
+    folder = write_folder(
+        tmp_path / "raw", coco([annotation(n, n, SQUARE) for n in (1, 2)], ["a.jpg", "b.jpg"])
+    )
     (folder / "images" / "b.jpg").write_bytes(photo(90, 90))
     manifest = build(folder)
-    assert "annotation 2: drawn on an image of 150x90 pixels, but the photograph has 90x90" in texts_of(manifest)
+    assert (
+        "annotation 2: drawn on an image of 150x90 pixels, but the photograph has 90x90"
+        in texts_of(manifest)
+    )
     assert manifest["skipped"] == {"unreadable row": 1}
 
 
@@ -152,7 +203,10 @@ def test_a_photograph_of_another_shape_than_the_file_says_is_refused(tmp_path: P
     ("orientation", "box"),  # of the square (30, 20, 60, 50) of the stored pixels
     [
         *((5, (20, 30, 50, 60)), (6, (HEIGHT - 50, 30, HEIGHT - 20, 60))),
-        *((7, (HEIGHT - 50, WIDTH - 60, HEIGHT - 20, WIDTH - 30)), (8, (20, WIDTH - 60, 50, WIDTH - 30))),
+        *(
+            (7, (HEIGHT - 50, WIDTH - 60, HEIGHT - 20, WIDTH - 30)),
+            (8, (20, WIDTH - 60, 50, WIDTH - 30)),
+        ),
     ],
 )
 def test_labels_of_a_smaller_copy_are_scaled_and_a_turned_photograph_is_turned(
@@ -171,17 +225,22 @@ def test_labels_of_a_smaller_copy_are_scaled_and_a_turned_photograph_is_turned(
     manifest = build(folder)
     assert record(manifest, "turned.jpg")["exif_frame"] == "upright"
     assert record(manifest, "stored.jpg")["exif_frame"] == "stored"
-    ((_, large),), ((_, turned),), ((_, stored),) = (labels_of(tmp_path / "processed", name[:-4]) for name in files)
+    ((_, large),), ((_, turned),), ((_, stored),) = (
+        labels_of(tmp_path / "processed", name[:-4]) for name in files
+    )
     assert box_of(large, 2 * WIDTH, 2 * HEIGHT) == (60, 40, 120, 100)
     assert box_of(turned, HEIGHT, WIDTH) == (30, 20, 60, 50)
     assert box_of(stored, HEIGHT, WIDTH) == box
-    assert "annotation 3: drawn on an image of 150x90 pixels, but the photograph has 90x150" in texts_of(
-        build(folder, exif_frame="upright")
+    assert (
+        "annotation 3: drawn on an image of 150x90 pixels, but the photograph has 90x150"
+        in texts_of(build(folder, exif_frame="upright"))
     )
 
 
 def test_classes_are_the_files_own_unless_others_are_given(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "raw", coco([annotation(1, 1, SQUARE, category_id=2), annotation(2, 1, SQUARE)]))
+    folder = write_folder(
+        tmp_path / "raw", coco([annotation(1, 1, SQUARE, category_id=2), annotation(2, 1, SQUARE)])
+    )
     assert build(folder)["classes"] == ["pole", "wire"]
     # EPRI's list once covered such labels, and a set of one class got eight.
     assert build(folder, class_names=("wires", "x", "Pole"))["classes"] == ["pole", "wire"]
@@ -191,7 +250,9 @@ def test_classes_are_the_files_own_unless_others_are_given(tmp_path: Path) -> No
     assert load_dataset_yaml(tmp_path / "processed" / "dataset.yaml").names == ("pole",)
 
 
-def test_a_changed_annotation_rebuilds_one_label_and_the_order_of_the_lists_does_not_matter(tmp_path: Path) -> None:
+def test_a_changed_annotation_rebuilds_one_label_and_the_order_of_the_lists_does_not_matter(
+    tmp_path: Path,
+) -> None:
     content = coco([annotation(1, 1, SQUARE), annotation(2, 2, SQUARE)], ["a.jpg", "b.jpg"])
     folder = write_folder(tmp_path / "raw", content, ("images/a.jpg", "images/b.jpg"))
     processed = tmp_path / "processed"
@@ -212,8 +273,12 @@ def test_a_changed_annotation_rebuilds_one_label_and_the_order_of_the_lists_does
 
 
 def test_several_files_are_read_together(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "raw", coco([annotation(1, 1, SQUARE)]), ("images/a.jpg", "images/b.jpg"))
-    (folder / "annotations/instances_2.json").write_text(json.dumps(coco([annotation(1, 1, SQUARE)], ["b.jpg"])))
+    folder = write_folder(
+        tmp_path / "raw", coco([annotation(1, 1, SQUARE)]), ("images/a.jpg", "images/b.jpg")
+    )
+    (folder / "annotations/instances_2.json").write_text(
+        json.dumps(coco([annotation(1, 1, SQUARE)], ["b.jpg"]))
+    )
     (folder / "annotations" / "captions.json").write_text("{}")
     assert sum(build(folder)["counts"]["photographs"].values()) == 2
 
@@ -234,11 +299,20 @@ def test_another_extension_is_matched_and_said_if_one_photograph_fits(
     tmp_path: Path, names: list[str], photographs: list[str], said: str
 ) -> None:
     rows = [annotation(number, number, SQUARE) for number in range(1, len(names) + 1)]
-    manifest = build(write_folder(tmp_path / "raw", coco(rows, names), photographs), keep_unusable=True)
+    manifest = build(
+        write_folder(tmp_path / "raw", coco(rows, names), photographs), keep_unusable=True
+    )
     assert said in texts_of(manifest)
 
 
-def test_without_any_match_a_name_that_is_wanted_and_one_that_is_there_are_said(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "raw", coco([annotation(1, 1, SQUARE)], ["IMG_1.jpg"]), ["images/DJI_1.jpg"])
-    with pytest.raises(UserError, match=r"none of its rows .* 1 photograph .*IMG_1.jpg.*; there is images/dji_1.jpg"):
+def test_without_any_match_a_name_that_is_wanted_and_one_that_is_there_are_said(
+    tmp_path: Path,
+) -> None:
+    folder = write_folder(
+        tmp_path / "raw", coco([annotation(1, 1, SQUARE)], ["IMG_1.jpg"]), ["images/DJI_1.jpg"]
+    )
+    with pytest.raises(
+        UserError,
+        match=r"none of its rows .* 1 photograph .*IMG_1.jpg.*; there is images/dji_1.jpg",
+    ):
         build(folder)

@@ -15,7 +15,9 @@ from yolo_seg_ddp.utils.errors import UserError
 START = datetime(2023, 4, 3, 13, 26, 37)
 
 
-def write(folder: Path, name: str, pixels: np.ndarray, after_s: float | None = None, quality: int = 95) -> None:
+def write(
+    folder: Path, name: str, pixels: np.ndarray, after_s: float | None = None, quality: int = 95
+) -> None:
     """Write a photograph that was taken `after_s` seconds after START."""
     folder.mkdir(exist_ok=True)
     exif, stream = Image.Exif(), io.BytesIO()
@@ -32,8 +34,17 @@ def pairs(tmp_path: Path) -> Path:
     for number in range(12):
         image = picture(number)
         write(folder, f"{number}.jpg", image, 100 * number)
-        write(folder, f"copy {number}.jpg", (image * 0.7).astype(np.uint8), 100 * number + 20, quality=60)
-    write_csv(folder, [(file.name, [BOX, WIRE] if "11" in file.name else [BOX]) for file in folder.iterdir()])
+        write(
+            folder,
+            f"copy {number}.jpg",
+            (image * 0.7).astype(np.uint8),
+            100 * number + 20,
+            quality=60,
+        )
+    write_csv(
+        folder,
+        [(file.name, [BOX, WIRE] if "11" in file.name else [BOX]) for file in folder.iterdir()],
+    )
     return folder
 
 
@@ -52,8 +63,12 @@ def test_the_same_picture_in_train_and_val(
     split_of = sides(processed)
     assert set(split_of.values()) == {"train", "val"}
     assert all(split_of[str(number)] == split_of[f"copy {number}"] for number in range(12))
-    assert sorted(manifest["copies"]) == sorted([f"{number}.jpg", f"copy {number}.jpg"] for number in range(12))
-    assert "copies: 24 photographs show only 12 pictures; each is on one side" in report_lines(manifest)
+    assert sorted(manifest["copies"]) == sorted(
+        [f"{number}.jpg", f"copy {number}.jpg"] for number in range(12)
+    )
+    assert "copies: 24 photographs show only 12 pictures; each is on one side" in report_lines(
+        manifest
+    )
     build(pairs)  # moves no copy
     assert sides(processed) == split_of
 
@@ -69,7 +84,9 @@ def test_photographs_that_are_all_alike_are_split_one_by_one(tmp_path: Path) -> 
 
 
 def test_circuits_that_all_share_pictures_are_split_as_plain_circuits(tmp_path: Path) -> None:
-    """Two circuits whose photographs show the same four pictures would be one group, and one side empty."""
+    """Two circuits whose photographs show the same four pictures would be one group, and one side
+    empty.
+    """
     raw = tmp_path / "raw"
     for number in range(4):
         write(raw, f"1 ({number}).jpg", picture(number))
@@ -77,14 +94,22 @@ def test_circuits_that_all_share_pictures_are_split_as_plain_circuits(tmp_path: 
     write_csv(raw, [(file.name, [BOX]) for file in raw.iterdir()])
     manifest = build(raw, split_by="circuit")
     split_of = sides(tmp_path / "processed")
-    assert {split_of[f"1 ({number})"] for number in range(4)} != {split_of[f"2 ({number})"] for number in range(4)}
-    assert all(len({split_of[f"{circuit} ({number})"] for number in range(4)}) == 1 for circuit in (1, 2))
-    line = "copies: 8 photographs show only 4 pictures; 4 in train and val: every circuit shares some"
+    assert {split_of[f"1 ({number})"] for number in range(4)} != {
+        split_of[f"2 ({number})"] for number in range(4)
+    }
+    assert all(
+        len({split_of[f"{circuit} ({number})"] for number in range(4)}) == 1 for circuit in (1, 2)
+    )
+    line = (
+        "copies: 8 photographs show only 4 pictures; 4 in train and val: every circuit shares some"
+    )
     assert line in report_lines(manifest)
 
 
 def test_a_series_of_one_drone_is_one_group(tmp_path: Path) -> None:
-    """Four series of three pictures each, with pauses of 20 s inside and of 60 s between them, and one without a time."""
+    """Four series of three pictures each, with pauses of 20 s inside and of 60 s between them, and
+    one without a time.
+    """
     raw = tmp_path / "raw"
     for number in range(12):
         write(raw, f"{number * 7 % 12}.jpg", picture(number), 20 * number + 40 * (number // 3))
@@ -93,7 +118,10 @@ def test_a_series_of_one_drone_is_one_group(tmp_path: Path) -> None:
     manifest = build(raw, split_by="time", val_fraction=0.25)
     split_of = sides(tmp_path / "processed")
     for series in range(4):
-        assert len({split_of[str(number * 7 % 12)] for number in range(3 * series, 3 * series + 3)}) == 1
+        assert (
+            len({split_of[str(number * 7 % 12)] for number in range(3 * series, 3 * series + 3)})
+            == 1
+        )
     assert list(split_of.values()).count("val") in (3, 4)
     line = "series: 4, the longest of 3 photographs; 1 without a time in EXIF, each on its own"
     assert line in report_lines(manifest)
@@ -102,7 +130,9 @@ def test_a_series_of_one_drone_is_one_group(tmp_path: Path) -> None:
 
 
 def test_without_any_time_in_exif_there_are_no_series(raw: Path) -> None:
-    with pytest.raises(UserError, match="none of 6 photographs has a time in EXIF; use --split-by hash"):
+    with pytest.raises(
+        UserError, match="none of 6 photographs has a time in EXIF; use --split-by hash"
+    ):
         build(raw, split_by="time")
 
 
@@ -110,7 +140,11 @@ def test_a_class_with_too_few_objects_in_val_is_named(pairs: Path) -> None:
     manifest = build(pairs, val_fraction=0.6)
     counts = manifest["counts"]["objects"]
     assert counts["insulator"]["val"] >= 5 > counts["conductor"]["val"]
-    (line,) = [line for line in report_lines(manifest) if line.startswith("classes with fewer than 5 objects in val: ")]
+    (line,) = [
+        line
+        for line in report_lines(manifest)
+        if line.startswith("classes with fewer than 5 objects in val: ")
+    ]
     assert f"conductor {counts['conductor']['val']} of 2" in line
     assert "pole" not in line, "a class without any object has nothing to judge"
     assert "insulator" not in line

@@ -41,18 +41,41 @@ WAVE = ((50, 50), (100, -200), (150, 50), (200, -200), (250, 50))
 @pytest.mark.parametrize(
     ("kind", "pairs", "area", "tolerance"),
     [
-        pytest.param("line", LOOP[:3], 6 * 400, 0.05, id="a line is a strip and not the area it encloses"),
-        pytest.param("line", LOOP, 6 * 4 * 200, 0.06, id="a closed wire encloses nothing"),
-        pytest.param("line", WAVE, 6 * 4 * np.hypot(50, 250) / 5, 0.12, id="a wire that leaves and returns is one"),
-        pytest.param("polygon", ((-9, -9), (99, -9), (99, 99), (-9, 99)), 99 * 99, 0.03, id="clipped at the edge"),
         pytest.param(
-            "polygon", ((50, 50), (250, 250), (250, 50), (50, 250)), 20_000, 0.03, id="both halves of a bow tie"
+            "line", LOOP[:3], 6 * 400, 0.05, id="a line is a strip and not the area it encloses"
         ),
-        pytest.param("polygon", TWICE, 100 * 100 + 30 * 20, 0.03, id="what is covered twice is no hole"),
+        pytest.param("line", LOOP, 6 * 4 * 200, 0.06, id="a closed wire encloses nothing"),
+        pytest.param(
+            "line",
+            WAVE,
+            6 * 4 * np.hypot(50, 250) / 5,
+            0.12,
+            id="a wire that leaves and returns is one",
+        ),
+        pytest.param(
+            "polygon",
+            ((-9, -9), (99, -9), (99, 99), (-9, 99)),
+            99 * 99,
+            0.03,
+            id="clipped at the edge",
+        ),
+        pytest.param(
+            "polygon",
+            ((50, 50), (250, 250), (250, 50), (50, 250)),
+            20_000,
+            0.03,
+            id="both halves of a bow tie",
+        ),
+        pytest.param(
+            "polygon", TWICE, 100 * 100 + 30 * 20, 0.03, id="what is covered twice is no hole"
+        ),
     ],
 )
 def test_the_area_inside_the_photograph_is_kept(
-    kind: Literal["polygon", "line"], pairs: tuple[tuple[float, float], ...], area: float, tolerance: float
+    kind: Literal["polygon", "line"],
+    pairs: tuple[tuple[float, float], ...],
+    area: float,
+    tolerance: float,
 ) -> None:
     ring = object_ring(kind, points(*pairs), SIZE, 6, 1)
     assert fill(ring) == pytest.approx(area, rel=tolerance)
@@ -92,7 +115,9 @@ def test_random_scribbles_give_rings_inside_the_photograph() -> None:
     generator = np.random.default_rng(3)
     num_rings = 0
     for _ in range(100):
-        scribble = generator.normal(0.5, 0.6, (int(generator.integers(3, 40)), 2)) * generator.choice([10, 400, 4000])
+        scribble = generator.normal(
+            0.5, 0.6, (int(generator.integers(3, 40)), 2)
+        ) * generator.choice([10, 400, 4000])
         for kind in ("polygon", "line"):
             try:
                 ring = object_ring(kind, scribble, SIZE, 6, 1)

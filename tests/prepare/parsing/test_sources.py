@@ -1,4 +1,6 @@
-"""Photographs in folders and zips, their outlines and frames, and their split into train and val."""
+"""Photographs in folders and zips, their outlines and frames, and their split
+into train and val.
+"""
 
 import os
 import tempfile
@@ -12,7 +14,16 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.prepare.parsing.raw_folder import BOX, NAMES, build, photo, polygon, problems_of, record, write_csv
+from tests.prepare.parsing.raw_folder import (
+    BOX,
+    NAMES,
+    build,
+    photo,
+    polygon,
+    problems_of,
+    record,
+    write_csv,
+)
 from tests.prepare.parsing.tool_folder import HEIGHT, TEXT, WIDTH, files, png
 from tests.prepare.parsing.tool_folder import build as build_tool
 from yolo_seg_ddp.data.dataset_yaml import label_file_for, load_dataset_yaml
@@ -51,7 +62,8 @@ def test_damaged_zip_member_is_one_unreadable_photograph(raw: Path) -> None:
 def test_what_lies_in_a_folder_that_may_be_listed_but_not_entered_is_a_problem() -> None:
     nobody = 65534
     problems: list[Problem] = []
-    with tempfile.TemporaryDirectory() as name:  # others may enter its parents, unlike those of pytest's folders
+    # others may enter its parents, unlike those of pytest's folders
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         closed = folder / "closed"
         (closed / "inner").mkdir(parents=True)
@@ -71,20 +83,27 @@ def test_what_lies_in_a_folder_that_may_be_listed_but_not_entered_is_a_problem()
     assert {problem.place for problem in problems} == {"closed/a.jpg", "closed/inner"}
 
 
-# --- One photograph and its label: pixels, outlines, line width, and EXIF frame --------------------------------------
+# --- One photograph and its label: pixels, outlines, line width, and EXIF frame -------------------
 
 
-def test_outlines_lie_on_the_pixels_they_were_drawn_on_also_after_the_folder_was_moved(raw: Path) -> None:
+def test_outlines_lie_on_the_pixels_they_were_drawn_on_also_after_the_folder_was_moved(
+    raw: Path,
+) -> None:
     manifest = build(raw, line_width_px=10.0)
     moved = (raw.parent / "processed").rename(raw.parent / "moved")
     spec = load_dataset_yaml(moved / "dataset.yaml")
     assert spec.names == NAMES
     files = [file for split in ("train", "val") for file in spec.image_files(split)]
-    assert sorted(file.name for file in files) == [f"{a} ({b}).jpg" for a in (1, 2) for b in (1, 2, 3)]
+    assert sorted(file.name for file in files) == [
+        f"{a} ({b}).jpg" for a in (1, 2) for b in (1, 2, 3)
+    ]
     for file in files:
         image = read_image(file)
         is_small = file.name.startswith("1")
-        assert not is_small or file.read_bytes() == (raw / "Circuit1" / file.name).with_suffix(".JPG").read_bytes()
+        assert (
+            not is_small
+            or file.read_bytes() == (raw / "Circuit1" / file.name).with_suffix(".JPG").read_bytes()
+        )
         assert max(image.shape[:2]) == (400 if is_small else 500)
         class_ids, polygons = read_yolo_label(label_file_for(file), len(NAMES))
         assert class_ids.tolist() == [NAMES.index("insulator"), NAMES.index("conductor")]
@@ -106,13 +125,23 @@ def test_outlines_of_turned_photographs_find_their_frame(raw: Path, drawn_on: st
     width, height = upright_size(data)
     assert (width, height) == (300, 400)
     far = (390, 280) if drawn_on == "stored" else (280, 390)  # fits one frame only
-    write_csv(raw, [("1 (1).JPG", [BOX, polygon("pole", (far[0] - 30, far[1] - 30), (far[0], far[1] - 30), far)])])
+    write_csv(
+        raw,
+        [
+            (
+                "1 (1).JPG",
+                [BOX, polygon("pole", (far[0] - 30, far[1] - 30), (far[0], far[1] - 30), far)],
+            )
+        ],
+    )
     manifest = build(raw)
     assert record(manifest, "1 (1).jpg")["exif_frame"] == drawn_on
     assert manifest["counts"]["turned_photographs"] == {drawn_on: 1}
     if drawn_on == "stored":
         image = read_image(raw.parent / "processed" / "train" / "images" / "1 (1).jpg")
-        _, polygons = read_yolo_label(raw.parent / "processed" / "train" / "labels" / "1 (1).txt", len(NAMES))
+        _, polygons = read_yolo_label(
+            raw.parent / "processed" / "train" / "labels" / "1 (1).txt", len(NAMES)
+        )
         center = (polygons[0].mean(axis=0) * (width, height)).astype(int)
         assert image[center[1], center[0], 0] > 200
 
@@ -128,7 +157,9 @@ def deep_picture(values: np.ndarray, kind: str) -> tuple[str, bytes]:
     """Return the suffix and the bytes of a picture of 12 bits in 16, or of floats."""
     pixels: Any = values.astype(np.float32 if kind == "floats" else np.uint16)
     suffix = ".png" if kind == "png" else ".tif"
-    return suffix, cv2.imencode(suffix, np.stack([pixels] * 3, axis=2) if kind == "colour" else pixels)[1].tobytes()
+    return suffix, cv2.imencode(
+        suffix, np.stack([pixels] * 3, axis=2) if kind == "colour" else pixels
+    )[1].tobytes()
 
 
 @pytest.mark.parametrize("kind", ["png", "tif", "colour", "floats"])
@@ -151,7 +182,9 @@ def test_photographs_of_12_bits_are_stretched_once_for_the_data_set_and_alike_in
     model: Any = SimpleNamespace(args=Data(spec, dataset, dataset, policy, labels).metadata())
     means = []
     for item in manifest["photographs"]:
-        found = read_image(tmp_path / "processed" / item["split"] / "images" / item["file"]).astype(int)
+        found = read_image(tmp_path / "processed" / item["split"] / "images" / item["file"]).astype(
+            int
+        )
         again = read_image(raw / item["source"], stretch=trained_stretch(model))
         assert np.abs(found - again).mean() < 2
         means.append(found.mean())
@@ -160,13 +193,19 @@ def test_photographs_of_12_bits_are_stretched_once_for_the_data_set_and_alike_in
 
 def test_photographs_with_few_grey_levels_are_said(tmp_path: Path) -> None:
     few = np.tile(np.arange(WIDTH) % 12, (HEIGHT, 1)).astype(np.uint8)
-    raw = files(tmp_path / "raw", {"images/a.png": png(few), "labels/a.txt": TEXT, "classes.txt": "pole\nwire"})
+    raw = files(
+        tmp_path / "raw",
+        {"images/a.png": png(few), "labels/a.txt": TEXT, "classes.txt": "pole\nwire"},
+    )
     said: list[str] = []
     build_tool(raw, announce=said.append)
-    assert "the photographs have at most 12 of 256 grey levels, too few for detail: export them with all" in said
+    assert (
+        "the photographs have at most 12 of 256 grey levels, too few for detail: export them with "
+        "all" in said
+    )
 
 
-# --- Which photograph goes to which side, and under which name -------------------------------------------------------
+# --- Which photograph goes to which side, and under which name ------------------------------------
 
 
 def photographs(names: list[str], circuit: str = "Circuit1") -> list[Photograph]:
@@ -188,7 +227,10 @@ def test_few_photographs_are_split_by_the_share_that_was_asked_for() -> None:
         for start in range(0, 90, 30):
             chosen = photographs([f"{number}.jpg" for number in range(start, start + total)])
             number = [*assign_splits(chosen, "hash", 0.2).values()].count("val")
-            assert abs(number - 0.2 * total) <= max(0.05 * total, 0.5) or (number, total) == (1, 2), (start, total)
+            assert abs(number - 0.2 * total) <= max(0.05 * total, 0.5) or (number, total) == (
+                1,
+                2,
+            ), (start, total)
     pairs = [[one.key for one in chosen[at : at + 2]] for at in range(0, 58, 2)]
     splits = assign_splits(chosen, "hash", 0.2, pairs)
     assert all(len({splits[key] for key in pair}) == 1 for pair in pairs)
@@ -204,7 +246,9 @@ def test_neither_side_stays_empty(val_fraction: float) -> None:
 
 
 def test_circuits_stay_whole_and_come_near_the_share() -> None:
-    chosen = [one for k in range(8) for one in photographs([f"{k} ({n}).JPG" for n in range(50)], f"C{k}")]
+    chosen = [
+        one for k in range(8) for one in photographs([f"{k} ({n}).JPG" for n in range(50)], f"C{k}")
+    ]
     splits = assign_splits(chosen, "circuit", 0.25)
     assert len({(one.circuit, splits[one.key]) for one in chosen}) == 8
     assert list(splits.values()).count("val") == 100
@@ -214,15 +258,21 @@ def test_circuits_stay_whole_and_come_near_the_share() -> None:
     ("mode", "together", "message"),
     [("circuit", [], "--split-by hash"), ("time", [["a.jpg", "b.jpg"]], "smaller --time-gap")],
 )
-def test_one_circuit_or_series_cannot_be_split(mode: str, together: list[list[str]], message: str) -> None:
+def test_one_circuit_or_series_cannot_be_split(
+    mode: str, together: list[list[str]], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         assign_splits(photographs(["a.jpg", "b.jpg"]), mode, 0.2, together)
 
 
 def test_groups_stay_whole_in_every_mode_and_keep_the_share() -> None:
     """500 groups of 1 to 3 photographs, the photographs of a group in different circuits."""
-    chosen = [item for c in "abcdefgh" for item in photographs([f"{c}{n:03}.jpg" for n in range(125)], c)]
-    together = [[one.key for one in chosen[start : start + 1 + start % 3]] for start in range(0, 1000, 3)]
+    chosen = [
+        item for c in "abcdefgh" for item in photographs([f"{c}{n:03}.jpg" for n in range(125)], c)
+    ]
+    together = [
+        [one.key for one in chosen[start : start + 1 + start % 3]] for start in range(0, 1000, 3)
+    ]
     for mode, tolerance in (("hash", 30), ("circuit", 130), ("time", 2)):
         splits = assign_splits(chosen, mode, 0.2, together)
         assert all(len({splits[key] for key in group}) == 1 for group in together)
@@ -232,8 +282,11 @@ def test_groups_stay_whole_in_every_mode_and_keep_the_share() -> None:
 
 def test_a_photograph_without_a_copy_stays_where_it_was() -> None:
     chosen = photographs([f"{number}.jpg" for number in range(100)])
-    before, after = (assign_splits(chosen, "hash", 0.2, groups) for groups in ([], [["1.jpg", "7.jpg"]]))
-    assert {key for key in before if before[key] != after[key]} <= {"7.jpg"}  # it follows the first name
+    before, after = (
+        assign_splits(chosen, "hash", 0.2, groups) for groups in ([], [["1.jpg", "7.jpg"]])
+    )
+    # it follows the first name
+    assert {key for key in before if before[key] != after[key]} <= {"7.jpg"}
     assert after["1.jpg"] == after["7.jpg"]
 
 
@@ -248,13 +301,18 @@ def test_a_group_larger_than_the_smaller_side_goes_to_the_larger_one() -> None:
 
 def test_what_shares_a_photograph_is_one_group() -> None:
     chosen = photographs([f"{number}.jpg" for number in range(9)])
-    splits = assign_splits(chosen, "time", 0.5, [["0.jpg", "8.jpg"], ["3.jpg", "5.jpg"], ["5.jpg", "8.jpg"]])
+    splits = assign_splits(
+        chosen, "time", 0.5, [["0.jpg", "8.jpg"], ["3.jpg", "5.jpg"], ["5.jpg", "8.jpg"]]
+    )
     assert len({splits[f"{number}.jpg"] for number in (0, 3, 5, 8)}) == 1
 
 
 def test_a_pause_longer_than_the_gap_begins_a_new_series() -> None:
     start = datetime(2023, 4, 3, 13, 26, 37)
-    times = {name: start + timedelta(seconds=after) for name, after in zip("dacb", (61, 0, 30, 0), strict=True)}
+    times = {
+        name: start + timedelta(seconds=after)
+        for name, after in zip("dacb", (61, 0, 30, 0), strict=True)
+    }
     assert bursts(times, 30) == [["a", "b", "c"], ["d"]]
     assert bursts(times, 31) == [["a", "b", "c", "d"]]
     assert bursts(times, 0) == [["a", "b"], ["c"], ["d"]]
@@ -267,4 +325,6 @@ def test_output_names_are_safe_and_unique_without_case() -> None:
     assert stems["ä.jpg"] == "ä"
     assert stems["a:b*?.jpg"] == "a_b__"
     assert len({stem.lower() for stem in stems.values()}) == 8
-    assert all(len(stem) <= 130 and len(f"{stem}-12345678.jpg".encode()) <= 255 for stem in stems.values())
+    assert all(
+        len(stem) <= 130 and len(f"{stem}-12345678.jpg".encode()) <= 255 for stem in stems.values()
+    )

@@ -1,4 +1,6 @@
-"""A folder of photographs with the files of annotation tools beside them, and masks that are hard to keep."""
+"""A folder of photographs with the files of annotation tools beside them, and masks that are hard
+to keep.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +29,10 @@ PHOTO = photo(WIDTH, HEIGHT)
 
 def hard_masks() -> dict[str, Mask]:
     """Return masks with holes, parts, thin lines and pixels at the border: bool (HEIGHT, WIDTH)."""
-    found = {key: np.zeros((HEIGHT, WIDTH), np.uint8) for key in ("hole", "parts", "wire", "border", "nested", "noise")}
+    found = {
+        key: np.zeros((HEIGHT, WIDTH), np.uint8)
+        for key in ("hole", "parts", "wire", "border", "nested", "noise")
+    }
     cv2.circle(found["hole"], (60, 40), 30, 1, -1)
     cv2.circle(found["hole"], (55, 40), 12, 0, -1)
     cv2.rectangle(found["parts"], (5, 5), (40, 30), 1, -1)
@@ -44,39 +49,76 @@ def hard_masks() -> dict[str, Mask]:
 
 
 def run_lengths(mask: Mask) -> dict[str, Any]:
-    return {"size": [mask.shape[0], mask.shape[1]], "counts": column_runs(Region(0, 0, mask), mask.shape[::-1])}
+    return {
+        "size": [mask.shape[0], mask.shape[1]],
+        "counts": column_runs(Region(0, 0, mask), mask.shape[::-1]),
+    }
 
 
 def annotation(number: int, image_id: Any, segmentation: Any, **more: Any) -> dict[str, Any]:
-    return {"id": number, "image_id": image_id, "category_id": 1, "segmentation": segmentation, "iscrowd": 0, **more}
+    return {
+        "id": number,
+        "image_id": image_id,
+        "category_id": 1,
+        "segmentation": segmentation,
+        "iscrowd": 0,
+        **more,
+    }
 
 
-def coco(annotations: Sequence[Any], files: Sequence[str] = ("a.jpg",), **more: Any) -> dict[str, Any]:
-    images = [{"id": k, "file_name": name, "width": WIDTH, "height": HEIGHT} for k, name in enumerate(files, 1)]
-    categories = [{"id": number, "name": name, "supercategory": ""} for number, name in enumerate(NAMES, 1)]
-    return {"info": {}, "categories": categories, "images": images, "annotations": list(annotations), **more}
+def coco(
+    annotations: Sequence[Any], files: Sequence[str] = ("a.jpg",), **more: Any
+) -> dict[str, Any]:
+    images = [
+        {"id": k, "file_name": name, "width": WIDTH, "height": HEIGHT}
+        for k, name in enumerate(files, 1)
+    ]
+    categories = [
+        {"id": number, "name": name, "supercategory": ""} for number, name in enumerate(NAMES, 1)
+    ]
+    return {
+        "info": {},
+        "categories": categories,
+        "images": images,
+        "annotations": list(annotations),
+        **more,
+    }
 
 
-def write_folder(folder: Path, content: Any, photographs: Sequence[str] = ("images/a.jpg",)) -> Path:
+def write_folder(
+    folder: Path, content: Any, photographs: Sequence[str] = ("images/a.jpg",)
+) -> Path:
     """Write photographs and a COCO file (a dictionary) or a Label Studio export (a list)."""
     for name in photographs:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(photo(WIDTH, HEIGHT))
-    file = folder / ("annotations/instances_default.json" if isinstance(content, dict) else "export.json")
+    file = folder / (
+        "annotations/instances_default.json" if isinstance(content, dict) else "export.json"
+    )
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content))
     return folder
 
 
-def build(folder: Path, announce: Callable[[str], None] = lambda _: None, **changes: Any) -> dict[str, Any]:
-    values = {"class_names": ("conductor", "insulator"), "long_side_px": 1280, "val_fraction": 0.5} | changes
+def build(
+    folder: Path, announce: Callable[[str], None] = lambda _: None, **changes: Any
+) -> dict[str, Any]:
+    values = {
+        "class_names": ("conductor", "insulator"),
+        "long_side_px": 1280,
+        "val_fraction": 0.5,
+    } | changes
     label_format = values.pop("label_format", None) or choose_format(folder)
     chosen = options(label_format=label_format, **{"use_file_classes": True} | values)
-    manifest = build_dataset(folder, folder.parent / "processed", chosen, num_workers=1, announce=announce)
+    manifest = build_dataset(
+        folder, folder.parent / "processed", chosen, num_workers=1, announce=announce
+    )
     return balanced(folder, manifest, chosen.label_format)
 
 
-def labels_of(processed: Path, stem: str = "a", num_classes: int = 2) -> list[tuple[int, np.ndarray]]:
+def labels_of(
+    processed: Path, stem: str = "a", num_classes: int = 2
+) -> list[tuple[int, np.ndarray]]:
     """Return class id and polygon (V, 2), 0..1, of each object of a photograph."""
     (file,) = processed.glob(f"*/labels/{stem}.txt")
     class_ids, polygons = read_yolo_label(file, num_classes)
@@ -90,12 +132,18 @@ def drawn(polygon: np.ndarray, width: int = WIDTH, height: int = HEIGHT) -> Regi
 
 def whole(found: Region, width: int = WIDTH, height: int = HEIGHT) -> Mask:
     mask = np.zeros((height, width), bool)
-    mask[found.top : found.top + found.mask.shape[0], found.left : found.left + found.mask.shape[1]] = found.mask
+    mask[
+        found.top : found.top + found.mask.shape[0], found.left : found.left + found.mask.shape[1]
+    ] = found.mask
     return mask
 
 
-def box_of(polygon: np.ndarray, width: int = WIDTH, height: int = HEIGHT) -> tuple[int, int, int, int]:
-    """Return left, top, right and bottom of the pixels inside a normalised polygon; right and bottom are excluded."""
+def box_of(
+    polygon: np.ndarray, width: int = WIDTH, height: int = HEIGHT
+) -> tuple[int, int, int, int]:
+    """Return left, top, right and bottom of the pixels inside a normalised polygon; right and
+    bottom are excluded.
+    """
     rows, columns = np.nonzero(whole(drawn(polygon, width, height), width, height))
     return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
 
@@ -108,7 +156,7 @@ def texts_of(manifest: Mapping[str, Any]) -> str:
     return "\n".join(f"{item['place']}: {item['text']}" for item in manifest["problems"])
 
 
-# -- YOLO's text and mask PNGs -----------------------------------------------------------------------------------------
+# -- YOLO's text and mask PNGs ---------------------------------------------------------------------
 
 
 def mask(*boxes: tuple[int, int, int, int], value: int = 255) -> np.ndarray:

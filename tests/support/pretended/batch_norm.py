@@ -43,7 +43,12 @@ def _gather(
 
 
 def _elemt(
-    values: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
+    values: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    invstd: Tensor,
+    eps: float,
 ) -> Tensor:
     out = (values.float() - _over_channels(values, mean)) * _over_channels(values, invstd)
     if weight is not None and bias is not None:
@@ -72,7 +77,9 @@ def _backward_elemt(
 ) -> Tensor:
     assert counts.dtype == torch.int32, "the kernel reads the counts as int32"
     total, centred = counts.sum().float(), values.float() - _over_channels(values, mean)
-    part = _over_channels(values, sum_dy / total) + centred * _over_channels(values, invstd**2 * sum_dy_xmu / total)
+    part = _over_channels(values, sum_dy / total) + centred * _over_channels(
+        values, invstd**2 * sum_dy_xmu / total
+    )
     scale = invstd if weight is None else invstd * weight
     return ((gradient.float() - part) * _over_channels(values, scale)).to(values.dtype)
 

@@ -1,7 +1,9 @@
-"""Pretended CUDA graphs: capturing records the operators below autograd, `replay` computes them again in the same memory.
+"""Pretended CUDA graphs: capturing records the operators below autograd, `replay` computes them
+again in the same memory.
 
-As with a real graph, capturing changes no tensor that was there before, and a replay reads and writes the tensors that were
-captured. Capture in eager mode only sees tensors: values that the program reads on the host are frozen, as on a GPU.
+As with a real graph, capturing changes no tensor that was there before, and a replay reads and
+writes the tensors that were captured. Capture in eager mode only sees tensors: values that the
+program reads on the host are frozen, as on a GPU.
 """
 
 from collections.abc import Callable
@@ -33,15 +35,25 @@ class PretendedGraph:
 class capture(TorchDispatchMode):  # stands in for torch.cuda.graph
     """Stands in for `torch.cuda.graph`."""
 
-    def __init__(self, graph: PretendedGraph, pool: Any = None, stream: Any = None, capture_error_mode: str = "global"):
-        assert capture_error_mode == "thread_local", "the loader's thread pins memory meanwhile (pretended GPU)"
+    def __init__(
+        self,
+        graph: PretendedGraph,
+        pool: Any = None,
+        stream: Any = None,
+        capture_error_mode: str = "global",
+    ):
+        assert capture_error_mode == "thread_local", (
+            "the loader's thread pins memory meanwhile (pretended GPU)"
+        )
         assert pool is not None, "each of a step's graphs would keep its own memory (pretended GPU)"
         super().__init__()
         self.graph = graph
         self._made: set[int] = set()  # addresses of memory that the capture allocated
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         for tensor in tensors:
@@ -52,10 +64,16 @@ class capture(TorchDispatchMode):  # stands in for torch.cuda.graph
         given = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         is_new = [leaf.untyped_storage().data_ptr() not in given for leaf in made]
-        self._made.update(leaf.untyped_storage().data_ptr() for leaf, new in zip(made, is_new, strict=True) if new)
+        self._made.update(
+            leaf.untyped_storage().data_ptr() for leaf, new in zip(made, is_new, strict=True) if new
+        )
 
         def call() -> None:
-            again = [leaf for leaf in tree_leaves(function(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+            again = [
+                leaf
+                for leaf in tree_leaves(function(*args, **kwargs))
+                if isinstance(leaf, torch.Tensor)
+            ]
             for leaf, new, value in zip(made, is_new, again, strict=True):
                 if new and leaf.numel():
                     leaf.copy_(value)

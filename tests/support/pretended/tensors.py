@@ -1,7 +1,9 @@
-"""Tensors on pretended GPUs: they lie in the host's memory and carry a mark, which gives them their device.
+"""Tensors on pretended GPUs: they lie in the host's memory and carry a mark, which gives them their
+device.
 
-`PretendedGpu` gives each result its mark, refuses what a GPU refuses, and counts where the host would wait for the GPU.
-`Watch` does so for the operators below autograd, too, and in backward passes.
+`PretendedGpu` gives each result its mark, refuses what a GPU refuses, and counts where the host
+would wait for the GPU. `Watch` does so for the operators below autograd, too, and in backward
+passes.
 """
 
 from __future__ import annotations
@@ -28,16 +30,58 @@ HERE = SimpleNamespace(index=0)  # the current device of this process
 _NAMES_OF_DEVICE = {"device", "device_type", "map_location"}
 # Operators that take tensors of two devices on a GPU, too.
 _TAKE_BOTH = {
-    *("copy_", "to", "__getitem__", "__setitem__", "index_put_", "index", "set_", "__set__", "__eq__", "__deepcopy__"),
-    *("__reduce_ex__", "_foreach_copy_", "is_set_to", "swap_tensors", "_has_compatible_shallow_copy_type", "type_as"),
+    *(
+        "copy_",
+        "to",
+        "__getitem__",
+        "__setitem__",
+        "index_put_",
+        "index",
+        "set_",
+        "__set__",
+        "__eq__",
+        "__deepcopy__",
+    ),
+    *(
+        "__reduce_ex__",
+        "_foreach_copy_",
+        "is_set_to",
+        "swap_tensors",
+        "_has_compatible_shallow_copy_type",
+        "type_as",
+    ),
     *("_make_subclass", "new_tensor", "__format__", "__repr__"),
 }
-_TO_HOST = {"cpu", "item", "tolist", "__float__", "__int__", "__bool__", "__index__", "__format__", "__repr__"}
+_TO_HOST = {
+    "cpu",
+    "item",
+    "tolist",
+    "__float__",
+    "__int__",
+    "__bool__",
+    "__index__",
+    "__format__",
+    "__repr__",
+}
 _IN_PLACE = {"copy_", "__setitem__", "index_put_", "set_"}
 # Their result's size depends on values, so the host waits for it.
-_SEARCHES = {"nonzero", "masked_select", "_unique2", "unique_consecutive", "bincount", "nms", "equal"}
-_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}  # they search when an index is a boolean mask
-_KERNELS = ("CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+_SEARCHES = {
+    "nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_consecutive",
+    "bincount",
+    "nms",
+    "equal",
+}
+# they search when an index is a boolean mask
+_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
+_KERNELS = (
+    "CUDA",
+    "CompositeExplicitAutograd",
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+)
 
 
 def is_on_gpu(tensor: object) -> bool:
@@ -55,7 +99,9 @@ def mark(value: Any, index: int | None) -> Any:
 def gpu_index(value: Any) -> int | None:
     """Return N if `value` names GPU N, else None."""
     if isinstance(value, torch.device):
-        return (HERE.index if value.index is None else value.index) if value.type == "cuda" else None
+        return (
+            (HERE.index if value.index is None else value.index) if value.type == "cuda" else None
+        )
     if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
         return int(value[5:] or 0) if ":" in value else HERE.index
     return None
@@ -63,15 +109,22 @@ def gpu_index(value: Any) -> int | None:
 
 def _names_host(args: Any, kwargs: Any) -> bool:
     named = (*args, kwargs.get("device"))
-    if any(value == "cpu" or (isinstance(value, torch.device) and value.type == "cpu") for value in named
-           if isinstance(value, str | torch.device)):  # fmt: skip
+    if any(
+        value == "cpu" or (isinstance(value, torch.device) and value.type == "cpu")
+        for value in named
+        if isinstance(value, str | torch.device)
+    ):
         return True
     others = [value for value in args[1:] if isinstance(value, Tensor)]
     return bool(others) and not is_on_gpu(others[0])  # x.to(other)
 
 
-def _with_host_for_gpu(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[int | None, list[Any]]:
-    """Return the GPU that a call names (None: none), and its arguments with the host instead; change `kwargs` likewise."""
+def _with_host_for_gpu(
+    name: str, args: Any, kwargs: dict[str, Any]
+) -> tuple[int | None, list[Any]]:
+    """Return the GPU that a call names (None: none), and its arguments with the host instead;
+    change `kwargs` likewise.
+    """
     target, positional = None, list(args)
     for place, value in enumerate(args):
         index = gpu_index(value) if not isinstance(value, str) or name in ("to", "device") else None
@@ -86,16 +139,23 @@ def _with_host_for_gpu(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[in
 
 
 def _refuse_mixed(name: str, tensors: list[Tensor], index: int) -> None:
-    strangers = [one for one in tensors if one.__dict__.get(MARK) != index and (is_on_gpu(one) or one.dim() > 0)]
+    strangers = [
+        one
+        for one in tensors
+        if one.__dict__.get(MARK) != index and (is_on_gpu(one) or one.dim() > 0)
+    ]
     if strangers:
         found = [f"{one.__dict__.get(MARK, 'cpu')} {tuple(one.shape)}" for one in strangers]
         raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found cuda:{index} and {found} in {name} (pretended GPU)"
+            f"Expected all tensors to be on the same device, but found cuda:{index} and {found} "
+            f"in {name} (pretended GPU)"
         )
 
 
 def note_wait(operator: str) -> None:
-    """Count that the host waits, for the innermost function of the project, else the innermost one outside torch."""
+    """Count that the host waits, for the innermost function of the project, else the innermost one
+    outside torch.
+    """
     frame, outside = sys._getframe(1), None
     while frame is not None:
         file = Path(frame.f_code.co_filename)
@@ -116,7 +176,9 @@ def without_kernel() -> list[str]:
 
 
 class Watch(TorchDispatchMode):
-    """Counts every operator of a GPU and what it waits for; backward passes are watched as forward passes are."""
+    """Counts every operator of a GPU and what it waits for; backward passes are watched as forward
+    passes are.
+    """
 
     is_on = False
 
@@ -129,10 +191,13 @@ class Watch(TorchDispatchMode):
         super().__exit__(*error)
         Watch.is_on = False
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs, name = kwargs or {}, operator.overloadpacket.__name__
         with torch._C.DisableTorchFunction():
-            given = args[:1] if name == "__deepcopy__" else (args, kwargs)  # not what was copied before: it grows
+            # not what was copied before: it grows
+            given = args[:1] if name == "__deepcopy__" else (args, kwargs)
             tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
             index = next((one.__dict__[MARK] for one in tensors if is_on_gpu(one)), None)
             result = operator(*args, **kwargs)
@@ -141,9 +206,13 @@ class Watch(TorchDispatchMode):
             OPERATORS[operator] += 1
             if name == "_local_scalar_dense":
                 note_wait("item")
-            elif name in _SEARCHES or (name == "repeat_interleave" and kwargs.get("output_size") is None):
+            elif name in _SEARCHES or (
+                name == "repeat_interleave" and kwargs.get("output_size") is None
+            ):
                 note_wait(name)
-            elif name in _INDEXING and any(part is not None and part.dtype == torch.bool for part in args[1]):
+            elif name in _INDEXING and any(
+                part is not None and part.dtype == torch.bool for part in args[1]
+            ):
                 note_wait("boolean mask")
             changed = {id(tensor) for tensor in tensors}  # in place, on their own device
             mark([leaf for leaf in tree_leaves(result) if id(leaf) not in changed], index)
@@ -153,16 +222,21 @@ class Watch(TorchDispatchMode):
 class PretendedGpu(TorchFunctionMode):
     """Gives the tensors of this thread their devices."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs, name = dict(kwargs or {}), getattr(function, "__name__", "")
         if function is torch.device or name == "_parse_to":
             return function(*args, **kwargs)
         if name == "backward" and Watch.is_on:
             with self:  # the nodes that are written in Python see it, too
                 options: dict[str, bool] = {"allow_unreachable": True, "accumulate_grad": True}
-                return _engine_run_backward(args, (torch.ones_like(args[0]),), False, False, (), **options)
+                return _engine_run_backward(
+                    args, (torch.ones_like(args[0]),), False, False, (), **options
+                )
         with torch._C.DisableTorchFunction():  # what follows asks tensors themselves
-            given = args[:1] if name == "__deepcopy__" else (args, kwargs)  # not what was copied before: it grows
+            # not what was copied before: it grows
+            given = args[:1] if name == "__deepcopy__" else (args, kwargs)
             tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
             index = next((one.__dict__[MARK] for one in tensors if is_on_gpu(one)), None)
             if name in ("__get__", "__set__"):
@@ -170,17 +244,27 @@ class PretendedGpu(TorchFunctionMode):
             if name in _ANSWERS:
                 return _ANSWERS[name](args[0], index)
             target, positional = _with_host_for_gpu(name, args, kwargs)
-            if name in ("to", "cpu") and (target is not None or name == "cpu" or _names_host(args, kwargs)):
+            if name in ("to", "cpu") and (
+                target is not None or name == "cpu" or _names_host(args, kwargs)
+            ):
                 return _moved(function(*positional, **kwargs), args[0], target, kwargs)
             if index is not None and name not in _TAKE_BOTH and name not in _TO_HOST:
                 _refuse_mixed(name, tensors, index)
-            if name == "binary_cross_entropy" and index is not None and torch.is_autocast_enabled("cpu"):
+            if (
+                name == "binary_cross_entropy"
+                and index is not None
+                and torch.is_autocast_enabled("cpu")
+            ):
                 raise RuntimeError("binary_cross_entropy is unsafe to autocast (pretended GPU)")
             if name == "tolist" and index is not None:
                 note_wait("tolist")
             elif name in ("tensor", "as_tensor") and target is not None:
                 note_wait("from the host")
-            elif name == "copy_" and is_on_gpu(args[0]) != is_on_gpu(args[1]) and not kwargs.get("non_blocking"):
+            elif (
+                name == "copy_"
+                and is_on_gpu(args[0]) != is_on_gpu(args[1])
+                and not kwargs.get("non_blocking")
+            ):
                 note_wait("from the host" if is_on_gpu(args[0]) else "to the host")
             result = function(*positional, **kwargs)
         if name in _TO_HOST or name in _IN_PLACE:
@@ -206,7 +290,9 @@ def _attribute(function: Any, name: str, args: Any, index: int | None) -> Any:
     if owner in ("is_cuda", "is_cpu"):
         return (index is not None) == (owner == "is_cuda")
     result = function(*args)
-    return mark(result, index) if index is not None and isinstance(result, Tensor | tuple) else result
+    return (
+        mark(result, index) if index is not None and isinstance(result, Tensor | tuple) else result
+    )
 
 
 def _moved(result: Tensor, tensor: Tensor, target: int | None, kwargs: dict[str, Any]) -> Tensor:
@@ -215,7 +301,10 @@ def _moved(result: Tensor, tensor: Tensor, target: int | None, kwargs: dict[str,
     if moves and not kwargs.get("non_blocking"):
         note_wait("to the host" if target is None else "from the host")
     elif moves and target is not None and _PINNED not in tensor.__dict__ and tensor.numel():
-        raise RuntimeError(f"copies {tuple(tensor.shape)} from pageable memory: the host would wait (pretended GPU)")
+        raise RuntimeError(
+            f"copies {tuple(tensor.shape)} from pageable memory: the host would wait (pretended "
+            "GPU)"
+        )
     COPIES[0] += moves and target is not None
     if moves and result is tensor:
         result = result.clone(memory_format=torch.preserve_format)
@@ -226,7 +315,8 @@ def _moved(result: Tensor, tensor: Tensor, target: int | None, kwargs: dict[str,
 def _refuse_numpy(tensor: Tensor, index: int | None) -> Any:
     if index is not None:
         raise TypeError(
-            f"can't convert cuda:{index} device type tensor to numpy. Use Tensor.cpu() first (pretended GPU)"
+            f"can't convert cuda:{index} device type tensor to numpy. Use Tensor.cpu() first "
+            "(pretended GPU)"
         )
     return tensor.numpy()
 
@@ -244,5 +334,7 @@ _ANSWERS = {
     "pin_memory": _pinned,
     "is_pinned": lambda tensor, index: _PINNED in tensor.__dict__,
     "get_device": lambda tensor, index: -1 if index is None else index,
-    "cuda": lambda tensor, index: tensor if index is not None else _moved(tensor, tensor, HERE.index, {}),
+    "cuda": lambda tensor, index: (
+        tensor if index is not None else _moved(tensor, tensor, HERE.index, {})
+    ),
 }

@@ -15,7 +15,9 @@ from yolo_seg_ddp.utils.errors import UserError
 
 
 def arrays_of(rank: int) -> dict[str, np.ndarray]:
-    """Return arrays whose shapes and kinds differ between ranks; rank 1 has nothing to say in two of them."""
+    """Return arrays whose shapes and kinds differ between ranks; rank 1 has nothing to say in two
+    of them.
+    """
     count = (3, 0, 2)[rank]
     return {
         "scores": np.linspace(0, 1, count, dtype=np.float32) + rank,
@@ -43,7 +45,9 @@ def every_collective() -> dict[str, Any]:
 @pytest.fixture(scope="module", params=[2, 3])
 def answers(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     found = run_ranks(every_collective, request.param)
-    assert [answer["place"] for answer in found] == [(rank, request.param, True) for rank in range(request.param)]
+    assert [answer["place"] for answer in found] == [
+        (rank, request.param, True) for rank in range(request.param)
+    ]
     return found
 
 
@@ -65,7 +69,9 @@ def test_every_collective_is_right_sums_leave_the_argument_alone_and_averages_in
     documented = {
         name
         for name, value in vars(collectives).items()
-        if callable(value) and "Every rank must reach this" in (value.__doc__ or "") and not name.startswith("_")
+        if callable(value)
+        and "Every rank must reach this" in (value.__doc__ or "")
+        and not name.startswith("_")
     }
     assert documented | {"barrier"} == COLLECTIVES.keys()
     for rank, answer in enumerate(answers):
@@ -101,9 +107,9 @@ def agreement(changed: str) -> str:
         "empty": torch.zeros(0),
     }
     if changed and distributed.rank() == 1:
-        tensors[changed] = torch.nextafter(tensors[changed].float(), torch.tensor(9.0)).to(tensors[changed].dtype) + (
-            changed != "weight"
-        )
+        tensors[changed] = torch.nextafter(tensors[changed].float(), torch.tensor(9.0)).to(
+            tensors[changed].dtype
+        ) + (changed != "weight")
     try:
         distributed.check_ranks_agree(tensors)
     except distributed.RankDisagreement as error:
@@ -111,17 +117,25 @@ def agreement(changed: str) -> str:
     return "agreed"
 
 
-def test_ranks_that_drifted_apart_are_told_so_on_every_rank_and_equal_ones_agree(answers: list[dict[str, Any]]) -> None:
+def test_ranks_that_drifted_apart_are_told_so_on_every_rank_and_equal_ones_agree(
+    answers: list[dict[str, Any]],
+) -> None:
     for answer in answers:
         lines = answer["agreement"]
         assert lines[""] == "agreed"
         for changed in ("weight", "half", "count"):
-            assert f"1 of 4 tensors differ between the ranks, the first is {changed}" in lines[changed]
+            assert (
+                f"1 of 4 tensors differ between the ranks, the first is {changed}" in lines[changed]
+            )
 
 
 def test_without_a_group_every_function_answers_for_one_process() -> None:
     value = torch.ones(2)
-    assert (distributed.rank(), distributed.world_size(), distributed.is_distributed()) == (0, 1, False)
+    assert (distributed.rank(), distributed.world_size(), distributed.is_distributed()) == (
+        0,
+        1,
+        False,
+    )
     assert wrong_collectives() == []
     assert distributed.all_reduce_sum(value) is value
     distributed.cleanup_ddp()
@@ -133,7 +147,10 @@ def test_objects_are_not_gathered() -> None:
 
 
 def work_on_each_machine(fails: bool) -> tuple[str | None, list[float]]:
-    """Stand for two machines with one rank and with two: local ranks 0, 0 and 1. Rank 1's work takes long."""
+    """Stand for two machines with one rank and with two: local ranks 0, 0 and 1.
+
+    Rank 1's work takes long.
+    """
     local_rank = (0, 0, 1)[distributed.rank()]
 
     def work() -> str:
@@ -154,5 +171,7 @@ def test_one_rank_of_each_machine_works_and_the_others_wait() -> None:
 
 
 def test_the_trouble_of_one_machine_ends_all_ranks() -> None:
-    with pytest.raises(RankFailed, match=r"the trouble of the second machine|died without an answer"):
+    with pytest.raises(
+        RankFailed, match=r"the trouble of the second machine|died without an answer"
+    ):
         run_ranks(work_on_each_machine, 3, True)

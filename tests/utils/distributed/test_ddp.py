@@ -32,13 +32,20 @@ def network() -> Network:
 
 
 def train(folder: Path, *, spare: bool = False, **options: Any) -> dict[str, np.ndarray]:
-    """Return the weights after some steps on this rank's own data, with or without a weight that no step uses."""
+    """Return the weights after some steps on this rank's own data, with or without a weight that no
+    step uses.
+    """
     model = network()
     if spare:
         model.register_parameter("spare", nn.Parameter(torch.ones(3)))
     generator = torch.Generator().manual_seed(distributed.rank())
-    batches = [(torch.randn(8, 6, generator=generator), torch.randn(8, 3, generator=generator)) for _ in range(6)]
-    engine = TrainingEngine(model, CPU, EngineOptions(precision="off", quiet=True, **options), run=folder)
+    batches = [
+        (torch.randn(8, 6, generator=generator), torch.randn(8, 3, generator=generator))
+        for _ in range(6)
+    ]
+    engine = TrainingEngine(
+        model, CPU, EngineOptions(precision="off", quiet=True, **options), run=folder
+    )
     engine.begin(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), nn.MSELoss())
     engine.train_one_epoch(batches)
     return {name: value.numpy().copy() for name, value in model.state_dict().items()}
@@ -68,14 +75,18 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run_ranks(on_two_ranks, 2, tmp_path_factory.mktemp("parallel"))
 
 
-def test_both_ranks_end_with_equal_weights_and_a_static_graph_changes_no_bit(answers: list[dict[str, Any]]) -> None:
+def test_both_ranks_end_with_equal_weights_and_a_static_graph_changes_no_bit(
+    answers: list[dict[str, Any]],
+) -> None:
     first, second = answers
     for kind in ("plain", "static", "bf16", "fp16", "accumulated"):
         np.testing.assert_equal(second[kind], first[kind], err_msg=kind)
     np.testing.assert_equal(first["static"], first["plain"])
 
 
-def test_a_weight_without_gradient_needs_the_option_that_pytorch_names(answers: list[dict[str, Any]]) -> None:
+def test_a_weight_without_gradient_needs_the_option_that_pytorch_names(
+    answers: list[dict[str, Any]],
+) -> None:
     for answer in answers:
         assert np.array_equal(answer["spare"].pop("spare"), np.ones(3))
         np.testing.assert_equal(answer["spare"], answer["plain"])
@@ -86,7 +97,10 @@ def test_compressed_gradients_cost_some_digits_and_no_more(
     answers: list[dict[str, Any]], kind: str, tolerance: float
 ) -> None:
     start = {name: value.numpy() for name, value in network().state_dict().items()}
-    moved = {run: np.concatenate([(answers[0][run][n] - start[n]).ravel() for n in start]) for run in (kind, "plain")}
+    moved = {
+        run: np.concatenate([(answers[0][run][n] - start[n]).ravel() for n in start])
+        for run in (kind, "plain")
+    }
     gap = np.linalg.norm(moved[kind] - moved["plain"]) / np.linalg.norm(moved["plain"])
     assert 0 < gap < tolerance
 
@@ -101,8 +115,12 @@ def test_the_engine_compiles_what_it_trains_and_saves_plain_names(
         return graph.forward
 
     whole = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda self: whole(self, backend=translate))  # no compiler needed
-    weights, plain = train(tmp_path, compile=True, ema_decay=0.9999), train(tmp_path, ema_decay=0.9999)
+    # no compiler needed
+    monkeypatch.setattr(nn.Module, "compile", lambda self: whole(self, backend=translate))
+    weights, plain = (
+        train(tmp_path, compile=True, ema_decay=0.9999),
+        train(tmp_path, ema_decay=0.9999),
+    )
     assert compiled
     assert weights.keys() == plain.keys()
     for name, value in plain.items():
@@ -120,7 +138,9 @@ def test_a_small_models_gradients_travel_in_several_messages(answers: list[dict[
 
 
 def number_of_buckets() -> int:
-    """Train 4 layers of 1 MiB each; return how many messages their gradients became once DDP knows their order."""
+    """Train 4 layers of 1 MiB each; return how many messages their gradients became once DDP knows
+    their order.
+    """
     module = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(4)))
     assert gradient_bytes(module) == 4 * 2**20
     wrapped = wrap_for_ranks(module, CPU, 0, backend="gloo")
@@ -139,12 +159,16 @@ def number_of_buckets() -> int:
 
 
 @pytest.mark.parametrize("static_graph", [False, True])
-def test_the_first_steps_of_a_resumed_training_sum_three_ranks_in_the_order_of_later_steps(static_graph: bool) -> None:
+def test_the_first_steps_of_a_resumed_training_sum_three_ranks_in_the_order_of_later_steps(
+    static_graph: bool,
+) -> None:
     assert run_ranks(steps_with_other_gradients, 3, static_graph) == [[], [], []]
 
 
 def steps_with_other_gradients(static_graph: bool) -> list[int]:
-    """Repeat a step with the same data; return the steps whose gradients have not the bits of the first one's."""
+    """Repeat a step with the same data; return the steps whose gradients have not the bits of the
+    first one's.
+    """
     torch.manual_seed(0)
     module = nn.Sequential(*(nn.Linear(300 + 7 * layer, 307 + 7 * layer) for layer in range(8)))
     wrapped = wrap_for_ranks(module, CPU, 0, backend="gloo", static_graph=static_graph)
@@ -153,5 +177,6 @@ def steps_with_other_gradients(static_graph: bool) -> list[int]:
     for _ in range(4):
         wrapped.zero_grad(set_to_none=True)
         wrapped(inputs).square().mean().backward()
-        gradients.append(torch.cat([weight.grad.flatten().clone() for weight in module.parameters()]))  # type: ignore[union-attr]
+        each: list[Any] = [weight.grad for weight in module.parameters()]
+        gradients.append(torch.cat([gradient.flatten().clone() for gradient in each]))
     return [step for step, found in enumerate(gradients) if not torch.equal(found, gradients[0])]

@@ -1,4 +1,6 @@
-"""Before the process group: ranks that work at their own pace, machines that share a folder, and ranks that fail or die."""
+"""Before the process group: ranks that work at their own pace, machines that share a folder, and
+ranks that fail or die.
+"""
 
 import os
 import signal
@@ -23,7 +25,10 @@ SLOW_S = 6.0  # more than each limit of `at_their_own_pace`
 
 
 def at_their_own_pace(folders: list[Path]) -> dict[str, Any]:
-    """Stand for machines of two ranks, of one and of one; the first and the last share a folder. Rank 2 is slow."""
+    """Stand for machines of two ranks, of one and of one; the first and the last share a folder.
+
+    Rank 2 is slow.
+    """
     ranks = distributed.read_rank_environment()
     local_rank, machine = ((0, 0), (1, 0), (0, 1), (0, 2))[ranks.rank]
     os.environ |= {"GROUP_RANK": str(machine), "INIT_TIMEOUT": "5", "NCCL_TIMEOUT": "3"}
@@ -55,11 +60,15 @@ def at_their_own_pace(folders: list[Path]) -> dict[str, Any]:
     return found
 
 
-def test_a_rank_may_work_longer_than_every_limit_and_machines_find_what_they_share(tmp_path: Path) -> None:
+def test_a_rank_may_work_longer_than_every_limit_and_machines_find_what_they_share(
+    tmp_path: Path,
+) -> None:
     """One that packed twenty minutes longer than the others ended all with exit code 76."""
     folders = [tmp_path / "shared", tmp_path / "own", tmp_path / "shared"]
     answers = run_ranks(at_their_own_pace, 4, folders, join=False)
-    assert all(answer["hosts"] == [f"{HOST}/{number}" for number in (1, 2, 3)] for answer in answers)
+    assert all(
+        answer["hosts"] == [f"{HOST}/{number}" for number in (1, 2, 3)] for answer in answers
+    )
     assert [answer["is first"] for answer in answers] == [True, False, True, True]
     assert [answer["sharers"] for answer in answers] == [[0, 2], [0, 2], [1], [0, 2]]
     assert [answer["in time"] for answer in answers] == [[0], [0], [1, 2], [1, 2]]
@@ -89,13 +98,33 @@ run_script(main)
 """
 WAIT, NO_ROOM = "meeting.exchange('ready')", "fail('no room for the cache')"
 FAILURES: dict[str, tuple[str, str, int, list[str]]] = {
-    "while another works": ("time.sleep(60)", NO_ROOM, 1, [f"error: {HOST}/2: no room for the cache", "[rank 1] error: no room for the cache"]),
-    "while another waits": (WAIT, NO_ROOM, 1, [f"error: {HOST}/2: no room for the cache", "[rank 1] error: no room for the cache"]),
+    "while another works": (
+        "time.sleep(60)",
+        NO_ROOM,
+        1,
+        [f"error: {HOST}/2: no room for the cache", "[rank 1] error: no room for the cache"],
+    ),
+    "while another waits": (
+        WAIT,
+        NO_ROOM,
+        1,
+        [f"error: {HOST}/2: no room for the cache", "[rank 1] error: no room for the cache"],
+    ),
     "rank 0": (NO_ROOM, WAIT, 1, ["error: no room for the cache"]),
     "both alike": (NO_ROOM, NO_ROOM, 1, ["error: no room for the cache"]),
-    "killed": (WAIT, "os.kill(os.getpid(), signal.SIGKILL)", EXIT_STARTUP_TIMEOUT, [f"error: rank 1 on {HOST}/2 gave no sign of life for 6 s: it died or hangs"]),
-    "never there": (WAIT, "", EXIT_STARTUP_TIMEOUT, ["error: of 2 ranks 1 did not start within 6 s; look at their output, or wait longer"]),
-}  # fmt: skip
+    "killed": (
+        WAIT,
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        EXIT_STARTUP_TIMEOUT,
+        [f"error: rank 1 on {HOST}/2 gave no sign of life for 6 s: it died or hangs"],
+    ),
+    "never there": (
+        WAIT,
+        "",
+        EXIT_STARTUP_TIMEOUT,
+        ["error: of 2 ranks 1 did not start within 6 s; look at their output, or wait longer"],
+    ),
+}
 
 
 def run_pair(folder: Path, works: tuple[str, ...]) -> list[subprocess.CompletedProcess[str]]:
@@ -114,7 +143,9 @@ def run_pair(folder: Path, works: tuple[str, ...]) -> list[subprocess.CompletedP
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_after_a_failure_all_ranks_end_at_once_with_one_line_and_one_exit_code(name: str, tmp_path: Path) -> None:
+def test_after_a_failure_all_ranks_end_at_once_with_one_line_and_one_exit_code(
+    name: str, tmp_path: Path
+) -> None:
     *works, code, lines = FAILURES[name]
     start_s = time.monotonic()
     ended = run_pair(tmp_path, tuple(works))
@@ -122,6 +153,8 @@ def test_after_a_failure_all_ranks_end_at_once_with_one_line_and_one_exit_code(n
     assert [done.returncode for done in ended if done.returncode != -signal.SIGKILL] == [code] * (
         1 + (name in list(FAILURES)[:4])
     )
-    printed = [line for done in ended for line in done.stderr.splitlines() if not line.startswith("[W")]
+    printed = [
+        line for done in ended for line in done.stderr.splitlines() if not line.startswith("[W")
+    ]
     assert len(printed) == len(lines), printed
     assert all(line.startswith(start) for line, start in zip(printed, lines, strict=True)), printed

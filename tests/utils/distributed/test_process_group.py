@@ -47,7 +47,10 @@ def no_rank_variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ("RANK=2 LOCAL_RANK=0 WORLD_SIZE=2", "RANK=2 LOCAL_RANK=0"),  # outside the world
         ("RANK=-1 LOCAL_RANK=0 WORLD_SIZE=2", "RANK=-1 LOCAL_RANK=0"),
         ("RANK=0 LOCAL_RANK=2 WORLD_SIZE=2", "RANK=0 LOCAL_RANK=2"),
-        ("RANK=0 LOCAL_RANK=0 WORLD_SIZE=2", r"but not MASTER_PORT, a number, .* launch with torchrun"),
+        (
+            "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2",
+            r"but not MASTER_PORT, a number, .* launch with torchrun",
+        ),
         (
             "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_PORT=many",
             r"but not MASTER_PORT, a number, .* launch with torchrun",
@@ -70,8 +73,14 @@ def test_a_wrong_timeout_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         process_group._seconds_of("NCCL_TIMEOUT", 1.0)
 
 
-# What `srun --nodes=2 --ntasks=3` told its last task (Slurm 22.05), and what sbatch tells its own shell.
-SLURM_TASK = {"SLURM_JOB_ID": "34521", "SLURM_STEP_ID": "2", "SLURM_PROCID": "2", "SLURM_LOCALID": "0"}
+# What `srun --nodes=2 --ntasks=3` told its last task (Slurm 22.05), and what sbatch tells its own
+# shell.
+SLURM_TASK = {
+    "SLURM_JOB_ID": "34521",
+    "SLURM_STEP_ID": "2",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+}
 SLURM_TASK |= {"SLURM_NODEID": "1", "SLURM_NTASKS": "3"}
 SLURM_TASK |= {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
 SLURM_SHELL = {"SLURM_JOB_ID": "34521", "SLURM_NTASKS": "8"}
@@ -81,7 +90,10 @@ MPI_TASK |= {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2
 
 
 def test_a_task_of_srun_on_several_machines_needs_the_first_one_s_address() -> None:
-    with pytest.raises(UserError, match=r"3 tasks on several machines but MASTER_ADDR is not set.*scontrol show hostn"):
+    with pytest.raises(
+        UserError,
+        match=r"3 tasks on several machines but MASTER_ADDR is not set.*scontrol show hostn",
+    ):
         variables_from_launcher(SLURM_TASK)
     expected = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     expected |= {"MASTER_ADDR": "node1", "MASTER_PORT": str(20000 + 4521 + 202)}
@@ -89,10 +101,17 @@ def test_a_task_of_srun_on_several_machines_needs_the_first_one_s_address() -> N
 
 
 def test_on_one_machine_the_ranks_meet_on_the_loopback() -> None:
-    found = variables_from_launcher({**SLURM_TASK, "SLURM_STEP_TASKS_PER_NODE": "3", "SLURM_NODEID": "0"})
+    found = variables_from_launcher(
+        {**SLURM_TASK, "SLURM_STEP_TASKS_PER_NODE": "3", "SLURM_NODEID": "0"}
+    )
     assert (found["MASTER_ADDR"], found["LOCAL_WORLD_SIZE"]) == ("127.0.0.1", "3")
     found = variables_from_launcher(MPI_TASK)
-    assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == ("1", "2", "1", "2")
+    assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == (
+        "1",
+        "2",
+        "1",
+        "2",
+    )
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("127.0.0.1", "29500")
     assert variables_from_launcher({**MPI_TASK, "MASTER_PORT": "29777"})["MASTER_PORT"] == "29777"
 
@@ -107,7 +126,9 @@ def test_on_one_machine_the_ranks_meet_on_the_loopback() -> None:
     ],
     ids=["no launcher", "the shell of sbatch", "srun --pty bash", "mpirun -n 1"],
 )
-def test_a_lone_process_stays_a_single_one(no_rank_variables: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+def test_a_lone_process_stays_a_single_one(
+    no_rank_variables: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
     for name, value in environment.items():
         no_rank_variables.setenv(name, value)
     assert distributed.read_rank_environment() == distributed.RankInfo(0, 0, 1, 1)
@@ -130,7 +151,9 @@ def test_slurm_s_short_form() -> None:
     assert tasks_of_nodes("2(x3),1") == [2, 2, 2, 1]
     assert tasks_of_nodes("4") == [4]
     assert tasks_of_nodes("two") == []
-    with pytest.raises(UserError, match="SLURM_STEP_TASKS_PER_NODE=2 does not list node SLURM_NODEID=1"):
+    with pytest.raises(
+        UserError, match="SLURM_STEP_TASKS_PER_NODE=2 does not list node SLURM_NODEID=1"
+    ):
         variables_from_launcher({**SLURM_TASK, "SLURM_STEP_TASKS_PER_NODE": "2"})
 
 
@@ -141,12 +164,16 @@ def test_ranks_find_job_place_and_the_user_s_modules_and_answer_in_order(
         "import os\n"
         "from yolo_seg_ddp.utils.distributed.rank_processes import read_job, write_answer\n"
         "def answer():\n"
-        "    write_answer([read_job()['number'], os.environ['LOCAL_RANK'], os.environ['WORLD_SIZE']])\n"
+        "    write_answer([read_job()['number'], os.environ['LOCAL_RANK'], "
+        "os.environ['WORLD_SIZE']])\n"
     )
     earlier = str(tmp_path / "absent")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([earlier, str(tmp_path)]))
     code = "from of_the_user import answer; run_script(answer)"
-    assert rank_processes.run_ranks(code, 2, {"number": 5}, timeout_s=300) == [[5, "0", "2"], [5, "1", "2"]]
+    assert rank_processes.run_ranks(code, 2, {"number": 5}, timeout_s=300) == [
+        [5, "0", "2"],
+        [5, "1", "2"],
+    ]
 
 
 def test_a_rank_without_an_answer_gives_none() -> None:

@@ -1,4 +1,6 @@
-"""Meeting without ghosts: dead ranks' keys, ranks that never come, and real restarts under torchrun."""
+"""Meeting without ghosts: dead ranks' keys, ranks that never come, and real restarts under
+torchrun.
+"""
 
 import os
 import socket
@@ -56,7 +58,8 @@ def meet(rank: int, found: dict[int, str], all_here: threading.Barrier) -> None:
 
 
 def test_ranks_meet_among_the_keys_of_dead_ones(store: dist.TCPStore) -> None:
-    for number, token in ((1, "dead-a"), (3, "dead-b")):  # the rank of number 2 died before it wrote its token
+    # the rank of number 2 died before it wrote its token
+    for number, token in ((1, "dead-a"), (3, "dead-b")):
         store.set(f"rendezvous/token/{number}", token)
     store.add(COUNTER, 3)
     store.set("rendezvous/answer/dead-a", "an earlier start")
@@ -98,11 +101,14 @@ def test_rank_0_s_own_store_listens_on_loopback_alone_and_a_taken_port_is_named(
         listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         assert f"0100007F:{port:04X}" in listening
         assert f"00000000:{port:04X}" not in listening
-        with pytest.raises(UserError, match=f"MASTER_PORT={port}"), Rendezvous(0, True, timeout_s=5):
+        with (
+            pytest.raises(UserError, match=f"MASTER_PORT={port}"),
+            Rendezvous(0, True, timeout_s=5),
+        ):
             pytest.fail("two hosts on one port")
 
 
-def test_a_start_in_time_is_left_alone_and_one_that_hangs_ends_with_its_own_code_and_the_stack() -> None:
+def test_a_start_in_time_is_left_alone_and_one_that_hangs_ends_with_its_own_code() -> None:
     program = (
         "import time\nfrom yolo_seg_ddp.utils.distributed.process_group import startup_watchdog\n"
         "with startup_watchdog(0.3):\n    pass\ntime.sleep(0.6)\nprint('alive', flush=True)\n"
@@ -117,7 +123,10 @@ def test_a_start_in_time_is_left_alone_and_one_that_hangs_ends_with_its_own_code
 
 @pytest.mark.parametrize(
     "launcher",
-    [["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"], ["--master-addr=127.0.0.1"]],
+    [
+        ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"],
+        ["--master-addr=127.0.0.1"],
+    ],
     ids=["c10d", "static"],
 )
 def test_a_killed_rank_is_back_at_the_first_restart(launcher: list[str], tmp_path: Path) -> None:
@@ -127,8 +136,19 @@ def test_a_killed_rank_is_back_at_the_first_restart(launcher: list[str], tmp_pat
     port = [f"--master-port={free_port()}"] if "--master-addr=127.0.0.1" in launcher else []
     start = [sys.executable, "-m", "torch.distributed.run", *launcher, *port, "--nproc-per-node=2"]
     command = [*start, "--max-restarts=3", f"--log-dir={tmp_path / 'logs'}", str(script)]
-    inherited = {name: value for name, value in os.environ.items() if name != "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
-    environment = {**inherited, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", "INIT_TIMEOUT": "60"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    }
+    environment = {
+        **inherited,
+        "PYTHONPATH": python_path(),
+        "OMP_NUM_THREADS": "1",
+        "INIT_TIMEOUT": "60",
+    }
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "done at attempt 1"

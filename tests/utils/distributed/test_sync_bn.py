@@ -15,7 +15,11 @@ from tests.support.pretended.gpu import switch_on
 from tests.support.ranks import run_ranks
 from yolo_seg_ddp.utils import distributed
 from yolo_seg_ddp.utils.distributed import sync_bn
-from yolo_seg_ddp.utils.distributed.sync_bn import SyncBatchNorm2d, convert_sync_batchnorm, revert_sync_batchnorm
+from yolo_seg_ddp.utils.distributed.sync_bn import (
+    SyncBatchNorm2d,
+    convert_sync_batchnorm,
+    revert_sync_batchnorm,
+)
 
 CPU = torch.device("cpu")
 SHARES = (slice(0, 3), slice(3, 8))
@@ -44,15 +48,21 @@ def network() -> nn.Sequential:
 def batch(step: int, offset: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return 8 images and the gradient of the outputs."""
     generator = torch.Generator().manual_seed(step)
-    return torch.randn(8, 3, 9, 7, generator=generator) + offset, torch.randn(8, 4, 7, 5, generator=generator)
+    return torch.randn(8, 3, 9, 7, generator=generator) + offset, torch.randn(
+        8, 4, 7, 5, generator=generator
+    )
 
 
 def plain(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in tensors.items()}
 
 
-def run(model: nn.Module, share: slice, offset: float = 0.0, device: torch.device = CPU) -> list[dict[str, np.ndarray]]:
-    """Return outputs, input gradients, weight gradients and buffers of some training steps on a share."""
+def run(
+    model: nn.Module, share: slice, offset: float = 0.0, device: torch.device = CPU
+) -> list[dict[str, np.ndarray]]:
+    """Return outputs, input gradients, weight gradients and buffers of some training steps on a
+    share.
+    """
     records = []
     model.to(device).train()
     for step in range(NUM_STEPS):
@@ -62,8 +72,15 @@ def run(model: nn.Module, share: slice, offset: float = 0.0, device: torch.devic
         outputs = model(images)
         outputs.backward(output_gradient)
         assert images.grad is not None
-        gradients = {f"gradient of {name}": parameter.grad for name, parameter in model.named_parameters()}
-        tensors = {"outputs": outputs, "input gradient": images.grad, **gradients, **dict(model.named_buffers())}
+        gradients = {
+            f"gradient of {name}": parameter.grad for name, parameter in model.named_parameters()
+        }
+        tensors = {
+            "outputs": outputs,
+            "input gradient": images.grad,
+            **gradients,
+            **dict(model.named_buffers()),
+        }
         records.append(plain(tensors))
     model.eval()
     records.append(plain({"outputs": model(batch(99, offset)[0][share].to(device))}))
@@ -79,7 +96,8 @@ def run_on_gpus() -> dict[str, Any]:
     distributed.setup_ddp(device, ranks)
     shares = {"on a GPU": SHARES, "one has none, on a GPU": ONE_HAS_NONE}
     return {
-        name: run(convert_sync_batchnorm(network()), share[ranks.rank], device=device) for name, share in shares.items()
+        name: run(convert_sync_batchnorm(network()), share[ranks.rank], device=device)
+        for name, share in shares.items()
     }
 
 
@@ -97,7 +115,11 @@ def run_shares() -> dict[str, Any]:
         "alone": run(network(), share),
         "one has none": run(convert_sync_batchnorm(network()), ONE_HAS_NONE[rank]),
         "rows": rows.detach().numpy(),
-        "two pixels": [few.item(), norm.get_buffer("running_mean").item(), norm.get_buffer("running_var").item()],
+        "two pixels": [
+            few.item(),
+            norm.get_buffer("running_mean").item(),
+            norm.get_buffer("running_var").item(),
+        ],
     }
 
 
@@ -107,8 +129,12 @@ def answers() -> list[dict[str, Any]]:
     return [{**first, **second} for first, second in zip(on_cpus, on_gpus, strict=True)]
 
 
-def difference(answers: list[dict[str, Any]], kind: str, expected: list[dict[str, np.ndarray]]) -> dict[str, float]:
-    """Return the largest relative difference by name; the ranks' rows are joined, their weight gradients added."""
+def difference(
+    answers: list[dict[str, Any]], kind: str, expected: list[dict[str, np.ndarray]]
+) -> dict[str, float]:
+    """Return the largest relative difference by name; the ranks' rows are joined, their weight
+    gradients added.
+    """
     worst: dict[str, float] = {}
     for step, wanted in enumerate(expected):
         parts = [answer[kind][step] for answer in answers]
@@ -126,21 +152,36 @@ def difference(answers: list[dict[str, Any]], kind: str, expected: list[dict[str
     return worst
 
 
-# Convolutions before a BatchNorm have a bias whose true gradient is zero: only rounding is left of it.
+# Convolutions before a BatchNorm have a bias whose true gradient is zero: only rounding is left of
+# it.
 WITHOUT_MEANING = {"gradient of 0.bias", "gradient of 3.bias", "gradient of 5.bias"}
 
 
-@pytest.mark.parametrize("kind", ["synchronised", "one has none", "on a GPU", "one has none, on a GPU"])
-def test_uneven_shares_give_what_one_rank_with_all_images_gives(answers: list[dict[str, Any]], kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["synchronised", "one has none", "on a GPU", "one has none, on a GPU"]
+)
+def test_uneven_shares_give_what_one_rank_with_all_images_gives(
+    answers: list[dict[str, Any]], kind: str
+) -> None:
     gaps = difference(answers, kind, run(network(), slice(0, 8)))
     gradients = [name for name in gaps if name.startswith("gradient of")]
-    assert {"outputs", "input gradient", "1.running_mean", "1.running_var", "1.num_batches_tracked"} <= set(gaps)
+    assert {
+        "outputs",
+        "input gradient",
+        "1.running_mean",
+        "1.running_var",
+        "1.num_batches_tracked",
+    } <= set(gaps)
     assert len(gradients) == len(list(network().parameters()))
-    assert {name: gap for name, gap in gaps.items() if gap > 1e-5 and name not in WITHOUT_MEANING} == {}
+    assert {
+        name: gap for name, gap in gaps.items() if gap > 1e-5 and name not in WITHOUT_MEANING
+    } == {}
 
 
 def assert_equal_on_gpus() -> None:
-    """Compare our autograd function with PyTorch's on this rank's GPU, over NCCL; a single rank works as well."""
+    """Compare our autograd function with PyTorch's on this rank's GPU, over NCCL; a single rank
+    works as well.
+    """
     rank = int(os.environ["RANK"])
     device = torch.device("cuda", rank)
     distributed.setup_ddp(device)
@@ -149,7 +190,9 @@ def assert_equal_on_gpus() -> None:
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float16, 1e-3)):
         for memory_format in (torch.contiguous_format, torch.channels_last):
             images, gradient = (
-                torch.randn(3 + rank, 4, 9, 7, generator=generator).to(device, dtype, memory_format=memory_format)
+                torch.randn(3 + rank, 4, 9, 7, generator=generator).to(
+                    device, dtype, memory_format=memory_format
+                )
                 for _ in range(2)
             )
             found = []
@@ -157,7 +200,11 @@ def assert_equal_on_gpus() -> None:
                 lambda *inputs: sync_bn._CudaBatchNorm.apply(*inputs, 0.1, 1e-3),
                 lambda *inputs: TorchFunction.apply(*inputs, 1e-3, 0.1, group, group.size()),
             ):
-                inputs = [images.clone(), torch.rand(4, device=device), torch.ones(4, device=device)]
+                inputs = [
+                    images.clone(),
+                    torch.rand(4, device=device),
+                    torch.ones(4, device=device),
+                ]
                 inputs[1].copy_(torch.arange(1, 5))
                 buffers = [torch.zeros(4, device=device), torch.ones(4, device=device)]
                 inputs = [tensor.requires_grad_() for tensor in inputs]
@@ -184,7 +231,9 @@ def test_inputs_far_from_zero_lose_no_digits_that_matter_and_plain_batchnorm_is_
 
 def test_rows_without_pixels_are_synchronised_too(answers: list[dict[str, Any]]) -> None:
     expected = nn.BatchNorm1d(3)(batch(0, 0.0)[0][:, :, 0, 0]).detach().numpy()
-    np.testing.assert_allclose(np.concatenate([answer["rows"] for answer in answers]), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate([answer["rows"] for answer in answers]), expected, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_one_pixel_on_each_rank_is_enough(answers: list[dict[str, Any]]) -> None:
@@ -202,11 +251,17 @@ def test_conversion_keeps_the_very_same_parameters_and_numbers() -> None:
     model.get_buffer("1.running_mean").fill_(3.0)
     state = copy.deepcopy(model.state_dict())
     converted = convert_sync_batchnorm(model)
-    norms = [module for module in converted.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    norms = [
+        module
+        for module in converted.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ]
     assert [type(module) for module in norms] == [SyncBatchNorm2d] * 3
     kept = {name: id(parameter) for name, parameter in parameters.items()}
     assert {name: id(parameter) for name, parameter in converted.named_parameters()} == kept
-    assert {id(parameter) for parameter in optimizer.param_groups[0]["params"]} == set(map(id, parameters.values()))
+    assert {id(parameter) for parameter in optimizer.param_groups[0]["params"]} == set(
+        map(id, parameters.values())
+    )
     torch.testing.assert_close(dict(converted.state_dict()), dict(state), rtol=0, atol=0)
     assert (norms[0].eps, norms[0].momentum, norms[2].momentum) == (1e-3, 0.03, None)
 
@@ -216,8 +271,12 @@ def test_reverting_gives_plain_batchnorm_with_the_same_numbers(training: bool) -
     model = network().train(training)
     expected = copy.deepcopy(model)
     reverted = revert_sync_batchnorm(convert_sync_batchnorm(model))
-    assert [type(module) for module in reverted.modules()] == [type(module) for module in expected.modules()]
-    assert [module.training for module in reverted.modules()] == [training] * len(list(expected.modules()))
+    assert [type(module) for module in reverted.modules()] == [
+        type(module) for module in expected.modules()
+    ]
+    assert [module.training for module in reverted.modules()] == [training] * len(
+        list(expected.modules())
+    )
     images = batch(0, 0.0)[0]
     assert torch.equal(reverted(images), expected(images))
 
@@ -241,5 +300,7 @@ def test_without_other_ranks_it_is_plain_batchnorm() -> None:
 def test_one_rank_rounds_as_little_as_several_where_the_channels_come_last() -> None:
     images = torch.randn(8, 4, 64, 64, generator=torch.Generator().manual_seed(0)) + 10
     exact = nn.BatchNorm2d(4).double()(images.double())
-    synchronised = convert_sync_batchnorm(nn.BatchNorm2d(4))(images.contiguous(memory_format=torch.channels_last))
+    synchronised = convert_sync_batchnorm(nn.BatchNorm2d(4))(
+        images.contiguous(memory_format=torch.channels_last)
+    )
     assert (synchronised - exact).norm() < 2e-6 * exact.norm()  # PyTorch's kernel: 3e-5

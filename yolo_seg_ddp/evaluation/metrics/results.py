@@ -17,12 +17,12 @@ def no_rows() -> np.ndarray:
 class ImageResult:
     """The matches of one image: `n` predictions in descending order of confidence, `m` targets.
 
-    box_hits, mask_hits: whether a prediction matched a target of its class at each of IOU_THRESHOLDS.
-    box_confusion: pairs (predicted class, true class), see `confusion_pairs`.
-    box_sizes, mask_sizes, target_sizes: positions in SIZES, see `sizes_of_predictions`; all empty if AP by size is not
-    wanted. centrelines: lengths and numbers of thin objects by class, see `thin_objects.measure`. lengths: see
-    `thin_objects.found_lengths`. box_ignored, mask_ignored: see `ignored_shares`; 0 if not given. Raises ValueError if
-    shapes disagree.
+    box_hits, mask_hits: whether a prediction matched a target of its class at each of
+    IOU_THRESHOLDS. box_confusion: pairs (predicted class, true class), see `confusion_pairs`.
+    box_sizes, mask_sizes, target_sizes: positions in SIZES, see `sizes_of_predictions`; all empty
+    if AP by size is not wanted. centrelines: lengths and numbers of thin objects by class, see
+    `thin_objects.measure`. lengths: see `thin_objects.found_lengths`. box_ignored, mask_ignored:
+    see `ignored_shares`; 0 if not given. Raises ValueError if shapes disagree.
     """
 
     image_id: int
@@ -44,20 +44,42 @@ class ImageResult:
         object.__setattr__(self, "image_id", int(self.image_id))
         for name, (dtype, width, _) in _ARRAYS.items():
             array: np.ndarray = np.asarray(getattr(self, name), dtype=dtype)
-            array = np.zeros(len(self.scores), dtype) if name.endswith("_ignored") and array.size == 0 else array
+            array = (
+                np.zeros(len(self.scores), dtype)
+                if name.endswith("_ignored") and array.size == 0
+                else array
+            )
             array = array.reshape(-1, width) if width and array.size == 0 else array
             if array.shape[1:] != ((width,) if width else ()) or array.ndim == 0:
                 raise ValueError(f"image {self.image_id}: {name} has the shape {array.shape}")
             object.__setattr__(self, name, array)
-        if len({len(getattr(self, name)) for name, (_, _, rows) in _ARRAYS.items() if rows == "predictions"}) > 1:
-            raise ValueError(f"image {self.image_id}: scores, class_ids, hits and ignored differ in length")
+        if (
+            len(
+                {
+                    len(getattr(self, name))
+                    for name, (_, _, rows) in _ARRAYS.items()
+                    if rows == "predictions"
+                }
+            )
+            > 1
+        ):
+            raise ValueError(
+                f"image {self.image_id}: scores, class_ids, hits and ignored differ in length"
+            )
         sized = (len(self.box_sizes), len(self.mask_sizes), len(self.target_sizes))
-        if sized not in ((0, 0, 0), (len(self.scores), len(self.scores), len(self.target_class_ids))):
-            raise ValueError(f"image {self.image_id}: sizes are given for some predictions or targets, not for all")
+        if sized not in (
+            (0, 0, 0),
+            (len(self.scores), len(self.scores), len(self.target_class_ids)),
+        ):
+            raise ValueError(
+                f"image {self.image_id}: sizes are given for some predictions or targets, not for "
+                "all"
+            )
 
 
 _HITS = len(IOU_THRESHOLDS)
-_ARRAYS: dict[str, tuple[type, int, str]] = {  # name: (dtype, columns or 0 for one dimension, what a row is)
+# name: (dtype, columns or 0 for one dimension, what a row is)
+_ARRAYS: dict[str, tuple[type, int, str]] = {
     "scores": (np.float32, 0, "predictions"),
     "class_ids": (np.int64, 0, "predictions"),
     "box_hits": (np.bool_, _HITS, "predictions"),
@@ -75,14 +97,17 @@ _ARRAYS: dict[str, tuple[type, int, str]] = {  # name: (dtype, columns or 0 for 
 
 
 def pack_results(results: Iterable[ImageResult]) -> dict[str, np.ndarray]:
-    """Flatten results into arrays that ranks can exchange as tensors: ids, counts per image, and joined values.
+    """Flatten results into arrays that ranks can exchange as tensors: ids, counts per image, and
+    joined values.
 
     Booleans become uint8, which every backend can send.
     """
     results = list(results)
     packed = {"image_ids": np.array([result.image_id for result in results], np.int64)}
     for name, (dtype, width, rows) in _ARRAYS.items():
-        packed[f"num_{rows}"] = np.array([len(getattr(result, name)) for result in results], np.int64)
+        packed[f"num_{rows}"] = np.array(
+            [len(getattr(result, name)) for result in results], np.int64
+        )
         empty: np.ndarray = np.zeros((0, width) if width else 0, dtype)
         joined = np.concatenate([empty, *(getattr(result, name) for result in results)])
         packed[name] = joined.astype(np.uint8) if dtype is np.bool_ else joined
@@ -90,13 +115,19 @@ def pack_results(results: Iterable[ImageResult]) -> dict[str, np.ndarray]:
 
 
 def unpack_results(packed: dict[str, np.ndarray]) -> list[ImageResult]:
-    """Undo `pack_results`. Raises ValueError if lengths disagree, for example after an incomplete transfer."""
+    """Undo `pack_results`.
+
+    Raises ValueError if lengths disagree, for example after an incomplete transfer.
+    """
     image_ids = packed["image_ids"].tolist()
     columns: dict[str, list[np.ndarray]] = {}
     for name, (_, _, rows) in _ARRAYS.items():
         counts = packed[f"num_{rows}"]
         if len(counts) != len(image_ids) or counts.sum() != len(packed[name]):
-            raise ValueError(f"packed results: {name} has {len(packed[name])} rows, {counts.sum()} were announced")
+            raise ValueError(
+                f"packed results: {name} has {len(packed[name])} rows, {counts.sum()} were "
+                "announced"
+            )
         columns[name] = np.split(packed[name], np.cumsum(counts)[:-1]) if len(counts) else []
     return [
         ImageResult(image_id, **{name: column[index] for name, column in columns.items()})
@@ -105,7 +136,9 @@ def unpack_results(packed: dict[str, np.ndarray]) -> list[ImageResult]:
 
 
 def pool_predictions(results: Iterable[ImageResult]) -> dict[str, np.ndarray]:
-    """Pack results, with the predictions of all images in descending order of confidence (float64 `scores`)."""
+    """Pack results, with the predictions of all images in descending order of confidence (float64
+    `scores`).
+    """
     packed = pack_results(results)
     order = np.argsort(-packed["scores"], kind="stable")
     for name, (_, _, rows) in _ARRAYS.items():
@@ -117,13 +150,18 @@ def pool_predictions(results: Iterable[ImageResult]) -> dict[str, np.ndarray]:
 def merge_results(parts: Iterable[Iterable[ImageResult]]) -> list[ImageResult]:
     """Join the results of several ranks: sorted by image id, each image exactly once.
 
-    Of an image that occurs twice with equal results one is kept. Raises ValueError if its results differ.
+    Of an image that occurs twice with equal results one is kept. Raises ValueError if its results
+    differ.
     """
     merged: dict[int, ImageResult] = {}
     for part in parts:
         for result in part:
             known = merged.setdefault(result.image_id, result)
-            pairs = ((getattr(known, one.name), getattr(result, one.name)) for one in fields(ImageResult))
+            pairs = (
+                (getattr(known, one.name), getattr(result, one.name)) for one in fields(ImageResult)
+            )
             if known is not result and not all(np.array_equal(*pair) for pair in pairs):
-                raise ValueError(f"image {result.image_id} was evaluated twice, with different results")
+                raise ValueError(
+                    f"image {result.image_id} was evaluated twice, with different results"
+                )
     return [merged[image_id] for image_id in sorted(merged)]

@@ -1,8 +1,8 @@
 """How well wires and other thin objects are found: their centrelines, and in how many pieces.
 
-The IoU of a wire 5 pixels wide says little: a mask beside it by 2 pixels has 0.43. What counts is whether its centreline is
-found, and whether as one object. Lengths are in pixels of the photograph: those of a centreline (see `centreline`), times the
-length that its direction gives each of them.
+The IoU of a wire 5 pixels wide says little: a mask beside it by 2 pixels has 0.43. What counts is
+whether its centreline is found, and whether as one object. Lengths are in pixels of the photograph:
+those of a centreline (see `centreline`), times the length that its direction gives each of them.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -25,12 +25,15 @@ COLUMNS = ("class_id", "true_px", "found_px", "predicted_px", "right_px", "num_f
 
 @dataclass(frozen=True)
 class ThinRule:
-    """Which classes are thin, how far a centreline may lie from the true one, and which predictions count."""
+    """Which classes are thin, how far a centreline may lie from the true one, and which predictions
+    count.
+    """
 
     classes: tuple[int, ...]
     tolerance_px: float = TOLERANCE_PX
     min_score: float = MIN_SCORE
-    at_levels: bool = False  # whether lengths are measured at each of LEVELS, too, see `found_lengths`
+    # whether lengths are measured at each of LEVELS, too, see `found_lengths`
+    at_levels: bool = False
 
 
 def measure(
@@ -42,22 +45,29 @@ def measure(
     rule: ThinRule,
     ignored: Sequence[tuple[int, Region]] = (),
 ) -> np.ndarray:
-    """Compare the centrelines of one photograph's objects and predictions: int64 (classes, 7), columns COLUMNS.
+    """Compare the centrelines of one photograph's objects and predictions: int64 (classes, 7),
+    columns COLUMNS.
 
-    There is a row for each thin class that occurs. true_px and predicted_px are the lengths of all centrelines, found_px
-    and right_px the parts of them within the tolerance of a centreline of the other kind: completeness and correctness of
-    Wiedemann et al., "Empirical evaluation of automatically extracted road axes" (1998), which are clDice's terms (arXiv
-    2003.07311, section 3) with the other mask replaced by its widened centreline, so that a fat mask gains nothing. A
-    prediction is a piece of the object whose centreline is near the largest part of its own, if that is MIN_SHARE or
-    more; num_found objects have num_pieces pieces together. Parts of predictions in a region to ignore of their class count
-    neither as predicted nor as right. ignored: classes and regions.
+    There is a row for each thin class that occurs. true_px and predicted_px are the lengths of all
+    centrelines, found_px and right_px the parts of them within the tolerance of a centreline of the
+    other kind: completeness and correctness of Wiedemann et al., "Empirical evaluation of
+    automatically extracted road axes" (1998), which are clDice's terms (arXiv 2003.07311, section
+    3) with the other mask replaced by its widened centreline, so that a fat mask gains nothing. A
+    prediction is a piece of the object whose centreline is near the largest part of its own, if
+    that is MIN_SHARE or more; num_found objects have num_pieces pieces together. Parts of
+    predictions in a region to ignore of their class count neither as predicted nor as right.
+    ignored: classes and regions.
     """
     rows = []
     for class_id in rule.classes:
         labelled = np.flatnonzero(np.asarray(truth_class_ids) == class_id).tolist()
         true_lines = [centreline(truth[index]) for index in labelled]
-        chosen = np.flatnonzero((np.asarray(class_ids) == class_id) & (np.asarray(scores) >= rule.min_score)).tolist()
-        found_lines = [line for line in (centreline(predictions[index]) for index in chosen) if len(line)]
+        chosen = np.flatnonzero(
+            (np.asarray(class_ids) == class_id) & (np.asarray(scores) >= rule.min_score)
+        ).tolist()
+        found_lines = [
+            line for line in (centreline(predictions[index]) for index in chosen) if len(line)
+        ]
         if not true_lines and not found_lines:
             continue
         found_near, _ = _near(true_lines, found_lines, rule.tolerance_px)
@@ -70,10 +80,23 @@ def measure(
             is_piece = shared_px.max(axis=1) >= MIN_SHARE * lengths
             np.add.at(pieces, shared_px.argmax(axis=1)[is_piece], 1)
         (true_px, found_px), (predicted_px, right_px) = (
-            (np.stack([[len(line) for line in lines], near]) @ [_pixel_length(line) for line in lines]).round()
+            (
+                np.stack([[len(line) for line in lines], near])
+                @ [_pixel_length(line) for line in lines]
+            ).round()
             for lines, near in ((true_lines, found_near), (found_lines, right_near))
         )
-        rows.append([class_id, true_px, found_px, predicted_px, right_px, np.count_nonzero(pieces), pieces.sum()])
+        rows.append(
+            [
+                class_id,
+                true_px,
+                found_px,
+                predicted_px,
+                right_px,
+                np.count_nonzero(pieces),
+                pieces.sum(),
+            ]
+        )
     return np.array(rows, np.int64).reshape(-1, len(COLUMNS))
 
 
@@ -85,14 +108,19 @@ def found_lengths(
     scores: np.ndarray,
     rule: ThinRule,
 ) -> np.ndarray:
-    """Return how much of one photograph's centrelines is found at each confidence: int64 (classes, 2 + levels).
+    """Return how much of one photograph's centrelines is found at each confidence: int64 (classes,
+    2 + levels).
 
-    A row for each thin class with objects: the class, the length of their centrelines, and of the parts within the tolerance of a
-    prediction with at least each of LEVELS. Predictions in descending order of confidence.
+    A row for each thin class with objects: the class, the length of their centrelines, and of the
+    parts within the tolerance of a prediction with at least each of LEVELS. Predictions in
+    descending order of confidence.
     """
     rows = []
     for class_id in rule.classes:
-        lines = [centreline(truth[index]) for index in np.flatnonzero(np.asarray(truth_class_ids) == class_id).tolist()]
+        lines = [
+            centreline(truth[index])
+            for index in np.flatnonzero(np.asarray(truth_class_ids) == class_id).tolist()
+        ]
         if not any(map(len, lines)):
             continue
         chosen = np.flatnonzero(np.asarray(class_ids) == class_id)[::-1].tolist()
@@ -101,14 +129,22 @@ def found_lengths(
         best = np.zeros(num_pixels, np.float32)
         for place, index in zip(at[len(lines) :], chosen, strict=True):
             best[(place[:, None] + disc).ravel()] = scores[index]  # the most confident comes last
-        near_px = np.stack([(best[place][:, None] >= LEVELS).sum(axis=0) for place in at[: len(lines)]])
+        near_px = np.stack(
+            [(best[place][:, None] >= LEVELS).sum(axis=0) for place in at[: len(lines)]]
+        )
         per_pixel = np.array([_pixel_length(line) for line in lines])
-        rows.append([class_id, *(per_pixel @ np.column_stack([list(map(len, lines)), near_px])).round()])
+        rows.append(
+            [class_id, *(per_pixel @ np.column_stack([list(map(len, lines)), near_px])).round()]
+        )
     return np.array(rows, np.int64).reshape(-1, 2 + len(LEVELS))
 
 
-def _on_grid(lines: Sequence[np.ndarray], reach_px: float) -> tuple[list[np.ndarray], np.ndarray, int]:
-    """Return the pixels of lines (each (K, 2)) as places in a flat grid, what a disc around a place adds, and the grid's size."""
+def _on_grid(
+    lines: Sequence[np.ndarray], reach_px: float
+) -> tuple[list[np.ndarray], np.ndarray, int]:
+    """Return the pixels of lines (each (K, 2)) as places in a flat grid, what a disc around a place
+    adds, and the grid's size.
+    """
     reach = int(reach_px)
     x, y = np.meshgrid(np.arange(-reach, reach + 1), np.arange(-reach, reach + 1))
     everything = np.concatenate(lines)
@@ -121,11 +157,13 @@ def _on_grid(lines: Sequence[np.ndarray], reach_px: float) -> tuple[list[np.ndar
 def summarise_thin(
     results: Iterable[ImageResult], num_classes: int, thin_classes: Collection[int]
 ) -> list[dict[str, float | None]]:
-    """Return each class's centreline_recall, centreline_precision and pieces_per_object, from sums over all images.
+    """Return each class's centreline_recall, centreline_precision and pieces_per_object, from sums
+    over all images.
 
-    None for a class that is not thin, and where there is nothing to divide by: no object, no prediction, no object found.
-    length_px, missed_px and invented_px: of all wires in pixels of the photographs, of which so much was not found, and of
-    predictions where no wire is; None for a class that is not thin.
+    None for a class that is not thin, and where there is nothing to divide by: no object, no
+    prediction, no object found. length_px, missed_px and invented_px: of all wires in pixels of the
+    photographs, of which so much was not found, and of predictions where no wire is; None for a
+    class that is not thin.
     """
     sums = np.zeros((num_classes, len(COLUMNS)), np.int64)
     for result in results:
@@ -146,7 +184,9 @@ def summarise_thin(
 
 
 def _pixel_length(line: np.ndarray) -> float:
-    """Return how long a centreline (K, 2) is for each of its pixels: 1 if it is level or upright, √2 if slanted by 45 degrees."""
+    """Return how long a centreline (K, 2) is for each of its pixels: 1 if it is level or upright,
+    √2 if slanted by 45 degrees.
+    """
     width, height = np.ptp(line, axis=0) if len(line) else (0, 0)
     return float(np.hypot(width, height) / max(width, height, 1)) or 1.0
 
@@ -154,7 +194,9 @@ def _pixel_length(line: np.ndarray) -> float:
 def _near(
     lines: Sequence[np.ndarray], others: Sequence[np.ndarray], tolerance_px: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Count the pixels of `lines` (each (K, 2)) within a distance of any of `others`, int64 (lines,), and of each of them."""
+    """Count the pixels of `lines` (each (K, 2)) within a distance of any of `others`, int64
+    (lines,), and of each of them.
+    """
     counts = np.zeros((len(lines), len(others)), np.int64)
     if not lines or not others:
         return np.zeros(len(lines), np.int64), counts

@@ -11,15 +11,19 @@ from yolo_seg_ddp.data.polygons import SIZES, areas, join_outlines, size_classes
 from yolo_seg_ddp.extras.check.findings import Finding
 from yolo_seg_ddp.extras.check.reading import Entry
 
-MIN_DEVIATIONS = 3.3  # of the difference between two shares of photographs; chance exceeds it once in 1000 times
+# of the difference between two shares of photographs; chance exceeds it once in 1000 times
+MIN_DEVIATIONS = 3.3
 MIN_FACTOR = 1.5  # between the shares
 
 
-def count_classes(entries: Sequence[Entry], splits: Sequence[str], num_classes: int) -> dict[str, dict[str, Any]]:
-    """Return the counts of each split: `photographs`, `without_objects`, and `classes`, a row for each class.
+def count_classes(
+    entries: Sequence[Entry], splits: Sequence[str], num_classes: int
+) -> dict[str, dict[str, Any]]:
+    """Return the counts of each split: `photographs`, `without_objects`, and `classes`, a row for
+    each class.
 
-    A row holds `photographs`, `objects` and the numbers of `small`, `medium` and `large` objects, by COCO's bounds in
-    pixels of the photograph.
+    A row holds `photographs`, `objects` and the numbers of `small`, `medium` and `large` objects,
+    by COCO's bounds in pixels of the photograph.
     """
     counts = {}
     for split in splits:
@@ -33,7 +37,9 @@ def count_classes(entries: Sequence[Entry], splits: Sequence[str], num_classes: 
                 size = (entry.picture.width, entry.picture.height)
                 outlines = [row.polygon.astype(np.float64) * size for row in entry.rows]
                 np.add.at(sizes, (class_ids, size_classes(areas(*join_outlines(outlines)))), 1)
-        objects = np.bincount([row.class_id for entry in mine for row in entry.rows], minlength=num_classes)
+        objects = np.bincount(
+            [row.class_id for entry in mine for row in entry.rows], minlength=num_classes
+        )
         counts[split] = {
             "photographs": len(mine),
             "without_objects": sum(not entry.rows for entry in mine),
@@ -50,7 +56,9 @@ def count_classes(entries: Sequence[Entry], splits: Sequence[str], num_classes: 
     return counts
 
 
-def check_classes(counts: dict[str, dict[str, Any]], names: Sequence[str], yaml_file: Path) -> list[Finding]:
+def check_classes(
+    counts: dict[str, dict[str, Any]], names: Sequence[str], yaml_file: Path
+) -> list[Finding]:
     """Return classes that are missing, or whose shares differ between train and another split."""
     findings = []
     for number, name in enumerate(names):
@@ -60,7 +68,9 @@ def check_classes(counts: dict[str, dict[str, Any]], names: Sequence[str], yaml_
             findings.append(Finding("class_unused", "", yaml_file, f"{name}: no objects"))
         elif others and not objects.get("train", 1):
             where = ", ".join(f"{amount} in {split}" for split, amount in others.items())
-            findings.append(Finding("class_not_in_train", "train", yaml_file, f"{name}: {where}, none in train"))
+            findings.append(
+                Finding("class_not_in_train", "train", yaml_file, f"{name}: {where}, none in train")
+            )
         elif not objects.get("val", 1):
             where = ", ".join(f"{amount} in {split}" for split, amount in objects.items() if amount)
             text = f"{name}: {where}, none in val"
@@ -84,5 +94,8 @@ def _compare_shares(
     distance = abs(shares[0] - shares[1]) / deviation
     if distance < MIN_DEVIATIONS or shares.max() < MIN_FACTOR * shares.min():
         return []
-    text = f"{name}: in {shares[0]:.0%} of the photographs of train, in {shares[1]:.0%} of those of {split}"
+    text = (
+        f"{name}: in {shares[0]:.0%} of the photographs of train, in {shares[1]:.0%} of those of "
+        f"{split}"
+    )
     return [Finding("class_share", split, yaml_file, text, None, distance)]

@@ -26,13 +26,22 @@ from yolo_seg_ddp.utils.devices import choose_device, choose_precision
 from yolo_seg_ddp.utils.errors import EXIT_USAGE, UsageError, UserError, printable
 from yolo_seg_ddp.utils.files import claimed_output, write_text_atomic
 from yolo_seg_ddp.utils.text import counted, format_table, next_command
-from yolo_seg_ddp.yolo.model import YoloModel, choose_mask_score, load_for_prediction, require_classes, trained_size_px
+from yolo_seg_ddp.yolo.model import (
+    YoloModel,
+    choose_mask_score,
+    load_for_prediction,
+    require_classes,
+    trained_size_px,
+)
 
 DEFAULT_SIZE_PX = 640  # the trainer's
 
 
 def main(description: str) -> int:
-    """Check a data set; return the exit code. Raises UserError for an error in the data, unless it is tolerated."""
+    """Check a data set; return the exit code.
+
+    Raises UserError for an error in the data, unless it is tolerated.
+    """
     config = parse_config(CheckConfig, description)
     ranks = distributed.read_rank_environment()
     if ranks.world_size > 1:
@@ -83,14 +92,25 @@ def check(config: CheckConfig) -> int:
         "findings": [finding.to_dict() for finding in findings],
     }
     write_text_atomic(folder / FACTS, json.dumps(content, indent=1) + "\n")
-    compared = [f"Labels are compared with the predictions of {config.model}"] if config.model else []
+    compared = (
+        [f"Labels are compared with the predictions of {config.model}"] if config.model else []
+    )
     about = [f"Small objects are judged at an input of {size_px} px", *compared, *notes]
-    page = build_page(config.data, counts, spec.names, entries, findings, about, config.model is not None)
+    page = build_page(
+        config.data, counts, spec.names, entries, findings, about, config.model is not None
+    )
     write_text_atomic(folder / REPORT, page)
-    words += ["--img-size", str(config.img_size)] if config.img_size and "--img-size" not in words else []
+    words += (
+        ["--img-size", str(config.img_size)]
+        if config.img_size and "--img-size" not in words
+        else []
+    )
     print_results(config, counts, findings, notes, hint, words)
     if not any(entry.rows for entry in entries):
-        raise UserError(f"{config.data}: no photograph has an object, so there is nothing to learn; check its labels")
+        raise UserError(
+            f"{config.data}: no photograph has an object, so there is nothing to learn; check its "
+            "labels"
+        )
     if errors and (config.strict or not config.tolerate):
         error = next(finding for finding in findings if KINDS[finding.kind].is_error)
         first = printable(f"{error.place}: {error.text}", 400)
@@ -100,7 +120,10 @@ def check(config: CheckConfig) -> int:
 
 
 def load_predictor(config: CheckConfig, spec: DatasetSpec) -> Predictor:
-    """Load the model and say how it is applied. Raises UserError if it was trained on other classes."""
+    """Load the model and say how it is applied.
+
+    Raises UserError if it was trained on other classes.
+    """
     device = choose_device(config.device, 0)
     if device.type == "cpu" or config.threads:
         torch.set_num_threads(config.threads or config.num_workers or usable_cpu_count())
@@ -110,7 +133,9 @@ def load_predictor(config: CheckConfig, spec: DatasetSpec) -> Predictor:
     tiling = choose_tiling(config.tiles, OVERLAP, model, size_px)
     dtype = choose_precision(config.amp, device).dtype
     limits = {**LIMITS, "mask_score": choose_mask_score(None, model)}
-    return Predictor(model, size_px, device, config.batch_size, tiling, limits, autocast_dtype=dtype)
+    return Predictor(
+        model, size_px, device, config.batch_size, tiling, limits, autocast_dtype=dtype
+    )
 
 
 def print_results(
@@ -121,9 +146,14 @@ def print_results(
     hint: str,
     options: list[str],
 ) -> None:
-    """Print what was checked, a row for each kind of finding, where the report is, and how to train: with `options`."""
+    """Print what was checked, a row for each kind of finding, where the report is, and how to
+    train: with `options`.
+    """
     for split, count in counts.items():
-        print(f"{split}: {counted(count['photographs'], 'photograph')}, {counted(count['objects'], 'object')}")
+        print(
+            f"{split}: {counted(count['photographs'], 'photograph')}, "
+            f"{counted(count['objects'], 'object')}"
+        )
     rows = []
     for kind, number in count_kinds(findings).items():
         if number:
@@ -136,7 +166,8 @@ def print_results(
         print(note)
     errors = num_errors(findings)
     print(
-        f"{counted(errors, 'error')}, {counted(len(findings) - errors, 'hint')}: {config.output}/{REPORT} and {FACTS}"
+        f"{counted(errors, 'error')}, {counted(len(findings) - errors, 'hint')}: "
+        f"{config.output}/{REPORT} and {FACTS}"
     )
     if hint:
         print(hint)
@@ -145,5 +176,10 @@ def print_results(
     elif config.model is None:
         words = ["--model", "yolov8n-seg.pt"]
         if config.data != CheckConfig.data:  # a run folder of the data set's name
-            words += ["--data", config.data, "--save-dir", f"models/{Path(config.data).absolute().parent.name}"]
+            words += [
+                "--data",
+                config.data,
+                "--save-dir",
+                f"models/{Path(config.data).absolute().parent.name}",
+            ]
         print(next_command("python", "train_yolo_ddp.py", *words, *options))

@@ -1,4 +1,6 @@
-"""The findings that the checks report: their kinds, which of these are errors, and how to correct each."""
+"""The findings that the checks report: their kinds, which of these are errors, and how to correct
+each.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of finding. An error makes the training refuse the data, learn wrong things or measure wrong things."""
+    """A kind of finding.
+
+    An error makes the training refuse the data, learn wrong things or measure wrong things.
+    """
 
     title: str
     meaning: str
@@ -24,18 +29,22 @@ _error, _hint = partial(Kind, is_error=True), partial(Kind, is_error=False)
 KINDS: dict[str, Kind] = {
     "leak": _error(
         "Photograph in two splits",
-        "A photograph of one split shows the same picture as one of another split, perhaps brighter, smaller or recompressed. Scores on such photographs are too high.",
-        "Remove one of the two, or split again: python parse_labels.py --input FOLDER --output NEW --split-by hash keeps copies together.",
+        "A photograph of one split shows the same picture as one of another split, perhaps "
+        "brighter, smaller or recompressed. Scores on such photographs are too high.",
+        "Remove one of the two, or split again: python parse_labels.py --input FOLDER --output "
+        "NEW --split-by hash keeps copies together.",
     ),
     "unreadable_photo": _error(
         "Unreadable photograph",
-        "The file is truncated, damaged or no picture. The trainer refuses it, or leaves it out with --skip-bad.",
+        "The file is truncated, damaged or no picture. The trainer refuses it, or leaves it out "
+        "with --skip-bad.",
         "Copy the file again, or remove it with its label file.",
     ),
     "unreadable_label": _error(
         "Unreadable label",
         "A line of a label file, or the whole file, cannot be read. The trainer refuses it.",
-        "Correct the line: class, then x and y of at least three points as shares of the picture's width and height.",
+        "Correct the line: class, then x and y of at least three points as shares of the "
+        "picture's width and height.",
     ),
     "outside": _error(
         "Outline leaves the picture",
@@ -49,7 +58,8 @@ KINDS: dict[str, Kind] = {
     ),
     "crosses_itself": _error(
         "Outline crosses itself",
-        "Parts of the outline are wound the wrong way or covered twice, so the mask is not the object.",
+        "Parts of the outline are wound the wrong way or covered twice, so the mask is not the "
+        "object.",
         "Draw the object again; two parts need two lines.",
     ),
     "duplicate_line": _error(
@@ -74,18 +84,22 @@ KINDS: dict[str, Kind] = {
     ),
     "missed_label": _hint(
         "Model sees an object without a label",
-        "A confident prediction lies where no label is. A missing label teaches the model to overlook such objects.",
+        "A confident prediction lies where no label is. A missing label teaches the model to "
+        "overlook such objects.",
         "Look at the picture; add a label if the model is right.",
     ),
     "unfound_label": _hint(
         "Label that the model does not see",
-        "No prediction lies on the label, not even an unsure one, although the model finds most labels of the class.",
+        "No prediction lies on the label, not even an unsure one, although the model finds most "
+        "labels of the class.",
         "Look at the picture; correct or remove the label if nothing is there.",
     ),
     "overlap": _hint(
         "Photograph that overlaps one of another split",
-        "Two photographs show a part of the same scene, such as two frames of one flight. They are no copies, but scores on such photographs are higher than on another day.",
-        "Nothing, or split by flights: python parse_labels.py --input FOLDER --output NEW --split-by time, or --split-by circuit.",
+        "Two photographs show a part of the same scene, such as two frames of one flight. They "
+        "are no copies, but scores on such photographs are higher than on another day.",
+        "Nothing, or split by flights: python parse_labels.py --input FOLDER --output NEW "
+        "--split-by time, or --split-by circuit.",
     ),
     "repeated": _hint(
         "Photograph twice in a split",
@@ -94,18 +108,22 @@ KINDS: dict[str, Kind] = {
     ),
     "tiny": _hint(
         "Tiny at the trained size",
-        "At the network's input size the object is smaller than one pixel of the mask that the network learns.",
+        "At the network's input size the object is smaller than one pixel of the mask that the "
+        "network learns.",
         "Train with a larger --img-size or on windows (docs/windows.md), or remove the label.",
     ),
     "rectangle": _hint(
         "Upright rectangle as an outline",
-        "The outline has four corners and upright sides: perhaps a box that was turned into an outline.",
+        "The outline has four corners and upright sides: perhaps a box that was turned into an "
+        "outline.",
         "Draw the object's outline if it is no rectangle.",
     ),
     "touches_edge": _hint(
         "Outline cut by the picture's edge",
-        "A part of the outline lies on the picture's edge. That is right for an object that the photograph cuts, such as a wire.",
-        "Look at those that should be whole: a photograph that was cropped after labelling cuts outlines, too.",
+        "A part of the outline lies on the picture's edge. That is right for an object that the "
+        "photograph cuts, such as a wire.",
+        "Look at those that should be whole: a photograph that was cropped after labelling cuts "
+        "outlines, too.",
     ),
     "class_not_in_val": _hint(
         "Class without validation objects",
@@ -119,7 +137,8 @@ KINDS: dict[str, Kind] = {
     ),
     "class_share": _hint(
         "Class in different shares of the splits",
-        "The share of photographs that show the class differs between train and the split, by more than chance explains.",
+        "The share of photographs that show the class differs between train and the split, by "
+        "more than chance explains.",
         "Split again by photograph, unless whole places were held out on purpose.",
     ),
     "no_label_file": _hint(
@@ -137,12 +156,20 @@ KINDS: dict[str, Kind] = {
         "The photograph has far less fine detail than most others, compared at 512 pixels.",
         "Remove it if its objects cannot be made out.",
     ),
-    "dark": _hint("Dark photograph", "Almost all of the picture is nearly black.", "Remove it if nothing can be seen."),
+    "dark": _hint(
+        "Dark photograph",
+        "Almost all of the picture is nearly black.",
+        "Remove it if nothing can be seen.",
+    ),
     "overexposed": _hint(
-        "Overexposed photograph", "Most of the picture is white.", "Remove it if its objects cannot be made out."
+        "Overexposed photograph",
+        "Most of the picture is white.",
+        "Remove it if its objects cannot be made out.",
     ),
     "uniform": _hint(
-        "Photograph without content", "The picture has almost one colour.", "Remove it, or copy the file again."
+        "Photograph without content",
+        "The picture has almost one colour.",
+        "Remove it, or copy the file again.",
     ),
     "odd_size": _hint(
         "Photograph of another size",
@@ -151,12 +178,14 @@ KINDS: dict[str, Kind] = {
     ),
     "odd_shape": _hint(
         "Photograph of another shape",
-        "Width divided by height differs from almost all others: a cut-out, a panorama or a turned photograph.",
+        "Width divided by height differs from almost all others: a cut-out, a panorama or a "
+        "turned photograph.",
         "Check that it is a photograph of this set and that its labels fit.",
     ),
     "turned": _hint(
         "Photograph turned by EXIF",
-        "The file stores the picture turned and says so. This project turns it upright; other tools may not.",
+        "The file stores the picture turned and says so. This project turns it upright; other "
+        "tools may not.",
         "Check that the outlines fit the upright picture.",
     ),
 }
@@ -169,7 +198,8 @@ MODEL_KINDS = ("other_class", "missed_label", "unfound_label")  # need a model
 class Mark:
     """An outline on a shown photograph, float (V, 2) as shares of width and height.
 
-    The view shows the subjects and their surroundings; other outlines are drawn as far as they lie in the view.
+    The view shows the subjects and their surroundings; other outlines are drawn as far as they lie
+    in the view.
     """
 
     outline: np.ndarray
@@ -181,7 +211,9 @@ class Mark:
 
 @dataclass(frozen=True)
 class View:
-    """A picture of a finding: the part of a photograph around the subjects, or the whole photograph without any."""
+    """A picture of a finding: the part of a photograph around the subjects, or the whole photograph
+    without any.
+    """
 
     photo: Path
     caption: str
@@ -190,7 +222,10 @@ class View:
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding: the file, the line if it is about one, and what is wrong. Higher `weight` is shown first."""
+    """One finding: the file, the line if it is about one, and what is wrong.
+
+    Higher `weight` is shown first.
+    """
 
     kind: str
     split: str
@@ -221,7 +256,10 @@ def shown_path(file: Path) -> str:
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
     """Sort findings: errors first, by kind, the heaviest first, then by file and line."""
     position = {kind: number for number, kind in enumerate(KINDS)}
-    return sorted(findings, key=lambda one: (position[one.kind], -one.weight, one.split, str(one.file), one.line or 0))
+    return sorted(
+        findings,
+        key=lambda one: (position[one.kind], -one.weight, one.split, str(one.file), one.line or 0),
+    )
 
 
 def count_kinds(findings: Sequence[Finding]) -> dict[str, int]:

@@ -1,6 +1,8 @@
-"""Compares labels with a trained model's predictions: missing labels, labels on nothing, other classes.
+"""Compares labels with a trained model's predictions: missing labels, labels on nothing, other
+classes.
 
-All masks are compared on a grid of at most 1024 pixels, so photographs of any size take the same memory.
+All masks are compared on a grid of at most 1024 pixels, so photographs of any size take the same
+memory.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,11 +32,13 @@ GRID_PX = 1024
 UNSURE = 0.05  # confidence from which a prediction supports a label
 SURE = 0.5  # confidence from which a prediction contradicts the labels
 LIMITS: dict[str, Any] = {"confidence": UNSURE, "iou": AP_IOU}
-MAX_LABELLED = 0.3  # share of a prediction without a label that labels of any class, or regions to ignore, cover
+# share of a prediction without a label that labels of any class, or regions to ignore, cover
+MAX_LABELLED = 0.3
 MAX_SEEN = 0.1  # share of an unseen label that predictions of any class cover
 FOUND = 0.5  # share of a label that predictions of its class cover
 NEAR_PX = 2  # of the grid: masks this near to each other overlap, because wires are thin
-MIN_FOUND = 0.5  # share of a class's labels that the model must find before an unseen one is worth a look
+# share of a class's labels that the model must find before an unseen one is worth a look
+MIN_FOUND = 0.5
 
 
 @dataclass(frozen=True)
@@ -51,58 +55,88 @@ class Object:
 def find_contradictions(
     entries: Sequence[Entry], predictor: Predictor, names: tuple[str, ...]
 ) -> tuple[list[Finding], list[str]]:
-    """Return what a model contradicts, and notes on the classes that it finds too seldom to judge their labels."""
+    """Return what a model contradicts, and notes on the classes that it finds too seldom to judge
+    their labels.
+    """
     findings: list[Finding] = []
     unseen: list[tuple[int, Finding]] = []
     counts = np.zeros((2, len(names)), np.int64)
     readable = [entry for entry in entries if entry.picture]
     predictions = predictor.predict(read_photos(readable, predictor))
-    for entry, photo, prediction in tqdm(predictions, "predicting", len(readable), unit="photo", disable=None):
-        contradicted, not_seen, of_photo = compare(entry, (photo.shape[1], photo.shape[0]), prediction, names)
+    for entry, photo, prediction in tqdm(
+        predictions, "predicting", len(readable), unit="photo", disable=None
+    ):
+        contradicted, not_seen, of_photo = compare(
+            entry, (photo.shape[1], photo.shape[0]), prediction, names
+        )
         findings += contradicted
         unseen += not_seen
         counts += of_photo
     num_labels, num_found = counts
     shares = num_found / num_labels.clip(min=1)
     findings += [
-        replace(one, weight=float(shares[class_id]), facts={"class_found": round(float(shares[class_id]), 3)})
+        replace(
+            one,
+            weight=float(shares[class_id]),
+            facts={"class_found": round(float(shares[class_id]), 3)},
+        )
         for class_id, one in unseen
         if shares[class_id] >= MIN_FOUND
     ]
     seldom = np.flatnonzero((num_labels > 0) & (shares < MIN_FOUND)).tolist()
     after = "so labels that it does not see are not listed"
     return findings, [
-        f"{names[number]}: the model finds {shares[number]:.0%} of {num_labels[number]} labels, {after}"
+        f"{names[number]}: the model finds {shares[number]:.0%} of {num_labels[number]} labels, "
+        f"{after}"
         for number in seldom
     ]
 
 
-def read_photos(entries: Sequence[Entry], predictor: Predictor | None) -> Iterator[tuple[Entry, np.ndarray]]:
-    """Yield photographs, decoded as small as the predictor allows; at full size without one. Raises UserError."""
+def read_photos(
+    entries: Sequence[Entry], predictor: Predictor | None
+) -> Iterator[tuple[Entry, np.ndarray]]:
+    """Yield photographs, decoded as small as the predictor allows; at full size without one.
+
+    Raises UserError.
+    """
     min_side_px = predictor.size_px if predictor else None
     full_above_px = predictor.tiling.size_px if predictor and predictor.tiling else None
-    photos = ordered_map(lambda one: read_photo(one.file, min_side_px, full_above_px), entries, usable_cpu_count())
+    photos = ordered_map(
+        lambda one: read_photo(one.file, min_side_px, full_above_px), entries, usable_cpu_count()
+    )
     return zip(entries, photos, strict=True)
 
 
 def compare(
     entry: Entry, size: tuple[int, int], prediction: PhotoPrediction, names: tuple[str, ...]
 ) -> tuple[list[Finding], list[tuple[int, Finding]], list[np.ndarray]]:
-    """Compare a photograph's labels with the predictions, which are in pixels of a photograph of `size` (w, h).
+    """Compare a photograph's labels with the predictions, which are in pixels of a photograph of
+    `size` (w, h).
 
-    Returns the contradictions, the unseen labels with their classes, and each class's labels, all and found: int64 (classes,).
+    Returns the contradictions, the unseen labels with their classes, and each class's labels, all
+    and found: int64 (classes,).
     """
     grid = scaled_size(*size, min(1.0, GRID_PX / max(size)))
     labels = [
-        Object(row.class_id, _fill(row.polygon, grid), Mark(row.polygon, names[row.class_id]), None, row.line)
+        Object(
+            row.class_id,
+            _fill(row.polygon, grid),
+            Mark(row.polygon, names[row.class_id]),
+            None,
+            row.line,
+        )
         for row in entry.rows
     ]
     found = list(_predicted(prediction, size, grid, names))
     scores = np.array([one.score for one in found], np.float64)
     masks = [one.mask for one in labels], [one.mask for one in found]
-    partner = pair_ignoring_class(mask_iou(*masks, [*map(areas_of, masks)]), len(labels), scores).tolist()
+    partner = pair_ignoring_class(
+        mask_iou(*masks, [*map(areas_of, masks)]), len(labels), scores
+    ).tolist()
     classes = {one.class_id for one in labels}
-    near_own = {number: _near([one for one in found if one.class_id == number], grid) for number in classes}
+    near_own = {
+        number: _near([one for one in found if one.class_id == number], grid) for number in classes
+    }
     is_found = [_covered(label, near_own[label.class_id]) >= FOUND for label in labels]
 
     findings = []
@@ -114,7 +148,11 @@ def compare(
     near_labels, near_found = _near(labels, grid), _near(found, grid)
     for position, other in enumerate(found):
         is_sure = scores[position] >= SURE and position not in partner
-        regions = (_fill(each, grid) for number, each in entry.ignored if number in (other.class_id, ANY_CLASS))
+        regions = (
+            _fill(each, grid)
+            for number, each in entry.ignored
+            if number in (other.class_id, ANY_CLASS)
+        )
         known = near_labels | canvas_of(regions, grid)
         if is_sure and _covered(other, known) < MAX_LABELLED:
             text = f"no label; the model says {other.mark.text}"
@@ -125,29 +163,52 @@ def compare(
             text = f"{label.mark.text} that the model does not see"
             unseen.append((label.class_id, _finding("unfound_label", entry, text, label, None)))
     class_ids = np.array([label.class_id for label in labels], np.int64)
-    count = [np.bincount(ids, minlength=len(names)) for ids in (class_ids, class_ids[np.array(is_found, bool)])]
+    count = [
+        np.bincount(ids, minlength=len(names))
+        for ids in (class_ids, class_ids[np.array(is_found, bool)])
+    ]
     return findings, unseen, count
 
 
-def _finding(kind: str, entry: Entry, text: str, label: Object | None, other: Object | None) -> Finding:
+def _finding(
+    kind: str, entry: Entry, text: str, label: Object | None, other: Object | None
+) -> Finding:
     facts: dict[str, Any] = {}
     if other is not None:
         box = np.concatenate([other.mark.outline.min(axis=0), other.mark.outline.max(axis=0)])
-        facts = {"confidence": round(other.score or 0.0, 4), "box": [round(value, 5) for value in box.tolist()]}
+        facts = {
+            "confidence": round(other.score or 0.0, 4),
+            "box": [round(value, 5) for value in box.tolist()],
+        }
     marks = [one.mark for one in (label, other) if one is not None]
-    context = [Mark(row.polygon, is_subject=False) for row in entry.rows if label is None or row.line != label.line]
+    context = [
+        Mark(row.polygon, is_subject=False)
+        for row in entry.rows
+        if label is None or row.line != label.line
+    ]
     bare = [replace(mark, is_drawn=False) for mark in marks]
-    views = (View(entry.file, entry.file.name, [*context, *marks]), View(entry.file, "without outlines", bare))
+    views = (
+        View(entry.file, entry.file.name, [*context, *marks]),
+        View(entry.file, "without outlines", bare),
+    )
     line = None if label is None else label.line
     weight = 0.0 if other is None else other.score or 0.0
     return Finding(kind, entry.split, entry.label_file, text, line, weight, facts, views)
 
 
 def _predicted(
-    prediction: PhotoPrediction, size: tuple[int, int], grid: tuple[int, int], names: tuple[str, ...]
+    prediction: PhotoPrediction,
+    size: tuple[int, int],
+    grid: tuple[int, int],
+    names: tuple[str, ...],
 ) -> Iterator[Object]:
     """Yield the predictions on the grid, the most confident first."""
-    rows = zip(prediction.class_ids.tolist(), prediction.detections.scores.tolist(), prediction.masks, strict=True)
+    rows = zip(
+        prediction.class_ids.tolist(),
+        prediction.detections.scores.tolist(),
+        prediction.masks,
+        strict=True,
+    )
     for class_id, score, region in rows:
         mask = shrunk(region, size, grid)
         parts = outline(mask)
@@ -158,7 +219,9 @@ def _predicted(
 
 def _fill(polygon: np.ndarray, grid: tuple[int, int]) -> Region:
     """Fill an outline in 0..1 on the grid, with all cells that it touches."""
-    points = np.floor(polygon.astype(np.float64) * grid).astype(np.int32).clip(0, np.array(grid) - 1)
+    points = (
+        np.floor(polygon.astype(np.float64) * grid).astype(np.int32).clip(0, np.array(grid) - 1)
+    )
     low = points.min(axis=0)
     width, height = (points.max(axis=0) - low + 1).tolist()
     mask = np.zeros((height, width), np.uint8)

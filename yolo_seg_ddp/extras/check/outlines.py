@@ -1,4 +1,6 @@
-"""Checks the lines of a label file: unreadable, outside, crossing themselves, repeated, boxes, tiny, cut by the edge."""
+"""Checks the lines of a label file: unreadable, outside, crossing themselves, repeated, boxes,
+tiny, cut by the edge.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -14,8 +16,10 @@ from yolo_seg_ddp.data.target_masks import MASK_STRIDE
 from yolo_seg_ddp.extras.check.findings import Finding, Mark, View
 from yolo_seg_ddp.prepare.parsing.outlines import MAX_CROSSINGS, estimated_crossings
 
-MIN_AREA_PX2 = 0.05  # at the trained size; a label file's six decimals give less for points on a line
-WRONG_AREA_PX2, WRONG_SHARE = 1.0, 0.01  # of an outline that crosses itself; less comes from rounded coordinates
+# at the trained size; a label file's six decimals give less for points on a line
+MIN_AREA_PX2 = 0.05
+# of an outline that crosses itself; less comes from rounded coordinates
+WRONG_AREA_PX2, WRONG_SHARE = 1.0, 0.01
 EDGE_PX = 0.5  # at the trained size: points nearer to the edge lie on it
 SAME_POINT = 1e-4  # share of the picture
 SIDES = ("left", "top", "right", "bottom")
@@ -33,7 +37,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Labels:
-    """A photograph's label file and where it stands. `size` is the photograph's (width, height) at the trained size."""
+    """A photograph's label file and where it stands.
+
+    `size` is the photograph's (width, height) at the trained size.
+    """
 
     split: str
     photo: Path
@@ -41,7 +48,9 @@ class Labels:
     names: tuple[str, ...]
     size: tuple[float, float]
 
-    def finding(self, kind: str, line: int | None, text: str, row: Row | None = None, weight: float = 0.0) -> Finding:
+    def finding(
+        self, kind: str, line: int | None, text: str, row: Row | None = None, weight: float = 0.0
+    ) -> Finding:
         """Return a finding about a line, with a picture of its outline."""
         views = () if row is None else (View(self.photo, self.photo.name, (Mark(row.polygon),)),)
         return Finding(kind, self.split, self.file, text, line, weight, views=views)
@@ -59,7 +68,9 @@ def read_rows(labels: Labels) -> tuple[list[Row], list[Finding]]:
             except ValueError as error:
                 findings.append(labels.finding(_kind_of_unreadable(fields), line, str(error)))
     except LabelError as error:
-        findings.append(labels.finding("unreadable_label", None, str(error).removeprefix(f"{labels.file}: ")))
+        findings.append(
+            labels.finding("unreadable_label", None, str(error).removeprefix(f"{labels.file}: "))
+        )
     return rows, findings
 
 
@@ -80,22 +91,37 @@ def check_rows(labels: Labels, rows: Sequence[Row]) -> list[Finding]:
         return []
     outlines = [row.polygon.astype(np.float64) * labels.size for row in rows]
     findings = _repeated(labels, rows)
-    for row, outline, area in zip(rows, outlines, areas(*join_outlines(outlines)).tolist(), strict=True):
+    for row, outline, area in zip(
+        rows, outlines, areas(*join_outlines(outlines)).tolist(), strict=True
+    ):
         name = labels.names[row.class_id]
         if row.is_box:
-            findings.append(labels.finding("box_row", row.line, f"{name} is a box, not an outline", row))
+            findings.append(
+                labels.finding("box_row", row.line, f"{name} is a box, not an outline", row)
+            )
         num_points = len(np.unique(row.polygon, axis=0))
         crosses = num_points >= 4 and crosses_itself(outline, area)
         if crosses:
-            findings.append(labels.finding("crosses_itself", row.line, f"{name} crosses itself", row))
+            findings.append(
+                labels.finding("crosses_itself", row.line, f"{name} crosses itself", row)
+            )
         elif num_points < 3 or area < MIN_AREA_PX2:
-            text = f"{name} has {num_points} different points" if num_points < 3 else f"{name} has no area"
+            text = (
+                f"{name} has {num_points} different points"
+                if num_points < 3
+                else f"{name} has no area"
+            )
             findings.append(labels.finding("no_area", row.line, text, row))
         elif area < MASK_STRIDE**2:
-            text = f"{name} covers {area:.1f} pixels at the trained size; a pixel of the mask covers {MASK_STRIDE**2}"
+            text = (
+                f"{name} covers {area:.1f} pixels at the trained size; a pixel of the mask covers "
+                f"{MASK_STRIDE**2}"
+            )
             findings.append(labels.finding("tiny", row.line, text, row, -area))
         if not row.is_box and not crosses and _is_rectangle(row.polygon):
-            findings.append(labels.finding("rectangle", row.line, f"{name} is an upright rectangle", row))
+            findings.append(
+                labels.finding("rectangle", row.line, f"{name} is an upright rectangle", row)
+            )
         sides, share = edge_contact(outline, labels.size)
         if sides:
             text = f"{name} is cut at the {' and '.join(sides)} edge, {share:.0%} of its outline"
@@ -104,21 +130,25 @@ def check_rows(labels: Labels, rows: Sequence[Row]) -> list[Finding]:
 
 
 def crosses_itself(outline: np.ndarray, area: float) -> bool:
-    """Return whether an outline (V, 2) in pixels crosses itself; `area` is its area by winding number.
+    """Return whether an outline (V, 2) in pixels crosses itself; `area` is its area by winding
+    number.
 
-    If it does, this area differs from that by the even-odd rule, which fills masks. Parts that are joined by bridges of zero
-    width, as parse_labels.py writes them, have the same area by both.
+    If it does, this area differs from that by the even-odd rule, which fills masks. Parts that are
+    joined by bridges of zero width, as parse_labels.py writes them, have the same area by both.
     """
     if shapely.is_valid(shapely.Polygon(outline)):
         return False
-    if estimated_crossings(np.concatenate([outline, outline[:1]])) > MAX_CROSSINGS:  # its repair could take minutes
+    # its repair could take minutes
+    if estimated_crossings(np.concatenate([outline, outline[:1]])) > MAX_CROSSINGS:
         return True
     even_odd = shapely.make_valid(shapely.Polygon(outline)).area
     return abs(even_odd - area) > max(WRONG_AREA_PX2, WRONG_SHARE * even_odd)
 
 
 def edge_contact(outline: np.ndarray, size: tuple[float, float]) -> tuple[list[str], float]:
-    """Return the sides of a picture of `size` along which an outline runs, and the share of its length that does."""
+    """Return the sides of a picture of `size` along which an outline runs, and the share of its
+    length that does.
+    """
     steps = np.hypot(*(np.roll(outline, -1, axis=0) - outline).T)
     sides, on_any = [], np.zeros(len(outline), bool)
     limits = itertools.product((0.0, 1.0), (0, 1))  # left, top, right, bottom
@@ -137,7 +167,9 @@ def _is_rectangle(polygon: np.ndarray) -> bool:
 
 
 def _repeated(labels: Labels, rows: Sequence[Row]) -> list[Finding]:
-    """Return findings about rows with the same points as an earlier row; the first point and the direction may differ."""
+    """Return findings about rows with the same points as an earlier row; the first point and the
+    direction may differ.
+    """
     findings = []
     first: dict[bytes, Row] = {}
     for row in rows:
@@ -145,6 +177,8 @@ def _repeated(labels: Labels, rows: Sequence[Row]) -> list[Finding]:
         earlier = first.setdefault(key, row)
         if earlier is not row:
             name, other = labels.names[row.class_id], labels.names[earlier.class_id]
-            text = f"{name} repeats line {earlier.line}" + ("" if name == other else f", which is {other}")
+            text = f"{name} repeats line {earlier.line}" + (
+                "" if name == other else f", which is {other}"
+            )
             findings.append(labels.finding("duplicate_line", row.line, text, row))
     return findings

@@ -1,4 +1,6 @@
-"""Measures photographs and finds those that look wrong (size, shape, exposure, content, blur, EXIF) or show the same picture."""
+"""Measures photographs and finds those that look wrong (size, shape, exposure, content, blur, EXIF)
+or show the same picture.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -29,14 +31,19 @@ DARK_P95 = 45  # grey value of 0-255 below which 95 % of a dark photograph lie
 WHITE_P25 = 250  # grey value above which 75 % of an overexposed photograph lie
 COARSE = 8  # how many times smaller the picture is whose detail counts as coarse
 NO_DETAIL = 0.2  # added to the variances: less is noise
-BLUR_DEVIATIONS, BLUR_OCTAVES = 3.5, 1.5  # below the median, both; a deviation is 1.4826 median absolute deviations
-MOST_COPIES = 8  # of a picture; more are photographs of a texture or a still scene, and one finding names them together
+# below the median, both; a deviation is 1.4826 median absolute deviations
+BLUR_DEVIATIONS, BLUR_OCTAVES = 3.5, 1.5
+# of a picture; more are photographs of a texture or a still scene, and one finding names them
+# together
+MOST_COPIES = 8
 MAX_COMPARED = 32  # photographs of a split among which the most similar one is named
 
 
 @dataclass(frozen=True)
 class Picture:
-    """The facts that are kept of a photograph: its upright size in pixels, its measures, and a thumbnail."""
+    """The facts that are kept of a photograph: its upright size in pixels, its measures, and a
+    thumbnail.
+    """
 
     width: int
     height: int
@@ -58,7 +65,10 @@ Measured = tuple[str, Path, Picture]  # a photograph's split, file and measures
 
 
 def measure(file: Path) -> Picture:
-    """Read and measure a photograph, decoded at a reduced size where the format can. Raises ImageError and OSError."""
+    """Read and measure a photograph, decoded at a reduced size where the format can.
+
+    Raises ImageError and OSError.
+    """
     data = file.read_bytes()
     width, height = upright_size(data)
     grey = small_grey(decode_image(data, MEASURED_PX))
@@ -77,10 +87,11 @@ def measure(file: Path) -> Picture:
 
 
 def sharpness(grey: np.ndarray) -> float:
-    """Return the ratio of fine to coarse detail in octaves: log2 of the Laplacian's variance here and at an eighth.
+    """Return the ratio of fine to coarse detail in octaves: log2 of the Laplacian's variance here
+    and at an eighth.
 
-    Photographs have a similar ratio whatever they show (their spectra fall alike with frequency: Field, "Relations
-    between the statistics of natural images", 1987). Blur lowers it.
+    Photographs have a similar ratio whatever they show (their spectra fall alike with frequency:
+    Field, "Relations between the statistics of natural images", 1987). Blur lowers it.
     """
     coarse = fit_long_side(grey, max(max(grey.shape) // COARSE, 1))
     fine, rough = (float(cv2.Laplacian(one, cv2.CV_32F).var()) for one in (grey, coarse))
@@ -93,15 +104,27 @@ def check_pictures(pictures: Sequence[Measured]) -> list[Finding]:
 
     def add(kind: str, position: int, text: str, weight: float) -> None:
         split, file, _ = pictures[position]
-        findings.append(Finding(kind, split, file, text, None, weight, views=(View(file, file.name),)))
+        findings.append(
+            Finding(kind, split, file, text, None, weight, views=(View(file, file.name),))
+        )
 
     for position, (_, _, one) in enumerate(pictures):
         if one.p95 < DARK_P95:
             add("dark", position, f"95 % of the pixels are at most {one.p95:.0f} of 255", -one.p95)
         elif one.p25 >= WHITE_P25:
-            add("overexposed", position, f"75 % of the pixels are at least {one.p25:.0f} of 255", one.p25)
+            add(
+                "overexposed",
+                position,
+                f"75 % of the pixels are at least {one.p25:.0f} of 255",
+                one.p25,
+            )
         elif one.contrast < UNIFORM_CONTRAST:
-            add("uniform", position, f"almost one colour (contrast {one.contrast:.1f} of 255)", -one.contrast)
+            add(
+                "uniform",
+                position,
+                f"almost one colour (contrast {one.contrast:.1f} of 255)",
+                -one.contrast,
+            )
         if one.orientation != 1:
             add("turned", position, f"EXIF orientation {one.orientation}", 0)
     kept = [one for _, _, one in pictures]
@@ -113,7 +136,12 @@ def check_pictures(pictures: Sequence[Measured]) -> list[Finding]:
     ):
         for position, weight in unlike_others(values, like, far):
             more = f", width / height {shape[position]:.2f}" if kind == "odd_shape" else ""
-            add(kind, position, f"{kept[position].width} x {kept[position].height} pixels{more}", weight)
+            add(
+                kind,
+                position,
+                f"{kept[position].width} x {kept[position].height} pixels{more}",
+                weight,
+            )
     _check_blur(kept, add)
     return findings
 
@@ -132,15 +160,19 @@ def _check_blur(pictures: Sequence[Picture], add: Callable[[str, int, str, float
 
 
 def unlike_others(values: np.ndarray, like: float, far: float) -> list[tuple[int, float]]:
-    """Return the positions of unusual positive values, each with its distance from the median, as a logarithm.
+    """Return the positions of unusual positive values, each with its distance from the median, as a
+    logarithm.
 
-    Few other values are within a factor `like` of such a value, and it is more than a factor `far` from the median.
+    Few other values are within a factor `like` of such a value, and it is more than a factor `far`
+    from the median.
     """
     if len(values) < MIN_PHOTOS:
         return []
     logs = np.log(values)
     ordered = np.sort(logs)
-    num_like = np.searchsorted(ordered, logs + np.log(like)) - np.searchsorted(ordered, logs - np.log(like))
+    num_like = np.searchsorted(ordered, logs + np.log(like)) - np.searchsorted(
+        ordered, logs - np.log(like)
+    )
     distances = np.abs(logs - np.median(logs))
     is_odd = (num_like <= max(1, RARE_SHARE * len(values))) & (distances > np.log(far))
     return [(position, float(distances[position])) for position in np.flatnonzero(is_odd).tolist()]
@@ -156,7 +188,8 @@ def same_measured(pictures: Sequence[Picture]) -> tuple[np.ndarray, list[tuple[i
 
 
 def find_duplicates(entries: Sequence[Measured]) -> list[Finding]:
-    """Return findings about photographs that show the same picture as another, or overlap one of another split.
+    """Return findings about photographs that show the same picture as another, or overlap one of
+    another split.
 
     A finding is about the later of two photographs, in the order of `entries`.
     """
@@ -173,7 +206,12 @@ def find_duplicates(entries: Sequence[Measured]) -> list[Finding]:
         first = len(findings)
         for later in order[start:end].tolist():
             split = entries[later][0]
-            others = [one for name, earlier in seen.items() if name != split for one in earlier[:MAX_COMPARED]]
+            others = [
+                one
+                for name, earlier in seen.items()
+                if name != split
+                for one in earlier[:MAX_COMPARED]
+            ]
             if others:
                 findings.append(_finding("leak", entries, later, others))
             if split in seen:
@@ -181,7 +219,9 @@ def find_duplicates(entries: Sequence[Measured]) -> list[Finding]:
             seen.setdefault(split, []).append(later)
         if end - start > MOST_COPIES:
             found = findings[first:]
-            findings[first:] = [_together(found, kind) for kind in sorted({one.kind for one in found})]
+            findings[first:] = [
+                _together(found, kind) for kind in sorted({one.kind for one in found})
+            ]
     return findings
 
 
@@ -191,7 +231,10 @@ def _together(findings: Sequence[Finding], kind: str) -> Finding:
     names = [shown_path(one.file) for one in found]
     if len(found) == 1:
         return found[0]
-    text = f"{len(found):,} photographs look like another, as those of a texture or a still scene do: {', '.join(names[:3])}"
+    text = (
+        f"{len(found):,} photographs look like another, as those of a texture or a still scene do: "
+        f"{', '.join(names[:3])}"
+    )
     return replace(found[0], text=f"{text} and others", facts={**found[0].facts, "files": names})
 
 
@@ -201,7 +244,9 @@ def _finding(kind: str, entries: Sequence[Measured], later: int, earlier: Sequen
     nearest = int(similarity.argmax())
     is_same_file = any(entries[one][2].digest == entries[later][2].digest for one in earlier)
     if is_same_file:
-        nearest = next(n for n, one in enumerate(earlier) if entries[one][2].digest == entries[later][2].digest)
+        nearest = next(
+            n for n, one in enumerate(earlier) if entries[one][2].digest == entries[later][2].digest
+        )
     split, file, _ = entries[later]
     other_split, other, _ = entries[earlier[nearest]]
     how = "the same file" if is_same_file else f"similarity {similarity[nearest]:.2f}"
@@ -209,4 +254,13 @@ def _finding(kind: str, entries: Sequence[Measured], later: int, earlier: Sequen
     views = (View(file, f"{split}: {file.name}"), View(other, f"{other_split}: {other.name}"))
     what = "overlaps with" if kind == "overlap" else "shows the same as"
     facts = {"other_split": other_split, "other_file": shown_path(other), "similarity": value}
-    return Finding(kind, split, file, f"{what} {shown_path(other)} of {other_split} ({how})", None, value, facts, views)
+    return Finding(
+        kind,
+        split,
+        file,
+        f"{what} {shown_path(other)} of {other_split} ({how})",
+        None,
+        value,
+        facts,
+        views,
+    )

@@ -1,4 +1,7 @@
-"""Reads the photographs and labels of all splits on threads. Errors become findings and do not stop it."""
+"""Reads the photographs and labels of all splits on threads.
+
+Errors become findings and do not stop it.
+"""
 
 import functools
 import os
@@ -24,7 +27,9 @@ NO_LABEL_FILES = ("classes.txt",)  # annotation tools write it beside the labels
 
 @dataclass(frozen=True)
 class Entry:
-    """A photograph of a split, with its labels, measures and findings; `picture` is None if it is unreadable."""
+    """A photograph of a split, with its labels, measures and findings; `picture` is None if it is
+    unreadable.
+    """
 
     split: str
     file: Path
@@ -32,7 +37,8 @@ class Entry:
     rows: list[Row]
     findings: list[Finding]
     picture: Picture | None
-    ignored: Sequence[tuple[int, np.ndarray]] = ()  # regions: class ids, ANY_CLASS for all, and outlines in 0..1
+    # regions: class ids, ANY_CLASS for all, and outlines in 0..1
+    ignored: Sequence[tuple[int, np.ndarray]] = ()
 
 
 def read_all(
@@ -40,7 +46,8 @@ def read_all(
 ) -> tuple[list[Entry], list[Finding]]:
     """Read all splits; return a record for each photograph, and the label files without one.
 
-    size_px: the network's input size, at which small outlines are judged. Raises UserError without any photograph.
+    size_px: the network's input size, at which small outlines are judged. Raises UserError without
+    any photograph.
     """
     if not spec.splits:
         raise UserError(f"{spec.yaml_file}: has none of `train`, `val` and `test`")
@@ -51,7 +58,9 @@ def read_all(
     return entries, _labels_without_photo(spec, jobs)
 
 
-def _read_entry(spec: DatasetSpec, size_px: int, holds_folder: Callable[[Path], bool], job: tuple[str, Path]) -> Entry:
+def _read_entry(
+    spec: DatasetSpec, size_px: int, holds_folder: Callable[[Path], bool], job: tuple[str, Path]
+) -> Entry:
     split, file = job
     picture, findings = None, list[Finding]()
     try:
@@ -67,7 +76,9 @@ def _read_entry(spec: DatasetSpec, size_px: int, holds_folder: Callable[[Path], 
     try:
         if find_label_file(spec, file, holds_folder) is None:
             text = f"no {shown_path(labels.file)}"
-            findings.append(Finding("no_label_file", split, file, text, views=(View(file, file.name),)))
+            findings.append(
+                Finding("no_label_file", split, file, text, views=(View(file, file.name),))
+            )
         else:
             rows, wrong = read_rows(labels)
             findings += wrong + check_rows(labels, rows)
@@ -76,11 +87,15 @@ def _read_entry(spec: DatasetSpec, size_px: int, holds_folder: Callable[[Path], 
     except LabelError as error:
         reason = str(error).removeprefix(f"{labels.file}: ")
         findings.append(Finding("unreadable_label", split, labels.file, reason))
-    return Entry(split, file, labels.file, rows, findings, picture, tuple(zip(*regions, strict=True)))
+    return Entry(
+        split, file, labels.file, rows, findings, picture, tuple(zip(*regions, strict=True))
+    )
 
 
 def _labels_without_photo(spec: DatasetSpec, jobs: Sequence[tuple[str, Path]]) -> list[Finding]:
-    """Return the label files, in the folders of the photographs' label files, that belong to no photograph there."""
+    """Return the label files, in the folders of the photographs' label files, that belong to no
+    photograph there.
+    """
     split_of = {label_file_for(file).parent: split for split, file in reversed(jobs)}
     stems: dict[Path, set[str]] = {folder: set() for folder in split_of}
     for _, file in jobs:  # also those of a list that are missing
@@ -93,7 +108,11 @@ def _labels_without_photo(spec: DatasetSpec, jobs: Sequence[tuple[str, Path]]) -
     findings = []
     for folder, split in split_of.items():
         if folder.is_dir() and spec.holds(folder):
-            names = {name for name in os.listdir(folder) if name.endswith(".txt") and not name.startswith(".")}
+            names = {
+                name
+                for name in os.listdir(folder)
+                if name.endswith(".txt") and not name.startswith(".")
+            }
             lists = {source for sources in spec.splits.values() for source in sources}
             findings += [
                 Finding("label_without_photo", split, folder / name, "no photograph has this name")

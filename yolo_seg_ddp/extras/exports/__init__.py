@@ -1,6 +1,8 @@
-"""Exported models (ONNX, OpenVINO, TorchScript, TensorRT) and the proof that they find what the checkpoint finds.
+"""Exported models (ONNX, OpenVINO, TorchScript, TensorRT) and the proof that they find what the
+checkpoint finds.
 
-In: a checkpoint. Out: an exported model with its facts, a report. Read `command.py` first, then `conversion.py` and `proof.py`.
+In: a checkpoint. Out: an exported model with its facts, a report. Read `command.py` first, then
+`conversion.py` and `proof.py`.
 """
 
 from collections.abc import Sequence
@@ -9,8 +11,8 @@ from typing import Any
 from yolo_seg_ddp.extras.exports.options import ExportConfig
 from yolo_seg_ddp.utils.config import show_help
 
-# Each function imports what it needs: `export.py --help` needs no PyTorch, and to open an export needs no evaluation, whose
-# memory would be measured with it.
+# Each function imports what it needs: `export.py --help` needs no PyTorch, and to open an export
+# needs no evaluation, whose memory would be measured with it.
 
 
 def open_export(*arguments: Any, **options: Any) -> Any:
@@ -21,7 +23,9 @@ def open_export(*arguments: Any, **options: Any) -> Any:
 
 
 def main(description: str, words: Sequence[str] | None = None) -> tuple[list[str], int]:
-    """Run the command `export.py`, or its steps with the words of a command line; return the files and the exit code."""
+    """Run the command `export.py`, or its steps with the words of a command line; return the files
+    and the exit code.
+    """
     show_help(ExportConfig, description)
     from yolo_seg_ddp.extras.exports.command import run
 

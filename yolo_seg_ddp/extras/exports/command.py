@@ -69,8 +69,15 @@ def run(description: str, words: Sequence[str] | None = None) -> tuple[list[str]
         require_classes(config.model, model, config.data, spec.names)
         size_px = config.img_size or trained_size_px(model)
         if config.batch_size > most_images(size_px):
-            raise UsageError(f"--batch-size {config.batch_size}: at most {most_images(size_px)} images of {size_px} px")
-        thresholds = Thresholds.text_of(config.thresholds, config.model, size_px) if config.thresholds else ""
+            raise UsageError(
+                f"--batch-size {config.batch_size}: at most {most_images(size_px)} images of "
+                f"{size_px} px"
+            )
+        thresholds = (
+            Thresholds.text_of(config.thresholds, config.model, size_px)
+            if config.thresholds
+            else ""
+        )
         tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
         photos = evenly_spaced(read_photos(spec, "val", print), config.max_images)
         judge = Judge(photos, spec.names, size_px, device, tiling, workers)
@@ -79,7 +86,9 @@ def run(description: str, words: Sequence[str] | None = None) -> tuple[list[str]
         judge.learn(load_for_prediction(config.model, device))
         training = read_photos(spec, "train") if config.int8 else []
         files = [photo.file for photo in evenly_spaced(training, config.calibration_images)]
-        rows = make_exports(config, model, judge, CalibrationImages(files, size_px, tiling), output, thresholds)
+        rows = make_exports(
+            config, model, judge, CalibrationImages(files, size_px, tiling), output, thresholds
+        )
         if config.speed:
             rows = add_speed(rows, config.model, output, judge.inputs[: config.batch_size], device)
         report = {
@@ -95,25 +104,42 @@ def run(description: str, words: Sequence[str] | None = None) -> tuple[list[str]
         failures = [failure for row in rows for failure in row["failures"]]
         first = f"; {len(failures)} failures, the first: {failures[0]}" if failures else ""
         print(f"Results in {output}: {REPORT}{first}")
-        if use := how_to_use([row for row in rows if not thresholds or row.get("thresholds")], output):
+        if use := how_to_use(
+            [row for row in rows if not thresholds or row.get("thresholds")], output
+        ):
             print(use)
-        made = [str(output / row["file"]) for row in rows if row["format"] != "torch" and not row["failures"]]
+        made = [
+            str(output / row["file"])
+            for row in rows
+            if row["format"] != "torch" and not row["failures"]
+        ]
         return list(dict.fromkeys(made)), 1 if failures else 0
 
 
 def make_exports(
-    config: ExportConfig, model: YoloModel, judge: Judge, calibration: CalibrationImages, output: Path, thresholds: str
+    config: ExportConfig,
+    model: YoloModel,
+    judge: Judge,
+    calibration: CalibrationImages,
+    output: Path,
+    thresholds: str,
 ) -> list[dict[str, Any]]:
-    """Convert and prove each variant; move those that pass to `output`. Return the report's rows."""
+    """Convert and prove each variant; move those that pass to `output`.
+
+    Return the report's rows.
+    """
     rows = []
     digest = digest_of_model(config.model)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the folder below is removed
-    if shutil.disk_usage(output).free < 4 * Path(config.model).stat().st_size:  # PyTorch aborts on a full disk
+    # so that the folder below is removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # PyTorch aborts on a full disk
+    if shutil.disk_usage(output).free < 4 * Path(config.model).stat().st_size:
         raise OSError(errno.ENOSPC, "no room for an export", str(output))
     with scratch_folder(output) as scratch:
         for variant in variants_of(config):
             how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)
-            is_exact = variant.precision == "fp32" and variant.kind != "engine"  # which computes with the bits of fp16
+            # which computes with the bits of fp16
+            is_exact = variant.precision == "fp32" and variant.kind != "engine"
             carried = thresholds if is_exact else ""
             facts = ExportFacts(
                 class_names(model),
@@ -129,7 +155,9 @@ def make_exports(
             )
             folder = Path(tempfile.mkdtemp(dir=scratch))
             print(f"{variant.kind} {variant.precision}: converting and comparing", flush=True)
-            made = convert(model, variant, facts, folder, Path(config.model).stem, calibration, judge.device)
+            made = convert(
+                model, variant, facts, folder, Path(config.model).stem, calibration, judge.device
+            )
             proof = judge.prove(open_export(made, judge.device), facts, config.ap_tolerance)
             for failure in proof.failures:
                 print(f"✗ {made.name}: {failure}; not written", flush=True)
@@ -138,7 +166,8 @@ def make_exports(
                 publish(made, output / made.name)
                 if carried != thresholds:
                     print(
-                        f"{made.name} has other confidences, so no thresholds: judge it, evaluate_model.py --guarantee"
+                        f"{made.name} has other confidences, so no thresholds: judge it, "
+                        "evaluate_model.py --guarantee"
                     )
     return rows
 
@@ -147,7 +176,10 @@ def variants_of(config: ExportConfig) -> list[Variant]:
     """Return the exports to make, format by format."""
     wanted = {"fp32": config.fp32, "fp16": config.half, "int8": config.int8}
     return [
-        Variant(kind, precision) for kind in dict.fromkeys(config.format) for precision in wanted if wanted[precision]
+        Variant(kind, precision)
+        for kind in dict.fromkeys(config.format)
+        for precision in wanted
+        if wanted[precision]
     ]
 
 

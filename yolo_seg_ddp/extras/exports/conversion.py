@@ -1,4 +1,6 @@
-"""Converts a model with Ultralytics' exporter: offline, quiet, with this project's facts and calibration images."""
+"""Converts a model with Ultralytics' exporter: offline, quiet, with this project's facts and
+calibration images.
+"""
 
 import contextlib
 import fcntl
@@ -37,25 +39,33 @@ class Variant:
 
 
 def check_variants(variants: Sequence[Variant], device: torch.device) -> None:
-    """Raise UsageError or UserError, before any work, for an export that this machine cannot make."""
+    """Raise UsageError or UserError, before any work, for an export that
+    this machine cannot make.
+    """
     if not variants:
         raise UsageError("--no-fp32: add --half or --int8")
     for kind, precision in ((one.kind, one.precision) for one in variants):
         if kind == "torchscript" and precision == "int8":
             raise UsageError("--int8: TorchScript has no INT8; export it in a run without --int8")
         if kind == "torchscript" and precision == "fp16" and device.type != "cuda":
-            raise UsageError("--half: TorchScript in fp16 needs an NVIDIA GPU; export it in a run without --half")
+            raise UsageError(
+                "--half: TorchScript in fp16 needs an NVIDIA GPU; export it in a run without --half"
+            )
         if kind == "engine" and device.type != "cuda":
-            raise UserError("--format engine: TensorRT needs an NVIDIA GPU; here use onnx or openvino")
+            raise UserError(
+                "--format engine: TensorRT needs an NVIDIA GPU; here use onnx or openvino"
+            )
         nncf = ("nncf",) if kind == "openvino" and precision == "int8" else ()
         for package in (*PACKAGES[kind], *nncf):
             import_runtime(package)
 
 
 class CalibrationImages:
-    """The inputs for measuring INT8 ranges, one by one: dictionaries with `img`, uint8 (1, 3, S, S).
+    """The inputs for measuring INT8 ranges, one by one: dictionaries with `img`, uint8 (1, 3, S,
+    S).
 
-    Photographs of the training split, letterboxed as in training. With a tiling, each is followed by one of its tiles.
+    Photographs of the training split, letterboxed as in training. With a tiling, each is followed
+    by one of its tiles.
     """
 
     batch_size = 1
@@ -94,37 +104,51 @@ def convert(
 
     Raises UserError with the converter's reason.
     """
-    on_gpu = variant.kind == "engine" or (variant.kind, variant.precision) == ("torchscript", "fp16")
+    on_gpu = variant.kind == "engine" or (variant.kind, variant.precision) == (
+        "torchscript",
+        "fp16",
+    )
     overrides = {
         "format": variant.kind,
         "imgsz": facts.size_px,
         "batch": facts.batch_size,
         "dynamic": facts.is_dynamic,
         "quantize": QUANTIZE[variant.precision],
-        "data": "calibration" if calibration else None,  # a name for the metadata; the images are ours
+        # a name for the metadata; the images are ours
+        "data": "calibration" if calibration else None,
         "device": str(device.index or 0) if on_gpu and device else "cpu",
     }
-    # YOLO26: the one-to-many outputs, which are decoded and suppressed like those of other families.
+    # YOLO26: the one-to-many outputs, which are decoded and suppressed like those of other
+    # families.
     model.end2end = False
-    model.pt_path = str(folder / f"{stem}.pt")  # Ultralytics writes beside this file, which need not exist
+    # Ultralytics writes beside this file, which need not exist
+    model.pt_path = str(folder / f"{stem}.pt")
     try:
         with _quiet():
             made = _exporter(overrides, facts, calibration)(model=model)
     except Exception as error:  # each converter has errors of its own
-        raise UserError(f"--format {variant.kind} ({variant.precision}): {one_line(error, 300)}") from error
+        raise UserError(
+            f"--format {variant.kind} ({variant.precision}): {one_line(error, 300)}"
+        ) from error
     stem += "" if variant.precision == "fp32" else f"_{variant.precision}"
     # Ultralytics also recognises the format by its end.
-    path = folder / (f"{stem}_openvino_model" if variant.kind == "openvino" else f"{stem}.{variant.kind}")
+    path = folder / (
+        f"{stem}_openvino_model" if variant.kind == "openvino" else f"{stem}.{variant.kind}"
+    )
     os.replace(Path(made), path)
     return path
 
 
-def _exporter(overrides: dict[str, Any], facts: ExportFacts, calibration: CalibrationImages | None) -> Any:
+def _exporter(
+    overrides: dict[str, Any], facts: ExportFacts, calibration: CalibrationImages | None
+) -> Any:
     prepare_environment()
     from ultralytics.engine.exporter import Exporter
 
     class OfflineExporter(Exporter):
-        """Calibrates on this project's images instead of Ultralytics' resize of the validation split."""
+        """Calibrates on this project's images instead of Ultralytics' resize of the validation
+        split.
+        """
 
         def get_int8_calibration_dataloader(self, prefix: str = "") -> CalibrationImages | None:
             return calibration
@@ -152,13 +176,17 @@ def _quiet() -> Iterator[None]:
 def scratch_folder(output: Path) -> Iterator[Path]:
     """Yield a folder in `output` for exports that are not proven yet, and remove it at the end.
 
-    First the folders of killed processes are removed: the system has released their locks. A folder without a lock file stays,
-    because it may be the user's.
+    First the folders of killed processes are removed: the system has released their locks. A folder
+    without a lock file stays, because it may be the user's.
     """
     for file in output.glob(f"{SCRATCH}*/{LOCK_FILE}"):
         _remove_if_left(file, output)
-    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=output) as folder, (Path(folder) / "lock").open("w") as lock:
-        with contextlib.suppress(OSError):  # a file system without locks: other processes leave the folder alone
+    with (
+        tempfile.TemporaryDirectory(prefix=SCRATCH, dir=output) as folder,
+        (Path(folder) / "lock").open("w") as lock,
+    ):
+        # a file system without locks: other processes leave the folder alone
+        with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
             os.rename(lock.name, Path(folder) / LOCK_FILE)
         yield Path(folder)
@@ -168,7 +196,8 @@ def _remove_if_left(file: Path, output: Path) -> None:
     folder = file.parent
     if folder.is_symlink() or file.is_symlink() or not file.is_file():
         return
-    with contextlib.suppress(OSError), file.open("r+") as lock:  # locked by its process, or another user's
+    # locked by its process, or another user's
+    with contextlib.suppress(OSError), file.open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for old in folder.glob(f"*/*{OLD}"):  # killed in the middle of `publish`
             target = output / old.name.removesuffix(OLD)

@@ -1,7 +1,8 @@
-"""Opens exported models (ONNX, OpenVINO, TorchScript, TensorRT) behind the interface of the torch model.
+"""Opens exported models (ONNX, OpenVINO, TorchScript, TensorRT) behind the interface of the torch
+model.
 
-An export takes float32 (B, 3, S, S) in 0..1 and returns boxes that it has decoded itself, so it has no training loss. Resizing,
-suppression, masks and tiles are the code that the torch model uses.
+An export takes float32 (B, 3, S, S) in 0..1 and returns boxes that it has decoded itself, so it has
+no training loss. Resizing, suppression, masks and tiles are the code that the torch model uses.
 """
 
 from __future__ import annotations
@@ -30,12 +31,20 @@ from yolo_seg_ddp.yolo.weights_file import ForeignFile, checked_names
 
 FACTS_KEY = "yolo_seg_ddp"  # under which Ultralytics' metadata hold this project's facts
 FACTS_VERSION = 1
-LABEL_FACTS = ("wires_end_at", "wire_width", "wires_parallel", "wires_bent", "label_lengths", "stretch", "mask_score")
+LABEL_FACTS = (
+    "wires_end_at",
+    "wire_width",
+    "wires_parallel",
+    "wires_bent",
+    "label_lengths",
+    "stretch",
+    "mask_score",
+)
 REQUIREMENTS = "requirements-export.txt"
 MAX_NAMES_CHARACTERS = 300_000
 METADATA_BYTES = 4  # in front of an engine: the length of its metadata, little-endian
-# OpenVINO and NNCF send statistics through this package, and use stand-ins of their own if its import fails. Its switch
-# `opt_in_out --opt_out` is not used: it sends a message itself.
+# OpenVINO and NNCF send statistics through this package, and use stand-ins of their own if its
+# import fails. Its switch `opt_in_out --opt_out` is not used: it sends a message itself.
 sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 
@@ -43,9 +52,10 @@ sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 class ExportFacts:
     """What an export must know about its model.
 
-    size_px, batch_size: of the input; if `is_dynamic` an export takes others, too. source_sha256: of the .pt file. windows,
-    thin_classes and what follows: what the .pt file says of its training. thresholds: the text of a thresholds.yaml that was judged
-    with the .pt file; empty: none. Exports of earlier versions lack some of it.
+    size_px, batch_size: of the input; if `is_dynamic` an export takes others, too. source_sha256:
+    of the .pt file. windows, thin_classes and what follows: what the .pt file says of its training.
+    thresholds: the text of a thresholds.yaml that was judged with the .pt file; empty: none.
+    Exports of earlier versions lack some of it.
     """
 
     names: tuple[str, ...]
@@ -70,22 +80,31 @@ class ExportFacts:
         return json.dumps({"version": FACTS_VERSION, "resize": RESIZE, **asdict(self)})
 
 
-def open_export(path: Path, device: torch.device, amp: str = "off", *, nms: bool = True) -> ExportedModel:
-    """Open an export by its suffix (a folder for OpenVINO), for `yolo_seg_ddp.predict.models.open_model`.
+def open_export(
+    path: Path, device: torch.device, amp: str = "off", *, nms: bool = True
+) -> ExportedModel:
+    """Open an export by its suffix (a folder for OpenVINO), for
+    `yolo_seg_ddp.predict.models.open_model`.
 
-    Only OpenVINO obeys `amp`, on the CPU. No export has the outputs that YOLO26 predicts with without `nms`.
-    Raises UserError: one line with the file, the problem and the fix.
+    Only OpenVINO obeys `amp`, on the CPU. No export has the outputs that YOLO26 predicts with
+    without `nms`. Raises UserError: one line with the file, the problem and the fix.
     """
     kind = "openvino" if path.is_dir() else path.suffix[1:]
     if not path.exists():
-        raise UserError(f"{path}: no such file; make it with python export.py --model best.pt --format {kind}")
+        raise UserError(
+            f"{path}: no such file; make it with python export.py --model best.pt --format {kind}"
+        )
     for file in path.iterdir() if kind == "openvino" else [path]:
         if not file.is_file() and not file.is_dir():  # reading a pipe would block
             raise UserError(f"{file}: not a regular file; name an export's file or folder")
     if not nms:
-        raise UserError(f"--no-nms: {path} is an export, which needs non-maximum suppression; name the .pt file")
+        raise UserError(
+            f"--no-nms: {path} is an export, which needs non-maximum suppression; name the .pt file"
+        )
     if kind != "openvino" and amp not in ("off", "auto"):
-        raise UserError(f"--amp {amp}: {path} computes in the precision it was exported with; leave --amp out")
+        raise UserError(
+            f"--amp {amp}: {path} computes in the precision it was exported with; leave --amp out"
+        )
     try:
         runtime = _RUNTIMES[kind](path, device, amp)
     except UserError:
@@ -98,15 +117,20 @@ def open_export(path: Path, device: torch.device, amp: str = "off", *, nms: bool
 class ExportedModel(nn.Module):
     """An export that prediction and evaluation use like the torch model.
 
-    `run` takes float32 (B, 3, S, S), contiguous, and returns two tensors: predictions (B, 4 + classes + 32, A), which are xywh
-    boxes in input pixels, probabilities and mask coefficients, and prototypes (B, 32, S/4, S/4).
+    `run` takes float32 (B, 3, S, S), contiguous, and returns two tensors: predictions (B, 4 +
+    classes + 32, A), which are xywh boxes in input pixels, probabilities and mask coefficients, and
+    prototypes (B, 32, S/4, S/4).
     """
 
     stride = (8, 16, 32)
     has_loss = False  # its outputs are decoded
 
     def __init__(
-        self, path: Path, kind: str, facts: ExportFacts, run: Callable[[torch.Tensor], list[torch.Tensor]]
+        self,
+        path: Path,
+        kind: str,
+        facts: ExportFacts,
+        run: Callable[[torch.Tensor], list[torch.Tensor]],
     ) -> None:
         super().__init__()
         self.path, self.kind, self.facts = path, kind, facts
@@ -116,20 +140,32 @@ class ExportedModel(nn.Module):
         self._run = run
 
     def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the outputs that `yolo_seg_ddp.predict.detections.detect` takes, on the device of the images."""
+        """Return the outputs that `yolo_seg_ddp.predict.detections.detect` takes, on the device of
+        the images.
+        """
         facts = self.facts
         if not facts.is_dynamic and images.shape[-2:] != (facts.size_px, facts.size_px):
             raise UserError(
-                f"{self.path} takes inputs of {facts.size_px} px, not {images.shape[-1]} px: leave out --img-size, or "
+                f"{self.path} takes inputs of {facts.size_px} px, not {images.shape[-1]} px: "
+                "leave out --img-size, or "
                 f"export again with --dynamic or --img-size {images.shape[-1]}"
             )
         is_limited = not facts.is_dynamic or self.kind == "engine"  # an engine has a largest batch
         parts = images.split(facts.batch_size if is_limited else len(images))
         with torch.autocast(images.device.type, enabled=False):
             found = [self._run_padded(part.contiguous()) for part in parts]
-        predictions, prototypes = (torch.cat(column).to(images.device) for column in zip(*found, strict=True))
-        boxes, probabilities, coefficients = predictions.split([4, len(facts.names), prototypes.shape[1]], 1)
-        return {"xywh": boxes, "probabilities": probabilities, "mask_coefficient": coefficients, "proto": prototypes}
+        predictions, prototypes = (
+            torch.cat(column).to(images.device) for column in zip(*found, strict=True)
+        )
+        boxes, probabilities, coefficients = predictions.split(
+            [4, len(facts.names), prototypes.shape[1]], 1
+        )
+        return {
+            "xywh": boxes,
+            "probabilities": probabilities,
+            "mask_coefficient": coefficients,
+            "proto": prototypes,
+        }
 
     def _run_padded(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         count, missing = len(images), self.facts.batch_size - len(images)
@@ -141,12 +177,17 @@ class ExportedModel(nn.Module):
             raise
         except Exception as error:  # each runtime has errors of its own
             shape = tuple(images.shape)
-            raise UserError(f"{self.path}: fails on inputs of {shape} ({one_line(error)}); export it again") from error
+            raise UserError(
+                f"{self.path}: fails on inputs of {shape} ({one_line(error)}); export it again"
+            ) from error
         predictions, prototypes = self._checked(outputs, images)
         return predictions[:count], prototypes[:count]
 
     def _checked(self, outputs: list[torch.Tensor], images: torch.Tensor) -> list[torch.Tensor]:
-        """Return a batch's outputs. Raises UserError unless they are those of a YOLO segmentation network."""
+        """Return a batch's outputs.
+
+        Raises UserError unless they are those of a YOLO segmentation network.
+        """
         shapes = [tuple(output.shape) for output in outputs]
         side = images.shape[-1] // MASK_STRIDE
         if (
@@ -155,40 +196,60 @@ class ExportedModel(nn.Module):
             or shapes[1] != (len(images), shapes[1][1], side, side)
         ):
             raise UserError(
-                f"{self.path}: its outputs {', '.join(map(str, shapes))} are not those of a YOLO segmentation model; "
+                f"{self.path}: its outputs {', '.join(map(str, shapes))} are not those of a YOLO "
+                "segmentation model; "
                 "export it again"
             )
         num_classes = shapes[0][1] - 4 - shapes[1][1]
         if num_classes != len(self.facts.names):
             raise UserError(
-                f"{self.path}: the network has {num_classes} classes but its metadata name {len(self.facts.names)}; "
+                f"{self.path}: the network has {num_classes} classes but its metadata name "
+                f"{len(self.facts.names)}; "
                 "export it again"
             )
         return outputs
 
 
 def read_facts(path: Path, metadata: Mapping[str, Any]) -> ExportFacts:
-    """Return the facts in an export's metadata. Raises UserError if they are missing, damaged or of another version."""
+    """Return the facts in an export's metadata.
+
+    Raises UserError if they are missing, damaged or of another version.
+    """
     again = "export it again: python export.py --model best.pt"
     try:
         content = parse_json(metadata[FACTS_KEY])
         version = content.pop("version")
         resize = content.pop("resize")
     except KeyError as error:
-        raise UserError(f"{path}: its metadata lack what this project needs ({error.args[0]}); {again}") from error
+        raise UserError(
+            f"{path}: its metadata lack what this project needs ({error.args[0]}); {again}"
+        ) from error
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: its metadata are damaged ({one_line(error)}); {again}") from error
     if (version, resize) != (FACTS_VERSION, RESIZE):
-        raise UserError(f"{path}: made by another version of this project ({version}, {resize}); {again}")
+        raise UserError(
+            f"{path}: made by another version of this project ({version}, {resize}); {again}"
+        )
     try:
         facts = ExportFacts(**{**content, "names": checked_names(content["names"])})
-        theirs = metadata.get("names")  # ONNX stores them as one text, JSON with texts for the numbers
-        theirs = ast.literal_eval(theirs[:MAX_NAMES_CHARACTERS]) if isinstance(theirs, str) else theirs
+        # ONNX stores them as one text, JSON with texts for the numbers
+        theirs = metadata.get("names")
+        theirs = (
+            ast.literal_eval(theirs[:MAX_NAMES_CHARACTERS]) if isinstance(theirs, str) else theirs
+        )
         if not isinstance(theirs, dict):
             raise TypeError(f"class names are {type(theirs).__name__}")
         theirs = checked_names({int(index): name for index, name in theirs.items()})
         is_sound = _is_sound(facts)
-    except (TypeError, ValueError, KeyError, SyntaxError, RecursionError, MemoryError, ForeignFile) as error:
+    except (
+        TypeError,
+        ValueError,
+        KeyError,
+        SyntaxError,
+        RecursionError,
+        MemoryError,
+        ForeignFile,
+    ) as error:
         raise UserError(f"{path}: its metadata are damaged ({one_line(error)}); {again}") from error
     if not is_sound:
         raise UserError(f"{path}: its metadata hold impossible values; {again}")
@@ -201,7 +262,9 @@ def read_facts(path: Path, metadata: Mapping[str, Any]) -> ExportFacts:
 
 
 def _is_sound(facts: ExportFacts) -> bool:
-    """Return whether the numbers are possible: an edited file must not choose a tile of zero pixels or all memory."""
+    """Return whether the numbers are possible: an edited file must not choose a tile of zero pixels
+    or all memory.
+    """
     return (
         all(type(number) is int for number in (facts.size_px, facts.batch_size))
         and 32 <= facts.size_px <= MAX_INPUT_PX
@@ -215,17 +278,24 @@ def _is_sound(facts: ExportFacts) -> bool:
 
 
 def most_images(size_px: int) -> int:
-    """Return how many images of this side a fixed batch may hold: together no more pixels than one image of the largest side."""
+    """Return how many images of this side a fixed batch may hold: together no more pixels than one
+    image of the largest side.
+    """
     return MAX_INPUT_PX**2 // size_px**2
 
 
 def import_runtime(package: str) -> Any:
-    """Import an optional package. Raises UserError with the cure if it is missing. Nothing is sent over the network."""
+    """Import an optional package.
+
+    Raises UserError with the cure if it is missing. Nothing is sent over the network.
+    """
     try:
         return importlib.import_module(package)
     except ImportError as error:
         cure = "pip install tensorrt" if package == "tensorrt" else f"pip install -r {REQUIREMENTS}"
-        raise UserError(f"the package {package} is missing ({one_line(error, 80)}): {cure}") from error
+        raise UserError(
+            f"the package {package} is missing ({one_line(error, 80)}): {cure}"
+        ) from error
 
 
 class _OnnxRuntime:
@@ -238,9 +308,15 @@ class _OnnxRuntime:
         options.log_severity_level = 3  # errors
         # Its threads would spin between two batches, when torch's threads need the cores.
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        has_gpu = device.type == "cuda" and "CUDAExecutionProvider" in runtime.get_available_providers()
-        gpu: list[Any] = [("CUDAExecutionProvider", {"device_id": device.index or 0})] if has_gpu else []
-        self.session = runtime.InferenceSession(str(path), options, providers=[*gpu, "CPUExecutionProvider"])
+        has_gpu = (
+            device.type == "cuda" and "CUDAExecutionProvider" in runtime.get_available_providers()
+        )
+        gpu: list[Any] = (
+            [("CUDAExecutionProvider", {"device_id": device.index or 0})] if has_gpu else []
+        )
+        self.session = runtime.InferenceSession(
+            str(path), options, providers=[*gpu, "CPUExecutionProvider"]
+        )
         self.metadata = self.session.get_modelmeta().custom_metadata_map
         self.input_name = self.session.get_inputs()[0].name
 
@@ -253,8 +329,9 @@ class _OnnxRuntime:
 def _openvino_core(runtime: Any) -> Any:
     """Return the process's only Core.
 
-    A Core replaces the stack that signal handlers run on, and frees that stack when it ends. After two Cores had ended in the
-    order of their begin, the next signal killed the process, even the signal that a child has ended.
+    A Core replaces the stack that signal handlers run on, and frees that stack when it ends. After
+    two Cores had ended in the order of their begin, the next signal killed the process, even the
+    signal that a child has ended.
     """
     return runtime.Core()
 
@@ -264,12 +341,19 @@ class _OpenVino:
         runtime = import_runtime("openvino")
         networks = sorted(path.glob("*.xml"))
         if len(networks) != 1:
-            raise UserError(f"{path}: an OpenVINO folder holds one .xml file, this one {len(networks)}")
+            raise UserError(
+                f"{path}: an OpenVINO folder holds one .xml file, this one {len(networks)}"
+            )
         metadata = path / "metadata.yaml"
-        self.metadata = read_back(metadata, mapping, "export it again", is_yaml=True) if metadata.exists() else {}
+        self.metadata = (
+            read_back(metadata, mapping, "export it again", is_yaml=True)
+            if metadata.exists()
+            else {}
+        )
         has_bf16 = choose_precision(amp, torch.device("cpu")).dtype == torch.bfloat16
         settings = {
-            # By default OpenVINO computes in bf16 on processors with AMX, whatever the export's precision.
+            # By default OpenVINO computes in bf16 on processors with AMX, whatever the export's
+            # precision.
             "INFERENCE_PRECISION_HINT": "bf16" if has_bf16 else "f32",
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "PERFORMANCE_HINT": "LATENCY",
@@ -277,7 +361,9 @@ class _OpenVino:
         self.network = _openvino_core(runtime).compile_model(str(networks[0]), "CPU", settings)
 
     def __call__(self, images: torch.Tensor) -> list[torch.Tensor]:
-        return [torch.from_numpy(output) for output in self.network([images.cpu().numpy()]).values()]
+        return [
+            torch.from_numpy(output) for output in self.network([images.cpu().numpy()]).values()
+        ]
 
 
 class _TorchScript:
@@ -285,7 +371,9 @@ class _TorchScript:
         content = {"config.txt": ""}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch recommends another format
-            self.network = torch.jit.load(str(path), map_location=device, _extra_files=content).eval()
+            self.network = torch.jit.load(
+                str(path), map_location=device, _extra_files=content
+            ).eval()
         self.metadata = parse_json(content["config.txt"] or "{}")
         self.is_half = parse_json(self.metadata.get(FACTS_KEY, "{}")).get("precision") == "fp16"
 
@@ -299,32 +387,50 @@ class _TensorRT:
 
     def __init__(self, path: Path, device: torch.device, amp: str) -> None:
         if device.type != "cuda":
-            raise UserError(f"{path}: TensorRT needs an NVIDIA GPU (--device cuda); use the ONNX or OpenVINO export")
+            raise UserError(
+                f"{path}: TensorRT needs an NVIDIA GPU (--device cuda); use the ONNX or OpenVINO "
+                "export"
+            )
         self.runtime, self.device = import_runtime("tensorrt"), device
         data = path.read_bytes()
         length = int.from_bytes(data[:METADATA_BYTES], "little", signed=True)
         if not 0 < length <= len(data) - METADATA_BYTES:
-            raise UserError(f"{path}: has no metadata in front; export it again: python export.py --format engine")
+            raise UserError(
+                f"{path}: has no metadata in front; export it again: python export.py --format "
+                "engine"
+            )
         self.metadata = parse_json(data[METADATA_BYTES:][:length])
         runtime = self.runtime.Runtime(self.runtime.Logger(self.runtime.Logger.ERROR))
         self.engine = runtime.deserialize_cuda_engine(data[METADATA_BYTES + length :])
         if self.engine is None:
-            raise UserError(f"{path}: made by another version of TensorRT, or for another GPU; export it again here")
+            raise UserError(
+                f"{path}: made by another version of TensorRT, or for another GPU; export it "
+                "again here"
+            )
         self.context = self.engine.create_execution_context()
-        names = [self.engine.get_tensor_name(number) for number in range(self.engine.num_io_tensors)]
-        is_input = [self.engine.get_tensor_mode(name) == self.runtime.TensorIOMode.INPUT for name in names]
+        names = [
+            self.engine.get_tensor_name(number) for number in range(self.engine.num_io_tensors)
+        ]
+        is_input = [
+            self.engine.get_tensor_mode(name) == self.runtime.TensorIOMode.INPUT for name in names
+        ]
         self.input_name = names[is_input.index(True)]
-        self.output_names = [name for name, is_one in zip(names, is_input, strict=True) if not is_one]
+        self.output_names = [
+            name for name, is_one in zip(names, is_input, strict=True) if not is_one
+        ]
 
     def __call__(self, images: torch.Tensor) -> list[torch.Tensor]:
         images = images.to(self._dtype_of(self.input_name))
         if not self.context.set_input_shape(self.input_name, tuple(images.shape)):
             raise UserError(
-                f"the engine takes no batch of shape {tuple(images.shape)}; export it again with --batch-size"
+                f"the engine takes no batch of shape {tuple(images.shape)}; export it again with "
+                "--batch-size"
             )
         outputs = {
             name: torch.empty(
-                tuple(self.context.get_tensor_shape(name)), dtype=self._dtype_of(name), device=images.device
+                tuple(self.context.get_tensor_shape(name)),
+                dtype=self._dtype_of(name),
+                device=images.device,
             )
             for name in self.output_names
         }
@@ -335,7 +441,9 @@ class _TensorRT:
         return list(outputs.values())
 
     def _dtype_of(self, name: str) -> torch.dtype:
-        return torch.from_numpy(np.empty(0, self.runtime.nptype(self.engine.get_tensor_dtype(name)))).dtype
+        return torch.from_numpy(
+            np.empty(0, self.runtime.nptype(self.engine.get_tensor_dtype(name)))
+        ).dtype
 
 
 _RUNTIMES: dict[str, Callable[[Path, torch.device, str], Any]] = {

@@ -1,4 +1,6 @@
-"""Proves that an export predicts what the torch model predicts: facts, raw outputs, AP of each class."""
+"""Proves that an export predicts what the torch model predicts: facts, raw outputs, AP of each
+class.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,9 +40,10 @@ OUTPUTS = ("boxes", "probabilities", "coefficients", "prototypes")
 class Bounds:
     """The allowed differences of an export.
 
-    A raw output may differ by `absolute + relative * |torch's|`, boxes in input pixels; None: any finite value. Boxes may in
-    addition differ by `box_share` of the input's side, because the distance to an edge is rounded and not its coordinate.
-    `ap`: allowed difference of a class's AP. `only_losses`: a higher AP than torch's is no failure.
+    A raw output may differ by `absolute + relative * |torch's|`, boxes in input pixels; None: any
+    finite value. Boxes may in addition differ by `box_share` of the input's side, because the
+    distance to an edge is rounded and not its coordinate. `ap`: allowed difference of a class's AP.
+    `only_losses`: a higher AP than torch's is no failure.
     """
 
     relative: float | None
@@ -50,8 +53,9 @@ class Bounds:
     box_share: float = 0
 
 
-# fp16 has 11 bits: its spacing is 0.25 px at boxes beyond 256 px, and an export decodes boxes in its graph. On trained
-# weights the largest differences were 1.3 px of 320, 0.005 in probabilities and 0.02 in prototypes (yolo_seg_ddp/extras/exports/research.md).
+# fp16 has 11 bits: its spacing is 0.25 px at boxes beyond 256 px, and an export decodes boxes in
+# its graph. On trained weights the largest differences were 1.3 px of 320, 0.005 in probabilities
+# and 0.02 in prototypes (yolo_seg_ddp/extras/exports/research.md).
 BOUNDS = {
     "fp32": Bounds(1e-3, 1e-4, 0.002),
     "fp16": Bounds(2e-2, 5e-2, 0.005, box_share=0.01),
@@ -62,7 +66,8 @@ BOUNDS = {
 def bounds_of(kind: str, precision: str, ap: float | None = None) -> Bounds:
     """Return the bounds of a format and precision; `ap` replaces that of AP.
 
-    TensorRT multiplies fp32 as TensorFloat-32, with as many bits as fp16, so its raw outputs get the bounds of fp16.
+    TensorRT multiplies fp32 as TensorFloat-32, with as many bits as fp16, so its raw outputs get
+    the bounds of fp16.
     """
     bounds = BOUNDS[precision]
     if kind == "engine" and precision == "fp32":
@@ -80,9 +85,13 @@ def compare_facts(expected: ExportFacts, export: ExportedModel) -> list[str]:
             min(map(len, (expected.names, found.names))),
         )
         failures.append(
-            f"class {number} is called {(*found.names, 'missing')[number]}, torch's {(*expected.names, 'missing')[number]}"
+            f"class {number} is called {(*found.names, 'missing')[number]}, torch's "
+            f"{(*expected.names, 'missing')[number]}"
         )
-    on_input, trained = ("size_px", "batch_size", "is_dynamic", "precision"), ("windows", "thin_classes", *LABEL_FACTS)
+    on_input, trained = (
+        ("size_px", "batch_size", "is_dynamic", "precision"),
+        ("windows", "thin_classes", *LABEL_FACTS),
+    )
     for name in (*on_input, *trained, "source_sha256", "thresholds"):
         wanted, given = getattr(expected, name), getattr(found, name)
         if wanted != given:
@@ -92,32 +101,41 @@ def compare_facts(expected: ExportFacts, export: ExportedModel) -> list[str]:
 
 @torch.no_grad()
 def decoded_outputs(model: nn.Module, images: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return a model's outputs for (B, 3, S, S) in the form of the suppression's input, in the host's memory.
+    """Return a model's outputs for (B, 3, S, S) in the form of the suppression's input, in the
+    host's memory.
 
-    boxes (B, A, 4) xyxy in input pixels, probabilities (B, A, classes), coefficients (B, A, 32), prototypes
-    (B, 32, S/4, S/4).
+    boxes (B, A, 4) xyxy in input pixels, probabilities (B, A, classes), coefficients (B, A, 32),
+    prototypes (B, 32, S/4, S/4).
     """
     outputs = raw_outputs(model, images)
     strides = [float(stride) for stride in model.stride]  # type: ignore[union-attr]
     boxes, probabilities = decode(outputs, strides, images.shape[-1])
     coefficients = outputs["mask_coefficient"].float().transpose(1, 2)
-    found = zip(OUTPUTS, (boxes, probabilities, coefficients, outputs["proto"].float()), strict=True)
+    found = zip(
+        OUTPUTS, (boxes, probabilities, coefficients, outputs["proto"].float()), strict=True
+    )
     return {name: tensor.cpu() for name, tensor in found}
 
 
 def compare_outputs(
     expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], bounds: Bounds
 ) -> tuple[dict[str, float], list[str]]:
-    """Return the largest difference of each raw output, and a line for each one beyond the bounds."""
+    """Return the largest difference of each raw output, and a line for
+    each one beyond the bounds.
+    """
     largest, failures = {}, []
     for name in OUTPUTS:
         ours, theirs = expected[name], found[name]
         if ours.shape != theirs.shape:
-            failures.append(f"its {name} have the shape {tuple(theirs.shape)}, torch's {tuple(ours.shape)}")
+            failures.append(
+                f"its {name} have the shape {tuple(theirs.shape)}, torch's {tuple(ours.shape)}"
+            )
             continue
         num_bad = int((~theirs.isfinite()).sum())
         if num_bad:
-            failures.append(f"{num_bad} of its {theirs.numel()} {name} are infinite or not a number")
+            failures.append(
+                f"{num_bad} of its {theirs.numel()} {name} are infinite or not a number"
+            )
             continue
         difference = (ours - theirs).abs()
         largest[name] = float(difference.max())
@@ -130,38 +148,52 @@ def compare_outputs(
             worst = np.unravel_index(int(excess.argmax()), ours.shape)
             about = f" of class {worst[-1]}" if name == "probabilities" else ""
             failures.append(
-                f"its {name}{about} differ by up to {largest[name]:.3g}: {float(theirs[worst]):.6g} instead of "
+                f"its {name}{about} differ by up to {largest[name]:.3g}: "
+                f"{float(theirs[worst]):.6g} instead of "
                 f"{float(ours[worst]):.6g}, allowed {absolute:g} + {bounds.relative:g} * |torch's|"
             )
     return largest, failures
 
 
-def masks_alike(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> tuple[float, float]:
-    """Return the mean and the lowest IoU of the masks of each input's most confident anchors, before suppression.
+def masks_alike(
+    expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]
+) -> tuple[float, float]:
+    """Return the mean and the lowest IoU of the masks of each input's most confident anchors,
+    before suppression.
 
-    Unlike AP it also compares exports of a model that finds nothing. The masks are not cut to boxes.
+    Unlike AP it also compares exports of a model that finds nothing. The masks are not cut to
+    boxes.
     """
-    anchors = expected["probabilities"].amax(2).topk(MASKS_PER_INPUT, 1).indices  # (B, n), of torch's outputs for both
+    # (B, n), of torch's outputs for both
+    anchors = expected["probabilities"].amax(2).topk(MASKS_PER_INPUT, 1).indices
 
     def masks(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         images = zip(outputs["coefficients"], anchors, outputs["prototypes"], strict=True)
-        return torch.stack([coefficients[rows] @ maps.flatten(1) > 0 for coefficients, rows, maps in images])
+        return torch.stack(
+            [coefficients[rows] @ maps.flatten(1) > 0 for coefficients, rows, maps in images]
+        )
 
     ours, theirs = masks(expected), masks(found)
     union = (ours | theirs).sum(2)
-    iou = torch.where(union > 0, (ours & theirs).sum(2) / union.clamp(min=1), 1.0)  # two empty masks are equal
+    # two empty masks are equal
+    iou = torch.where(union > 0, (ours & theirs).sum(2) / union.clamp(min=1), 1.0)
     return float(iou.mean()), float(iou.min())
 
 
 def finds_nothing(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the torch model's AP is near 0 in every class, so that an equal AP says nothing about an export."""
+    """Return whether the torch model's AP is near 0 in every class, so that an equal AP says
+    nothing about an export.
+    """
     return all(row[f"{name}_torch"] < NO_AP for row in rows for name in AP_NAMES)
 
 
 def compare_ap(
     expected: Mapping[str, Any], found: Mapping[str, Any], bounds: Bounds
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return each class's AP beside torch's, and a line for each one beyond the bounds. Classes without objects are left out."""
+    """Return each class's AP beside torch's, and a line for each one beyond the bounds.
+
+    Classes without objects are left out.
+    """
     rows, failures = [], []
     for ours, theirs in zip(expected["per_class"], found["per_class"], strict=True):
         if not ours["num_targets"]:
@@ -175,14 +207,17 @@ def compare_ap(
             change = theirs[name] - ours[name]
             if change < -bounds.ap if bounds.only_losses else abs(change) > bounds.ap:
                 failures.append(
-                    f"{label} of {ours['name']} is {theirs[name]:.4f}, torch's {ours[name]:.4f}: {change:+.4f}, "
+                    f"{label} of {ours['name']} is {theirs[name]:.4f}, torch's {ours[name]:.4f}: "
+                    f"{change:+.4f}, "
                     f"allowed {'a loss of ' if bounds.only_losses else ''}{bounds.ap:g}"
                 )
     return rows, failures
 
 
 def largest_change(rows: list[dict[str, Any]]) -> tuple[float, str] | None:
-    """Return the largest difference of a class's AP from torch's, with its sign, and its name and class."""
+    """Return the largest difference of a class's AP from torch's, with its sign, and its name and
+    class.
+    """
     changes = [
         (row[name] - row[f"{name}_torch"], f"{label}, {row['name']}")
         for row in rows
@@ -193,7 +228,9 @@ def largest_change(rows: list[dict[str, Any]]) -> tuple[float, str] | None:
 
 @dataclass(frozen=True)
 class Proof:
-    """The result: failures, one line each; the largest differences of raw outputs; AP of each class beside torch's."""
+    """The result: failures, one line each; the largest differences of raw outputs; AP of each class
+    beside torch's.
+    """
 
     failures: list[str]
     largest: dict[str, float] = field(default_factory=dict)
@@ -204,7 +241,8 @@ class Proof:
 class Judge:
     """Compares exports with one torch model on the same photographs, resized by this project.
 
-    With a tiling AP is measured on tiles, in the photographs' pixels; without, on whole photographs as in training.
+    With a tiling AP is measured on tiles, in the photographs' pixels; without, on whole photographs
+    as in training.
     """
 
     def __init__(
@@ -223,7 +261,8 @@ class Judge:
             image = read_image(photo.file)
             lower_right = image[image.shape[0] // 2 :, image.shape[1] // 2 :]
             canvases += [letterbox(part, size_px)[0] for part in (image, lower_right)]
-        self.inputs = prepare_images(torch.from_numpy(np.stack(canvases)), device)  # float32 (2 n, 3, S, S) in 0..1
+        # float32 (2 n, 3, S, S) in 0..1
+        self.inputs = prepare_images(torch.from_numpy(np.stack(canvases)), device)
         self._outputs: dict[str, torch.Tensor] = {}
         self._metrics: dict[str, Any] = {}
 
@@ -232,7 +271,9 @@ class Judge:
         self._outputs = decoded_outputs(reference, self.inputs)
         self._metrics = self.metrics(reference)
 
-    def prove(self, export: ExportedModel, facts: ExportFacts, ap_tolerance: float | None = None) -> Proof:
+    def prove(
+        self, export: ExportedModel, facts: ExportFacts, ap_tolerance: float | None = None
+    ) -> Proof:
         """Compare an export with the torch model and with the facts that it was made to carry."""
         failures = compare_facts(facts, export)
         if failures:

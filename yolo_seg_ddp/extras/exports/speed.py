@@ -1,4 +1,6 @@
-"""Measures the speed of exports, alternating in one process, and the peak memory of each in a process of its own."""
+"""Measures the speed of exports, alternating in one process, and the peak memory of each in a
+process of its own.
+"""
 
 import statistics
 import time
@@ -14,18 +16,24 @@ from yolo_seg_ddp.utils.devices import choose_precision, peak_memory_bytes
 from yolo_seg_ddp.utils.distributed.rank_processes import read_job, run_ranks, write_answer
 from yolo_seg_ddp.utils.environment import prepare_environment
 
-MEMORY_CODE = "from yolo_seg_ddp.extras.exports.speed import measure_memory; run_script(measure_memory)"
+MEMORY_CODE = (
+    "from yolo_seg_ddp.extras.exports.speed import measure_memory; run_script(measure_memory)"
+)
 ROUNDS = 15
 TIMEOUT_S = 600.0
 
 
 @torch.no_grad()
 def images_per_second(
-    runs: Mapping[int, tuple[nn.Module, torch.dtype | None]], images: torch.Tensor, rounds: int = ROUNDS
+    runs: Mapping[int, tuple[nn.Module, torch.dtype | None]],
+    images: torch.Tensor,
+    rounds: int = ROUNDS,
 ) -> dict[int, float]:
-    """Return the images per second of each network with its autocast dtype: the median of rounds, each with all networks.
+    """Return the images per second of each network with its autocast dtype: the median of rounds,
+    each with all networks.
 
-    images (B, 3, S, S) on the device. Resize, suppression and masks are the same for all and are not included.
+    images (B, 3, S, S) on the device. Resize, suppression and masks are the same for all and are
+    not included.
     """
     times_s: dict[int, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
@@ -42,9 +50,16 @@ def images_per_second(
 def peak_memory(path: str, device: str, amp: str, shape: tuple[int, ...]) -> int:
     """Return the peak memory in bytes of a process that opens a model and predicts on two batches.
 
-    On a CPU this is the whole process, Python and its libraries included; on a GPU PyTorch's tensors alone.
+    On a CPU this is the whole process, Python and its libraries included; on a GPU PyTorch's
+    tensors alone.
     """
-    job = {"path": path, "device": device, "amp": amp, "shape": shape, "threads": torch.get_num_threads()}
+    job = {
+        "path": path,
+        "device": device,
+        "amp": amp,
+        "shape": shape,
+        "threads": torch.get_num_threads(),
+    }
     (answer,) = run_ranks(MEMORY_CODE, 1, job, TIMEOUT_S)
     return int(answer["bytes"])
 

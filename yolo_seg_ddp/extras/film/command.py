@@ -2,7 +2,8 @@
 
     python inference.py --model models/mine/best.pt --source flight.mp4 --every 5
 
-A camera is named by its number, such as --source 0, a stream by its address. Ctrl-C ends the command; what it wrote is complete.
+A camera is named by its number, such as --source 0, a stream by its address. Ctrl-C ends the
+command; what it wrote is complete.
 """
 
 import argparse
@@ -34,7 +35,21 @@ from yolo_seg_ddp.utils.progress import Progress
 from yolo_seg_ddp.utils.signals import StopFlag
 from yolo_seg_ddp.utils.text import counted
 
-SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mts", ".m2ts", ".ts", ".mpg", ".mpeg", ".wmv", ".3gp")
+SUFFIXES = (
+    ".mp4",
+    ".mov",
+    ".m4v",
+    ".avi",
+    ".mkv",
+    ".webm",
+    ".mts",
+    ".m2ts",
+    ".ts",
+    ".mpg",
+    ".mpeg",
+    ".wmv",
+    ".3gp",
+)
 PREDICTIONS = "predictions.jsonl"
 WHOLE_SHARE = 0.95  # of the duration in a film's header, which may be an estimate
 CODE = cv2.VideoWriter.fourcc(*"mp4v")  # MPEG-4; the packages of OpenCV have no encoder of H.264
@@ -44,16 +59,25 @@ CODE = cv2.VideoWriter.fourcc(*"mp4v")  # MPEG-4; the packages of OpenCV have no
 class FilmConfig(PredictOptions):
     """Options of `inference.py` for a film."""
 
-    source: str = option(None, "film, camera's number, or address such as rtsp://camera/1", required=True)
-    output: str = option("outputs/predictions", f"folder for the drawn film and {PREDICTIONS}", metavar="DIR")
+    source: str = option(
+        None, "film, camera's number, or address such as rtsp://camera/1", required=True
+    )
+    output: str = option(
+        "outputs/predictions", f"folder for the drawn film and {PREDICTIONS}", metavar="DIR"
+    )
     every: int = option(1, "predict on every N-th frame", at_least=1, at_most=1000)
     frames_per_second: float | None = option(
-        None, "predict on so many frames of each second; unset: on all", at_least=0.01, needs="every=1"
+        None,
+        "predict on so many frames of each second; unset: on all",
+        at_least=0.01,
+        needs="every=1",
     )
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
-    """Return whether a command line of inference.py names a film, a camera or a stream with --source."""
+    """Return whether a command line of inference.py names a film, a camera or a stream with
+    --source.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--source", nargs="?")
     source = parser.parse_known_args(arguments)[0].source or ""
@@ -69,32 +93,48 @@ def main() -> int:
         film, positions = Film(config.source), Positions(Path(config.source))
         target = output / ("camera.mp4" if film.is_live else f"{Path(config.source).stem}.mp4")
         if target.exists() and not film.is_live and target.samefile(config.source):
-            raise UsageError(f"--output {config.output}: holds the film itself; name another folder")
+            raise UsageError(
+                f"--output {config.output}: holds the film itself; name another folder"
+            )
         predictor, names = open_predictor(config)
         with StopFlag() as stop, ExitStack() as stack:
             frames = film.frames(config.every, config.frames_per_second, stop)
             first = list(itertools.islice(frames, 1))
             if not first:
-                raise UserError(f"--source {film.name}: no frame was read; it is damaged or empty, or was interrupted")
+                raise UserError(
+                    f"--source {film.name}: no frame was read; it is damaged or empty, or was "
+                    "interrupted"
+                )
             output.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)  # nothing is written through a link
-            per_second = min(config.frames_per_second or film.per_second / config.every, film.per_second)
+            per_second = min(
+                config.frames_per_second or film.per_second / config.every, film.per_second
+            )
             size = first[0][1].shape[1::-1]
             drawn = cv2.VideoWriter(str(target), cv2.CAP_FFMPEG, CODE, per_second, size)
             stack.callback(drawn.release)  # without it no player opens the film
             if not drawn.isOpened():
-                raise UserError(f"{target}: cannot be written as a film of {size[0]} x {size[1]} pixels")
+                raise UserError(
+                    f"{target}: cannot be written as a film of {size[0]} x {size[1]} pixels"
+                )
             lines = stack.enter_context(new_text_file(output / PREDICTIONS))
             found: Counter[str] = Counter()
             num_frames = num_drawn = num_placed = 0
             start_s = time.perf_counter()
             progress = Progress("frames", round(film.whole_s * per_second), not film.is_live)
-            for (number, time_s), picture, prediction in progress(predictor.predict(itertools.chain(first, frames))):
+            for (number, time_s), picture, prediction in progress(
+                predictor.predict(itertools.chain(first, frames))
+            ):
                 place, entry = positions.at(time_s), photo_entry(names, picture.shape, prediction)
-                lines.write(json.dumps({"frame": number, "time_s": round(time_s, 3)} | place | entry) + "\n")
+                lines.write(
+                    json.dumps({"frame": number, "time_s": round(time_s, 3)} | place | entry) + "\n"
+                )
                 lines.flush()  # complete, whatever ends this process
-                canvas = cv2.cvtColor(draw_instances(picture, *prediction.drawn, names), cv2.COLOR_RGB2BGR)
-                repeats = max(1, math.ceil(time_s * per_second - 1) - num_drawn)  # where a camera left frames out
+                canvas = cv2.cvtColor(
+                    draw_instances(picture, *prediction.drawn, names), cv2.COLOR_RGB2BGR
+                )
+                # where a camera left frames out
+                repeats = max(1, math.ceil(time_s * per_second - 1) - num_drawn)
                 for _ in range(repeats):
                     drawn.write(cv2.resize(canvas, size))  # the size of a stream may change
                 num_drawn += repeats
@@ -102,9 +142,15 @@ def main() -> int:
                 num_frames += 1
                 num_placed += bool(place)
     summary = ", ".join(f"{found[name]} {name}" for name in names if found[name]) or "nothing"
-    print(f"{counted(num_frames, 'frame')} of {film.name}{f', until {stop.reason}' * stop.is_set}; found {summary}")
+    print(
+        f"{counted(num_frames, 'frame')} of {film.name}{f', until {stop.reason}' * stop.is_set}; "
+        f"found {summary}"
+    )
     print(f"Results in {config.output}: {target.name}, {PREDICTIONS}")
-    print(f"{1000 * (time.perf_counter() - start_s) / num_frames:,.0f} ms per frame, with reading, drawing and writing")
+    print(
+        f"{1000 * (time.perf_counter() - start_s) / num_frames:,.0f} ms per frame, with reading, "
+        "drawing and writing"
+    )
     if positions.file:
         print(f"{positions.file.name}: positions of {counted(num_placed, 'frame')}")
     if not stop.is_set and film.end_s < WHOLE_SHARE * film.whole_s:

@@ -1,10 +1,13 @@
-"""Confidences with a guarantee that assumes no distribution: Learn then Test (Angelopoulos et al. 2021, arXiv 2110.01052).
+"""Confidences with a guarantee that assumes no distribution: Learn then Test (Angelopoulos et al.
+2021, arXiv 2110.01052).
 
-The unit is a group, such as a flight: objects of one group are alike, so they are no independent trials. A group's loss is its own
-share of missed objects (of missed length, for thin classes), and the risk is the mean loss over all groups that could be flown.
-With the certainty asked for, over the draw of the judged groups, the risk at the chosen confidence is at most the limit. This
-assumes that all groups, the later ones too, are independent draws of one kind. It says nothing of a single flight, and each class
-has its own guarantee. Groups without an object of the class have no recall and do not count for it.
+The unit is a group, such as a flight: objects of one group are alike, so they are no independent
+trials. A group's loss is its own share of missed objects (of missed length, for thin classes), and
+the risk is the mean loss over all groups that could be flown. With the certainty asked for, over
+the draw of the judged groups, the risk at the chosen confidence is at most the limit. This assumes
+that all groups, the later ones too, are independent draws of one kind. It says nothing of a single
+flight, and each class has its own guarantee. Groups without an object of the class have no recall
+and do not count for it.
 """
 
 from __future__ import annotations
@@ -22,19 +25,25 @@ from yolo_seg_ddp.utils.errors import UsageError
 from yolo_seg_ddp.utils.text import counted
 
 RECALL, FALSE_ALARMS = "recall", "false_alarms"
-ALARM_CAP = 5.0  # times the number asked for: a group with more false alarms a photograph counts as if it had so many
+# times the number asked for: a group with more false alarms a photograph counts as if it had so
+# many
+ALARM_CAP = 5.0
 MOST_GROUPS = 100_000  # that are worth naming
-MOST_STAKE, PRIOR_GROUPS = 0.99, 40  # share of the wealth that a group may take; chosen on made-up losses
+# share of the wealth that a group may take; chosen on made-up losses
+MOST_STAKE, PRIOR_GROUPS = 0.99, 40
 
 
 def upper_bound(losses: np.ndarray, limit: float, error: float) -> np.ndarray:
-    """Return what the expectation of losses in 0 to 1, (groups, n), exceeds with a probability of at most `error`: (n,), within 1e-6.
+    """Return what the expectation of losses in 0 to 1, (groups, n), exceeds with a probability of
+    at most `error`: (n,), within 1e-6.
 
-    For each value above it, a gambler who bets on group after group that its loss is below the value got rich: 1 / error times as
-    much as at the start. If the expectation were above the value, that would happen with a probability of at most `error`.
-    Stakes may depend on earlier groups: these are those of Waudby-Smith and Ramdas (2024, arXiv 2010.09686, section 4.2), but
-    begin with the variance of a coin whose expectation is the `limit` of interest, worth PRIOR_GROUPS. The wealth rises with the
-    value, so bisection finds it. The order is shuffled, because names often follow the time.
+    For each value above it, a gambler who bets on group after group that its loss is below the
+    value got rich: 1 / error times as much as at the start. If the expectation were above the
+    value, that would happen with a probability of at most `error`. Stakes may depend on earlier
+    groups: these are those of Waudby-Smith and Ramdas (2024, arXiv 2010.09686, section 4.2), but
+    begin with the variance of a coin whose expectation is the `limit` of interest, worth
+    PRIOR_GROUPS. The wealth rises with the value, so bisection finds it. The order is shuffled,
+    because names often follow the time.
     """
     losses = losses[np.random.default_rng(0).permutation(len(losses))]
     num_seen, variance = PRIOR_GROUPS + np.arange(1, len(losses) + 1)[:, None], limit * (1 - limit)
@@ -48,12 +57,15 @@ def upper_bound(losses: np.ndarray, limit: float, error: float) -> np.ndarray:
         gains = np.log1p(np.minimum(stakes, MOST_STAKE / (1 - middle)) * (middle - losses))
         holds = gains.cumsum(axis=0).max(axis=0, initial=0) >= -np.log(error)
         low, high = np.where(holds, low, middle), np.where(holds, middle, high)
-    return np.maximum(high, losses.mean(axis=0)) if len(losses) else high  # no less than what was seen
+    # no less than what was seen
+    return np.maximum(high, losses.mean(axis=0)) if len(losses) else high
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What is asked for: a share of the objects to be found, or most false alarms of a class in a photograph."""
+    """What is asked for: a share of the objects to be found, or most false alarms of a class in a
+    photograph.
+    """
 
     name: str
     value: float
@@ -65,7 +77,9 @@ class Promise:
         value = float(text) if text.replace(".", "", 1).isdecimal() else 0.0
         if 0 < value < {RECALL: 1, FALSE_ALARMS: 1000}.get(name, 0):
             return cls(name, value)
-        raise UsageError(f"--guarantee {word}: must be recall=SHARE, such as recall=0.9, or false_alarms=NUMBER")
+        raise UsageError(
+            f"--guarantee {word}: must be recall=SHARE, such as recall=0.9, or false_alarms=NUMBER"
+        )
 
     @property
     def words(self) -> str:
@@ -83,8 +97,12 @@ class Promise:
         """Return what a risk means: recall, or false alarms a photograph."""
         return 1 - risk if self.name == RECALL else risk * ALARM_CAP * self.value
 
-    def losses(self, results: Sequence[ImageResult], groups: Sequence[str] | np.ndarray, class_id: int) -> np.ndarray:
-        """Return each group's loss at each of LEVELS, (groups, levels), in 0 to 1, from photographs and their groups."""
+    def losses(
+        self, results: Sequence[ImageResult], groups: Sequence[str] | np.ndarray, class_id: int
+    ) -> np.ndarray:
+        """Return each group's loss at each of LEVELS, (groups, levels), in 0 to 1, from photographs
+        and their groups.
+        """
         names, number = np.unique(groups, return_inverse=True)
         sums, totals = np.zeros((len(names), len(LEVELS))), np.zeros(len(names))
         is_alarm = self.name == FALSE_ALARMS
@@ -97,7 +115,9 @@ class Promise:
             is_hit = result.mask_hits[:, 0]
             wanted = ~is_hit & (result.mask_ignored < IOU_THRESHOLDS[0]) if is_alarm else is_hit
             chosen = (result.class_ids == class_id) & wanted
-            totals[group] += 1 if is_alarm else np.count_nonzero(result.target_class_ids == class_id)
+            totals[group] += (
+                1 if is_alarm else np.count_nonzero(result.target_class_ids == class_id)
+            )
             sums[group] += (result.scores[chosen][:, None] >= LEVELS).sum(axis=0)
         shares = sums[totals > 0] / totals[totals > 0, None]
         return np.minimum(shares / (ALARM_CAP * self.value), 1) if is_alarm else 1 - shares
@@ -105,7 +125,9 @@ class Promise:
 
 @dataclass(frozen=True)
 class Assessed:
-    """A promise for one class: its losses (groups, levels), their means, and the limits of the risk that are certain."""
+    """A promise for one class: its losses (groups, levels), their means, and the limits of the risk
+    that are certain.
+    """
 
     promise: Promise
     num_groups: int
@@ -116,22 +138,31 @@ class Assessed:
 
     @classmethod
     def of(cls, promise: Promise, losses: np.ndarray, error: float) -> Assessed:
-        """Judge losses (groups, levels); the guarantee may fail with a probability of at most `error`."""
+        """Judge losses (groups, levels); the guarantee may fail with a probability of at most
+        `error`.
+        """
         means = losses.mean(axis=0) if len(losses) else np.ones(len(LEVELS))
-        return cls(promise, len(losses), losses, means, upper_bound(losses, promise.limit, error), error)
+        return cls(
+            promise, len(losses), losses, means, upper_bound(losses, promise.limit, error), error
+        )
 
     @property
     def holds(self) -> np.ndarray:
-        """Whether the promise is certain at each level: from the safe end up to the first at which it is not.
+        """Whether the promise is certain at each level: from the safe end up to the first at which
+        it is not.
 
         This fixed order is why many levels need no correction (Learn then Test, section 4).
         """
         safe_first = slice(None, None, 1 if self.promise.name == RECALL else -1)
-        return np.logical_and.accumulate((self.bounds <= self.promise.limit)[safe_first])[safe_first]
+        return np.logical_and.accumulate((self.bounds <= self.promise.limit)[safe_first])[
+            safe_first
+        ]
 
     @property
     def groups_needed(self) -> int | None:
-        """About how many groups with the same losses, repeated, would do at the safest level; None if none would."""
+        """About how many groups with the same losses, repeated, would do at the safest level; None
+        if none would.
+        """
         losses, limit = self.losses[:, [self.means.argmin()]], self.promise.limit
 
         def is_enough(number: int) -> bool:
@@ -141,17 +172,22 @@ class Assessed:
         return found if found < MOST_GROUPS else None
 
 
-def report_class(name: str, assessed: Sequence[Assessed], num_objects: int, unit: str) -> dict[str, Any]:
-    """Return the highest confidence that keeps all promises (None if none does), why, and the curves of what is certain.
+def report_class(
+    name: str, assessed: Sequence[Assessed], num_objects: int, unit: str
+) -> dict[str, Any]:
+    """Return the highest confidence that keeps all promises (None if none does), why, and the
+    curves of what is certain.
 
-    Each promise has its share of the error, so they hold together. unit: what groups are, as a plural.
+    Each promise has its share of the error, so they hold together. unit: what groups are, as a
+    plural.
     """
     holds = np.logical_and.reduce([one.holds for one in assessed])
     threshold = round(float(LEVELS[holds][-1]), 3) if holds.any() else None
     failed = [one for one in assessed if not one.holds.any()]
     if threshold is not None:
         words = (
-            f"confidence {threshold:g} and above ({assessed[0].num_groups} {unit}, {counted(num_objects, 'object')})"
+            f"confidence {threshold:g} and above ({assessed[0].num_groups} {unit}, "
+            f"{counted(num_objects, 'object')})"
         )
     elif not failed:
         words = "no threshold: no confidence keeps both promises"
@@ -159,11 +195,17 @@ def report_class(name: str, assessed: Sequence[Assessed], num_objects: int, unit
         words = f"no threshold: none of the {unit} has an object"
     elif (needed := failed[0].groups_needed) is None:
         best = failed[0].promise.shown(failed[0].means[failed[0].means.argmin()])
-        words = f"no threshold: {failed[0].promise.name} is {best:.3g} at best; more {unit} would not help"
+        words = (
+            f"no threshold: {failed[0].promise.name} is {best:.3g} at best; more {unit} would not "
+            "help"
+        )
     else:
         more = needed - failed[0].num_groups
         objects = round(more * num_objects / failed[0].num_groups)
-        words = f"no threshold: {failed[0].num_groups} {unit} are too few; {more} more are needed, with about {objects} objects"
+        words = (
+            f"no threshold: {failed[0].num_groups} {unit} are too few; {more} more are needed, "
+            f"with about {objects} objects"
+        )
     certain = {
         one.promise.name: one.promise.shown(one.bounds).round(4).tolist() for one in assessed
     }  # at each of LEVELS

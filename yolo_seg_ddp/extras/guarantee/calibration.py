@@ -17,7 +17,13 @@ from yolo_seg_ddp.evaluation.evaluate import AP_CONFIDENCE, OnImage
 from yolo_seg_ddp.evaluation.metrics.matching import LEVELS
 from yolo_seg_ddp.evaluation.metrics.results import ImageResult
 from yolo_seg_ddp.evaluation.native_masks import place
-from yolo_seg_ddp.extras.guarantee.bounds import FALSE_ALARMS, RECALL, Assessed, Promise, report_class
+from yolo_seg_ddp.extras.guarantee.bounds import (
+    FALSE_ALARMS,
+    RECALL,
+    Assessed,
+    Promise,
+    report_class,
+)
 from yolo_seg_ddp.predict.detections import Detections
 from yolo_seg_ddp.predict.shift_features import image_statistics, mean_traits, photo_traits
 from yolo_seg_ddp.predict.thresholds import VERSION, digest_of_model, settings_of
@@ -32,23 +38,32 @@ from yolo_seg_ddp.utils.text import counted
 FILE = "thresholds.yaml"
 MOST_KEPT = 500  # groups whose traits are written; reading more takes seconds
 MEANING = {
-    RECALL: "the mean share that is found, over all {} of the kind that was judged which have an object of the class",
-    FALSE_ALARMS: "the mean number, over all {} of the kind that was judged, each counted up to 5 times the limit",
+    RECALL: "the mean share that is found, over all {} of the kind that was judged which have an "
+    "object of the class",
+    FALSE_ALARMS: "the mean number, over all {} of the kind that was judged, each counted up "
+    "to 5 times the limit",
 }
 
 
 def groups_of(spec: DatasetSpec, photos: Sequence[Photo]) -> tuple[list[str], str]:
     """Return each photograph's group, and what groups are, as a plural.
 
-    By manifest.json they are what parse_labels.py kept on one side of the split: circuits, series or, if it split by a hash,
-    photographs with their copies. Otherwise they are the folders that the photographs came from, or lie in.
+    By manifest.json they are what parse_labels.py kept on one side of the split: circuits, series
+    or, if it split by a hash, photographs with their copies. Otherwise they are the folders that
+    the photographs came from, or lie in.
     """
     files = [photo.file.name for photo in photos]
     try:
-        manifest = read_back(spec.root / "manifest.json", mapping, "delete it, and each folder is a group")
+        manifest = read_back(
+            spec.root / "manifest.json", mapping, "delete it, and each folder is a group"
+        )
         by = manifest["options"]["split_by"]
         if by in ("hash", "time"):
-            unit, kin = ("photographs", manifest["copies"]) if by == "hash" else ("series", manifest["series"])
+            unit, kin = (
+                ("photographs", manifest["copies"])
+                if by == "hash"
+                else ("series", manifest["series"])
+            )
             first_of = {file: each[0] for each in kin for file in each}
             return [first_of.get(file, file) for file in files], unit
         records = {record["file"]: record for record in manifest["photographs"]}
@@ -60,14 +75,20 @@ def groups_of(spec: DatasetSpec, photos: Sequence[Photo]) -> tuple[list[str], st
 
 
 def prove(model: str, spec: DatasetSpec, split: str, photos: Sequence[Photo]) -> tuple[str, str]:
-    """Return the digest of the judged photographs and labels, and in words whether the model never saw them.
+    """Return the digest of the judged photographs and labels, and in words whether the model never
+    saw them.
 
-    The files' contents are compared with data.json beside the model. Raises UserError if some were trained on.
+    The files' contents are compared with data.json beside the model. Raises UserError if some were
+    trained on.
     """
     trained = read_fingerprint(Path(model).parent)
     judged = take_fingerprint(spec.names, {split: photos}, spec.root, before=trained)
     if trained is None or (Path(model).parent / CHANGES_FILE).exists():
-        reason = "its run's data.json is not beside it" if trained is None else "its data changed during training"
+        reason = (
+            "its run's data.json is not beside it"
+            if trained is None
+            else "its data changed during training"
+        )
         return judged.digest, f"not proved that the model was not trained on them: {reason}"
     seen, chose = (
         {texts[0] for key, texts in trained.photographs.items() if key.startswith(f"{kind} ")}
@@ -76,18 +97,33 @@ def prove(model: str, spec: DatasetSpec, split: str, photos: Sequence[Photo]) ->
     if both := [key for key, texts in judged.photographs.items() if texts[0] in seen]:
         such = printable(both[0], 400)
         raise UserError(
-            f"--guarantee: {model} was trained on {len(both)} of the photographs, such as {such}; judge others"
+            f"--guarantee: {model} was trained on {len(both)} of the photographs, such as {such}; "
+            "judge others"
         )
-    is_chosen = Path(model).stem == "best" and any(texts[0] in chose for texts in judged.photographs.values())
-    caution = "; the best epoch was chosen with some of them, so judge last.pt or use --split test" if is_chosen else ""
+    is_chosen = Path(model).stem == "best" and any(
+        texts[0] in chose for texts in judged.photographs.values()
+    )
+    caution = (
+        "; the best epoch was chosen with some of them, so judge last.pt or use --split test"
+        if is_chosen
+        else ""
+    )
     return judged.digest, f"none is among the {len(seen)} that the model was trained on{caution}"
 
 
 class ThresholdCalibrator:
-    """Finds the confidences that keep promises for a model's classes, from the photographs of an evaluation."""
+    """Finds the confidences that keep promises for a model's classes, from the photographs of an
+    evaluation.
+    """
 
     def __init__(
-        self, words: Sequence[str], certainty: float, model: str, spec: DatasetSpec, split: str, photos: Sequence[Photo]
+        self,
+        words: Sequence[str],
+        certainty: float,
+        model: str,
+        spec: DatasetSpec,
+        split: str,
+        photos: Sequence[Photo],
     ) -> None:
         """Raises UsageError for an odd promise, and UserError as `prove`."""
         self.promises = [Promise.parse(word) for word in words]
@@ -105,14 +141,19 @@ class ThresholdCalibrator:
             "data": str(spec.yaml_file),
             "data_fingerprint": digest,
             "split": split,
-            "proof": f"{counted(len(photos), 'photograph')}, groups ({self.unit}): {len(set(self.groups))}; {proof}",
+            "proof": f"{counted(len(photos), 'photograph')}, groups ({self.unit}): "
+            f"{len(set(self.groups))}; {proof}",
             "unit": self.unit,
             "certainty": certainty,
-            "promises": {promise.words: MEANING[promise.name].format(self.unit) for promise in self.promises},
+            "promises": {
+                promise.words: MEANING[promise.name].format(self.unit) for promise in self.promises
+            },
         }
 
     def watch(self, then: OnImage | None) -> OnImage:
-        """Return an `on_image` for `evaluate` that remembers what each photograph is like, and calls `then`."""
+        """Return an `on_image` for `evaluate` that remembers what each photograph is like, and
+        calls `then`.
+        """
 
         def see(sample: Sample, found: Detections, prototypes: torch.Tensor) -> None:
             look = image_statistics(prototypes, sample.image, place(sample, (1, 1)))
@@ -123,13 +164,21 @@ class ThresholdCalibrator:
         return see
 
     def finish(self, results: Sequence[ImageResult], predictor: Predictor) -> dict[str, Any]:
-        """Return what is guaranteed, for metrics.json, from the results of all ranks. Every rank must reach this.
+        """Return what is guaranteed, for metrics.json, from the results of all ranks. Every rank
+        must reach this.
 
         predictor: what predicts as the model was judged.
         """
-        mine = {"index": np.array([*self.traits], np.int64), "traits": np.array([*self.traits.values()], np.float64)}
+        mine = {
+            "index": np.array([*self.traits], np.int64),
+            "traits": np.array([*self.traits.values()], np.float64),
+        }
         parts = distributed.gather_arrays(mine)
-        traits = {index: row for part in parts for index, row in zip(part["index"], part["traits"], strict=True)}
+        traits = {
+            index: row
+            for part in parts
+            for index, row in zip(part["index"], part["traits"], strict=True)
+        }
         groups = np.array([self.groups[result.image_id] for result in results])
         rows = np.stack([traits[result.image_id] for result in results])
         kept = np.unique(groups)[:: 1 + len(np.unique(groups)) // MOST_KEPT]
@@ -137,16 +186,25 @@ class ThresholdCalibrator:
         self.facts["settings"] = {**settings_of(predictor, self.names), "confidence": AP_CONFIDENCE}
         classes = []
         for class_id, name in enumerate(self.names):
-            assessed = [Assessed.of(one, one.losses(results, groups, class_id), self.error) for one in self.promises]
+            assessed = [
+                Assessed.of(one, one.losses(results, groups, class_id), self.error)
+                for one in self.promises
+            ]
             number = sum(int((result.target_class_ids == class_id).sum()) for result in results)
             classes.append(report_class(name, assessed, number, self.unit))
         self.facts["classes"] = classes
         return {**self.facts, "levels": LEVELS.astype(float).round(3).tolist()}
 
     def write(self, folder: Path) -> None:
-        """Write thresholds.yaml: what `finish` returned without the curves, and what the groups are like."""
+        """Write thresholds.yaml: what `finish` returned without the curves, and what the groups are
+        like.
+        """
         rows = self.facts["classes"]
-        classes = [{name: value for name, value in row.items() if name != "certain"} for row in rows]
+        classes = [
+            {name: value for name, value in row.items() if name != "certain"} for row in rows
+        ]
         content = {**self.facts, "classes": classes, "calibration": self.calibration}
-        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, default_flow_style=None, width=1000)
+        text = yaml.safe_dump(
+            content, sort_keys=False, allow_unicode=True, default_flow_style=None, width=1000
+        )
         write_text_atomic(folder / FILE, text)

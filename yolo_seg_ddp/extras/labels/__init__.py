@@ -1,6 +1,8 @@
-"""Readers of the label files of Label Studio, LabelMe, VGG Image Annotator, CVAT and RSML, and of mask pictures.
+"""Readers of the label files of Label Studio, LabelMe, VGG Image Annotator, CVAT and RSML, and of
+mask pictures.
 
-`parse_labels.py` asks READERS. `yolo_seg_ddp/prepare/parsing/label_file.py` says what a reader is and how to add one.
+`parse_labels.py` asks READERS. `yolo_seg_ddp/prepare/parsing/label_file.py` says what a reader is
+and how to add one.
 """
 
 from yolo_seg_ddp.extras.labels.cvat import CvatFile

@@ -1,4 +1,6 @@
-"""Reads the XML of CVAT for images 1.1: polygons, polylines, boxes, ellipses and masks of each photograph."""
+"""Reads the XML of CVAT for images 1.1: polygons, polylines, boxes, ellipses and masks of each
+photograph.
+"""
 
 import itertools
 import math
@@ -18,7 +20,13 @@ from yolo_seg_ddp.prepare.parsing.coco import RunLengthError, Size, cut_out
 from yolo_seg_ddp.prepare.parsing.label_csv import UNREADABLE_ROW, Problem
 from yolo_seg_ddp.prepare.parsing.label_file import MAX_LABEL_BYTES, LabelFile, first_element
 from yolo_seg_ddp.prepare.parsing.outlines import ShapeObject, box_corners, read_points, read_size
-from yolo_seg_ddp.prepare.parsing.rows import MAX_NAME_CHARACTERS, AnnotationRow, ObjectCounts, Parsed, says_ignore
+from yolo_seg_ddp.prepare.parsing.rows import (
+    MAX_NAME_CHARACTERS,
+    AnnotationRow,
+    ObjectCounts,
+    Parsed,
+    says_ignore,
+)
 from yolo_seg_ddp.utils.errors import UserError, one_line, printable
 from yolo_seg_ddp.utils.files import read_bytes
 
@@ -39,8 +47,10 @@ class CvatFile(LabelFile):
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
-        self.names: dict[str, None] = {}  # those of the task, in its order; then others that shapes use
-        self._images: list[tuple[int, int, Attributes, ObjectCounts]] = []  # first byte, last, attributes, shapes
+        # those of the task, in its order; then others that shapes use
+        self.names: dict[str, None] = {}
+        # first byte, last, attributes, shapes
+        self._images: list[tuple[int, int, Attributes, ObjectCounts]] = []
         self._tags: list[str] = []
         self._open: tuple[int, Attributes] = (0, {})
         self._found: ObjectCounts = Counter()
@@ -50,7 +60,9 @@ class CvatFile(LabelFile):
             data = read_bytes(path, MAX_LABEL_BYTES)
             self._parser.Parse(data, True)
         except (expat.ExpatError, ValueError) as error:
-            raise UserError(f"{path}: not CVAT's XML: {one_line(error, 200)}; export as CVAT for images 1.1") from error
+            raise UserError(
+                f"{path}: not CVAT's XML: {one_line(error, 200)}; export as CVAT for images 1.1"
+            ) from error
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}") from error
         self.rows = list(self._rows(data))
@@ -65,13 +77,21 @@ class CvatFile(LabelFile):
             try:
                 if not 0 < len(name) <= MAX_NAME_CHARACTERS:
                     raise ValueError("has no usable `name`")
-                size = read_size(*(_number(attributes[side]) for side in ("width", "height") if side in attributes))
+                size = read_size(
+                    *(
+                        _number(attributes[side])
+                        for side in ("width", "height")
+                        if side in attributes
+                    )
+                )
             except (ValueError, TypeError, OverflowError) as error:
                 self.lose(counts, UNREADABLE_ROW)
                 self.complain(f"image {printable(attributes.get('id', '?'))}: {error}; skipped")
                 continue
             items, subset = [data[start:end]] * bool(counts), attributes.get("subset", "")
-            yield AnnotationRow((name,), self.path, items, f"{size}", partial(_objects, size), counts, subset)
+            yield AnnotationRow(
+                (name,), self.path, items, f"{size}", partial(_objects, size), counts, subset
+            )
 
     def _start(self, tag: str, attributes: Attributes) -> None:
         self._tags.append(tag)
@@ -93,7 +113,9 @@ class CvatFile(LabelFile):
 
     def _end(self, tag: str) -> None:
         if self._tags == IMAGE:
-            self._images.append((self._open[0], self._parser.CurrentByteIndex, self._open[1], self._found))
+            self._images.append(
+                (self._open[0], self._parser.CurrentByteIndex, self._open[1], self._found)
+            )
         elif self._tags[-3:] == LABEL_NAME and self._text.strip():
             self.names.setdefault(printable(self._text.strip()))
         self._tags.pop()
@@ -103,20 +125,30 @@ class CvatFile(LabelFile):
             self._text += text
 
 
-def bounded_parser(start: Callable[..., None], end: Callable[..., None], text: Callable[..., None]) -> Any:
-    """Return an XML parser that refuses a document type, so that no entity expands and nothing is read from elsewhere."""
+def bounded_parser(
+    start: Callable[..., None], end: Callable[..., None], text: Callable[..., None]
+) -> Any:
+    """Return an XML parser that refuses a document type, so that no entity expands and nothing is
+    read from elsewhere.
+    """
 
     def refuse(*_: object) -> NoReturn:
         raise ValueError("it declares a document type (DOCTYPE)")
 
     parser = expat.ParserCreate("utf-8")  # whatever the file declares
     parser.StartDoctypeDeclHandler = refuse
-    parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, end, text
+    parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = (
+        start,
+        end,
+        text,
+    )
     return parser
 
 
 def _objects(size: Size, data: bytes) -> Parsed:
-    """Return the objects of one image, from `<image` to before its end, and messages about what was left out."""
+    """Return the objects of one image, from `<image` to before its end, and messages about what was
+    left out.
+    """
     objects: list[ShapeObject] = []
     complaints: list[str] = []
     numbers = itertools.count(1)
@@ -129,7 +161,9 @@ def _objects(size: Size, data: bytes) -> Parsed:
         nonlocal depth
         depth -= 1
         if depth == 1 and says_ignore(flags):
-            objects[num_before:] = [replace(shape, is_region=True) for shape in objects[num_before:]]
+            objects[num_before:] = [
+                replace(shape, is_region=True) for shape in objects[num_before:]
+            ]
 
     def add_text(text: str) -> None:
         flags[flag] += text
@@ -163,8 +197,16 @@ def _object(tag: str, name: str, label: str, size: Size, given: Attributes) -> S
     turn = math.radians(_number(given.get("rotation", "0")))
     if tag == "mask":
         box = [int(_number(given[key])) for key in ("left", "top", "width", "height")]
-        if size is None or min(box[:2]) < 0 or box[0] + box[2] > size[0] or box[1] + box[3] > size[1]:
-            raise ValueError(f"a box of {box[2]}x{box[3]} pixels at ({box[0]}, {box[1]}) that the image does not hold")
+        if (
+            size is None
+            or min(box[:2]) < 0
+            or box[0] + box[2] > size[0]
+            or box[1] + box[3] > size[1]
+        ):
+            raise ValueError(
+                f"a box of {box[2]}x{box[3]} pixels at ({box[0]}, {box[1]}) that the image does "
+                "not hold"
+            )
         return ShapeObject(label, name, size, size, draw=partial(decode_rows, given["rle"], box))
     if tag == "box":
         left, top, right, bottom = (_number(given[key]) for key in ("xtl", "ytl", "xbr", "ybr"))
@@ -177,11 +219,14 @@ def _object(tag: str, name: str, label: str, size: Size, given: Attributes) -> S
         numbers = [_number(text) for pair in given["points"].split(";") for text in pair.split(",")]
         points = read_points(numbers, "line" if tag == "polyline" else "polygon")
     group = given.get("group_id", "0") != "0" and given["group_id"]
-    return ShapeObject(label, name, size, size, (points,), is_line=tag == "polyline", group=group or None)
+    return ShapeObject(
+        label, name, size, size, (points,), is_line=tag == "polyline", group=group or None
+    )
 
 
 def decode_rows(text: str, box: Sequence[int]) -> tuple[np.ndarray, int, int]:
-    """Decode CVAT's `rle` of a box (left, top, width, height): lengths of runs outside and inside, alternating, row by row.
+    """Decode CVAT's `rle` of a box (left, top, width, height): lengths of runs outside and inside,
+    alternating, row by row.
 
     Returns like `decode_coco`. Raises RunLengthError.
     """
@@ -194,7 +239,9 @@ def decode_rows(text: str, box: Sequence[int]) -> tuple[np.ndarray, int, int]:
         raise RunLengthError("`rle` is not a list of whole numbers") from error
     if (runs < 0).any() or (runs > width * height).any() or int(runs.sum()) != width * height:
         raise RunLengthError(f"its runs do not add up to the {width}x{height} pixels of its box")
-    mask, first_column, first_row = cut_out(np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width))
+    mask, first_column, first_row = cut_out(
+        np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width)
+    )
     return mask, left + first_column, top + first_row
 
 

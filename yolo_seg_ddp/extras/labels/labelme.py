@@ -1,4 +1,6 @@
-"""Reads LabelMe's JSON, one file for each photograph: polygons, rectangles, circles, and lines as strips."""
+"""Reads LabelMe's JSON, one file for each photograph: polygons, rectangles, circles, and lines as
+strips.
+"""
 
 import base64
 from collections import Counter
@@ -48,7 +50,11 @@ class LabelMeFile(LabelFile):
             shapes, name = content.get("shapes"), content.get("imagePath")
             if isinstance(shapes, list):
                 counts = Counter(map(_label_and_kind, shapes))
-            if not isinstance(shapes, list) or not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS:
+            if (
+                not isinstance(shapes, list)
+                or not isinstance(name, str)
+                or not 0 < len(name) <= MAX_NAME_CHARACTERS
+            ):
                 raise ValueError("not LabelMe's: no list `shapes`, or no usable `imagePath`")
             size = read_size(content.get("imageWidth"), content.get("imageHeight"))
         except (UserError, ValueError, OverflowError) as error:
@@ -57,7 +63,8 @@ class LabelMeFile(LabelFile):
             return
         # Those in use: the files do not say which others the project has.
         self.names = sorted({label for label, _ in counts if label})
-        beside = [path.stem + suffix for suffix in IMAGE_SUFFIXES]  # if it was renamed together with this file
+        # if it was renamed together with this file
+        beside = [path.stem + suffix for suffix in IMAGE_SUFFIXES]
         names, objects = (name.replace("\\", "/"), *beside), partial(_objects, size)
         self.rows = [AnnotationRow(names, path, shapes, f"{size}", objects, counts)]
 
@@ -86,20 +93,30 @@ def _objects(size: Size, shape: Any) -> Parsed:
     kind, is_region = _kind(shape), says_ignore(shape.get("flags"))
     try:
         if kind == MASK:
-            return [ShapeObject(label, "shape", size, size, draw=_mask(shape), is_region=is_region)], []
+            return [
+                ShapeObject(label, "shape", size, size, draw=_mask(shape), is_region=is_region)
+            ], []
         if kind not in AREAS and kind not in LINES:
             raise ValueError(f"{kind} is not read; draw a polygon or a linestrip")
-        points = _outline(kind, read_points(shape.get("points"), "polygon" if kind == AREAS[0] else "line"))
+        points = _outline(
+            kind, read_points(shape.get("points"), "polygon" if kind == AREAS[0] else "line")
+        )
     except (ValueError, OverflowError) as error:
         return [ShapeObject(label, "shape", error=str(error))], []
     group = shape.get("group_id")
     group = group if isinstance(group, int | str) else None
     is_line = kind in LINES
-    return [ShapeObject(label, "shape", size, size, (points,), is_line=is_line, is_region=is_region, group=group)], []
+    return [
+        ShapeObject(
+            label, "shape", size, size, (points,), is_line=is_line, is_region=is_region, group=group
+        )
+    ], []
 
 
 def _mask(shape: dict[str, Any]) -> Callable[[], tuple[np.ndarray, int, int]]:
-    """Return a function that draws a mask, a PNG in Base64 whose upper left corner is the first point."""
+    """Return a function that draws a mask, a PNG in Base64 whose upper left corner is the first
+    point.
+    """
     corner, text = read_points(shape.get("points"), "line")[0], shape.get("mask")
     if not isinstance(text, str):
         raise ValueError("a mask without its picture")
@@ -110,7 +127,9 @@ def _mask(shape: dict[str, Any]) -> Callable[[], tuple[np.ndarray, int, int]]:
 
 
 def _outline(kind: str, points: np.ndarray) -> np.ndarray:
-    """Return the corners of a rectangle from two opposite ones, or of a circle from its centre and a point on it."""
+    """Return the corners of a rectangle from two opposite ones, or of a circle from its centre and
+    a point on it.
+    """
     if len(points) != 2 or kind not in AREAS:
         return points
     if kind == "rectangle":

@@ -1,4 +1,6 @@
-"""Reads RSML, the root system markup language: each root of a plant is a line (https://rootsystemml.github.io)."""
+"""Reads RSML, the root system markup language: each root of a plant is a line
+(https://rootsystemml.github.io).
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -14,12 +16,16 @@ from yolo_seg_ddp.utils.errors import UserError, one_line
 from yolo_seg_ddp.utils.files import read_bytes
 
 MAX_BYTES = 32_000_000
-ORDERS = ("primary", "lateral")  # classes of a root, and of roots that grow from another, if `label` is no kind of root
+# classes of a root, and of roots that grow from another, if `label` is no kind of root
+ORDERS = ("primary", "lateral")
 KINDS = (*ORDERS, "secondary", "tertiary", "seminal", "nodal", "crown", "basal", "adventitious")
 
 
 class RsmlFile(LabelFile):
-    """The roots in one photograph, which has the file's name. Raises UserError when it is not RSML."""
+    """The roots in one photograph, which has the file's name.
+
+    Raises UserError when it is not RSML.
+    """
 
     format = "rsml"
     title = "RSML"
@@ -48,10 +54,14 @@ class RsmlFile(LabelFile):
 
 
 def read_roots(data: bytes) -> Parsed:
-    """Return the roots of a file as lines, and messages about those left out. Raises ExpatError and ValueError."""
+    """Return the roots of a file as lines, and messages about those left out.
+
+    Raises ExpatError and ValueError.
+    """
     objects: list[ShapeObject] = []
     tags: list[str] = []
-    roots: list[tuple[str, list[float]]] = []  # those that are open: class, and x and y of the points in turn
+    # those that are open: class, and x and y of the points in turn
+    roots: list[tuple[str, list[float]]] = []
 
     def start(tag: str, given: Attributes) -> None:
         tags.append(tag.lower())
@@ -68,7 +78,9 @@ def read_roots(data: bytes) -> Parsed:
             kind, points = roots.pop()
             name = f"root {len(objects) + 1}"
             try:
-                objects.append(ShapeObject(kind, name, parts=(read_points(points, "line"),), is_line=True))
+                objects.append(
+                    ShapeObject(kind, name, parts=(read_points(points, "line"),), is_line=True)
+                )
             except ValueError as error:
                 objects.append(ShapeObject(kind, name, error=str(error)))
 

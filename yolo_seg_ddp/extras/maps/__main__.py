@@ -1,8 +1,10 @@
-"""Put the detections of inference.py on a map: their positions, the assets that they show, changes since an earlier flight.
+"""Put the detections of inference.py on a map: their positions, the assets that they show, changes
+since an earlier flight.
 
     python -m yolo_seg_ddp maps --predictions outputs/predictions
 
-Reads predictions.json and the photographs, writes its files beside them: yolo_seg_ddp/extras/maps/README.md.
+Reads predictions.json and the photographs, writes its files beside them:
+yolo_seg_ddp/extras/maps/README.md.
 """
 
 from collections.abc import Sequence
@@ -36,18 +38,32 @@ from yolo_seg_ddp.utils.threads import ordered_map
 class MapsConfig(Options):
     """Options of `python -m yolo_seg_ddp maps`."""
 
-    predictions: str = option("outputs/predictions", "the --output of inference.py; the map goes there", metavar="DIR")
-    assets: str | None = option(None, "GeoJSON file of points, such as poles, to assign detections to")
-    asset_range: float = option(
-        100.0, "metres from the camera within which an asset is looked for", above=0, at_most=10_000, needs="assets"
+    predictions: str = option(
+        "outputs/predictions", "the --output of inference.py; the map goes there", metavar="DIR"
     )
-    before: str | None = option(None, "assets.geojson of an earlier flight; also write what has changed since")
+    assets: str | None = option(
+        None, "GeoJSON file of points, such as poles, to assign detections to"
+    )
+    asset_range: float = option(
+        100.0,
+        "metres from the camera within which an asset is looked for",
+        above=0,
+        at_most=10_000,
+        needs="assets",
+    )
+    before: str | None = option(
+        None, "assets.geojson of an earlier flight; also write what has changed since"
+    )
     ground_height: float = option(
-        0.0, "metres of the ground at the objects above the take-off point", at_least=-10_000, at_most=10_000
+        0.0,
+        "metres of the ground at the objects above the take-off point",
+        at_least=-10_000,
+        at_most=10_000,
     )
     ground_sigma: float = option(
         7.0,
-        "standard deviation in metres of the objects' heights from that ground; 7: anywhere on a 12 m pole",
+        "standard deviation in metres of the objects' heights from that ground; 7: anywhere on a "
+        "12 m pole",
         at_least=0,
         at_most=1000,
     )
@@ -61,7 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     site = Site(config.ground_height, config.ground_sigma, assets, config.asset_range)
     with claimed_output(config.predictions, "--predictions") as folder:
         if not (folder / ABOUT).is_file():
-            raise UserError(f"{folder / ABOUT}: no such file; name the --output of inference.py, run with this version")
+            raise UserError(
+                f"{folder / ABOUT}: no such file; name the --output of inference.py, run with "
+                "this version"
+            )
         names, made_with = read_back(folder / ABOUT, _about, "run inference.py again")
         num_photos = sum(1 for _ in read_predictions(folder))
         photos = ordered_map(_with_photo, read_predictions(folder), usable_cpu_count())
@@ -86,12 +105,16 @@ def _about(content: Any) -> tuple[list[str], list[str]]:
 
 
 def _with_photo(entry: dict[str, Any]) -> tuple[dict[str, Any], np.ndarray | None]:
-    """Return an entry of predictions.json with its photograph (H, W, 3); None if it has no detections."""
+    """Return an entry of predictions.json with its photograph (H, W, 3); None if it has no
+    detections.
+    """
     try:
         return entry, read_image(Path(entry["file"])) if entry["detections"] else None
     except (ImageError, OSError) as error:
         file = printable(entry["file"], 400)
-        raise UserError(f"{file}: {error}; the map needs the photographs where inference.py found them") from error
+        raise UserError(
+            f"{file}: {error}; the map needs the photographs where inference.py found them"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Writes the assets that photographs show, and what changed since an earlier flight: GeoJSON (RFC 7946) and CSV."""
+"""Writes the assets that photographs show, and what changed since an earlier flight: GeoJSON (RFC
+7946) and CSV.
+"""
 
 import itertools
 import json
@@ -32,8 +34,9 @@ Row = dict[str, Any]
 class AssetTables:
     """The rows of the files; changes: None without an earlier flight. flights: the photographs.
 
-    of_detection: the asset's facts for the files of detections, by photograph and number of the detection. turned: the
-    photographs that the flight shows to be turned. rewritten: those that another program wrote after the drone.
+    of_detection: the asset's facts for the files of detections, by photograph and number of the
+    detection. turned: the photographs that the flight shows to be turned. rewritten: those that
+    another program wrote after the drone.
     """
 
     assets: list[Row]
@@ -49,12 +52,21 @@ class AssetTables:
         classes = Counter(row["class"] for row in self.assets)
         sure = sum(row["sure"] for row in self.assets)
         what = ", ".join(f"{number} {name}" for name, number in classes.most_common()) or "none"
-        lines = [f"Assets: {what}; {sure} of {len(self.assets)} seen often enough to be sure (assets.html)"]
-        for why, files in (("turned by 180 degrees", self.turned), ("written again after the flight", self.rewritten)):
+        lines = [
+            f"Assets: {what}; {sure} of {len(self.assets)} seen often enough to be sure "
+            "(assets.html)"
+        ]
+        for why, files in (
+            ("turned by 180 degrees", self.turned),
+            ("written again after the flight", self.rewritten),
+        ):
             if files:
                 shown = ", ".join(printable(Path(file).name, 100) for file in files[:MOST_NAMED])
                 more = f" and {len(files) - MOST_NAMED} more" if len(files) > MOST_NAMED else ""
-                lines.append(f"Left out of the assets: {why}: {shown}{more}; use the files that the drone wrote")
+                lines.append(
+                    f"Left out of the assets: {why}: {shown}{more}; use the files that the drone "
+                    "wrote"
+                )
         if self.changes is not None:
             kinds = Counter(row["change"] for row in self.changes)
             what = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) or "none"
@@ -62,8 +74,11 @@ class AssetTables:
         return lines
 
 
-def write_asset_files(folder: Path, site: Site, names: Sequence[str], before: Before | None) -> AssetTables:
-    """Write assets.geojson and assets.csv out of predictions.json; with `before` also changes.geojson and changes.csv.
+def write_asset_files(
+    folder: Path, site: Site, names: Sequence[str], before: Before | None
+) -> AssetTables:
+    """Write assets.geojson and assets.csv out of predictions.json; with `before` also
+    changes.geojson and changes.csv.
 
     names: of the model's classes.
     """
@@ -73,7 +88,10 @@ def write_asset_files(folder: Path, site: Site, names: Sequence[str], before: Be
         photo = read_metadata(Path(entry["file"]))
         views.append(view_of(photo, entry))
         rewritten += [entry["file"]] if photo.written_by else []
-        boxes = [{name: item[name] for name in ("box_xyxy", "confidence")} for item in entry["detections"]]
+        boxes = [
+            {name: item[name] for name in ("box_xyxy", "confidence")}
+            for item in entry["detections"]
+        ]
         entries[entry["file"]] = {**entry, "detections": boxes}  # without outlines: memory
     found = survey([view for view in views if view is not None], site)
     changes = find_changes(found, before, names) if before else []
@@ -84,7 +102,10 @@ def write_asset_files(folder: Path, site: Site, names: Sequence[str], before: Be
         if asset.is_placed or asset.known is not None:
             row = _row(asset, found, _views(folder, asset, entries), names)
             rows[asset.asset_id] = row
-            facts = {name: row[name] for name in ("asset", "asset_id", "asset_beside_m", "asset_candidates")}
+            facts = {
+                name: row[name]
+                for name in ("asset", "asset_id", "asset_beside_m", "asset_candidates")
+            }
             if asset.known is not None or len(asset.views) > 1:
                 facts |= {name: row[name] for name in ("latitude", "longitude", "sigma_m")}
                 facts["position_kind"] = AT_ASSET
@@ -92,11 +113,16 @@ def write_asset_files(folder: Path, site: Site, names: Sequence[str], before: Be
     listed = [_change_row(change, before, rows) for change in changes] if before else None
     for change in listed or []:
         if change["change"] != GONE:
-            rows[change["asset"]] |= {"change": change["change"], "chance_of_error": change["chance_of_error"]}
+            rows[change["asset"]] |= {
+                "change": change["change"],
+                "chance_of_error": change["chance_of_error"],
+            }
     _write(folder / ASSETS, list(rows.values()))
     if listed is not None:
         _write(folder / CHANGES, listed)
-    return AssetTables(list(rows.values()), listed, found.flights, of_detection, sorted(found.turned), rewritten)
+    return AssetTables(
+        list(rows.values()), listed, found.flights, of_detection, sorted(found.turned), rewritten
+    )
 
 
 def _name(assets: list[Asset], names: Sequence[str], before: Before | None) -> None:
@@ -109,17 +135,29 @@ def _name(assets: list[Asset], names: Sequence[str], before: Before | None) -> N
 
 
 def _views(folder: Path, asset: Asset, entries: dict[str, Row]) -> list[Row]:
-    """Return an asset's detections, sorted by the product of size, sharpness and confidence; the best first."""
+    """Return an asset's detections, sorted by the product of size, sharpness and confidence; the
+    best first.
+    """
     views, scores = [], []
     for file, number in asset.views:
         entry = entries[file]
         detection, size = entry["detections"][number], (entry["width"], entry["height"])
         box = np.array(detection["box_xyxy"], np.float64)
-        links = {"thumbnail": thumbnail_path(entry["key"], number), "picture": f"{entry['key']}.jpg"}
+        links = {
+            "thumbnail": thumbnail_path(entry["key"], number),
+            "picture": f"{entry['key']}.jpg",
+        }
         is_cut = (box[:2] <= 2).any() or (box[2:] >= np.array(size) - 2).any()
         area = float(np.prod(box[2:] - box[:2])) * (CUT_SHARE if is_cut else 1)
         sharp = sharpness(folder / links["thumbnail"], box, size) if len(asset.views) > 1 else 1.0
-        views.append({"photograph": file, "detection": number, "confidence": detection["confidence"], **links})
+        views.append(
+            {
+                "photograph": file,
+                "detection": number,
+                "confidence": detection["confidence"],
+                **links,
+            }
+        )
         scores.append((np.sqrt(max(area, 1)), sharp + 1e-9, detection["confidence"]))
     best = np.log(np.array(scores)).sum(axis=1)
     return [views[row] for row in sorted(range(len(views)), key=lambda row: (-best[row], row))]
@@ -129,7 +167,8 @@ def _row(asset: Asset, found: Survey, views: list[Row], names: Sequence[str]) ->
     """Return the properties of an asset's feature, with its position; unknown values are None."""
     latitude, longitude, covariance = asset.latitude, asset.longitude, asset.covariance
     known, row = found.site.assets, asset.known
-    if known is not None and row is not None and asset.sigma_m > ASSET_SIGMA_M:  # the list is more exact
+    # the list is more exact
+    if known is not None and row is not None and asset.sigma_m > ASSET_SIGMA_M:
         latitude, longitude = float(known.latitudes[row]), float(known.longitudes[row])
         covariance = (ASSET_SIGMA_M**2 + found.common_m**2) * np.eye(2)
     major_m, minor_m, bearing_deg = ellipse_of(covariance)
@@ -163,12 +202,16 @@ def _row(asset: Asset, found: Survey, views: list[Row], names: Sequence[str]) ->
 
 
 def _change_row(change: Change, before: Before, rows: dict[str, Row]) -> Row:
-    """Return the properties of a change's feature, with the asset's present position, or the earlier one if it is gone."""
+    """Return the properties of a change's feature, with the asset's present position, or the
+    earlier one if it is gone.
+    """
     old, now = change.before, rows[change.asset.asset_id] if change.asset else {}
     class_before = None if old is None else before.classes[before.places.class_ids[old]]
     if old is not None and not now:
         now = {"asset": before.ids[old], "class": class_before}
-        now |= {name: float(getattr(before.places, name)[old]) for name in ("latitude", "longitude")}
+        now |= {
+            name: float(getattr(before.places, name)[old]) for name in ("latitude", "longitude")
+        }
     facts = {
         "asset": now["asset"],
         "change": change.kind,
@@ -189,11 +232,20 @@ def _write(path: Path, rows: list[Row]) -> None:
     """Write rows as GeoJSON points with properties, and as a CSV table without the lists."""
     features = []
     for row in rows:
-        properties = {name: value for name, value in row.items() if name not in ("latitude", "longitude")}
+        properties = {
+            name: value for name, value in row.items() if name not in ("latitude", "longitude")
+        }
         geometry = {"type": "Point", "coordinates": [row["longitude"], row["latitude"]]}
-        features.append({"type": "Feature", "id": row["asset"], "geometry": geometry, "properties": properties})
-    lines = ",\n".join(json.dumps(feature, ensure_ascii=False, allow_nan=False) for feature in features)
-    write_text_atomic(path.with_suffix(".geojson"), f'{{"type": "FeatureCollection", "features": [\n{lines}\n]}}\n')
+        features.append(
+            {"type": "Feature", "id": row["asset"], "geometry": geometry, "properties": properties}
+        )
+    lines = ",\n".join(
+        json.dumps(feature, ensure_ascii=False, allow_nan=False) for feature in features
+    )
+    write_text_atomic(
+        path.with_suffix(".geojson"),
+        f'{{"type": "FeatureCollection", "features": [\n{lines}\n]}}\n',
+    )
     columns = [name for name in (rows[0] if rows else {"asset": ""}) if name != "views"]
     table = csv_text(columns, ([cell(row[name]) for name in columns] for row in rows))
     write_bytes_atomic(path.with_suffix(".csv"), table.encode("utf-8-sig"))

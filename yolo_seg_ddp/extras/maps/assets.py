@@ -16,17 +16,23 @@ from yolo_seg_ddp.utils.contents import mapping, read_back
 from yolo_seg_ddp.utils.errors import UserError, printable
 
 MAX_ID_CHARACTERS = 200
-ID_PROPERTIES = ("asset_id", "pole_id", "id", "name")  # looked up in this order, in any case, if a feature has no id
-# What the `crs` of files from before RFC 7946 may name: a name, a URN, an address of OGC; or EPSG's number alone.
+# looked up in this order, in any case, if a feature has no id
+ID_PROPERTIES = ("asset_id", "pole_id", "id", "name")
+# What the `crs` of files from before RFC 7946 may name: a name, a URN, an address of OGC; or EPSG's
+# number alone.
 WGS84 = re.compile(
-    r"((urn:ogc:def:crs:|https?://www\.opengis\.net/def/crs/)?(OGC|EPSG)[:/\d.]*[:/])?(CRS84h?|4326)", re.I
+    r"((urn:ogc:def:crs:|https?://www\.opengis\.net/def/crs/)?(OGC|EPSG)[:/\d.]*[:/])?(CRS84h?|"
+    r"4326)",
+    re.I,
 )
 ASSET_SIGMA_M = 2.0  # of the assets' own positions; an assumption, few registers state theirs
 
 
 @dataclass(frozen=True)
 class Assets:
-    """Assets with their positions: degrees (n,), and geocentric metres (n, 3). rows: the numbers of their features, from 1."""
+    """Assets with their positions: degrees (n,), and geocentric metres (n, 3). rows: the numbers of
+    their features, from 1.
+    """
 
     ids: tuple[str, ...]
     latitudes: np.ndarray
@@ -39,9 +45,15 @@ class Assets:
     def _tree(self) -> cKDTree:
         return cKDTree(self.points)
 
-    def near(self, latitude: float, longitude: float, range_m: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the assets within a range of a position: their numbers (k,) and metres north and east of it (k, 2)."""
-        numbers = np.sort(self._tree.query_ball_point(geocentric(latitude, longitude), range_m)).astype(int)
+    def near(
+        self, latitude: float, longitude: float, range_m: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the assets within a range of a position: their numbers (k,) and metres north and
+        east of it (k, 2).
+        """
+        numbers = np.sort(
+            self._tree.query_ball_point(geocentric(latitude, longitude), range_m)
+        ).astype(int)
         return numbers, offsets_m(latitude, longitude, self.points[numbers])
 
 
@@ -72,12 +84,18 @@ def read_assets(path: Path, flag: str = "--assets") -> Assets:
 
 
 def _is_wgs84(crs: Any) -> bool:
-    """Return whether a `crs` names WGS84: as a text, or as GeoJSON 2008, section 3, in its properties `name` or `code`."""
+    """Return whether a `crs` names WGS84: as a text, or as GeoJSON 2008, section 3, in its
+    properties `name` or `code`.
+    """
     facts = crs.get("properties", crs) if isinstance(crs, dict) else {"name": crs}
-    return isinstance(facts, dict) and bool(WGS84.fullmatch(str(facts.get("name", facts.get("code")))))
+    return isinstance(facts, dict) and bool(
+        WGS84.fullmatch(str(facts.get("name", facts.get("code"))))
+    )
 
 
-def _read_features(features: list[Any], name: str) -> Iterator[tuple[int, str, tuple[float, float], dict[str, Any]]]:
+def _read_features(
+    features: list[Any], name: str
+) -> Iterator[tuple[int, str, tuple[float, float], dict[str, Any]]]:
     """Yield the assets' numbers, ids, longitudes and latitudes, and properties."""
     for number, feature in enumerate(features, start=1):
         place = f"{name}: feature {number}"
@@ -100,11 +118,14 @@ def _point_of(geometry: Any, place: str) -> tuple[float, float]:
     if len(numbers) != 2 or not all(
         isinstance(value, int | float) and not isinstance(value, bool) for value in numbers
     ):
-        raise UserError(f"{place}: coordinates {printable(repr(point))}: longitude and latitude are expected")
+        raise UserError(
+            f"{place}: coordinates {printable(repr(point))}: longitude and latitude are expected"
+        )
     longitude, latitude = numbers
     if not (-180 <= longitude <= 180 and -90 <= latitude <= 90):
         raise UserError(
-            f"{place}: {printable(f'{longitude}, {latitude}')} are not longitude and latitude in degrees: "
+            f"{place}: {printable(f'{longitude}, {latitude}')} are not longitude and latitude in "
+            "degrees: "
             "export it in WGS84 (EPSG:4326)"
         )
     return float(longitude), float(latitude)
@@ -112,8 +133,16 @@ def _point_of(geometry: Any, place: str) -> tuple[float, float]:
 
 def _id_of(feature: dict[str, Any], place: str) -> str:
     properties = feature.get("properties")
-    lower = {key.lower(): value for key, value in properties.items()} if isinstance(properties, dict) else {}
+    lower = (
+        {key.lower(): value for key, value in properties.items()}
+        if isinstance(properties, dict)
+        else {}
+    )
     for value in (feature.get("id"), *(lower.get(key) for key in ID_PROPERTIES)):
-        if isinstance(value, str | int | float) and not isinstance(value, bool) and str(value).strip():
+        if (
+            isinstance(value, str | int | float)
+            and not isinstance(value, bool)
+            and str(value).strip()
+        ):
             return str(value)[:MAX_ID_CHARACTERS]
     raise UserError(f"{place}: no id, nor a property {', '.join(ID_PROPERTIES)}")

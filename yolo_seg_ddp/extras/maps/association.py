@@ -1,9 +1,10 @@
 """Finds which detections of a flight show the same asset, and the positions of the assets.
 
-An asset has at most one detection in each photograph; all its detections have one class. Two groups of detections are joined
-under two conditions: one asset is likelier than two, and the smaller group's squared Mahalanobis distance from the larger
-one is not larger than errors alone cause. Between equal choices the order of the detections decides. The caller sorts them,
-so the result does not depend on the order of the photographs.
+An asset has at most one detection in each photograph; all its detections have one class. Two groups
+of detections are joined under two conditions: one asset is likelier than two, and the smaller
+group's squared Mahalanobis distance from the larger one is not larger than errors alone cause.
+Between equal choices the order of the detections decides. The caller sorts them, so the result does
+not depend on the order of the photographs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from scipy.special import chdtri
 from yolo_seg_ddp.extras.maps.camera import Rays
 
 RARE = 1e-4  # probability that detections of one asset misfit by more than the gate
-MISSED, MOST_MISSED = 0.3, 10  # chance to miss a detection; counted at most so often, against two assets at one place
+# chance to miss a detection; counted at most so often, against two assets at one place
+MISSED, MOST_MISSED = 0.3, 10
 ASSET_AREA_M2 = 900.0  # on which one asset of a class is expected
 FLAT_HEIGHT_SIGMA_M = 50.0
 REACH_SIGMAS, MOST_REACH_M = 3.5, 60.0
@@ -34,7 +36,9 @@ MOST_LIMITS = 1000  # detections of an asset for which the gate is known
 
 @dataclass(frozen=True)
 class Placed:
-    """Assets of a flight: positions (m, 3) and covariances (m, 3, 3), without the position error that all of them share."""
+    """Assets of a flight: positions (m, 3) and covariances (m, 3, 3), without the position error
+    that all of them share.
+    """
 
     positions: np.ndarray
     covariances: np.ndarray
@@ -42,10 +46,11 @@ class Placed:
 
 @dataclass(frozen=True)
 class Expected:
-    """Prior knowledge: the height of the objects (down is positive), and the common errors as an information matrix.
+    """Prior knowledge: the height of the objects (down is positive), and the common errors as an
+    information matrix.
 
-    matrix (size, size) and right (size,), with size = 3 + the number of common errors, are those of the common errors, in
-    standard deviations; their parts for the position are 0.
+    matrix (size, size) and right (size,), with size = 3 + the number of common errors, are those of
+    the common errors, in standard deviations; their parts for the position are 0.
     """
 
     height_m: float
@@ -62,13 +67,19 @@ class Expected:
     def before(cls, ground_height_m: float, sigma_m: float, num_common: int) -> Expected:
         """Return the knowledge before any detection."""
         size = 3 + num_common
-        return cls(-ground_height_m, sigma_m, np.diag([0.0] * 3 + [1.0] * num_common), np.zeros(size))
+        return cls(
+            -ground_height_m, sigma_m, np.diag([0.0] * 3 + [1.0] * num_common), np.zeros(size)
+        )
 
 
 class Groups:
-    """Sums of information over groups of lines of sight (k, ...). number (k, 2): of steep lines in each group, and of all."""
+    """Sums of information over groups of lines of sight (k, ...). number (k, 2): of steep lines in
+    each group, and of all.
+    """
 
-    def __init__(self, matrix: np.ndarray, right: np.ndarray, square: np.ndarray, number: np.ndarray) -> None:
+    def __init__(
+        self, matrix: np.ndarray, right: np.ndarray, square: np.ndarray, number: np.ndarray
+    ) -> None:
         self.matrix, self.right, self.square, self.number = matrix, right, square, number
 
     @classmethod
@@ -90,17 +101,25 @@ class Groups:
         return Groups(*(part[rows] for part in self.parts))
 
     def __add__(self, other: Groups) -> Groups:
-        return Groups(*(mine + others for mine, others in zip(self.parts, other.parts, strict=True)))
+        return Groups(
+            *(mine + others for mine, others in zip(self.parts, other.parts, strict=True))
+        )
 
     def __sub__(self, other: Groups) -> Groups:
-        return Groups(*(mine - others for mine, others in zip(self.parts, other.parts, strict=True)))
+        return Groups(
+            *(mine - others for mine, others in zip(self.parts, other.parts, strict=True))
+        )
 
     def height_sigmas(self, expected: Expected) -> np.ndarray:
-        """Return the prior standard deviations of the objects' heights (k,); those of objects without a steep line are large."""
+        """Return the prior standard deviations of the objects' heights (k,); those of objects
+        without a steep line are large.
+        """
         return np.where(self.number[:, 0] > 0, expected.height_sigma_m, FLAT_HEIGHT_SIGMA_M)
 
     def equations(self, expected: Expected) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the normal equations with the prior knowledge: (k, size, size), (k, size), squared sums (k,)."""
+        """Return the normal equations with the prior knowledge: (k, size, size), (k, size), squared
+        sums (k,).
+        """
         weight = 1 / self.height_sigmas(expected) ** 2
         matrix, right = self.matrix + expected.matrix, self.right + expected.right
         matrix[:, 2, 2] += weight
@@ -108,13 +127,17 @@ class Groups:
         return matrix, right, self.square + weight * expected.height_m**2 + expected.square
 
     def misfit(self, expected: Expected) -> tuple[np.ndarray, np.ndarray]:
-        """Return the squared misfit of the best position (k,), and -2 times the logarithm of the likelihood (k,)."""
+        """Return the squared misfit of the best position (k,), and -2 times the logarithm of the
+        likelihood (k,).
+        """
         matrix, right, square = self.equations(expected)
         root = np.linalg.cholesky(matrix)
         misfit = square - (np.linalg.solve(root, right[:, :, None])[:, :, 0] ** 2).sum(axis=1)
         volume = 2 * np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
         volume += 2 * np.log(self.height_sigmas(expected))
-        constant = 2 * np.log(2 * np.pi / ASSET_AREA_M2) + np.linalg.slogdet(expected.matrix[3:, 3:])[1]
+        constant = (
+            2 * np.log(2 * np.pi / ASSET_AREA_M2) + np.linalg.slogdet(expected.matrix[3:, 3:])[1]
+        )
         return misfit, misfit + volume - constant
 
     def placed(self, expected: Expected) -> Placed:
@@ -124,20 +147,26 @@ class Groups:
         return Placed(np.einsum("kij,kj->ki", inverse, right)[:, :3], inverse[:, :3, :3])
 
 
-def place_flight(rays: Rays, ground_height_m: float, height_sigma_m: float) -> tuple[np.ndarray, Placed]:
-    """Return the asset of each line of sight of a flight (n,), counted from 0, and the assets' positions.
+def place_flight(
+    rays: Rays, ground_height_m: float, height_sigma_m: float
+) -> tuple[np.ndarray, Placed]:
+    """Return the asset of each line of sight of a flight (n,), counted from 0, and the assets'
+    positions.
 
-    The photographs' common errors are estimated from all assets together; each asset's own lines of sight count once.
-    If lines of sight to an asset miss each other by more than the assumed errors, larger errors are assumed.
+    The photographs' common errors are estimated from all assets together; each asset's own lines of
+    sight count once. If lines of sight to an asset miss each other by more than the assumed errors,
+    larger errors are assumed.
     """
-    rays = replace(rays, common=rays.common[:, :, rays.common.any(axis=(0, 1))])  # of directions that were flown
+    # of directions that were flown
+    rays = replace(rays, common=rays.common[:, :, rays.common.any(axis=(0, 1))])
     expected = Expected.before(ground_height_m, height_sigma_m, rays.common.shape[2])
     labels, distance = np.arange(len(rays)), rays.distance
     if not len(rays):
         return labels, Placed(np.zeros((0, 3)), np.zeros((0, 3, 3)))
     known = expected
     for _ in range(PASSES):
-        # Merge groups, then assign each photograph's detections to groups again, until nothing changes.
+        # Merge groups, then assign each photograph's detections to groups again, until nothing
+        # changes.
         information = rays.information(distance)
         for _ in range(ROUNDS):
             before = labels
@@ -147,17 +176,21 @@ def place_flight(rays: Rays, ground_height_m: float, height_sigma_m: float) -> t
 
         groups = Groups.of(labels, rays, information)
         is_shared = (groups.number[:, 1] > 1)[labels]
-        away = np.einsum("ni,ni->n", groups.placed(known).positions[labels] - rays.camera, rays.direction)
+        away = np.einsum(
+            "ni,ni->n", groups.placed(known).positions[labels] - rays.camera, rays.direction
+        )
         distance = np.where(is_shared, np.clip(away, 1.0, None), rays.distance)
         known = _learnt(labels, rays, distance, expected)[0]
         groups = Groups.of(labels, rays, rays.information(distance))
         is_checked = groups.number[:, 1] >= CHECKED_VIEWS
-        spare = (2 * groups.number[is_checked, 1] - 2).sum()  # equations, less what the position takes
+        # equations, less what the position takes
+        spare = (2 * groups.number[is_checked, 1] - 2).sum()
         excess = float((groups.misfit(known)[0][is_checked].sum() + TRUST) / (spare + TRUST))
         rays = rays.scaled(max(1.0, excess))
     known, matrices, rights = _learnt(labels, rays, distance, expected)
     groups = Groups.of(labels, rays, rays.information(distance))
-    groups.matrix[:, 3:, 3:] -= matrices  # for each asset the common errors are estimated from the other assets
+    # for each asset the common errors are estimated from the other assets
+    groups.matrix[:, 3:, 3:] -= matrices
     groups.right[:, 3:] -= rights
     return labels, groups.placed(known)
 
@@ -165,10 +198,11 @@ def place_flight(rays: Rays, ground_height_m: float, height_sigma_m: float) -> t
 def _learnt(
     labels: np.ndarray, rays: Rays, distance: np.ndarray, expected: Expected
 ) -> tuple[Expected, np.ndarray, np.ndarray]:
-    """Return the knowledge of the common errors after all assets, and each asset's contribution to it, as matrices
-    and right sides.
+    """Return the knowledge of the common errors after all assets, and each asset's contribution to
+    it, as matrices and right sides.
 
-    All detections of a photograph together have the weight of one, because they share the photograph's own errors.
+    All detections of a photograph together have the weight of one, because they share the
+    photograph's own errors.
     """
     weight = 1 / np.bincount(rays.photo)[rays.photo]
     groups = Groups.of(labels, rays, rays.information(distance, weight))
@@ -184,13 +218,16 @@ def _learnt(
     return Expected(expected.height_m, expected.height_sigma_m, total, target), matrices, rights
 
 
-def _merge(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...], expected: Expected) -> np.ndarray:
+def _merge(
+    labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...], expected: Expected
+) -> np.ndarray:
     """Join the groups that are each other's best partner; repeat until there are none."""
     while True:
         labels = np.unique(labels, return_inverse=True)[1]
         groups = Groups.of(labels, rays, information)
         num = len(groups.square)
-        seen = csr_array((np.ones(len(labels), bool), (labels, rays.photo)))  # in which photographs each group is
+        # in which photographs each group is
+        seen = csr_array((np.ones(len(labels), bool), (labels, rays.photo)))
         apart = groups.misfit(expected)
         class_ids = np.zeros(num, int)
         class_ids[labels] = rays.class_id
@@ -213,8 +250,12 @@ def _merge(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...], 
         labels = target[labels]
 
 
-def _assign(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...], expected: Expected) -> np.ndarray:
-    """Assign each photograph's detections to the groups of other photographs' detections, or to new groups."""
+def _assign(
+    labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...], expected: Expected
+) -> np.ndarray:
+    """Assign each photograph's detections to the groups of other photographs' detections, or to new
+    groups.
+    """
     groups = Groups.of(labels, rays, information)
     singles = Groups.of(np.arange(len(labels)), rays, information)
     class_ids = np.zeros(len(groups.square), int)
@@ -240,14 +281,19 @@ def _assign(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...],
         each = [values[one] for values in alone]
         gain[part] = _gains(singles[one], others, each, others.misfit(expected), expected)
     result = num + np.arange(len(labels))
-    detections, chosen = best_pairs(row, rays.photo[row] * num + group, gain).T  # each group once in each photograph
+    # each group once in each photograph
+    detections, chosen = best_pairs(row, rays.photo[row] * num + group, gain).T
     result[detections] = chosen % num
     _, first, inverse = np.unique(result, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[inverse]  # groups from 0 in the order of their first members
+    # groups from 0 in the order of their first members
+    return np.argsort(np.argsort(first))[inverse]
 
 
 def best_pairs(first: np.ndarray, second: np.ndarray, gain: np.ndarray) -> np.ndarray:
-    """Choose the pairs (k, 2) with the largest sum of gains. A member is in at most one pair. Only gains above 0 count."""
+    """Choose the pairs (k, 2) with the largest sum of gains.
+
+    A member is in at most one pair. Only gains above 0 count.
+    """
     first, second, gain = first[gain > 0], second[gain > 0], gain[gain > 0]
     one, other = (np.unique(side, return_inverse=True)[1] for side in (first, second))
     size = len(first) + 1
@@ -257,7 +303,9 @@ def best_pairs(first: np.ndarray, second: np.ndarray, gain: np.ndarray) -> np.nd
     chosen = []
     for part in np.split(order, np.flatnonzero(np.diff(island[order])) + 1):
         if len(part) > 1:
-            rows, columns = (np.unique(side[part], return_inverse=True)[1] for side in (first, second))
+            rows, columns = (
+                np.unique(side[part], return_inverse=True)[1] for side in (first, second)
+            )
             shape = rows.max() + 1, columns.max() + 1
             gains, place = np.zeros(shape), np.zeros(shape, int)
             gains[rows, columns], place[rows, columns] = gain[part], part
@@ -271,9 +319,14 @@ def best_pairs(first: np.ndarray, second: np.ndarray, gain: np.ndarray) -> np.nd
 def near(
     one: Placed, other: Placed | None, one_class: np.ndarray, other_class: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return pairs of equal class that may lie at the same place; without `other` the pairs within `one`, each once."""
+    """Return pairs of equal class that may lie at the same place; without `other` the pairs within
+    `one`, each once.
+    """
     reaches = [
-        np.minimum(REACH_SIGMAS * np.sqrt(np.linalg.eigvalsh(placed.covariances[:, :2, :2])[:, -1]), MOST_REACH_M)
+        np.minimum(
+            REACH_SIGMAS * np.sqrt(np.linalg.eigvalsh(placed.covariances[:, :2, :2])[:, -1]),
+            MOST_REACH_M,
+        )
         for placed in (one, other or one)
     ]
     trees = [cKDTree(placed.positions[:, :2]) for placed in (one, other or one)]
@@ -281,18 +334,27 @@ def near(
     if other is None:
         first, second = trees[0].query_pairs(most, output_type="ndarray").T
     else:
-        lists = trees[1].query_ball_point(one.positions[:, :2], reaches[0] + reaches[1].max(), return_sorted=True)
+        lists = trees[1].query_ball_point(
+            one.positions[:, :2], reaches[0] + reaches[1].max(), return_sorted=True
+        )
         first = np.repeat(np.arange(len(lists)), [len(each) for each in lists])
         second = np.concatenate(lists).astype(int)
     away = np.linalg.norm((one.positions[first] - (other or one).positions[second])[:, :2], axis=1)
-    is_near = (one_class[first] == other_class[second]) & (away <= reaches[0][first] + reaches[1][second])
+    is_near = (one_class[first] == other_class[second]) & (
+        away <= reaches[0][first] + reaches[1][second]
+    )
     return first[is_near], second[is_near]
 
 
 def _gains(
-    one: Groups, other: Groups, one_alone: Sequence[np.ndarray], other_alone: Sequence[np.ndarray], expected: Expected
+    one: Groups,
+    other: Groups,
+    one_alone: Sequence[np.ndarray],
+    other_alone: Sequence[np.ndarray],
+    expected: Expected,
 ) -> np.ndarray:
-    """Return the logarithm of how much likelier one asset is than two for each pair of groups; 0 beyond the gate.
+    """Return the logarithm of how much likelier one asset is than two for each pair of groups; 0
+    beyond the gate.
 
     one_alone, other_alone: the misfit of each group, and -2 times the logarithm of its likelihood.
     """

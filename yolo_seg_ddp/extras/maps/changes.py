@@ -1,4 +1,6 @@
-"""Finds changes since an earlier flight: assets that are new, gone, moved or of another class, with the chance of an error."""
+"""Finds changes since an earlier flight: assets that are new, gone, moved or of another class, with
+the chance of an error.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,7 +30,8 @@ DIGITS_M = 0.01  # the file's digits end here
 
 @dataclass(frozen=True)
 class Before:
-    """The assets of an earlier flight. is_sure (n,): seen often enough. looks: photographs that show an asset's place (median).
+    """The assets of an earlier flight. is_sure (n,): seen often enough. looks: photographs that
+    show an asset's place (median).
 
     places: their class_ids are positions in `classes`, the different names.
     """
@@ -42,9 +45,11 @@ class Before:
 
 @dataclass(frozen=True)
 class Change:
-    """A change: the asset now and its number before, each None if there is none, and the distance that it moved, in metres.
+    """A change: the asset now and its number before, each None if there is none, and the distance
+    that it moved, in metres.
 
-    chance: the probability that errors of position, or detections missing by chance, look like this change.
+    chance: the probability that errors of position, or detections missing by chance, look like this
+    change.
     """
 
     kind: str
@@ -56,7 +61,9 @@ class Change:
 
 
 def ellipse_of(covariance: np.ndarray) -> tuple[float, float, float]:
-    """Return the half axes of the 95 % ellipse in metres, and the bearing of the longer one in degrees, 0 to 180."""
+    """Return the half axes of the 95 % ellipse in metres, and the bearing of the longer one in
+    degrees, 0 to 180.
+    """
     (small, large), axes = np.linalg.eigh(covariance)
     bearing = float(np.degrees(np.arctan2(axes[1, 1], axes[0, 1])) % 180)
     return TO_95 * float(np.sqrt(large)), TO_95 * float(np.sqrt(max(small, 0))), bearing
@@ -84,11 +91,21 @@ def read_before(file: Path) -> Before:
     for facts, row in zip(assets.properties, assets.rows, strict=True):
         place = f"{name}: feature {row}"
         if not isinstance(facts.get("class"), str):
-            raise UserError(f"{place}: no property class: pass an assets.geojson of python -m yolo_seg_ddp maps")
-        major, minor = (_number(facts, key, 1e-3, place) for key in ("ellipse_major_m", "ellipse_minor_m"))
-        bearing, shared = _number(facts, "ellipse_bearing_deg", 0, place), _number(facts, "common_sigma_m", 0, place)
+            raise UserError(
+                f"{place}: no property class: pass an assets.geojson of python -m yolo_seg_ddp maps"
+            )
+        major, minor = (
+            _number(facts, key, 1e-3, place) for key in ("ellipse_major_m", "ellipse_minor_m")
+        )
+        bearing, shared = (
+            _number(facts, "ellipse_bearing_deg", 0, place),
+            _number(facts, "common_sigma_m", 0, place),
+        )
         if minor > major or shared * TO_95 > minor + 0.03:
-            raise UserError(f"{place}: ellipse_minor_m is above ellipse_major_m or below what common_sigma_m gives")
+            raise UserError(
+                f"{place}: ellipse_minor_m is above ellipse_major_m or below what common_sigma_m "
+                "gives"
+            )
         classes.append(facts["class"])
         covariances.append(covariance_of(major, minor, bearing))
         common.append(shared)
@@ -100,25 +117,38 @@ def read_before(file: Path) -> Before:
     places = Places(class_ids, assets.latitudes, assets.longitudes, rest, shared)
     is_sure = np.array([facts.get("sure") is True for facts in assets.properties])
     looks = [facts.get("looks") for facts in assets.properties]
-    usual = float(np.median([value for value in looks if isinstance(value, int) and 0 < value <= MOST_M] or [1]))
+    usual = float(
+        np.median(
+            [value for value in looks if isinstance(value, int) and 0 < value <= MOST_M] or [1]
+        )
+    )
     return Before(ids, tuple(every), places, is_sure, usual)
 
 
 def _number(facts: dict[str, Any], key: str, least: float, place: str) -> float:
     value = facts.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= MOST_M:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not least <= value <= MOST_M
+    ):
         raise UserError(
-            f"{place}: {key} {printable(repr(value))}: a number from {least:g} is expected, as in an assets.geojson"
+            f"{place}: {key} {printable(repr(value))}: a number from {least:g} is expected, as in "
+            "an assets.geojson"
         )
     return float(value)
 
 
 def find_changes(survey: Survey, before: Before, names: Sequence[str]) -> list[Change]:
-    """Compare a survey with an earlier one. Assets that were there before take over the earlier ids."""
+    """Compare a survey with an earlier one.
+
+    Assets that were there before take over the earlier ids.
+    """
     now = [asset for asset in survey.assets if asset.is_placed]
     if not now:
         return []
-    every = list(dict.fromkeys([*names, *before.classes]))  # the model's classes, then those that it does not know
+    # the model's classes, then those that it does not know
+    every = list(dict.fromkeys([*names, *before.classes]))
     numbers = np.array([every.index(name) for name in before.classes])
     places = replace(before.places, class_ids=numbers[before.places.class_ids])
     work = _Comparison(places, survey.places(now))
@@ -127,21 +157,30 @@ def find_changes(survey: Survey, before: Before, names: Sequence[str]) -> list[C
         now[j].asset_id = before.ids[i]
     looks = work.looks(survey)
     seen = [now[j] for i, j in same if before.is_sure[i] and now[j].looks > 1]
-    num_views, num_looks = np.array([(len(asset.views), asset.looks) for asset in seen]).reshape(-1, 2).T[..., None]
-    rates = np.linspace(*RATES, 50)  # shares of looks that find an asset; assets that no look found are unknown
+    num_views, num_looks = (
+        np.array([(len(asset.views), asset.looks) for asset in seen]).reshape(-1, 2).T[..., None]
+    )
+    # shares of looks that find an asset; assets that no look found are unknown
+    rates = np.linspace(*RATES, 50)
     expected = (num_looks * rates / (1 - (1 - rates) ** num_looks)).sum(axis=0)
     miss = 1 - float(rates[np.argmin(np.abs(expected - num_views.sum()))])
     missed, missed_before = miss**looks, float(miss**before.looks)
     old = np.setdiff1d(np.flatnonzero(before.is_sure), same[:, 0])
-    new = np.setdiff1d([number for number, asset in enumerate(now) if asset.is_sure], same[:, 1]).astype(int)
+    new = np.setdiff1d(
+        [number for number, asset in enumerate(now) if asset.is_sure], same[:, 1]
+    ).astype(int)
     changes = []
     for kind, pairs in ((CLASS, work.changed_class), (MOVED, work.moved)):
         for i, j in pairs(old, new):
             now[j].asset_id = before.ids[i]
             chance = float(missed[i] if kind == CLASS else work.chances(i, j))
-            changes.append(Change(kind, chance, now[j], int(i), float(work.away(i, j)), int(looks[i])))
+            changes.append(
+                Change(kind, chance, now[j], int(i), float(work.away(i, j)), int(looks[i]))
+            )
         old = np.setdiff1d(old, [change.before for change in changes])
-        new = np.array([j for j in new if all(change.asset is not now[j] for change in changes)], int)
+        new = np.array(
+            [j for j in new if all(change.asset is not now[j] for change in changes)], int
+        )
     for i in old[looks[old] > 0]:
         chance = max(float(missed[i]), float(work.chances(i, np.arange(len(now))).max()))
         changes.append(Change(GONE, chance, None, int(i), None, int(looks[i])))
@@ -155,20 +194,27 @@ def find_changes(survey: Survey, before: Before, names: Sequence[str]) -> list[C
 
 
 class _Comparison:
-    """The places of two surveys in metres north and east of the first place, without the shift between the surveys."""
+    """The places of two surveys in metres north and east of the first place, without the shift
+    between the surveys.
+    """
 
     def __init__(self, before: Places, here: Places) -> None:
         self.before, self.here = before, here
         self.origin = float(self.before.latitude[0]), float(self.before.longitude[0])
         self.shift, self.spread = shift_between(self.before, here)
-        self.old, self.new = self.before.around(*self.origin), here.around(*self.origin) - self.shift
+        self.old, self.new = (
+            self.before.around(*self.origin),
+            here.around(*self.origin) - self.shift,
+        )
 
     def away(self, i: np.ndarray | int, j: np.ndarray | int) -> np.ndarray:
         """Return the distances of earlier places to new ones in metres."""
         return np.linalg.norm(self.new[j] - self.old[i], axis=-1)
 
     def chances(self, i: np.ndarray | int, j: np.ndarray | int) -> np.ndarray:
-        """Return the probability that position errors alone put two places of one class this far apart; 0 for different classes."""
+        """Return the probability that position errors alone put two places of one class this far
+        apart; 0 for different classes.
+        """
         errors = self.before.covariances[i] + self.here.covariances[j] + self.spread
         is_same = self.before.class_ids[i] == self.here.class_ids[j]
         return np.where(is_same, np.exp(-misfit(self.new[j] - self.old[i], errors) / 2), 0.0)

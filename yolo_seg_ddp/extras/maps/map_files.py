@@ -1,7 +1,8 @@
-"""Writes findings for maps and work lists: detections.geojson (RFC 7946), worklist.csv and detections.kml.
+"""Writes findings for maps and work lists: detections.geojson (RFC 7946), worklist.csv and
+detections.kml.
 
-Text from photographs' names, models and asset files is not trusted: characters that no format takes are replaced, cells
-that a spreadsheet would compute get an apostrophe, markup is escaped.
+Text from photographs' names, models and asset files is not trusted: characters that no format takes
+are replaced, cells that a spreadsheet would compute get an apostrophe, markup is escaped.
 """
 
 import csv
@@ -29,16 +30,39 @@ from yolo_seg_ddp.utils.text import counted, plain_text
 
 GEOJSON, WORK_LIST, KML = "detections.geojson", "worklist.csv", "detections.kml"
 WORK_LIST_COLUMNS = (
-    *("photograph", "class", "confidence", "latitude", "longitude", "position_kind", "sigma_m", "bearing_deg"),
-    *("distance_m", "camera_latitude", "camera_longitude", "camera_altitude_m", "time", "asset", "asset_id"),
+    *(
+        "photograph",
+        "class",
+        "confidence",
+        "latitude",
+        "longitude",
+        "position_kind",
+        "sigma_m",
+        "bearing_deg",
+    ),
+    *(
+        "distance_m",
+        "camera_latitude",
+        "camera_longitude",
+        "camera_altitude_m",
+        "time",
+        "asset",
+        "asset_id",
+    ),
     *("thumbnail", "picture", "reason"),
 )
 DECIMALS = {"latitude": 7, "longitude": 7}  # by the end of the property's name; 7 decimals are 1 cm
 OTHER_DECIMALS = 2
 AS_THEY_ARE = ("confidence", "best_confidence", "chance_of_error")
 BEARING_LINE_M = 25.0  # length in KML of the line that shows a bearing without distance
-KIND_TEXT = {ON_GROUND: "on the ground", AT_ASSET: "at an asset", AT_CAMERA: "at the camera", None: "without position"}
-KML_COLOURS = {ON_GROUND: "ff00a5ff", AT_ASSET: "ff00c800", AT_CAMERA: "ffff9628"}  # aabbggrr: orange, green, blue
+KIND_TEXT = {
+    ON_GROUND: "on the ground",
+    AT_ASSET: "at an asset",
+    AT_CAMERA: "at the camera",
+    None: "without position",
+}
+# aabbggrr: orange, green, blue
+KML_COLOURS = {ON_GROUND: "ff00a5ff", AT_ASSET: "ff00c800", AT_CAMERA: "ffff9628"}
 # What spreadsheets compute, also in double width: OWASP, "CSV Injection".
 _FORMULA_STARTS = tuple("=+-@＝＋－＠'")
 
@@ -46,13 +70,18 @@ Finding = dict[str, Any]
 
 
 def write_map_files(
-    folder: Path, site: Site, of_asset: Mapping[tuple[str, int], Finding], turned: Collection[str] = ()
+    folder: Path,
+    site: Site,
+    of_asset: Mapping[tuple[str, int], Finding],
+    turned: Collection[str] = (),
 ) -> list[str]:
-    """Write the three files from predictions.json, one photograph at a time; return lines with a summary.
+    """Write the three files from predictions.json, one photograph at a time; return lines with a
+    summary.
 
-    of_asset: facts from the asset of a detection, by photograph and number of the detection. turned: photographs that were
-    turned by 180 degrees.
-    Prints a line for each photograph whose XMP is refused. Files appear only when all three are complete.
+    of_asset: facts from the asset of a detection, by photograph and number of the detection.
+    turned: photographs that were turned by 180 degrees.
+    Prints a line for each photograph whose XMP is refused. Files appear only when all three are
+    complete.
     """
     kinds: Counter[str | None] = Counter()
     reasons: Counter[str] = Counter()
@@ -65,7 +94,8 @@ def write_map_files(
                 writers.enter_context(new_text_file(file, encoding, newline=""))
                 for file, encoding in zip(temporary, ("utf-8", "utf-8-sig", "utf-8"), strict=True)
             )
-            rows = csv.writer(work_list)  # a table for spreadsheets: UTF-8 with a byte-order mark, comma
+            # a table for spreadsheets: UTF-8 with a byte-order mark, comma
+            rows = csv.writer(work_list)
             rows.writerow(WORK_LIST_COLUMNS)
             makers = (_GeoJson(geojson), _Kml(kml))
             for finding in _findings(folder, site, of_asset, turned):
@@ -78,17 +108,26 @@ def write_map_files(
                 maker.end()
         for file, name in zip(temporary, (GEOJSON, WORK_LIST, KML), strict=True):
             os.replace(file, folder / name)
-    counts = ", ".join(f"{kinds[kind]} {text}" for kind, text in KIND_TEXT.items() if kinds[kind]) or "nothing"
+    counts = (
+        ", ".join(f"{kinds[kind]} {text}" for kind, text in KIND_TEXT.items() if kinds[kind])
+        or "nothing"
+    )
     return [
         f"Map: {counts} ({GEOJSON}, {WORK_LIST}, {KML})",
-        *(f"  {counted(n, 'detection')} without a place on the ground: {text}" for text, n in reasons.most_common()),
+        *(
+            f"  {counted(n, 'detection')} without a place on the ground: {text}"
+            for text, n in reasons.most_common()
+        ),
     ]
 
 
 def _findings(
     folder: Path, site: Site, of_asset: Mapping[tuple[str, int], Finding], turned: Collection[str]
 ) -> Iterator[Finding]:
-    """Yield all findings, rounded, with links to their pictures. Their text is valid in every format."""
+    """Yield all findings, rounded, with links to their pictures.
+
+    Their text is valid in every format.
+    """
     for entry in read_predictions(folder):
         if not entry["detections"]:
             continue
@@ -99,10 +138,16 @@ def _findings(
             finding |= of_asset.get((entry["file"], number), {})
             if finding["position_kind"] == AT_ASSET:
                 point, camera = (
-                    [finding[f"{of}{name}"] for name in ("latitude", "longitude")] for of in ("", "camera_")
+                    [finding[f"{of}{name}"] for name in ("latitude", "longitude")]
+                    for of in ("", "camera_")
                 )
-                finding["distance_m"] = float(np.linalg.norm(offsets_m(camera[0], camera[1], geocentric(*point))))
-            links = {"thumbnail": thumbnail_path(entry["key"], number), "picture": f"{entry['key']}.jpg"}
+                finding["distance_m"] = float(
+                    np.linalg.norm(offsets_m(camera[0], camera[1], geocentric(*point)))
+                )
+            links = {
+                "thumbnail": thumbnail_path(entry["key"], number),
+                "picture": f"{entry['key']}.jpg",
+            }
             yield {name: plain(name, value) for name, value in {**finding, **links}.items()}
 
 
@@ -115,7 +160,10 @@ def plain(name: str, value: Any) -> Any:
 
 
 class _GeoJson:
-    """A FeatureCollection of points, and of lines for wires. Coordinates have no altitude: that above the ellipsoid is unknown."""
+    """A FeatureCollection of points, and of lines for wires.
+
+    Coordinates have no altitude: that above the ellipsoid is unknown.
+    """
 
     def __init__(self, file: IO[str]) -> None:
         self.file, self.separator = file, "\n"
@@ -143,7 +191,9 @@ def cell(value: Any) -> Any:
 
 
 class _Kml:
-    """KML 2.2 (OGC 07-147r2): a folder for each photograph; each finding in it has a pin, a line from the camera and a balloon."""
+    """KML 2.2 (OGC 07-147r2): a folder for each photograph; each finding in it has a pin, a line
+    from the camera and a balloon.
+    """
 
     def __init__(self, file: IO[str]) -> None:
         self.file = file
@@ -153,7 +203,9 @@ class _Kml:
             f"<LineStyle><color>{colour}</color><width>2</width></LineStyle></Style>\n"
             for kind, colour in KML_COLOURS.items()
         )
-        file.write('<?xml version="1.0" encoding="UTF-8"?>\n<kml xmlns="http://www.opengis.net/kml/2.2">\n')
+        file.write(
+            '<?xml version="1.0" encoding="UTF-8"?>\n<kml xmlns="http://www.opengis.net/kml/2.2">\n'
+        )
         file.write(f"<Document><name>Detections</name>\n{styles}")
 
     def add(self, finding: Finding) -> None:
@@ -161,10 +213,13 @@ class _Kml:
             self.end_folder()
             self.photograph = finding["photograph"]
             self.file.write(f"<Folder><name>{escape(Path(finding['photograph']).name)}</name>\n")
-        style = f"<styleUrl>#{finding['position_kind']}</styleUrl>" if finding["position_kind"] else ""
+        style = (
+            f"<styleUrl>#{finding['position_kind']}</styleUrl>" if finding["position_kind"] else ""
+        )
         title = f"{finding['class']} {finding['confidence']:.2f}"
         self.file.write(
-            f"<Placemark><name>{escape(title)}</name>{style}<description>{escape(_balloon(finding))}</description>"
+            f"<Placemark><name>{escape(title)}</name>{style}<description>"
+            f"{escape(_balloon(finding))}</description>"
             f"{_geometry(finding)}</Placemark>\n"
         )
 
@@ -200,7 +255,9 @@ def _balloon(finding: Finding) -> str:
 
 
 def _geometry(finding: Finding) -> str:
-    """Return a point, and a line to it from the camera if both are known, or in the direction of the bearing."""
+    """Return a point, and a line to it from the camera if both are known, or in the direction of
+    the bearing.
+    """
     if finding["latitude"] is None:
         return ""
     point = (finding["longitude"], finding["latitude"])
@@ -209,11 +266,16 @@ def _geometry(finding: Finding) -> str:
     end = point
     if finding["position_kind"] == AT_CAMERA and finding["bearing_deg"] is not None:
         bearing = np.radians(finding["bearing_deg"])
-        latitude, longitude = moved(camera[1], camera[0], BEARING_LINE_M * np.array([np.cos(bearing), np.sin(bearing)]))
+        latitude, longitude = moved(
+            camera[1], camera[0], BEARING_LINE_M * np.array([np.cos(bearing), np.sin(bearing)])
+        )
         end = (longitude, latitude)
     if end == camera:
         return marker
-    line = f"<LineString><tessellate>1</tessellate><coordinates>{_text(camera)} {_text(end)}</coordinates></LineString>"
+    line = (
+        f"<LineString><tessellate>1</tessellate><coordinates>{_text(camera)} "
+        f"{_text(end)}</coordinates></LineString>"
+    )
     return f"<MultiGeometry>{marker}{line}</MultiGeometry>"
 
 

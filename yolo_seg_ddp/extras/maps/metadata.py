@@ -1,6 +1,8 @@
-"""Reads the camera's position and direction from a photograph's header: EXIF, and DJI's fields in XMP.
+"""Reads the camera's position and direction from a photograph's header: EXIF, and DJI's fields in
+XMP.
 
-A field that is missing, not a number or out of range is None. Only JPEG files are read: drones write these.
+A field that is missing, not a number or out of range is None. Only JPEG files are read: drones
+write these.
 """
 
 import io
@@ -16,40 +18,67 @@ from typing import Any
 import numpy as np
 from PIL import Image, JpegImagePlugin
 
-from yolo_seg_ddp.data.images import EXIF_ERRORS, EXIF_IFD, EXIF_TIME_TAG, orientation_of, parse_exif_time
+from yolo_seg_ddp.data.images import (
+    EXIF_ERRORS,
+    EXIF_IFD,
+    EXIF_TIME_TAG,
+    orientation_of,
+    parse_exif_time,
+)
 from yolo_seg_ddp.extras.maps.xmp import XmpError, read_dji_fields
 from yolo_seg_ddp.utils.errors import printable
 
 NOT_JPEG = "not a JPEG: positions are read from JPEG files only"
-MAX_HEADER_BYTES = 32_000_000  # everything before the pixels; thermal photographs keep some MB there
+# everything before the pixels; thermal photographs keep some MB there
+MAX_HEADER_BYTES = 32_000_000
 GPS_IFD = 0x8825  # this and the tags below: EXIF 2.32 (CIPA DC-008-2019), 4.6
 LATITUDE_REF, LATITUDE, LONGITUDE_REF, LONGITUDE, ALTITUDE_REF, ALTITUDE = 1, 2, 3, 4, 5, 6
 TIME_OFFSET, SOFTWARE, TIME_WRITTEN, MAKER_NOTE = 0x9011, 0x0131, 0x0132, 0x927C
-WIDTH, HEIGHT, DIGITAL_ZOOM, FOCAL_LENGTH_MM, FOCAL_LENGTH_35_MM = 0xA002, 0xA003, 0xA404, 0x920A, 0xA405
-DIAGONAL_35_MM = math.hypot(36, 24)  # CIPA DCG-001: the 35 mm equivalent has the same diagonal angle of view
-# Sensors of one inch (16 mm diagonal), APS-C (28) and 35 mm have sides of 3 to 2; the others of drones 4 to 3.
+WIDTH, HEIGHT, DIGITAL_ZOOM, FOCAL_LENGTH_MM, FOCAL_LENGTH_35_MM = (
+    0xA002,
+    0xA003,
+    0xA404,
+    0x920A,
+    0xA405,
+)
+# CIPA DCG-001: the 35 mm equivalent has the same diagonal angle of view
+DIAGONAL_35_MM = math.hypot(36, 24)
+# Sensors of one inch (16 mm diagonal), APS-C (28) and 35 mm have sides of 3 to 2; the others of
+# drones 4 to 3.
 INCH_SENSOR_MM, LEAST_APS_SENSOR_MM, WIDEST_SENSOR = (14, 17), 25, 1.55
-CALIBRATED_FOCAL_SIGMA, FOCAL_35_MM_SIGMA = 0.01, 0.03  # shares; the equivalent is rounded to whole millimetres
+# shares; the equivalent is rounded to whole millimetres
+CALIBRATED_FOCAL_SIGMA, FOCAL_35_MM_SIGMA = 0.01, 0.03
 MOST_FOCAL_DIFFERENCE = 0.15  # between the two
 MOST_ASPECT_DIFFERENCE = 0.02
 SIGMA_WITHOUT_RTK_M = 5.0  # ordinary satellite navigation
-# Standard deviation of the position for DJI's RtkFlag: centimetres, decimetres, metres (its user manuals). 0 means that RTK
-# gave no position, also in drones without RTK. The position is then that of ordinary satellite navigation.
-RTK_SIGMAS_M: dict[float, float] = {50: 0.05, **dict.fromkeys(range(32, 50), 0.5), 16: 2.0, 0: SIGMA_WITHOUT_RTK_M}
+# Standard deviation of the position for DJI's RtkFlag: centimetres, decimetres, metres (its user
+# manuals). 0 means that RTK gave no position, also in drones without RTK. The position is then that
+# of ordinary satellite navigation.
+RTK_SIGMAS_M: dict[float, float] = {
+    50: 0.05,
+    **dict.fromkeys(range(32, 50), 0.5),
+    16: 2.0,
+    0: SIGMA_WITHOUT_RTK_M,
+}
 SIGMA_UNKNOWN_FLAG_M = 10.0
 GIMBAL_FIELDS = ("GimbalYawDegree", "GimbalPitchDegree", "GimbalRollDegree")
-# The first entry of DJI's MakerNote: tag 1, a text of four bytes. The other tags are those that ExifTool lists.
+# The first entry of DJI's MakerNote: tag 1, a text of four bytes. The other tags are those that
+# ExifTool lists.
 _DJI_ENTRY = struct.pack("<HHI4s", 1, 2, 4, b"DJI")
 _NOTE_YAW, _NOTE_PITCH, _NOTE_ROLL = 10, 9, 11
 _MAKERS_SOFTWARE = re.compile(r"(v?\d|DJI).*|", re.IGNORECASE)
 MOST_WRITING_S = 60  # between the shot and the writing of a photograph that nobody changed
-LENS_ROUNDS, MOST_BENT = 50, 1.0  # to invert a lens; the most that it moves a point, as a share of the focal length
+# to invert a lens; the most that it moves a point, as a share of the focal length
+LENS_ROUNDS, MOST_BENT = 50, 1.0
 _NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,18})?")
 
 
 @dataclass(frozen=True)
 class PhotoMetadata:
-    """The facts in a photograph's header. `width`, `height`: of the stored frame, before the EXIF orientation is applied."""
+    """The facts in a photograph's header.
+
+    `width`, `height`: of the stored frame, before the EXIF orientation is applied.
+    """
 
     width: int = 0
     height: int = 0
@@ -62,7 +91,10 @@ class PhotoMetadata:
 
     @cached_property
     def position(self) -> tuple[float, float] | None:
-        """Latitude and longitude in degrees: DJI's, which have more digits, else EXIF's. Exactly 0, 0 is no position."""
+        """Latitude and longitude in degrees: DJI's, which have more digits, else EXIF's.
+
+        Exactly 0, 0 is no position.
+        """
         longitude = self._dji("GpsLongitude", -180, 180)
         if longitude is None:
             longitude = self._dji("GpsLongtitude", -180, 180)  # so spelled in older firmware
@@ -74,7 +106,8 @@ class PhotoMetadata:
             )
         latitude, longitude = found
         is_missing = latitude is None or longitude is None or latitude == longitude == 0
-        return None if is_missing or self.dji.get("GpsStatus") == "Invalid" else (latitude, longitude)  # type: ignore[return-value]
+        is_missing = is_missing or self.dji.get("GpsStatus") == "Invalid"
+        return None if is_missing else (latitude, longitude)  # type: ignore[return-value]
 
     @property
     def position_sigma_m(self) -> float:
@@ -84,7 +117,10 @@ class PhotoMetadata:
 
     @property
     def altitude_m(self) -> float | None:
-        """The absolute altitude. Its zero may be the ellipsoid or the sea level, 20 to 30 m apart and more."""
+        """The absolute altitude.
+
+        Its zero may be the ellipsoid or the sea level, 20 to 30 m apart and more.
+        """
         found = self._dji("AbsoluteAltitude", -1000, 20_000)
         if found is None:
             found = _number(self.gps.get(ALTITUDE), -1000, 20_000)
@@ -94,7 +130,9 @@ class PhotoMetadata:
 
     @property
     def altitude_reference(self) -> str | None:
-        """`ellipsoid` when an RTK receiver measured the altitude, else `unknown`; None without altitude."""
+        """`ellipsoid` when an RTK receiver measured the altitude, else `unknown`; None without
+        altitude.
+        """
         if self.altitude_m is None:
             return None
         return "ellipsoid" if self.dji.get("AltitudeType") == "RtkAlt" else "unknown"
@@ -106,28 +144,38 @@ class PhotoMetadata:
 
     @property
     def gimbal_deg(self) -> tuple[float, float, float] | None:
-        """Yaw, pitch and roll of the gimbal, never of the aircraft: of XMP, else of DJI's MakerNote."""
+        """Yaw, pitch and roll of the gimbal, never of the aircraft: of XMP, else of DJI's
+        MakerNote.
+        """
         angles = [self._dji(name, -360, 360) for name in GIMBAL_FIELDS]
         if None in angles:
             note = self.exif.get(MAKER_NOTE)
-            note = note if isinstance(note, bytes) and note[2:14] == _DJI_ENTRY else b"\0\0"  # not another maker's
+            # not another maker's
+            note = note if isinstance(note, bytes) and note[2:14] == _DJI_ENTRY else b"\0\0"
             num_entries = min(int.from_bytes(note[:2], "little"), (len(note) - 2) // 12)
             entries = struct.iter_unpack("<HHIf", note[2 : 2 + 12 * num_entries])
             floats = {tag: value for tag, kind, count, value in entries if (kind, count) == (11, 1)}
-            angles = [_number(floats.get(tag), -360, 360) for tag in (_NOTE_YAW, _NOTE_PITCH, _NOTE_ROLL)]
+            angles = [
+                _number(floats.get(tag), -360, 360) for tag in (_NOTE_YAW, _NOTE_PITCH, _NOTE_ROLL)
+            ]
         yaw, pitch, roll = angles
         return None if yaw is None or pitch is None or roll is None else (yaw, pitch, roll)
 
     @property
     def written_by(self) -> str | None:
-        """The program that wrote the photograph after the drone did, and so may have turned its pixels; None without a trace."""
+        """The program that wrote the photograph after the drone did, and so may have turned its
+        pixels; None without a trace.
+        """
         for name in (self.exif.get(SOFTWARE), self.dji.get("CreatorTool")):
             text = str(name or "").strip("\0 ")
             if not _MAKERS_SOFTWARE.fullmatch(text):
                 return printable(text, 80)
-        taken, written = (parse_exif_time(self.exif.get(tag)) for tag in (EXIF_TIME_TAG, TIME_WRITTEN))
+        taken, written = (
+            parse_exif_time(self.exif.get(tag)) for tag in (EXIF_TIME_TAG, TIME_WRITTEN)
+        )
         late_s = (written - taken).total_seconds() if taken and written else 0
-        is_zone = min(late_s % 900, -late_s % 900) <= MOST_WRITING_S  # one of them in another time zone
+        # one of them in another time zone
+        is_zone = min(late_s % 900, -late_s % 900) <= MOST_WRITING_S
         return None if is_zone else f"an unknown program at {written}"
 
     @cached_property
@@ -142,7 +190,10 @@ class PhotoMetadata:
 
     @property
     def _equivalent_focal_px(self) -> float | None:
-        """The 35 mm equivalent in pixels. It holds for the whole sensor, from which photographs of 16:9 are cropped."""
+        """The 35 mm equivalent in pixels.
+
+        It holds for the whole sensor, from which photographs of 16:9 are cropped.
+        """
         equivalent_mm = _number(self.exif.get(FOCAL_LENGTH_35_MM), 1, 10_000)
         if equivalent_mm is None:
             return None
@@ -153,17 +204,26 @@ class PhotoMetadata:
         if INCH_SENSOR_MM[0] < sensor_mm < INCH_SENSOR_MM[1] or sensor_mm > LEAST_APS_SENSOR_MM:
             aspect = 3 / 2
         sensor_width_px = max(long, short * aspect)
-        return equivalent_mm * math.hypot(sensor_width_px, sensor_width_px / aspect) / DIAGONAL_35_MM
+        return (
+            equivalent_mm * math.hypot(sensor_width_px, sensor_width_px / aspect) / DIAGONAL_35_MM
+        )
 
     def pinhole_pixels(self, pixels: np.ndarray) -> np.ndarray:
-        """Return where a camera without lens distortion shows what is at pixels (n, 2) x, y of the stored frame.
+        """Return where a camera without lens distortion shows what is at pixels (n, 2) x, y of the
+        stored frame.
 
-        DJI's DewarpData: a date, then fx, fy, cx, cy in pixels, cx and cy from the calibrated centre, then k1, k2, p1, p2, k3
-        of OpenCV's model. DewarpFlag 1: the drone has already corrected the photograph.
+        DJI's DewarpData: a date, then fx, fy, cx, cy in pixels, cx and cy from the calibrated
+        centre, then k1, k2, p1, p2, k3 of OpenCV's model. DewarpFlag 1: the drone has already
+        corrected the photograph.
         """
         texts = self.dji.get("DewarpData", "").rpartition(";")[2].split(",")
         values = [_number(text.strip(), -1e6, 1e6) for text in texts]
-        if len(values) != 9 or None in values or self._dji("DewarpFlag", 0, 9) or self.focal_px is None:
+        if (
+            len(values) != 9
+            or None in values
+            or self._dji("DewarpFlag", 0, 9)
+            or self.focal_px is None
+        ):
             return pixels
         fx, fy, cx, cy, *lens = np.array(values, np.float64)
         if min(fx, fy) < 1:
@@ -177,9 +237,15 @@ class PhotoMetadata:
             for _ in range(LENS_ROUNDS):
                 x, y = found.T
                 r2 = x * x + y * y
-                bent = 2 * p1 * x * y + p2 * (r2 + 2 * x * x), 2 * p2 * x * y + p1 * (r2 + 2 * y * y)
-                found = (seen - np.stack(bent, axis=1)) / (1 + r2 * (k1 + r2 * (k2 + r2 * k3)))[:, None]
-        is_lens = np.abs(found - seen).max(axis=1, keepdims=True) < MOST_BENT  # False for what is not a number
+                bent = (
+                    2 * p1 * x * y + p2 * (r2 + 2 * x * x),
+                    2 * p2 * x * y + p1 * (r2 + 2 * y * y),
+                )
+                found = (seen - np.stack(bent, axis=1)) / (1 + r2 * (k1 + r2 * (k2 + r2 * k3)))[
+                    :, None
+                ]
+        # False for what is not a number
+        is_lens = np.abs(found - seen).max(axis=1, keepdims=True) < MOST_BENT
         return size / 2 + self.focal_px[0] * np.where(is_lens, found, seen)
 
     @property
@@ -191,9 +257,15 @@ class PhotoMetadata:
         if not any(self.gimbal_deg):  # some drones write 0 for an unknown direction
             return f"{', '.join(GIMBAL_FIELDS)} in XMP are all 0: the direction is not known"
         if self.is_turned:
-            return "its ground is that of other photographs only if it is turned by 180 degrees: use the drone's file"
+            return (
+                "its ground is that of other photographs only if it is turned by 180 degrees: use "
+                "the drone's file"
+            )
         if self.written_by:
-            return f"written again by {self.written_by}, which may have turned it: use the file that the drone wrote"
+            return (
+                f"written again by {self.written_by}, which may have turned it: use the file that "
+                "the drone wrote"
+            )
         for name in ("CamReverse", "GimbalReverse"):
             if self._dji(name, 0, 1):
                 return f"camera mounted upside down ({name})"
@@ -206,25 +278,43 @@ class PhotoMetadata:
             return "cropped or rotated after it was taken"
         expected = self._equivalent_focal_px or self.focal_px[0]
         if abs(self.focal_px[0] / expected - 1) > MOST_FOCAL_DIFFERENCE:
-            return "CalibratedFocalLength in XMP and the 35 mm equivalent in EXIF contradict each other"
+            return (
+                "CalibratedFocalLength in XMP and the 35 mm equivalent in EXIF contradict each "
+                "other"
+            )
         return None
 
     @property
     def time(self) -> str | None:
-        """When the photograph was taken, ISO 8601: local time, with its offset from UTC if EXIF has it."""
-        taken, offset = parse_exif_time(self.exif.get(EXIF_TIME_TAG)), str(self.exif.get(TIME_OFFSET, "")).strip("\0 ")
+        """When the photograph was taken, ISO 8601: local time, with its offset from UTC if EXIF has
+        it.
+        """
+        taken, offset = (
+            parse_exif_time(self.exif.get(EXIF_TIME_TAG)),
+            str(self.exif.get(TIME_OFFSET, "")).strip("\0 "),
+        )
         if taken is None:
             return None
         return taken.isoformat() + (offset if re.fullmatch(r"[+-]\d\d:\d\d", offset) else "")
 
     @property
     def _original_size(self) -> tuple[float, float]:
-        """The size of the calibrated frame. A photograph that was shrunk often keeps the EXIF and XMP of its original."""
-        half = (self._dji("CalibratedOpticalCenterX", 1, 1e6), self._dji("CalibratedOpticalCenterY", 1, 1e6))
+        """The size of the calibrated frame.
+
+        A photograph that was shrunk often keeps the EXIF and XMP of its original.
+        """
+        half = (
+            self._dji("CalibratedOpticalCenterX", 1, 1e6),
+            self._dji("CalibratedOpticalCenterY", 1, 1e6),
+        )
         if half[0] is not None and half[1] is not None:
             return 2 * half[0], 2 * half[1]
         size = _number(self.exif.get(WIDTH), 1, 1e6), _number(self.exif.get(HEIGHT), 1, 1e6)
-        return (size[0], size[1]) if size[0] is not None and size[1] is not None else (self.width, self.height)
+        return (
+            (size[0], size[1])
+            if size[0] is not None and size[1] is not None
+            else (self.width, self.height)
+        )
 
     def _dji(self, name: str, least: float, most: float) -> float | None:
         return _number(self.dji.get(name), least, most)

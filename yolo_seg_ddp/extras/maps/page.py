@@ -1,4 +1,6 @@
-"""Builds assets.html: a map of the assets that loads nothing from the network, the changes, and each asset's best view."""
+"""Builds assets.html: a map of the assets that loads nothing from the network, the changes, and
+each asset's best view.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,11 +25,13 @@ from yolo_seg_ddp.pages.markup import (
 )
 from yolo_seg_ddp.utils.text import class_color, counted
 
-MAP_PX, LEAST_SHARE = 640, 0.45  # width of the map, and least height or width of what is drawn, as a share of that
+# width of the map, and least height or width of what is drawn, as a share of that
+MAP_PX, LEAST_SHARE = 640, 0.45
 MARGIN_PX, DOT_PX, MOST_NAMES = 34, 5, 40
 MOST_ROWS, MOST_PICTURES, MOST_LINKS = 2000, 400, 13
 MAP_WORDS = (
-    "● asset · ○ asset in too few photographs to be sure · • camera · ellipse: holds the position in 95 % of cases"
+    "● asset · ○ asset in too few photographs to be sure · • camera · ellipse: holds the position "
+    "in 95 % of cases"
 )
 CHANGE_WORDS = " · ◎ new, moved or of another class · ✕ gone"
 CAMERA_STYLE = "stroke:var(--soft);stroke-width:4;stroke-linecap:round;opacity:.7"
@@ -35,15 +39,23 @@ CHANGE_TEXT = {"new": "new", GONE: "gone", "moved": "moved", "class": "other cla
 Row = dict[str, Any]
 
 
-def build_page(tables: AssetTables, names: Sequence[str], made_with: Sequence[str], num_photos: int) -> str:
-    """Return the page. Its pictures are the files beside it. made_with: the model file, then lines about it."""
+def build_page(
+    tables: AssetTables, names: Sequence[str], made_with: Sequence[str], num_photos: int
+) -> str:
+    """Return the page.
+
+    Its pictures are the files beside it. made_with: the model file, then lines about it.
+    """
     rows, changes = tables.assets, tables.changes
     number_of = Counter(row["class"] for row in rows)
     values = {**number_of, "seen often enough to be sure": sum(row["sure"] for row in rows)}
     values |= Counter(CHANGE_TEXT[row["change"]] for row in changes or [])
     colors = {name: number for number, name in enumerate(names)}
     keys = [color_key(class_color(colors[name]), name) for name in number_of]
-    notes = [element("p", *words, class_="note") for words in (keys, [MAP_WORDS + CHANGE_WORDS * bool(changes)])]
+    notes = [
+        element("p", *words, class_="note")
+        for words in (keys, [MAP_WORDS + CHANGE_WORDS * bool(changes)])
+    ]
     days = sorted({view.time[:10] for flight in tables.flights for view in flight} - {""})
     taken = f" · taken {' to '.join(dict.fromkeys([days[0], days[-1]]))}" if days else ""
     about = "".join(f" · {line}" for line in made_with[1:])
@@ -54,14 +66,18 @@ def build_page(tables: AssetTables, names: Sequence[str], made_with: Sequence[st
         "assets": ("Assets", _table(rows)),
         "views": ("Best views", _views(rows)),
     }
-    sections = (element("section", element("h2", label), *inside, id=name) for name, (label, inside) in parts.items())
+    sections = (
+        element("section", element("h2", label), *inside, id=name)
+        for name, (label, inside) in parts.items()
+    )
     return report_page(
         "Assets",
         [element("h1", "Assets"), element("p", "Model ", *facts, class_="about")],
         [],
         {name: label for name, (label, _) in parts.items()},
         [number_cards(values), *sections],
-        "All values are in assets.csv and assets.geojson next to this file. yolo_seg_ddp/extras/maps/reference.md explains them.",
+        "All values are in assets.csv and assets.geojson next to this file. "
+        "yolo_seg_ddp/extras/maps/reference.md explains them.",
         "img-src 'self' file: data:",
     )
 
@@ -73,7 +89,10 @@ def _map(tables: AssetTables, colors: dict[str, int]) -> Markup:
         return element("p", "No asset has a position.")
     origin = marks[0]["latitude"], marks[0]["longitude"]
     points = _metres(origin, [(row["latitude"], row["longitude"]) for row in marks])
-    paths = [_metres(origin, [(view.latitude, view.longitude) for view in flight]) for flight in tables.flights]
+    paths = [
+        _metres(origin, [(view.latitude, view.longitude) for view in flight])
+        for flight in tables.flights
+    ]
     everything = np.concatenate([points, *paths])
     low, high = everything.min(axis=0), everything.max(axis=0)
     longest = max(float((high - low).max()), 20.0)
@@ -87,12 +106,21 @@ def _map(tables: AssetTables, colors: dict[str, int]) -> Markup:
 
     cameras = "".join(f"M{x:.1f},{y:.1f}h0" for path in paths for x, y in at(path))
     drawn = [element("path", d=Markup(cameras), style=CAMERA_STYLE)]  # as Markup it may be long
-    order = sorted(range(len(marks)), key=lambda number: bool(marks[number].get("sure")))  # sure ones on top
-    drawn += [_mark(marks[number], at(points[number]), scale, colors, len(marks) <= MOST_NAMES) for number in order]
+    # sure ones on top
+    order = sorted(range(len(marks)), key=lambda number: bool(marks[number].get("sure")))
+    drawn += [
+        _mark(marks[number], at(points[number]), scale, colors, len(marks) <= MOST_NAMES)
+        for number in order
+    ]
     drawn += _scale_bar(scale, height_px)
     box = f"0 0 {MAP_PX} {height_px:.0f}"
-    style = "width:100%;height:auto;max-height:85vh;border:1px solid var(--line);border-radius:.5rem;font-size:16px"
-    return element("svg", *drawn, viewBox=box, role="img", aria_label="Map of the assets", style=style)
+    style = (
+        "width:100%;height:auto;max-height:85vh;border:1px solid "
+        "var(--line);border-radius:.5rem;font-size:16px"
+    )
+    return element(
+        "svg", *drawn, viewBox=box, role="img", aria_label="Map of the assets", style=style
+    )
 
 
 def _metres(origin: tuple[float, float], places: Sequence[tuple[float, float]]) -> np.ndarray:
@@ -101,14 +129,22 @@ def _metres(origin: tuple[float, float], places: Sequence[tuple[float, float]]) 
     return offsets_m(*origin, geocentric(latitude, longitude))[:, ::-1]
 
 
-def _mark(row: Row, point: np.ndarray, scale: float, colors: dict[str, int], has_name: bool) -> Markup:
+def _mark(
+    row: Row, point: np.ndarray, scale: float, colors: dict[str, int], has_name: bool
+) -> Markup:
     x, y = (f"{value:.1f}" for value in point)
-    name = [element("text", row["asset"], x=f"{point[0] + 12:.1f}", y=f"{point[1] + 5:.1f}")] if has_name else []
+    name = (
+        [element("text", row["asset"], x=f"{point[0] + 12:.1f}", y=f"{point[1] + 5:.1f}")]
+        if has_name
+        else []
+    )
     if row.get("ellipse_major_m") is None:  # gone
         (left, top), side = point - DOT_PX, 2 * DOT_PX
         cross = f"M{left:.1f},{top:.1f}l{side},{side}m0,-{side}l-{side},{side}"
         title = element("title", f"{row['asset']}: gone")
-        return joined(element("path", title, d=cross, style="stroke:var(--bad);stroke-width:3"), *name)
+        return joined(
+            element("path", title, d=cross, style="stroke:var(--bad);stroke-width:3"), *name
+        )
     color = f"rgb{class_color(colors[row['class']])}"
     ellipse = element(
         "ellipse",
@@ -120,8 +156,12 @@ def _mark(row: Row, point: np.ndarray, scale: float, colors: dict[str, int], has
         style=f"fill:{color};fill-opacity:.15;stroke:{color};stroke-opacity:.5",
     )
     fill = color if row["sure"] else "var(--page)"
-    dot = element("circle", cx=x, cy=y, r=DOT_PX, style=f"fill:{fill};stroke:{color};stroke-width:2")
-    ring = element("circle", cx=x, cy=y, r=DOT_PX + 4, style="fill:none;stroke:var(--bad);stroke-width:2")
+    dot = element(
+        "circle", cx=x, cy=y, r=DOT_PX, style=f"fill:{fill};stroke:{color};stroke-width:2"
+    )
+    ring = element(
+        "circle", cx=x, cy=y, r=DOT_PX + 4, style="fill:none;stroke:var(--bad);stroke-width:2"
+    )
     label = f"{row['asset']}: ± {row['sigma_m']:.2g} m, {counted(row['photographs'], 'photograph')}"
     if row["change"]:
         label += f", {CHANGE_TEXT[row['change']]}"
@@ -130,7 +170,9 @@ def _mark(row: Row, point: np.ndarray, scale: float, colors: dict[str, int], has
 
 
 def _scale_bar(scale: float, height_px: float) -> list[Markup]:
-    """Return a bar of 1, 2 or 5 times a power of ten metres, about a quarter of the map wide, and an arrow to the north."""
+    """Return a bar of 1, 2 or 5 times a power of ten metres, about a quarter of the map wide, and
+    an arrow to the north.
+    """
     most = MAP_PX / 4 / scale
     power = 10.0 ** np.floor(np.log10(most))
     metres = max(step * power for step in (1, 2, 5) if step * power <= most)
@@ -149,7 +191,17 @@ def _anchor(row: Row) -> str:
 
 
 def _table(rows: Sequence[Row]) -> list[Markup]:
-    titles = ("Asset", "Class", "Latitude", "Longitude", "± m", "Photographs", "Looks", "Confidence", "Your id")
+    titles = (
+        "Asset",
+        "Class",
+        "Latitude",
+        "Longitude",
+        "± m",
+        "Photographs",
+        "Looks",
+        "Confidence",
+        "Your id",
+    )
     head = [heading(title, number < 2 or title == "Your id") for number, title in enumerate(titles)]
     shown = [
         element(
@@ -165,8 +217,15 @@ def _table(rows: Sequence[Row]) -> list[Markup]:
         )
         for row in rows[:MOST_ROWS]
     ]
-    left = f" The first {MOST_ROWS} of {len(rows):,}; assets.csv has all." if len(rows) > MOST_ROWS else ""
-    words = "± m: standard deviation in the worst direction. Looks: photographs in which the place is. Confidence: mean over the looks."
+    left = (
+        f" The first {MOST_ROWS} of {len(rows):,}; assets.csv has all."
+        if len(rows) > MOST_ROWS
+        else ""
+    )
+    words = (
+        "± m: standard deviation in the worst direction. Looks: photographs in which the place is. "
+        "Confidence: mean over the looks."
+    )
     return [element("p", words, left, class_="note"), table("Assets", head, shown)]
 
 
@@ -178,18 +237,30 @@ def _changes(changes: Sequence[Row]) -> list[Markup]:
     rows = [
         element(
             "tr",
-            name_cell(row["asset"] if row["change"] == GONE else element("a", row["asset"], href=f"#{_anchor(row)}")),
+            name_cell(
+                row["asset"]
+                if row["change"] == GONE
+                else element("a", row["asset"], href=f"#{_anchor(row)}")
+            ),
             *(
                 element("td", text or "", class_="name")
                 for text in (CHANGE_TEXT[row["change"]], row["class"], row["class_before"])
             ),
             element("td", "" if row["moved_m"] is None else f"{row['moved_m']:.1f}"),
             element("td", "" if row["looks"] is None else f"{row['looks']}"),
-            element("td", "under 0.0001" if row["chance_of_error"] < 1e-4 else f"{row['chance_of_error']:.2g}"),
+            element(
+                "td",
+                "under 0.0001"
+                if row["chance_of_error"] < 1e-4
+                else f"{row['chance_of_error']:.2g}",
+            ),
         )
         for row in changes[:MOST_ROWS]
     ]
-    words = "Chance of an error: how often errors of position, or detections missing by chance, look like this change."
+    words = (
+        "Chance of an error: how often errors of position, or detections missing by chance, look "
+        "like this change."
+    )
     return [element("p", words, class_="note"), table("Changes", head, rows)]
 
 
@@ -197,14 +268,22 @@ def _views(rows: Sequence[Row]) -> list[Markup]:
     figures = []
     for row in rows[:MOST_PICTURES]:
         source, picture = (quote(row[f"best_{name}"]) for name in ("thumbnail", "picture"))
-        words = f"{row['asset']}, {counted(row['photographs'], 'photograph')}, ± {row['sigma_m']:.2g} m"
+        words = (
+            f"{row['asset']}, {counted(row['photographs'], 'photograph')}, ± {row['sigma_m']:.2g} m"
+        )
         image = element("img", src=source, alt=row["asset"], loading="lazy")
         others = [
             joined(" ", element("a", str(number), href=quote(view["picture"])))
             for number, view in enumerate(row["views"][1:MOST_LINKS], start=2)
         ]
-        caption = element("figcaption", words, *([element("br"), "also:", *others] if others else []))
-        figures.append(element("figure", caption, element("a", image, href=picture), id=_anchor(row)))
+        caption = element(
+            "figcaption", words, *([element("br"), "also:", *others] if others else [])
+        )
+        figures.append(
+            element("figure", caption, element("a", image, href=picture), id=_anchor(row))
+        )
     few = f"The first {MOST_PICTURES} of {len(rows):,}. " if len(rows) > MOST_PICTURES else ""
-    words = "The largest, sharpest and most confident view of each asset; a click opens its photograph."
+    words = (
+        "The largest, sharpest and most confident view of each asset; a click opens its photograph."
+    )
     return [element("p", few, words, class_="note"), element("div", *figures, class_="thumbnails")]

@@ -1,4 +1,6 @@
-"""Finds the assets in the photographs of a folder: all detections of a pole become one asset with a position and views."""
+"""Finds the assets in the photographs of a folder: all detections of a pole become one asset with a
+position and views.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,28 @@ from scipy.spatial import cKDTree
 
 from yolo_seg_ddp.extras.maps.assets import ASSET_SIGMA_M
 from yolo_seg_ddp.extras.maps.association import Placed, best_pairs, near, place_flight
-from yolo_seg_ddp.extras.maps.camera import LEAST_DEPRESSION_DEG, Camera, Rays, rotation, sight_lines
+from yolo_seg_ddp.extras.maps.camera import (
+    LEAST_DEPRESSION_DEG,
+    Camera,
+    Rays,
+    rotation,
+    sight_lines,
+)
 from yolo_seg_ddp.extras.maps.findings import Site, stored_pixels
 from yolo_seg_ddp.extras.maps.metadata import PhotoMetadata
 from yolo_seg_ddp.extras.maps.wgs84 import geocentric, moved, offsets_m
 
-FLIGHT_GAP_S = 600  # between two photographs of different flights: a changed battery, another place to take off
+# between two photographs of different flights: a changed battery, another place to take off
+FLIGHT_GAP_S = 600
 WORST_SIGMA_M = 30.0  # an asset with a larger error has no position
 EDGE_SHARE = 0.05  # of the photograph along its edge, where an asset may be cut
-LEAST_VIEWS, LEAST_SHARE = 2, 0.5  # a sure asset has so many views, and was found in more than this share of its looks
+# a sure asset has so many views, and was found in more than this share of its looks
+LEAST_VIEWS, LEAST_SHARE = 2, 0.5
 GATE = 13.82  # 0.999 quantile of the chi-squared distribution with 2 degrees of freedom
 ROUNDS = 5
 NUM_NEIGHBOURS, FAR_M = 16, 1e4  # places compared with a detection's, and the distance of none
-USUAL_SHARE = 0.05  # of the height: the least distance, beside 1 m, of two places of one asset from two photographs
+# of the height: the least distance, beside 1 m, of two places of one asset from two photographs
+USUAL_SHARE = 0.05
 MEDIAN_BY_QUARTILE = 2.4  # of squared distances in the plane
 NO_MATCH = 9.0  # squared distance, in the usual squared distances, of places that are not the same
 
@@ -33,7 +44,8 @@ NO_MATCH = 9.0  # squared distance, in the usual squared distances, of places th
 class Places:
     """Positions (n,) in degrees and their covariances (n, 2, 2) in square metres north and east.
 
-    common_m: standard deviation, in each direction, of a further error that all share; it is not in the covariances.
+    common_m: standard deviation, in each direction, of a further error that all share; it is not in
+    the covariances.
     """
 
     class_ids: np.ndarray
@@ -47,7 +59,12 @@ class Places:
 
     def rows(self, chosen: np.ndarray) -> Places:
         """Return some of the places."""
-        facts = self.class_ids[chosen], self.latitude[chosen], self.longitude[chosen], self.covariances[chosen]
+        facts = (
+            self.class_ids[chosen],
+            self.latitude[chosen],
+            self.longitude[chosen],
+            self.covariances[chosen],
+        )
         return Places(*facts, self.common_m)
 
     def without_class(self) -> Places:
@@ -60,12 +77,15 @@ class Places:
 
 
 def misfit(difference: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-    """Return the squared distances in standard deviations of differences (..., 2) with covariances (..., 2, 2)."""
+    """Return the squared distances in standard deviations of differences (..., 2) with covariances
+    (..., 2, 2).
+    """
     return np.einsum("...i,...ij,...j->...", difference, np.linalg.inv(covariance), difference)
 
 
 def match(one: Places, other: Places) -> np.ndarray:
-    """Return the likeliest pairs (k, 2) of places of one class that are the same place. Each place is in at most one pair.
+    """Return the likeliest pairs (k, 2) of places of one class that are the same place. Each place
+    is in at most one pair.
 
     The shift between the surveys, common to all places, is estimated from the pairs.
     """
@@ -73,7 +93,9 @@ def match(one: Places, other: Places) -> np.ndarray:
 
 
 def shift_between(one: Places, other: Places) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shift from `one` to `other` in metres north and east, (2,), and its covariance (2, 2)."""
+    """Return the shift from `one` to `other` in metres north and east, (2,), and its covariance (2,
+    2).
+    """
     spread = (one.common_m**2 + other.common_m**2) * np.eye(2)
     shift, information = np.zeros(2), np.linalg.inv(spread + 1e-9 * np.eye(2))
     for _ in range(ROUNDS):
@@ -104,7 +126,9 @@ def _origin(places: Places) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class View:
-    """A photograph with a position and a direction, and its detections: boxes (n, 4) xyxy in pixels of its stored frame."""
+    """A photograph with a position and a direction, and its detections: boxes (n, 4) xyxy in pixels
+    of its stored frame.
+    """
 
     file: str
     time: str
@@ -120,10 +144,11 @@ class View:
 
 @dataclass
 class Asset:
-    """An asset. covariance (2, 2): of its position north and east, in square metres. views: (photograph, detection).
+    """An asset. covariance (2, 2): of its position north and east, in square metres. views:
+    (photograph, detection).
 
-    up_m: height of its middle above take-off. looks: number of photographs that show its place. known: its row in the user's
-    list. beside_m: its distance to the position there.
+    up_m: height of its middle above take-off. looks: number of photographs that show its place.
+    known: its row in the user's list. beside_m: its distance to the position there.
     """
 
     class_id: int
@@ -156,7 +181,9 @@ class Asset:
 
 @dataclass
 class Survey:
-    """All assets, the position error that they share, and the photographs of each flight without the turned ones."""
+    """All assets, the position error that they share, and the photographs of each flight without
+    the turned ones.
+    """
 
     assets: list[Asset]
     common_m: float
@@ -168,31 +195,46 @@ class Survey:
         """Return the positions of some of the assets."""
         return places_of(chosen, self.common_m)
 
-    def looks(self, latitude: np.ndarray, longitude: np.ndarray, up_m: np.ndarray, class_ids: np.ndarray) -> np.ndarray:
-        """Return how many photographs show points (n,), from a distance at which objects of the class were found."""
+    def looks(
+        self, latitude: np.ndarray, longitude: np.ndarray, up_m: np.ndarray, class_ids: np.ndarray
+    ) -> np.ndarray:
+        """Return how many photographs show points (n,), from a distance at which objects of the
+        class were found.
+        """
         points, count = geocentric(latitude, longitude), np.zeros(len(class_ids), int)
         reach = self._reach(class_ids)
         tree, furthest_m = cKDTree(points), 1.001 * reach.max(initial=0)
         for view in (view for flight in self.flights for view in flight if view.up_m is not None):
-            close = np.array(tree.query_ball_point(geocentric(view.latitude, view.longitude), furthest_m), int)
+            close = np.array(
+                tree.query_ball_point(geocentric(view.latitude, view.longitude), furthest_m), int
+            )
             level = offsets_m(view.latitude, view.longitude, points[close])
             offset = np.column_stack([level, view.up_m - up_m[close]])
             body = offset @ view.camera.attitude
             ahead = np.maximum(body[:, 0], 1e-6)
-            place = view.camera.focal_px * body[:, 1:] / ahead[:, None] / (view.camera.width_px, view.camera.height_px)
+            place = (
+                view.camera.focal_px
+                * body[:, 1:]
+                / ahead[:, None]
+                / (view.camera.width_px, view.camera.height_px)
+            )
             is_inside = (np.abs(place) < 0.5 - EDGE_SHARE).all(axis=1) & (body[:, 0] > 0)
             count[close] += is_inside & (np.linalg.norm(offset, axis=1) <= reach[close])
         return count
 
     def _reach(self, class_ids: np.ndarray) -> np.ndarray:
-        """Return for each class the distance within which 95 % of its objects with several photographs were found."""
+        """Return for each class the distance within which 95 % of its objects with several
+        photographs were found.
+        """
         seen: dict[int, list[float]] = {}
         views = {view.file: view for flight in self.flights for view in flight}
         for asset in self.assets:
             point = geocentric(np.array([asset.latitude]), np.array([asset.longitude]))
             for file, _ in asset.views if len(asset.views) > 1 else ():
                 level = offsets_m(views[file].latitude, views[file].longitude, point)[0]
-                away = np.hypot(np.linalg.norm(level), (views[file].up_m or asset.up_m) - asset.up_m)
+                away = np.hypot(
+                    np.linalg.norm(level), (views[file].up_m or asset.up_m) - asset.up_m
+                )
                 seen.setdefault(asset.class_id, []).append(float(away))
         limits = {class_id: float(np.quantile(away, 0.95)) for class_id, away in seen.items()}
         usual = float(np.median(list(limits.values()) or [0.0]))
@@ -205,29 +247,43 @@ def places_of(chosen: Sequence[Asset], common_m: float) -> Places:
         np.array([asset.class_id for asset in chosen], int),
         np.array([asset.latitude for asset in chosen], float),
         np.array([asset.longitude for asset in chosen], float),
-        np.array([asset.covariance for asset in chosen]).reshape(-1, 2, 2) - common_m**2 * np.eye(2),
+        np.array([asset.covariance for asset in chosen]).reshape(-1, 2, 2)
+        - common_m**2 * np.eye(2),
         common_m,
     )
 
 
 def view_of(photo: PhotoMetadata, entry: dict[str, Any]) -> View | None:
-    """Return the facts of a photograph for the survey; None without position or direction. entry: of predictions.json."""
+    """Return the facts of a photograph for the survey; None without position or direction. entry:
+    of predictions.json.
+    """
     angles, focal = photo.gimbal_deg, photo.focal_px
-    if photo.position is None or photo.direction_problem is not None or angles is None or focal is None:
+    if (
+        photo.position is None
+        or photo.direction_problem is not None
+        or angles is None
+        or focal is None
+    ):
         return None
-    found = [item for item in entry["detections"] if not item.get("centreline")]  # a wire is at no place
+    # a wire is at no place
+    found = [item for item in entry["detections"] if not item.get("centreline")]
     points = np.array([item["box_xyxy"] for item in found], np.float64).reshape(-1, 2)
     corners = stored_pixels(points, entry["width"], entry["height"], photo).reshape(-1, 2, 2)
     boxes = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
     class_ids = np.array([item["class_id"] for item in found], int)
-    numbers = [number for number, item in enumerate(entry["detections"]) if not item.get("centreline")]
+    numbers = [
+        number for number, item in enumerate(entry["detections"]) if not item.get("centreline")
+    ]
     camera = Camera(*focal, photo.width, photo.height, rotation(*angles))
     where = *photo.position, photo.above_take_off_m, photo.position_sigma_m
     return View(entry["file"], photo.time or "", *where, camera, boxes, class_ids, numbers)
 
 
 def survey(views: Iterable[View], site: Site) -> Survey:
-    """Find the assets in photographs with detections. The order of the photographs does not matter."""
+    """Find the assets in photographs with detections.
+
+    The order of the photographs does not matter.
+    """
     ordered = sorted(views, key=lambda view: (view.time, view.file))
     result = Survey([], 0.0, [], site)
     for every in _flights(ordered):
@@ -239,7 +295,9 @@ def survey(views: Iterable[View], site: Site) -> Survey:
     if placed:
         facts = [(asset.latitude, asset.longitude, asset.up_m, asset.class_id) for asset in placed]
         latitude, longitude, up_m, class_ids = np.array(facts).T
-        for asset, looks in zip(placed, result.looks(latitude, longitude, up_m, class_ids), strict=True):
+        for asset, looks in zip(
+            placed, result.looks(latitude, longitude, up_m, class_ids), strict=True
+        ):
             asset.looks = max(int(looks), len(asset.views))
     if site.assets is not None:
         shown = [view for flight in result.flights for view in flight if len(view.boxes)]
@@ -257,9 +315,11 @@ def survey(views: Iterable[View], site: Site) -> Survey:
 
 
 def find_turned(flight: Sequence[View], site: Site) -> set[str]:
-    """Return the files whose detections lie where other photographs show the same class only if they are turned by 180 degrees.
+    """Return the files whose detections lie where other photographs show the same class only if
+    they are turned by 180 degrees.
 
-    Viewers turn pixels and keep the gimbal's angles. The clearest one is turned back first: its places mislead the others.
+    Viewers turn pixels and keep the gimbal's angles. The clearest one is turned back first: its
+    places mislead the others.
     """
     parts: list[np.ndarray] = [
         np.zeros((0, 6))
@@ -270,10 +330,21 @@ def find_turned(flight: Sequence[View], site: Site) -> set[str]:
             camera = replace(view.camera, above_ground_m=above_m)
             centres = (view.boxes[:, :2] + view.boxes[:, 2:]) / 2
             both = centres, np.array([camera.width_px, camera.height_px]) - centres
-            start = offsets_m(flight[0].latitude, flight[0].longitude, geocentric(view.latitude, view.longitude)[None])
-            is_steep = np.min([camera.depressions(pixels) for pixels in both], axis=0) > LEAST_DEPRESSION_DEG
+            start = offsets_m(
+                flight[0].latitude,
+                flight[0].longitude,
+                geocentric(view.latitude, view.longitude)[None],
+            )
+            is_steep = (
+                np.min([camera.depressions(pixels) for pixels in both], axis=0)
+                > LEAST_DEPRESSION_DEG
+            )
             places = [start + camera.ground_offsets(pixels[is_steep]) for pixels in both]
-            parts.append(np.column_stack([np.full(is_steep.sum(), number), view.class_ids[is_steep], *places]))
+            parts.append(
+                np.column_stack(
+                    [np.full(is_steep.sum(), number), view.class_ids[is_steep], *places]
+                )
+            )
     rows = np.concatenate(parts)
     found: set[str] = set()
     least = (USUAL_SHARE * float(np.median([view.up_m or 0.0 for view in flight]))) ** 2 + 1.0
@@ -284,8 +355,11 @@ def find_turned(flight: Sequence[View], site: Site) -> set[str]:
             away_m, neighbours = tree.query(where, k=min(NUM_NEIGHBOURS, len(rows)))
             is_other = (rows[neighbours, 0] != rows[:, :1]) & (rows[neighbours, 1] == rows[:, 1:2])
             squares.append(np.where(is_other, away_m, FAR_M).min(axis=1) ** 2)
-        usual = max(float(np.quantile(squares[0], 0.25)) * MEDIAN_BY_QUARTILE, least)  # also if most do not match
-        as_it_is, turned = (np.bincount(rows[:, 0].astype(int), (one / usual).clip(max=NO_MATCH)) for one in squares)
+        # also if most do not match
+        usual = max(float(np.quantile(squares[0], 0.25)) * MEDIAN_BY_QUARTILE, least)
+        as_it_is, turned = (
+            np.bincount(rows[:, 0].astype(int), (one / usual).clip(max=NO_MATCH)) for one in squares
+        )
         gains = np.where(turned < as_it_is / 2, as_it_is - turned, 0)
         clearest = int(np.argmax(gains))
         if gains[clearest] <= GATE:
@@ -318,16 +392,29 @@ def _place(flight: list[View], site: Site) -> tuple[list[Asset], float]:
     parts: list[Rays] = []
     members: list[tuple[str, int]] = []
     headings = np.array([view.camera.heading for view in flight])
-    strip_heading = float(np.angle(np.exp(4j * headings).sum())) / 4  # its strips are quarter turns apart
+    # its strips are quarter turns apart
+    strip_heading = float(np.angle(np.exp(4j * headings).sum())) / 4
     for number, view in enumerate(flight):
         if len(view.boxes):
-            north, east = offsets_m(first.latitude, first.longitude, geocentric(view.latitude, view.longitude)[None])[0]
+            north, east = offsets_m(
+                first.latitude, first.longitude, geocentric(view.latitude, view.longitude)[None]
+            )[0]
             at = np.array([north, east, -(view.up_m or 0.0)])
             sigmas_m = view.sigma_m, errors.height_m if view.up_m is not None else np.inf
-            place = view.camera, at, sigmas_m, view.boxes, view.class_ids, number, site.ground_height_m
+            place = (
+                view.camera,
+                at,
+                sigmas_m,
+                view.boxes,
+                view.class_ids,
+                number,
+                site.ground_height_m,
+            )
             parts.append(sight_lines(*place, errors, strip_heading))
             members += [(view.file, detection) for detection in view.numbers]
-    common_m = float(np.sqrt(errors.common_shares[0]) * np.median([view.sigma_m for view in flight]))
+    common_m = float(
+        np.sqrt(errors.common_shares[0]) * np.median([view.sigma_m for view in flight])
+    )
     if not parts:
         return [], common_m
     rays = Rays.joined(parts)
@@ -335,11 +422,15 @@ def _place(flight: list[View], site: Site) -> tuple[list[Asset], float]:
     labels, placed = place_flight(rays, site.ground_height_m, max(height_sigma_m, 0.1))
     assets = []
     of_asset = np.split(np.argsort(labels, kind="stable"), np.bincount(labels).cumsum()[:-1])
-    for rows, position, covariance in zip(of_asset, placed.positions, placed.covariances, strict=True):
+    for rows, position, covariance in zip(
+        of_asset, placed.positions, placed.covariances, strict=True
+    ):
         latitude, longitude = moved(first.latitude, first.longitude, position[:2])
         full = covariance[:2, :2] + common_m**2 * np.eye(2)
         views = [members[row] for row in rows]
-        assets.append(Asset(int(rays.class_id[rows[0]]), latitude, longitude, full, -position[2], views))
+        assets.append(
+            Asset(int(rays.class_id[rows[0]]), latitude, longitude, full, -position[2], views)
+        )
     return assets, common_m
 
 

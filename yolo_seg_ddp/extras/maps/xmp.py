@@ -6,11 +6,13 @@ from xml.etree import ElementTree
 
 # Names; nothing is fetched from there. Most drones write the longer of DJI's two.
 _FIELD = re.compile(
-    r"\{http://www\.dji\.com/?(?:drone-dji/1\.0/)?\}(\w+)|\{http://ns\.adobe\.com/xap/1\.0/\}(CreatorTool)"
+    r"\{http://www\.dji\.com/?(?:drone-dji/1\.0/)?\}(\w+)|\{http://ns\.adobe\.com/xap/1\.0/"
+    r"\}(CreatorTool)"
 )
 _TAG = re.compile(rb"<[^<>?!]+>")
 _ATTRIBUTE = re.compile(rb"""\s([\w:.-]+)\s*=\s*("[^"]*"|'[^']*')""")
-MAX_PACKET_BYTES = 65_502  # what fits one JPEG segment: Adobe XMP specification, part 3 (2020), 1.1.3
+# what fits one JPEG segment: Adobe XMP specification, part 3 (2020), 1.1.3
+MAX_PACKET_BYTES = 65_502
 MAX_DEPTH = 32  # DJI's packets have 3 levels
 MAX_FIELDS = 500  # DJI's packets have some 60
 MAX_VALUE_CHARACTERS = 300  # longer values are left out: SelfData; DewarpData has some 160
@@ -21,11 +23,13 @@ class XmpError(ValueError):
 
 
 def read_dji_fields(packet: bytes) -> dict[str, str]:
-    """Return DJI's values by their names, such as GimbalYawDegree, and CreatorTool. The first of two equal names counts.
+    """Return DJI's values by their names, such as GimbalYawDegree, and CreatorTool. The first of
+    two equal names counts.
 
-    Some drones write an attribute of one element twice, which XML forbids: the second one is taken out. The packet must be
-    UTF-8, whatever encoding it declares. Raises XmpError for a packet that is too long, not well-formed or nested too deeply.
-    A document type declaration is refused too: it could define entities, which expand or read files.
+    Some drones write an attribute of one element twice, which XML forbids: the second one is taken
+    out. The packet must be UTF-8, whatever encoding it declares. Raises XmpError for a packet that
+    is too long, not well-formed or nested too deeply. A document type declaration is refused too:
+    it could define entities, which expand or read files.
     """
     if len(packet) > MAX_PACKET_BYTES:
         raise XmpError(f"longer than {MAX_PACKET_BYTES} bytes")
@@ -48,7 +52,9 @@ def read_dji_fields(packet: bytes) -> dict[str, str]:
 
 def _without_repeats(tag: re.Match[bytes]) -> bytes:
     first: dict[bytes, int] = {}
-    return _ATTRIBUTE.sub(lambda at: at[0] if first.setdefault(at[1], at.start()) == at.start() else b"", tag[0])
+    return _ATTRIBUTE.sub(
+        lambda at: at[0] if first.setdefault(at[1], at.start()) == at.start() else b"", tag[0]
+    )
 
 
 class _BoundedTree(ElementTree.TreeBuilder):

@@ -1,7 +1,8 @@
 """Copies a run's folder to an object storage while it grows.
 
-A thread of rank 0 looks for a new checkpoint and copies the folder's present state. The training hands it nothing and waits for
-it only at its end. At each moment the storage holds a complete checkpoint, and files beside it that are at least as new.
+A thread of rank 0 looks for a new checkpoint and copies the folder's present state. The training
+hands it nothing and waits for it only at its end. At each moment the storage holds a complete
+checkpoint, and files beside it that are at least as new.
 """
 
 from contextlib import suppress
@@ -16,18 +17,25 @@ CHECKPOINTS = "checkpoint"
 
 
 def run_storage(folder: Path, address: str, pauses_s: tuple[float, ...] = ()) -> Storage:
-    """Return the place of a run at an address. Raises UsageError for an address that cannot be used."""
+    """Return the place of a run at an address.
+
+    Raises UsageError for an address that cannot be used.
+    """
     return Storage(f"{address.rstrip('/')}/{folder.absolute().name}", "--mirror", pauses_s)
 
 
 class Mirror(FolderSender):
-    """Copies a run's folder while it is a context manager and at its end. `resumes`: the storage may hold the same run."""
+    """Copies a run's folder while it is a context manager and at its end.
+
+    `resumes`: the storage may hold the same run.
+    """
 
     finish_wait_s = 240.0  # below the 300 s after which other ranks give up to wait for this one
 
     def __init__(self, folder: Path, address: str, resumes: bool) -> None:
         super().__init__("--mirror", folder)
-        # Here and not in the thread: a loader process that is forked during an import could wait for it without end.
+        # Here and not in the thread: a loader process that is forked during an import could wait
+        # for it without end.
         self._storage = run_storage(folder, address)
         self._sets_aside = not resumes
         self._copied: dict[str, tuple[int, int]] = {}  # by name: time and size
@@ -37,18 +45,27 @@ class Mirror(FolderSender):
         manifests = self._folder.glob(f"{CHECKPOINTS}/step-*/{MANIFEST_FILE}")
         newest = max((path.parent.name for path in manifests), default="")
         if newest != self._newest or state:
-            # While a copy is slow, the training may remove the checkpoint: the next look finds a newer one.
+            # While a copy is slow, the training may remove the checkpoint: the next look finds a
+            # newer one.
             with suppress(FileNotFoundError):
                 self._copy(newest)
                 self._newest = newest
 
     def _copy(self, newest: str) -> None:
-        """Copy what the storage lacks of the folder and of its newest checkpoint, then remove older checkpoints there."""
+        """Copy what the storage lacks of the folder and of its newest checkpoint, then remove older
+        checkpoints there.
+        """
         if self._sets_aside:
             self._set_aside()
         # The manifest comes last: a checkpoint without one counts for nothing.
-        names = [path.name for path in sorted(self._folder.iterdir()) if path.is_file() and path.name[0] != "."]
-        names += [f"{CHECKPOINTS}/{newest}/{name}" for name in (STATE_FILE, MANIFEST_FILE) if newest]
+        names = [
+            path.name
+            for path in sorted(self._folder.iterdir())
+            if path.is_file() and path.name[0] != "."
+        ]
+        names += [
+            f"{CHECKPOINTS}/{newest}/{name}" for name in (STATE_FILE, MANIFEST_FILE) if newest
+        ]
         for name in names:
             file = self._folder / name
             status = file.stat()
@@ -56,7 +73,9 @@ class Mirror(FolderSender):
             if self._copied.get(name) == version:
                 continue
             if file.suffix == ".pt":  # replaced as a whole, while others grow
-                self._storage.tried(name, lambda path, file=file: self._storage.system.put_file(str(file), path))
+                self._storage.tried(
+                    name, lambda path, file=file: self._storage.system.put_file(str(file), path)
+                )
             else:
                 self._storage.tried(name, self._storage.system.pipe_file, file.read_bytes())
             self._copied[name] = version

@@ -10,15 +10,21 @@ from yolo_seg_ddp.utils.storage import PAUSES_S
 
 
 def fetch_lost_run(folder: Path, address: str, say: Say) -> None:
-    """Fill a run's folder that holds no checkpoint, if there is one at the address. Rank 0 only, before others look there.
+    """Fill a run's folder that holds no checkpoint, if there is one at the address. Rank 0 only,
+    before others look there.
 
-    Raises UserError if the storage does not answer: a new run would take the place of the one that may be there.
+    Raises UserError if the storage does not answer: a new run would take the place of the one that
+    may be there.
     """
     if latest_manifest(folder / CHECKPOINTS):
         return
     storage = run_storage(folder, address, PAUSES_S)
     files = storage.files()
-    complete = {PurePosixPath(name).parent.name for name in files if PurePosixPath(name).name == MANIFEST_FILE}
+    complete = {
+        PurePosixPath(name).parent.name
+        for name in files
+        if PurePosixPath(name).name == MANIFEST_FILE
+    }
     if not complete:
         return
     newest = max(complete)

@@ -1,7 +1,8 @@
 """Mirrors a run's folder to an MLflow server, through MLflow's own client.
 
-A thread of rank 0 reads metrics.jsonl and sends what the server lacks. The training hands it nothing and waits for it only at
-its end. An epoch is sent once a checkpoint holds it, because a resumed run repeats the epochs that no checkpoint holds.
+A thread of rank 0 reads metrics.jsonl and sends what the server lacks. The training hands it
+nothing and waits for it only at its end. An epoch is sent once a checkpoint holds it, because a
+resumed run repeats the epochs that no checkpoint holds.
 """
 
 import importlib.util
@@ -20,30 +21,54 @@ from yolo_seg_ddp.utils.errors import UsageError, print_warning, printable
 from yolo_seg_ddp.utils.files import read_text, write_text_atomic
 from yolo_seg_ddp.utils.text import without_secrets
 
-SETTINGS = {  # of MLflow's client: no statistics for its makers, short waits, no address but the server's
-    **dict.fromkeys(("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"), "true"),
-    **dict.fromkeys(("MLFLOW_ALLOW_HTTP_REDIRECTS", "MLFLOW_ENABLE_PROXY_MULTIPART_UPLOAD"), "false"),
+# of MLflow's client: no statistics for its makers, short waits, no address but the server's
+SETTINGS = {
+    **dict.fromkeys(
+        ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"),
+        "true",
+    ),
+    **dict.fromkeys(
+        ("MLFLOW_ALLOW_HTTP_REDIRECTS", "MLFLOW_ENABLE_PROXY_MULTIPART_UPLOAD"), "false"
+    ),
     **dict.fromkeys(("MLFLOW_TRACKING_INSECURE_TLS", "MLFLOW_HTTP_REQUEST_MAX_RETRIES"), "0"),
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "8",  # seconds, for a connection and for the next bytes of an answer
+    # seconds, for a connection and for the next bytes of an answer
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "8",
 }
 SENT_SUFFIXES = (".csv", ".jpg", ".jsonl", ".png", ".txt", ".yaml")
 
 
 def checked_uri(text: str, name: str) -> str:
-    """Return a server's address. Raises UsageError, which names `name`, for any other text, and without MLflow's package."""
-    if not re.fullmatch(r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:[1-9]\d{0,4})?(/[!$->A-~]*)?", text, re.ASCII):
+    """Return a server's address.
+
+    Raises UsageError, which names `name`, for any other text, and without MLflow's package.
+    """
+    if not re.fullmatch(
+        r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:[1-9]\d{0,4})?(/[!$->A-~]*)?", text, re.ASCII
+    ):
         given = printable(without_secrets(text.rpartition("@")[2]))
-        address = "a server's address such as http://127.0.0.1:5000; for a user set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        address = (
+            "a server's address such as http://127.0.0.1:5000; for a user set "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        )
         raise UsageError(f"{name} {given}: expected {address}")
     if importlib.util.find_spec("mlflow") is None:
-        raise UsageError(f"{name}: MLflow's package is not installed: pip install -r requirements-mlflow.txt")
-    if not os.environ.get("MLFLOW_TRACKING_TOKEN", "").isprintable():  # requests would show it in its error
-        raise UsageError("MLFLOW_TRACKING_TOKEN: holds a character that no HTTP header may hold, such as a line break")
+        raise UsageError(
+            f"{name}: MLflow's package is not installed: pip install -r requirements-mlflow.txt"
+        )
+    # requests would show it in its error
+    if not os.environ.get("MLFLOW_TRACKING_TOKEN", "").isprintable():
+        raise UsageError(
+            "MLFLOW_TRACKING_TOKEN: holds a character that no HTTP header may hold, such as a "
+            "line break"
+        )
     return text.rstrip("/")
 
 
 def mirror(folder: Path, uri: str | None) -> "Mirror | None":
-    """Return what mirrors a run's folder. Rank 0 only. `uri`: a checked one; None: MLFLOW_TRACKING_URI; empty: no server."""
+    """Return what mirrors a run's folder.
+
+    Rank 0 only. `uri`: a checked one; None: MLFLOW_TRACKING_URI; empty: no server.
+    """
     text = os.environ.get("MLFLOW_TRACKING_URI") if uri is None else uri
     try:
         if text:
@@ -54,12 +79,15 @@ def mirror(folder: Path, uri: str | None) -> "Mirror | None":
 
 
 class Mirror(FolderSender):
-    """Sends what an MLflow server lacks of a run's folder, while it is a context manager and at its end."""
+    """Sends what an MLflow server lacks of a run's folder, while it is a context manager and at its
+    end.
+    """
 
     def __init__(self, folder: Path, url: str) -> None:
         super().__init__("MLflow", folder)
         os.environ.update(SETTINGS)
-        # Here and not in the thread: a loader process that is forked during an import could wait for it without end.
+        # Here and not in the thread: a loader process that is forked during an import could wait
+        # for it without end.
         import mlflow.tracking.request_header.registry
         from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
 
@@ -67,7 +95,8 @@ class Mirror(FolderSender):
         self._entities, self._store_of = mlflow.entities, MlflowArtifactsRepository
         self._client = mlflow.MlflowClient(url, url)
         self._tail, self._time_ms = RecordTail(folder / "metrics.jsonl"), 0
-        self._epochs: dict[int, list[Any]] = {}  # by number: MLflow's metrics, the epoch's number last
+        # by number: MLflow's metrics, the epoch's number last
+        self._epochs: dict[int, list[Any]] = {}
         self._sent_files: dict[Path, int] = {}  # their times in ns
         self._sent: set[int] | None = None
         self._page = ""
@@ -88,9 +117,16 @@ class Mirror(FolderSender):
             if record.get("kind") == "batch":
                 self._time_ms = int(record.get("time_s", 0) * 1000)
             elif record.get("kind") == "epoch":
-                number = record["epoch"] = record.pop("epoch")  # now the last value: it says that the others are there
-                values = [(name, value) for name, value in record.items() if isinstance(value, int | float)]
-                self._epochs[number] = [self._entities.Metric(*one, self._time_ms, number) for one in values]
+                # now the last value: it says that the others are there
+                number = record["epoch"] = record.pop("epoch")
+                values = [
+                    (name, value)
+                    for name, value in record.items()
+                    if isinstance(value, int | float)
+                ]
+                self._epochs[number] = [
+                    self._entities.Metric(*one, self._time_ms, number) for one in values
+                ]
 
     def _send_run(self, ready: set[int], status: str) -> None:
         """Send what the server lacks: these epochs, the options, files. A `status` ends the run."""
@@ -108,15 +144,24 @@ class Mirror(FolderSender):
         page = printable(f"{self._url}/#/experiments/{run.info.experiment_id}/runs/{run_id}", 400)
         if page != self._page:
             self._page = page
-            print(f"MLflow: {page}{'' if takes_files else ' (without files: it keeps them elsewhere)'}", flush=True)
-        files = sorted(file for file in folder.iterdir() if file.suffix in SENT_SUFFIXES) if status else []
+            print(
+                f"MLflow: {page}" + " (without files: it keeps them elsewhere)" * (not takes_files),
+                flush=True,
+            )
+        files = (
+            sorted(file for file in folder.iterdir() if file.suffix in SENT_SUFFIXES)
+            if status
+            else []
+        )
         for file in [*files, *folder.glob("best.pt")] if takes_files else []:  # the large one last
             if self._sent_files.get(file) != (time_ns := file.stat().st_mtime_ns):
                 self._store_of(run.info.artifact_uri, self._url).log_artifact(str(file))
                 self._sent_files[file] = time_ns
 
     def _open_run(self) -> tuple[Any, set[int]]:
-        """Return the folder's run and the epochs that it has; a new run if there is none, or if metrics.jsonl contradicts it."""
+        """Return the folder's run and the epochs that it has; a new run if there is none, or if
+        metrics.jsonl contradicts it.
+        """
         client, note = self._client, read_mapping(self._folder / "mlflow.json")
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
         experiment = client.get_experiment_by_name(name)
@@ -128,11 +173,19 @@ class Mirror(FolderSender):
                 times = {number: metrics[-1].timestamp for number, metrics in self._epochs.items()}
                 if all(times.get(metric.step) == metric.timestamp for metric in history):
                     return run, {metric.step for metric in history}
-                print_warning("MLflow: the run there holds other epochs than metrics.jsonl; a new run begins")
-        # The key is on the disk before the run is on the server: a kill between the two leaves no second run.
+                print_warning(
+                    "MLflow: the run there holds other epochs than metrics.jsonl; a new run begins"
+                )
+        # The key is on the disk before the run is on the server: a kill between the two leaves no
+        # second run.
         note = {"server": self._url, "experiment_id": place, "key": os.urandom(8).hex()}
         write_text_atomic(self._folder / "mlflow.json", json.dumps(note) + "\n")
-        tags = dict(re.findall(r"^# (\w+): (.+)$", read_text(self._folder / "config.yaml"), re.MULTILINE))
-        tags |= {"run_folder_key": note["key"], "mlflow.source.git.commit": tags.get("git_revision", "unknown")}
+        tags = dict(
+            re.findall(r"^# (\w+): (.+)$", read_text(self._folder / "config.yaml"), re.MULTILINE)
+        )
+        tags |= {
+            "run_folder_key": note["key"],
+            "mlflow.source.git.commit": tags.get("git_revision", "unknown"),
+        }
         name = os.environ.get("MLFLOW_RUN_NAME") or self._folder.absolute().name
         return client.create_run(place, tags=tags, run_name=name), set()

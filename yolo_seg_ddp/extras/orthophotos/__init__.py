@@ -1,4 +1,5 @@
-"""Orthophotos: GeoTIFF files of any size, predicted on in blocks, and cut with their labels into a data set.
+"""Orthophotos: GeoTIFF files of any size, predicted on in blocks, and cut with their labels into a
+data set.
 
 `__main__.py` predicts, `cut.py` cuts.
 """

@@ -1,8 +1,9 @@
 """Find objects in an orthophoto, a GeoTIFF of any size; write them as GeoPackage and GeoJSON.
 
-    python -m yolo_seg_ddp orthophotos --model models/mine/best.pt --source ortho.tif --output outputs/ortho
+    python -m yolo_seg_ddp orthophotos --model best.pt --source ortho.tif --output outputs/ortho
 
-Started with torchrun, the ranks share the blocks. A killed command continues: yolo_seg_ddp/extras/orthophotos/README.md.
+Started with torchrun, the ranks share the blocks. A killed command continues:
+yolo_seg_ddp/extras/orthophotos/README.md.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,9 @@ class OrthophotoConfig(PredictOptions):
     """Options of `python -m yolo_seg_ddp orthophotos`."""
 
     source: str = option(None, "GeoTIFF with a place on the map", required=True, metavar="FILE")
-    output: str = option("outputs/predictions", f"folder for {GEOPACKAGE} and {GEOJSON}", metavar="DIR")
+    output: str = option(
+        "outputs/predictions", f"folder for {GEOPACKAGE} and {GEOJSON}", metavar="DIR"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,20 +41,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse_config(OrthophotoConfig, __doc__, argv)
     die_with_parent()
     if config.tiles == "off":
-        raise UsageError(f"--tiles off: --source {config.source} is an orthophoto, which is always cut into tiles")
+        raise UsageError(
+            f"--tiles off: --source {config.source} is an orthophoto, which is always cut into "
+            "tiles"
+        )
     if config.thresholds not in (None, "off"):
-        raise UsageError("--thresholds: is for photographs; the guarantee does not hold for an orthophoto")
+        raise UsageError(
+            "--thresholds: is for photographs; the guarantee does not hold for an orthophoto"
+        )
     ranks = distributed.read_rank_environment()
     with claimed_output(config.output):
         raster = open_orthophoto(Path(config.source))
         predictor, names = open_predictor(replace(config, thresholds="off"), ranks)
-        predictor = replace(predictor, tiling=predictor.tiling or Tiling(predictor.size_px, config.overlap))
+        predictor = replace(
+            predictor, tiling=predictor.tiling or Tiling(predictor.size_px, config.overlap)
+        )
         setup_ddp(predictor.device, ranks)
-        counts = write_orthophoto(predictor, raster, Path(config.model), names, Path(config.output), ranks)
+        counts = write_orthophoto(
+            predictor, raster, Path(config.model), names, Path(config.output), ranks
+        )
         if ranks.is_main:
-            found = (f"{counts[number]} {name}" for number, name in enumerate(names) if counts[number])
-            print(f"{raster.width:,} x {raster.height:,} pixels; found {', '.join(found) or 'nothing'}")
-            print(f"Results in {config.output}: {GEOPACKAGE} (reference system of the raster), {GEOJSON} (WGS84)")
+            found = (
+                f"{counts[number]} {name}" for number, name in enumerate(names) if counts[number]
+            )
+            print(
+                f"{raster.width:,} x {raster.height:,} pixels; found "
+                f"{', '.join(found) or 'nothing'}"
+            )
+            print(
+                f"Results in {config.output}: {GEOPACKAGE} (reference system of the raster), "
+                f"{GEOJSON} (WGS84)"
+            )
         cleanup_ddp()
     return 0
 

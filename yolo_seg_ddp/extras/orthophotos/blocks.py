@@ -1,10 +1,13 @@
 """Predicts on an orthophoto of any size in blocks, and joins what lies in several blocks.
 
-A block has the size of a drone's photograph and is treated like one (yolo_seg_ddp/predict/tiles.py). Neighbouring blocks use the same
-grid of tiles and overlap by one tile, so both see the same tiles there. Detections that reach into a neighbour are joined by
-the rules for tiles (yolo_seg_ddp/predict/merge_tiles.py), with blocks instead of tiles. The others stay as they are.
+A block has the size of a drone's photograph and is treated like one
+(yolo_seg_ddp/predict/tiles.py). Neighbouring blocks use the same grid of tiles and overlap by one
+tile, so both see the same tiles there. Detections that reach into a neighbour are joined by the
+rules for tiles (yolo_seg_ddp/predict/merge_tiles.py), with blocks instead of tiles. The others stay
+as they are.
 
-Each finished block is written to a file, so that a killed run can continue. The ranks share the blocks.
+Each finished block is written to a file, so that a killed run can continue. The ranks share the
+blocks.
 """
 
 import io
@@ -36,36 +39,54 @@ MIN_TOLERANCE_PX = 4.0  # two blocks' lines of one wire may lie this far apart, 
 
 @dataclass(frozen=True, eq=False)
 class BlockPiece(TileDetection):
-    """A detection in a block, in pixels of the raster. `tile` is the block's number; a wire has a line."""
+    """A detection in a block, in pixels of the raster.
+
+    `tile` is the block's number; a wire has a line.
+    """
 
     line: Line | None = None
 
 
-def piece_of(number: int, class_id: int, score: float, mask: Runs, line: Line | None = None) -> BlockPiece:
+def piece_of(
+    number: int, class_id: int, score: float, mask: Runs, line: Line | None = None
+) -> BlockPiece:
     """Return a detection in a block; its box is that of its mask."""
     return BlockPiece(number, class_id, score, np.array(mask.corners, np.float32), mask, line)
 
 
 def cut_blocks(width: int, height: int, tiling: Tiling) -> list[list[Corners]]:
-    """Return rows of blocks that cover a raster. Neighbours overlap by a tile, and their grids of tiles coincide."""
+    """Return rows of blocks that cover a raster.
+
+    Neighbours overlap by a tile, and their grids of tiles coincide.
+    """
     size = tiling.size_px
     step = size - overlap_px(size, tiling.overlap)
     step *= max(1, (LONGEST_BLOCK_PX - size) // step)
     columns, rows = (
-        [(start, min(start + step + size, length)) for start in range(0, max(length - size, 1), step)]
+        [
+            (start, min(start + step + size, length))
+            for start in range(0, max(length - size, 1), step)
+        ]
         for length in (width, height)
     )
     return [[(left, top, right, bottom) for left, right in columns] for top, bottom in rows]
 
 
-def predict_block(predictor: Predictor, photo: np.ndarray, number: int, corners: Corners) -> list[BlockPiece]:
-    """Return the detections in a block, RGB uint8 (H, W, 3), best first. They do not depend on other blocks."""
+def predict_block(
+    predictor: Predictor, photo: np.ndarray, number: int, corners: Corners
+) -> list[BlockPiece]:
+    """Return the detections in a block, RGB uint8 (H, W, 3), best first.
+
+    They do not depend on other blocks.
+    """
     if (photo == FILL).all():
         return []
     ((_, _, prediction),) = predictor.predict([(None, photo)])
     left, top = corners[:2]
     lines = prediction.lines or [None] * len(prediction.masks)
-    rows = zip(prediction.class_ids.tolist(), prediction.detections.scores.tolist(), lines, strict=True)
+    rows = zip(
+        prediction.class_ids.tolist(), prediction.detections.scores.tolist(), lines, strict=True
+    )
     pieces = []
     for position, (class_id, score, line) in enumerate(rows):
         region = prediction.masks[position]
@@ -79,13 +100,18 @@ def predict_block(predictor: Predictor, photo: np.ndarray, number: int, corners:
 
 
 class FinishedBlocks:
-    """The finished blocks, a file each in a folder that is removed at the end. `facts`: all that they depend on, as text."""
+    """The finished blocks, a file each in a folder that is removed at the end.
+
+    `facts`: all that they depend on, as text.
+    """
 
     def __init__(self, folder: Path, facts: str) -> None:
         self.folder, self.facts = folder, facts
 
     def prepare(self, number: int) -> list[int]:
-        """Make the folder; return the blocks, of this number, that a killed run with equal facts finished. Others are removed."""
+        """Make the folder; return the blocks, of this number, that a killed run with equal facts
+        finished. Others are removed.
+        """
         note = self.folder / "facts.txt"
         with suppress(FileNotFoundError, UnicodeDecodeError):
             if note.read_text(encoding="utf-8") == self.facts:
@@ -105,7 +131,10 @@ class FinishedBlocks:
         arrays: dict[str, Any] = {"number": np.array(len(pieces))}
         for position, piece in enumerate(pieces):
             facts = [piece.class_id, piece.score, *piece.mask.corners]
-            arrays |= {f"facts-{position}": np.array(facts, np.float64), f"edges-{position}": piece.mask.edges}
+            arrays |= {
+                f"facts-{position}": np.array(facts, np.float64),
+                f"edges-{position}": piece.mask.edges,
+            }
             if piece.line is not None:
                 arrays[f"line-{position}"] = np.column_stack([piece.line.points, piece.line.widths])
         data = io.BytesIO()
@@ -138,7 +167,8 @@ class FinishedBlocks:
 def join_blocks(
     rows: Sequence[Sequence[Corners]], load: Callable[[int], list[BlockPiece]]
 ) -> Iterator[list[MergedInstance]]:
-    """Yield after each row of blocks the objects that later rows cannot change. `load` returns a block's detections.
+    """Yield after each row of blocks the objects that later rows cannot change. `load` returns a
+    block's detections.
 
     Memory holds one row's detections, and those of objects that reach into the next row.
     """
@@ -147,7 +177,9 @@ def join_blocks(
     first = 0
     for position, row in enumerate(rows):
         numbers = range(first, first + len(row))
-        groups = _connected(waiting + [[piece] for number in numbers for piece in load(number)], blocks)
+        groups = _connected(
+            waiting + [[piece] for number in numbers for piece in load(number)], blocks
+        )
         first = numbers.stop
         next_top = rows[position + 1][0][1] if position + 1 < len(rows) else np.inf
         waiting, complete = [], list[list[BlockPiece]]()
@@ -158,7 +190,9 @@ def join_blocks(
 
 
 def _connected(groups: list[list[BlockPiece]], blocks: list[Corners]) -> list[list[BlockPiece]]:
-    """Join groups of detections that may be one object: two of one class whose masks are close where their blocks overlap."""
+    """Join groups of detections that may be one object: two of one class whose masks are close
+    where their blocks overlap.
+    """
     from scipy.sparse import coo_array  # takes 0.2 s
     from scipy.sparse.csgraph import connected_components
 
@@ -171,9 +205,14 @@ def _connected(groups: list[list[BlockPiece]], blocks: list[Corners]) -> list[li
     for one, other in itertools.combinations(sorted(in_block), 2):
         shared = intersection(blocks[one], blocks[other])
         if has_pixels(shared):
-            a, b = (_near([pieces[position] for position in in_block[block]], shared) for block in (one, other))
+            a, b = (
+                _near([pieces[position] for position in in_block[block]], shared)
+                for block in (one, other)
+            )
             a, b = a[:, None], b[None]
-            meet = (np.maximum(a[..., :2], b[..., :2]) < np.minimum(a[..., 2:4], b[..., 2:4])).all(axis=-1)
+            meet = (np.maximum(a[..., :2], b[..., :2]) < np.minimum(a[..., 2:4], b[..., 2:4])).all(
+                axis=-1
+            )
             for p, q in np.argwhere(meet & (a[..., 4] == b[..., 4])).tolist():
                 links.append((group_of[in_block[one][p]], group_of[in_block[other][q]]))
     pairs = np.array(links, np.int64).reshape(-1, 2).T
@@ -186,13 +225,19 @@ def _connected(groups: list[list[BlockPiece]], blocks: list[Corners]) -> list[li
 
 
 def _near(pieces: Iterable[BlockPiece], corners: Corners) -> np.ndarray:
-    """Return the widened box around each mask's pixels in a rectangle, empty without any, and its class: int64 (n, 5)."""
+    """Return the widened box around each mask's pixels in a rectangle, empty without any, and its
+    class: int64 (n, 5).
+    """
     rows = []
     for piece in pieces:
         shared = intersection(piece.mask.corners, corners)
-        inside = Runs.of(piece.mask.crop(shared), *shared[:2]).corners if has_pixels(shared) else shared
+        inside = (
+            Runs.of(piece.mask.crop(shared), *shared[:2]).corners if has_pixels(shared) else shared
+        )
         wide = WIDEN_PX if has_pixels(inside) else -ROW
-        rows.append((inside[0] - wide, inside[1] - wide, inside[2] + wide, inside[3] + wide, piece.class_id))
+        rows.append(
+            (inside[0] - wide, inside[1] - wide, inside[2] + wide, inside[3] + wide, piece.class_id)
+        )
     return np.array(rows, np.int64)
 
 
@@ -200,31 +245,46 @@ def _joined(group: list[BlockPiece], blocks: list[Corners]) -> list[MergedInstan
     if len(group) == 1:
         return [MergedInstance((group[0],))]
     numbers = sorted({piece.tile for piece in group})
-    tiles = [*(blocks[number] for number in numbers), hull(blocks)]  # the last: where the raster ends
-    return join_tiles([replace(piece, tile=numbers.index(piece.tile)) for piece in group], tiles, NEVER)
+    # the last: where the raster ends
+    tiles = [*(blocks[number] for number in numbers), hull(blocks)]
+    return join_tiles(
+        [replace(piece, tile=numbers.index(piece.tile)) for piece in group], tiles, NEVER
+    )
 
 
 def lines_of(detected: MergedInstance) -> list[tuple[np.ndarray, float]]:
-    """Return an object's lines, points float64 (K, 2) xy and the mean width in pixels; none if it is no wire.
+    """Return an object's lines, points float64 (K, 2) xy and the mean width in pixels; none if it
+    is no wire.
 
     The longest line is extended by the parts of other blocks' lines beyond its ends.
     """
-    lines = [piece.line for piece in detected.pieces if isinstance(piece, BlockPiece) and piece.line is not None]
+    lines = [
+        piece.line
+        for piece in detected.pieces
+        if isinstance(piece, BlockPiece) and piece.line is not None
+    ]
     lines.sort(key=lambda line: -line.length_px)
     parts: list[tuple[np.ndarray, float]] = []
     for line in lines:
         near = max(line.width_px, MIN_TOLERANCE_PX)
-        known = shapely.union_all([shapely.LineString(points).buffer(near, cap_style="flat") for points, _ in parts])
+        known = shapely.union_all(
+            [shapely.LineString(points).buffer(near, cap_style="flat") for points, _ in parts]
+        )
         for rest in shapely.get_parts(shapely.difference(shapely.LineString(line.points), known)):
             if not parts or rest.length > 2 * near:
                 _continue(parts, shapely.get_coordinates(rest), line.width_px, 2 * near)
     return parts
 
 
-def _continue(parts: list[tuple[np.ndarray, float]], points: np.ndarray, width: float, reach: float) -> None:
-    """Append a line to the one in `parts` that ends within `reach` of it; if there is none, add it to `parts`."""
+def _continue(
+    parts: list[tuple[np.ndarray, float]], points: np.ndarray, width: float, reach: float
+) -> None:
+    """Append a line to the one in `parts` that ends within `reach` of it; if there is none, add it
+    to `parts`.
+    """
     for number, (known, known_width) in enumerate(parts):
-        gaps = np.hypot(*(known[[0, -1], None] - points[None, [0, -1]]).transpose(2, 0, 1))  # (2, 2)
+        # (2, 2)
+        gaps = np.hypot(*(known[[0, -1], None] - points[None, [0, -1]]).transpose(2, 0, 1))
         if gaps.min() <= reach:
             at, of = divmod(int(gaps.argmin()), 2)
             known = known if at else known[::-1]

@@ -1,6 +1,6 @@
 """Cut an orthophoto and its labels, polygons and lines on a map, into photographs with YOLO labels.
 
-    python -m yolo_seg_ddp orthophotos.cut --input ortho.tif --labels poles.geojson wires.gpkg --output data/ortho-raw
+    python -m yolo_seg_ddp orthophotos.cut --input ortho.tif --labels a.geojson --output data/raw
 
 The next command is parse_labels.py, as for any labels in YOLO's format.
 """
@@ -26,9 +26,14 @@ class CutConfig(Options):
     """Options of `python -m yolo_seg_ddp orthophotos.cut`."""
 
     input: str = option(None, "GeoTIFF with a place on the map", required=True, metavar="FILE")
-    labels: tuple[str, ...] = option(None, "polygons and lines: GeoJSON or GeoPackage", required=True, metavar="FILE")
+    labels: tuple[str, ...] = option(
+        None, "polygons and lines: GeoJSON or GeoPackage", required=True, metavar="FILE"
+    )
     output: str = option(
-        None, "folder for the photographs and labels; empty, or not there yet", required=True, metavar="DIR"
+        None,
+        "folder for the photographs and labels; empty, or not there yet",
+        required=True,
+        metavar="DIR",
     )
     long_side: int = option(1280, "longest side of a photograph in pixels", at_least=16)
     line_width: float = option(6.0, "width of lines in pixels", above=0, at_most=1000)
@@ -39,7 +44,9 @@ class CutConfig(Options):
         at_most=100,
         metavar="METRES",
     )
-    val_fraction: float = option(0.2, "share of the photographs for validation, between 0 and 1", above=0, below=1)
+    val_fraction: float = option(
+        0.2, "share of the photographs for validation, between 0 and 1", above=0, below=1
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,14 +58,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         raster = open_orthophoto(Path(config.input))
         labels, num_skipped = read_map_labels([Path(file) for file in config.labels], raster)
         if num_skipped:
-            print_warning(f"--labels: {num_skipped} features are neither polygons nor lines and are left out")
+            print_warning(
+                f"--labels: {num_skipped} features are neither polygons nor lines and are left out"
+            )
         widths = (config.line_width, config.line_width_m)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as parent:
             part = Path(parent) / "cut"
-            print(cut_raster(raster, labels, part, config.long_side, *widths, config.val_fraction), flush=True)
+            print(
+                cut_raster(raster, labels, part, config.long_side, *widths, config.val_fraction),
+                flush=True,
+            )
             os.replace(part, folder)  # all of it or nothing
-    print(next_command("python", "parse_labels.py", "--input", folder, "--long-side", str(config.long_side)))
+    print(
+        next_command(
+            "python", "parse_labels.py", "--input", folder, "--long-side", str(config.long_side)
+        )
+    )
     return 0
 
 

@@ -1,4 +1,6 @@
-"""Predicts on an orthophoto and writes its objects for maps: a GeoPackage in the raster's reference system, GeoJSON in WGS84."""
+"""Predicts on an orthophoto and writes its objects for maps: a GeoPackage in the raster's reference
+system, GeoJSON in WGS84.
+"""
 
 from __future__ import annotations
 
@@ -49,27 +51,45 @@ def write_orthophoto(
     folder: Path,
     ranks: distributed.RankInfo,
 ) -> Counter[int]:
-    """Predict on a raster in blocks and write both files; return on rank 0 how many objects of each class there are.
+    """Predict on a raster in blocks and write both files; return on rank 0 how many objects of each
+    class there are.
 
-    `predictor` needs a tiling. Every rank must reach this: the ranks share the blocks, and rank 0 joins them. Blocks that an
-    earlier, killed run finished are used again if raster, model and options are the same.
+    `predictor` needs a tiling. Every rank must reach this: the ranks share the blocks, and rank 0
+    joins them. Blocks that an earlier, killed run finished are used again if raster, model and
+    options are the same.
     """
     assert predictor.tiling is not None
     rows = cut_blocks(raster.width, raster.height, predictor.tiling)
     blocks = [block for row in rows for block in row]
     done = FinishedBlocks(folder / BLOCKS, _facts(predictor, raster, model))
-    finished = distributed.broadcast_from_main(distributed.run_on_main(lambda: done.prepare(len(blocks)))) or []
+    finished = (
+        distributed.broadcast_from_main(distributed.run_on_main(lambda: done.prepare(len(blocks))))
+        or []
+    )
     if finished and ranks.is_main:
-        print(f"{len(finished)} of {len(blocks)} blocks are there from a run that was stopped", flush=True)
+        print(
+            f"{len(finished)} of {len(blocks)} blocks are there from a run that was stopped",
+            flush=True,
+        )
     mine = sorted(set(range(len(blocks))) - set(finished))[ranks.rank :: ranks.world_size]
     for number in distributed.apart(Progress("blocks", len(mine), ranks.is_main)(mine)):
-        done.save(number, predict_block(predictor, raster.read(blocks[number]), number, blocks[number]))
+        done.save(
+            number, predict_block(predictor, raster.read(blocks[number]), number, blocks[number])
+        )
     most = predictor.max_detections
-    return distributed.run_on_main(lambda: _join(rows, done, MapLayers(folder, raster, names), most)) or Counter()
+    return (
+        distributed.run_on_main(lambda: _join(rows, done, MapLayers(folder, raster, names), most))
+        or Counter()
+    )
 
 
-def _join(rows: list[list[Corners]], done: FinishedBlocks, layers: MapLayers, most: int) -> Counter[int]:
-    """Write the objects of all blocks; return their number by class. Warns of blocks with `most` detections: some may be lost."""
+def _join(
+    rows: list[list[Corners]], done: FinishedBlocks, layers: MapLayers, most: int
+) -> Counter[int]:
+    """Write the objects of all blocks; return their number by class.
+
+    Warns of blocks with `most` detections: some may be lost.
+    """
     counts: Counter[int] = Counter()
     full: list[int] = []
 
@@ -84,7 +104,9 @@ def _join(rows: list[list[Corners]], done: FinishedBlocks, layers: MapLayers, mo
             counts += layers.add(objects)
     done.remove()
     if full:
-        print_warning(f"{len(full)} blocks have more than {most} detections: raise --max-detections")
+        print_warning(
+            f"{len(full)} blocks have more than {most} detections: raise --max-detections"
+        )
     return counts
 
 
@@ -96,18 +118,32 @@ def _facts(predictor: Predictor, raster: Orthophoto, model: Path) -> str:
             digest.update(file.read_bytes())
     status = raster.file.stat()
     has_no_nms = getattr(predictor.model, "end2end", None)
-    settings = (predictor.size_px, predictor.batch_size, predictor.max_detections, predictor.thin, has_no_nms)
+    settings = (
+        predictor.size_px,
+        predictor.batch_size,
+        predictor.max_detections,
+        predictor.thin,
+        has_no_nms,
+    )
     where = (str(raster.file.resolve()), status.st_size, status.st_mtime_ns)
     hardware = (predictor.device.type, str(predictor.autocast_dtype))
-    parts = (where, digest.hexdigest(), settings, hardware, predictor.tiling, sorted(predictor.limits.items()))
+    parts = (
+        where,
+        digest.hexdigest(),
+        settings,
+        hardware,
+        predictor.tiling,
+        sorted(predictor.limits.items()),
+    )
     return "\n".join(map(repr, parts))
 
 
 class MapLayers:
     """Writes both files under temporary names; an error removes them. `names`: of the classes.
 
-    Areas and lengths are measured on the ellipsoid of WGS84, whatever the reference system. In Mercator's projection, for
-    example, a metre of the map at 60 degrees north is half a metre on the ground.
+    Areas and lengths are measured on the ellipsoid of WGS84, whatever the reference system. In
+    Mercator's projection, for example, a metre of the map at 60 degrees north is half a metre on
+    the ground.
     """
 
     def __init__(self, folder: Path, raster: Orthophoto, names: Sequence[str]) -> None:
@@ -126,7 +162,9 @@ class MapLayers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
         with ExitStack() as stack:
             for part in self._parts:
                 stack.callback(part.unlink, missing_ok=True)
@@ -149,7 +187,9 @@ class MapLayers:
                     on_map, lambda points: np.stack(self._to_degrees.transform(*points.T), axis=1)
                 )
                 degrees = shapely.orient_polygons(degrees)
-                sizes = [round(size, METRE_DECIMALS) for size in self._sizes(pixels, degrees, width_px)]
+                sizes = [
+                    round(size, METRE_DECIMALS) for size in self._sizes(pixels, degrees, width_px)
+                ]
                 rows.setdefault(layer, []).append((on_map, [*facts.values(), *sizes]))
                 self._write_json(degrees, facts | dict(zip(LAYERS[layer][1:], sizes, strict=True)))
                 counts[detected.class_id] += 1
@@ -181,11 +221,22 @@ class MapLayers:
             features = rows.get(layer, [])
             if features or is_new:
                 fields = ["class", "confidence", *sizes]
-                columns = [np.array([row[at] for _, row in features], kinds[at]) for at in range(len(fields))]
+                columns = [
+                    np.array([row[at] for _, row in features], kinds[at])
+                    for at in range(len(fields))
+                ]
                 shapes = np.array([shapely.to_wkb(geometry) for geometry, _ in features], object)
                 where = {"layer": layer, "driver": "GPKG", "append": not is_new}
                 try:
-                    write(path, shapes, columns, fields, geometry_type=geometry_type, crs=self.raster.crs, **where)
+                    write(
+                        path,
+                        shapes,
+                        columns,
+                        fields,
+                        geometry_type=geometry_type,
+                        crs=self.raster.crs,
+                        **where,
+                    )
                 except RuntimeError as error:  # GDAL's texts do not say which
                     reason = f"the disk is full, or GDAL cannot write there ({one_line(error, 80)})"
                     name = printable(str(self._targets[0]), 400)
@@ -193,10 +244,15 @@ class MapLayers:
 
 
 def _shapes(detected: MergedInstance) -> Iterator[tuple[str, Any, float]]:
-    """Yield layer, geometry and width, both in pixels, of each line of an object; without lines, of its outline, width 0."""
+    """Yield layer, geometry and width, both in pixels, of each line of an object; without lines, of
+    its outline, width 0.
+    """
     lines = lines_of(detected)
     for points, width_px in lines:
         yield "lines", LineString(points), width_px
     if not lines:
-        parts = [outline_of(piece.mask.crop(piece.mask.corners), *piece.mask.corners[:2]) for piece in detected.pieces]
+        parts = [
+            outline_of(piece.mask.crop(piece.mask.corners), *piece.mask.corners[:2])
+            for piece in detected.pieces
+        ]
         yield "polygons", MultiPolygon(shapely.get_parts(shapely.union_all(parts)).tolist()), 0.0

@@ -1,4 +1,6 @@
-"""Reads labels on a map, polygons and lines with a class, from GeoJSON and GeoPackage files, without GDAL."""
+"""Reads labels on a map, polygons and lines with a class, from GeoJSON and GeoPackage files,
+without GDAL.
+"""
 
 import json
 import re
@@ -25,14 +27,23 @@ MAX_FEATURES = 1_000_000
 MAX_VALUE_BYTES = 32_000_000  # of a cell of a GeoPackage
 SWAPPED = "latitude and longitude look swapped: GeoJSON has longitude first"
 KINDS = ("Polygon", "MultiPolygon", "LineString", "MultiLineString")
-UNREADABLE = OSError, ValueError, TypeError, AttributeError, LookupError, sqlite3.Error, shapely.errors.ShapelyError
+UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    sqlite3.Error,
+    shapely.errors.ShapelyError,
+)
 _ENVELOPE_BYTES = (0, 32, 48, 48, 64)  # GeoPackage 1.3, 2.1.3: by the third bits of the flags
 _EPSG = re.compile(r"EPSG:(?:[\d.]*:)?(\d+)$")
 
 
 @dataclass(frozen=True)
 class MapLabel:
-    """An object on the map: its class, a polygon or line, and its width in metres if the file says it.
+    """An object on the map: its class, a polygon or line, and its width in metres if the file says
+    it.
 
     fits_swapped: it lies outside the raster, but with its axes swapped it would lie on it.
     """
@@ -44,7 +55,8 @@ class MapLabel:
 
 
 def read_map_labels(files: Sequence[Path], raster: Orthophoto) -> tuple[list[MapLabel], int]:
-    """Return all objects in the raster's reference system, and the number of features that are neither polygon nor line.
+    """Return all objects in the raster's reference system, and the number of features that are
+    neither polygon nor line.
 
     Raises UserError for a file that cannot be read, and for a feature without a class.
     """
@@ -58,11 +70,15 @@ def read_map_labels(files: Sequence[Path], raster: Orthophoto) -> tuple[list[Map
                 if shape is None or shape.geom_type not in KINDS or shape.is_empty:
                     num_skipped += 1
                     continue
-                labels.append(_label(*_moved(shape, transformer(source, raster.crs), raster), facts))
+                labels.append(
+                    _label(*_moved(shape, transformer(source, raster.crs), raster), facts)
+                )
                 if len(labels) > MAX_FEATURES:
                     raise ValueError(f"more than {MAX_FEATURES:,} objects")
         except UNREADABLE as error:
-            raise UserError(f"{printable(str(file), 400)}: {one_line(error)}; export it again from your map") from error
+            raise UserError(
+                f"{printable(str(file), 400)}: {one_line(error)}; export it again from your map"
+            ) from error
     return labels, num_skipped
 
 
@@ -70,25 +86,36 @@ def _label(shape: BaseGeometry, fits_swapped: bool, facts: dict[str, Any]) -> Ma
     facts = {str(name).lower(): value for name, value in facts.items()}
     name = next((facts[column] for column in CLASS_COLUMNS if facts.get(column)), None)
     if not isinstance(name, str) or not name.strip():
-        raise ValueError(f"a feature without a class: it needs a text in the column `{CLASS_COLUMNS[0]}`")
+        raise ValueError(
+            f"a feature without a class: it needs a text in the column `{CLASS_COLUMNS[0]}`"
+        )
     width = facts.get(WIDTH_COLUMN)
     is_width = isinstance(width, int | float) and 0 < width < 1000
     return MapLabel(printable(name.strip()), shape, width if is_width else None, fits_swapped)
 
 
 def _moved(shape: BaseGeometry, to_raster: Any, raster: Orthophoto) -> tuple[BaseGeometry, bool]:
-    """Return a shape in the raster's reference system, and whether it lies on the raster only if its axes are swapped."""
+    """Return a shape in the raster's reference system, and whether it lies on the raster only if
+    its axes are swapped.
+    """
     if shapely.get_num_coordinates(shape) > MAX_POINTS:
-        raise ValueError(f"a feature of {shapely.get_num_coordinates(shape):,} points, more than {MAX_POINTS:,}")
+        raise ValueError(
+            f"a feature of {shapely.get_num_coordinates(shape):,} points, more than {MAX_POINTS:,}"
+        )
     flat = shapely.force_2d(shape)
     moved = shapely.transform(flat, lambda points: np.stack(to_raster.transform(*points.T), axis=1))
     if _meets(moved, raster):
         return moved, False
     fits_swapped = _meets(
-        shapely.transform(flat, lambda points: np.stack(to_raster.transform(*points.T[::-1]), axis=1)), raster
+        shapely.transform(
+            flat, lambda points: np.stack(to_raster.transform(*points.T[::-1]), axis=1)
+        ),
+        raster,
     )
     if not np.isfinite(shapely.get_coordinates(moved)).all():
-        raise ValueError(f"a point that the raster's reference system cannot hold{f'; {SWAPPED}' * fits_swapped}")
+        raise ValueError(
+            f"a point that the raster's reference system cannot hold{f'; {SWAPPED}' * fits_swapped}"
+        )
     return moved, fits_swapped
 
 
@@ -99,7 +126,10 @@ def _meets(shape: BaseGeometry, raster: Orthophoto) -> bool:
 
 
 def _geojson(file: Path) -> Iterator[tuple[str, BaseGeometry | None, dict[str, Any]]]:
-    """Yield reference system, geometry and properties. WGS84 (RFC 7946), or what QGIS wrote as `crs`."""
+    """Yield reference system, geometry and properties.
+
+    WGS84 (RFC 7946), or what QGIS wrote as `crs`.
+    """
     content = read_json(file)
     if not isinstance(content, dict):
         raise ValueError("a list, not a FeatureCollection")
@@ -117,16 +147,23 @@ def _named_crs(value: Any) -> str:
         return f"EPSG:{match[1]}"
     if value is None or name.endswith("CRS84"):
         return WGS84
-    raise ValueError(f"reference system {printable(name or json.dumps(value))}: export with EPSG:4326")
+    raise ValueError(
+        f"reference system {printable(name or json.dumps(value))}: export with EPSG:4326"
+    )
 
 
 def _geopackage(file: Path) -> Iterator[tuple[str, BaseGeometry | None, dict[str, Any]]]:
-    """Yield the features of all tables. Only plain tables are read: a view could compute anything."""
+    """Yield the features of all tables.
+
+    Only plain tables are read: a view could compute anything.
+    """
     address = f"file:{quote(str(file.resolve()))}?mode=ro&immutable=1"
     with closing(sqlite3.connect(address, uri=True)) as base:
         base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
         base.execute("PRAGMA trusted_schema = OFF")
-        systems = {row["srs_id"]: str(row["definition"]) for row in _rows(base, "gpkg_spatial_ref_sys")}
+        systems = {
+            row["srs_id"]: str(row["definition"]) for row in _rows(base, "gpkg_spatial_ref_sys")
+        }
         for layer in _rows(base, "gpkg_geometry_columns"):
             source = plain_crs(file, systems.get(layer["srs_id"], ""))
             for row in _rows(base, str(layer["table_name"])):

@@ -1,6 +1,8 @@
-"""Pictures of the evaluated photographs, drawn with labels and predictions; their number and bytes are limited.
+"""Pictures of the evaluated photographs, drawn with labels and predictions; their number and bytes
+are limited.
 
-The worst images are drawn at the end, each twice; one picture of every photograph while it is evaluated.
+The worst images are drawn at the end, each twice; one picture of every photograph while it is
+evaluated.
 """
 
 import base64
@@ -45,7 +47,8 @@ from yolo_seg_ddp.yolo.inputs import prepare_images
 
 MAX_BYTES = 4_000_000  # of all JPEG files together; base64 makes them a third larger
 LONG_SIDE_PX = 640
-MAX_LARGE = 1000  # photographs of a split whose pictures have LONG_SIDE_PX; those of more have READABLE_PX
+# photographs of a split whose pictures have LONG_SIDE_PX; those of more have READABLE_PX
+MAX_LARGE = 1000
 JPEG_QUALITY = 80
 Color = tuple[int, int, int]
 IGNORED = (150, 150, 150)  # a detection in a region to ignore
@@ -54,7 +57,9 @@ ERROR_OF = {RIGHT: "", MISSED: "missed", FALSE: "false", CONFUSED: "confused", I
 
 @dataclass(frozen=True)
 class Card:
-    """One image of the gallery: its errors, and JPEG bytes with the labels and with each model's predictions."""
+    """One image of the gallery: its errors, and JPEG bytes with the labels and with each model's
+    predictions.
+    """
 
     errors: dict[str, Any]
     truth: bytes
@@ -72,10 +77,18 @@ def draw_cards(
     num_views = 0
     for errors in worst:
         has_room = num_views < MAX_PHOTOS
-        pictures = [draw_image(one, errors["image_id"], one is candidates[0] and has_room) for one in candidates]
+        pictures = [
+            draw_image(one, errors["image_id"], one is candidates[0] and has_room)
+            for one in candidates
+        ]
         truth, listed, view = pictures[0]
-        is_error = [(RESULTS[row[0]], candidates[0].names[row[1]]) for row in listed.rows.tolist() if row[0]]
-        lines = [f"{number} × {error}: {name}" for (error, name), number in Counter(is_error).most_common()]
+        is_error = [
+            (RESULTS[row[0]], candidates[0].names[row[1]]) for row in listed.rows.tolist() if row[0]
+        ]
+        lines = [
+            f"{number} × {error}: {name}"
+            for (error, name), number in Counter(is_error).most_common()
+        ]
         card = Card(errors, truth, [one.jpeg for _, one, _ in pictures], lines, view, listed)
         max_bytes -= len(card.truth) + sum(map(len, card.predictions))
         if max_bytes < 0:
@@ -85,11 +98,13 @@ def draw_cards(
     return cards
 
 
-def draw_image(candidate: Candidate, index: int, at_full_size: bool = False) -> tuple[bytes, Listed, FullView | None]:
+def draw_image(
+    candidate: Candidate, index: int, at_full_size: bool = False
+) -> tuple[bytes, Listed, FullView | None]:
     """Draw an image's labels and the predictions that the confusion matrix counts; return both.
 
-    Only errors are named; a wrong prediction also shows its confidence. With `at_full_size` the photograph with all outlines
-    is returned too, if it is larger than the pictures.
+    Only errors are named; a wrong prediction also shows its confidence. With `at_full_size` the
+    photograph with all outlines is returned too, if it is larger than the pictures.
     """
     sample = candidate.dataset[(0, index)]
     file = candidate.dataset.photos[index].file
@@ -97,18 +112,34 @@ def draw_image(candidate: Candidate, index: int, at_full_size: bool = False) -> 
     placement = place(sample, (photo.shape[1], photo.shape[0]))
     full = place(sample, upright_size(file.read_bytes()))
     at_full_size &= MIN_LONG_SIDE_PX <= max(full.photo_size) <= NATIVE_LONG_SIDE_PX
-    found, masks, full_masks = _predict(candidate, sample, placement, full if at_full_size else None)
+    found, masks, full_masks = _predict(
+        candidate, sample, placement, full if at_full_size else None
+    )
     true_colors, found_colors, rows = judge(sample, found, full, candidate.in_photo)
     scores, class_ids = found.scores.tolist(), found.class_ids.numpy()
-    true_names, found_names = ([candidate.names[one] for one in ids] for ids in (sample.class_ids, class_ids))
+    true_names, found_names = (
+        [candidate.names[one] for one in ids] for ids in (sample.class_ids, class_ids)
+    )
     texts = [f"{name} {score:.2f}" for name, score in zip(found_names, scores, strict=True)]
     drawn = []
     for ids, shapes, colors, words, nothing in (
-        (sample.class_ids, outlines_in_photo(sample, placement), true_colors, true_names, "no labels"),
+        (
+            sample.class_ids,
+            outlines_in_photo(sample, placement),
+            true_colors,
+            true_names,
+            "no labels",
+        ),
         (class_ids, masks, found_colors, texts, NO_DETECTIONS),
     ):
-        labels = [text if ERROR_OF[color] else "" for color, text in zip(colors, words, strict=True)]
-        look: dict[str, Any] = {"colors": colors, "labels": labels, "dashed": [color == MISSED for color in colors]}
+        labels = [
+            text if ERROR_OF[color] else "" for color, text in zip(colors, words, strict=True)
+        ]
+        look: dict[str, Any] = {
+            "colors": colors,
+            "labels": labels,
+            "dashed": [color == MISSED for color in colors],
+        }
         look |= {"nothing": nothing, "min_px": READABLE_PX}
         picture = draw_instances(photo, ids, None, shapes, None, candidate.names, **look)
         drawn.append(encode_jpeg(picture, JPEG_QUALITY))
@@ -116,16 +147,21 @@ def draw_image(candidate: Candidate, index: int, at_full_size: bool = False) -> 
     if full_masks is not None:
         outlines = [[outline] for outline in outlines_in_photo(sample, full)]
         truth = _shapes(outlines, true_names, true_colors, [None] * len(true_names))
-        predicted = _shapes([region_outlines(region) for region in full_masks], found_names, found_colors, scores)
-        view = FullView(full.photo_size, encode_jpeg(read_image(file), JPEG_QUALITY), truth, predicted)
+        predicted = _shapes(
+            [region_outlines(region) for region in full_masks], found_names, found_colors, scores
+        )
+        view = FullView(
+            full.photo_size, encode_jpeg(read_image(file), JPEG_QUALITY), truth, predicted
+        )
     return drawn[0], Listed(file, full.photo_size, drawn[1], rows), view
 
 
 def judge(
     sample: Sample, found: Detections, placement: Letterbox, in_photo: bool
 ) -> tuple[list[Color], list[Color], np.ndarray]:
-    """Return the colour of each label and of each detection by its kind of error, as the confusion matrix pairs them,
-    and `Listed.rows`, in which a confused object is one error, that of the label.
+    """Return the colour of each label and of each detection by its kind of error, as the confusion
+    matrix pairs them, and `Listed.rows`, in which a confused object is one error, that of the
+    label.
 
     placement: where the photograph lies. in_photo: whether boxes are compared in its pixels.
     """
@@ -134,7 +170,10 @@ def judge(
     overlap = compare_boxes(sample, found, placement if in_photo else None)
     true, predicted = sample.class_ids.tolist(), found.class_ids.tolist()
     partner = pair_ignoring_class(overlap[: len(true)], len(true), found.scores.numpy()).tolist()
-    ignored = ignored_shares(overlap[len(true) :], sample.ignored_ids, found.class_ids.numpy()) > CONFUSION_MIN_IOU
+    ignored = (
+        ignored_shares(overlap[len(true) :], sample.ignored_ids, found.class_ids.numpy())
+        > CONFUSION_MIN_IOU
+    )
     percent = (100 * found.scores).round().int().tolist()
     of_label = [MISSED] * len(true)
     of_detection = [IGNORED if one else FALSE for one in ignored]
@@ -145,30 +184,54 @@ def judge(
             color = RIGHT if true[label] == predicted[detection] else CONFUSED
             of_label[label] = of_detection[detection] = color
             seen = (predicted[detection], percent[detection])
-        rows.append((RESULTS.index(ERROR_OF[of_label[label]] or "correct"), true[label], *seen, *truth[label]))
+        rows.append(
+            (
+                RESULTS.index(ERROR_OF[of_label[label]] or "correct"),
+                true[label],
+                *seen,
+                *truth[label],
+            )
+        )
     rows += [
-        (RESULTS.index("false"), predicted[detection], predicted[detection], percent[detection], *boxes[detection])
+        (
+            RESULTS.index("false"),
+            predicted[detection],
+            predicted[detection],
+            percent[detection],
+            *boxes[detection],
+        )
         for detection in range(len(predicted))
         if of_detection[detection] == FALSE
     ]
-    return of_label, of_detection, np.array(rows, np.float64).reshape(-1, 8).round().astype(np.int64)
+    return (
+        of_label,
+        of_detection,
+        np.array(rows, np.float64).reshape(-1, 8).round().astype(np.int64),
+    )
 
 
 class Thumbnails:
-    """Pictures of the photographs with labels and detections for their list, drawn during the evaluation.
+    """Pictures of the photographs with labels and detections for their list, drawn during the
+    evaluation.
 
-    `see_masks` is called by the evaluation as OnMasks, and calls `on_masks` in turn. Of a large split only every second,
-    third, ... photograph is drawn.
+    `see_masks` is called by the evaluation as OnMasks, and calls `on_masks` in turn. Of a large
+    split only every second, third, ... photograph is drawn.
     """
 
-    def __init__(self, photos: Sequence[Photo], in_photo: bool, on_masks: OnMasks, folder: Path) -> None:
+    def __init__(
+        self, photos: Sequence[Photo], in_photo: bool, on_masks: OnMasks, folder: Path
+    ) -> None:
         self.photos, self.in_photo, self.on_masks = photos, in_photo, on_masks
         self.wanted = set(range(0, len(photos), max(1, -(-len(photos) // MAX_LISTED))))
         self.long_side_px = LONG_SIDE_PX if len(photos) <= MAX_LARGE else READABLE_PX
         self._drawn = PhotoLines(folder)
 
-    def see_masks(self, sample: Sample, placement: Letterbox, found: Detections, masks: list[Region]) -> None:
-        """Draw a photograph when its first masks arrive, those of the most confident detections; later ones are ignored."""
+    def see_masks(
+        self, sample: Sample, placement: Letterbox, found: Detections, masks: list[Region]
+    ) -> None:
+        """Draw a photograph when its first masks arrive, those of the most confident detections;
+        later ones are ignored.
+        """
         self.on_masks(sample, placement, found, masks)
         if sample.index not in self.wanted:
             return
@@ -186,22 +249,32 @@ class Thumbnails:
                 shapes.append(outline)
         look: dict[str, Any] = {"colors": colors, "dashed": [color == MISSED for color in colors]}
         look |= {"labels": [""] * len(colors), "min_px": READABLE_PX}
-        jpeg = encode_jpeg(draw_instances(photo, [0] * len(colors), None, shapes, None, [""], **look), JPEG_QUALITY)
+        jpeg = encode_jpeg(
+            draw_instances(photo, [0] * len(colors), None, shapes, None, [""], **look), JPEG_QUALITY
+        )
         picture = base64.b64encode(jpeg).decode("ascii")
         self._drawn.add(sample.index, [sample.index, placement.photo_size, picture, rows.tolist()])
 
     def gather(self) -> dict[int, Listed]:
-        """Return on rank 0 all ranks' photographs by their position in the split. Every rank must reach this."""
+        """Return on rank 0 all ranks' photographs by their position in the split.
+
+        Every rank must reach this.
+        """
         self._drawn.gather()
         listed = {}
         for index, (width, height), picture, rows in map(json.loads, self._drawn):
             table = np.array(rows, np.int64).reshape(-1, 8)
-            listed[index] = Listed(self.photos[index].file, (width, height), base64.b64decode(picture), table)
+            listed[index] = Listed(
+                self.photos[index].file, (width, height), base64.b64decode(picture), table
+            )
         return listed
 
 
 def _shapes(
-    outlines: Sequence[list[np.ndarray]], names: Sequence[str], colors: Sequence[Color], scores: Sequence[float | None]
+    outlines: Sequence[list[np.ndarray]],
+    names: Sequence[str],
+    colors: Sequence[Color],
+    scores: Sequence[float | None],
 ) -> list[Shape]:
     rows = zip(outlines, names, colors, scores, strict=True)
     return [Shape(parts, name, color, ERROR_OF[color], score) for parts, name, color, score in rows]
@@ -211,13 +284,16 @@ def _shapes(
 def _predict(
     candidate: Candidate, sample: Sample, shown: Letterbox, full: Letterbox | None
 ) -> tuple[Detections, list[Region], list[Region] | None]:
-    """Return an image's detections that the confusion matrix counts, their masks in the shown picture, and in the photograph.
+    """Return an image's detections that the confusion matrix counts, their masks in the shown
+    picture, and in the photograph.
 
     The last are None without `full`.
     """
     candidate.model.eval()
     if candidate.find is not None:
-        in_photo = full or place(sample, upright_size(candidate.dataset.photos[sample.index].file.read_bytes()))
+        in_photo = full or place(
+            sample, upright_size(candidate.dataset.photos[sample.index].file.read_bytes())
+        )
         ((found, masks),) = candidate.find([sample], [in_photo])
         number = int((found.scores > CONFUSION_MIN_SCORE).sum())
         small = [shrunk(mask, in_photo.photo_size, shown.photo_size) for mask in masks[:number]]

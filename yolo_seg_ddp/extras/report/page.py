@@ -1,4 +1,6 @@
-"""Builds report.html: a single file that loads nothing else and runs only its own script (content security policy)."""
+"""Builds report.html: a single file that loads nothing else and runs only its own script (content
+security policy).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +13,13 @@ from yolo_seg_ddp.evaluation.metrics.summary import KINDS_OF_ERROR
 from yolo_seg_ddp.evaluation.tables import guarantee_lines
 from yolo_seg_ddp.evaluation.tile_search import Candidate
 from yolo_seg_ddp.extras.report import photographs, tables
-from yolo_seg_ddp.extras.report.charts import Line, class_style, confusion_chart, curve_chart, reliability_chart
+from yolo_seg_ddp.extras.report.charts import (
+    Line,
+    class_style,
+    confusion_chart,
+    curve_chart,
+    reliability_chart,
+)
 from yolo_seg_ddp.extras.report.gallery import ERROR_OF, Card, draw_cards
 from yolo_seg_ddp.extras.report.tables import KINDS, MODEL_LETTERS
 from yolo_seg_ddp.pages.figures import MAX_CLASSES_SHOWN
@@ -36,15 +44,28 @@ SECTIONS = {
     "worst": "Worst images",
 }
 
-ON_THRESHOLDS = "The confidence threshold that gives a class its highest F1 at IoU 0.5, and the scores at that threshold. Threshold and scores come from the same images, so the scores are slightly optimistic. For classes with few objects they are uncertain."
-NO_ERRORS = "No image has an error: no object is missed or confused and no detection is false above confidence 0.25."
-FOOTER = "Every score and count on this page is also in metrics.json next to this file (model B: compared_metrics.json). Greedy matching and 101-point AP as in Ultralytics 8.4. Classes without objects in the split have no scores."
+ON_THRESHOLDS = (
+    "The confidence threshold that gives a class its highest F1 at IoU 0.5, and the scores at that "
+    "threshold. Threshold and scores come from the same images, so the scores are slightly "
+    "optimistic. For classes with few objects they are uncertain."
+)
+NO_ERRORS = (
+    "No image has an error: no object is missed or confused and no detection is false above "
+    "confidence 0.25."
+)
+FOOTER = (
+    "Every score and count on this page is also in metrics.json next to this file (model B: "
+    "compared_metrics.json). Greedy matching and 101-point AP as in Ultralytics 8.4. Classes "
+    "without objects in the split have no scores."
+)
 ON_SIZES = "Size classes by the object's area in pixels of the photograph on disk (COCO's bounds)."
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One evaluated model: the content of its metrics.json, and the result of `metrics.precision_recall_curves`."""
+    """One evaluated model: the content of its metrics.json, and the result of
+    `metrics.precision_recall_curves`.
+    """
 
     metrics: dict[str, Any]
     curves: dict[str, Any]
@@ -65,7 +86,9 @@ def write_pages(
     subjects = [Subject(*both) for both in zip(metrics, curves, strict=True)]
     write_text_atomic(folder / "report.html", build_page(subjects, cards))
     views = {card.errors["image_id"]: card.view for card in cards if card.view is not None}
-    listed = listed or {card.errors["image_id"]: card.listed for card in cards if card.listed is not None}
+    listed = listed or {
+        card.errors["image_id"]: card.listed for card in cards if card.listed is not None
+    }
     photographs.write_photographs(folder, listed, views, candidates[0].names, candidates[0].path)
 
 
@@ -77,7 +100,9 @@ def build_page(subjects: Sequence[Subject], cards: Sequence[Card]) -> str:
     models = [subject.metrics for subject in subjects]
     choice = []
     for kind, plural in KINDS.items():
-        button = element("input", type="radio", name="kind", id=f"show-{kind}", checked=kind == "mask")
+        button = element(
+            "input", type="radio", name="kind", id=f"show-{kind}", checked=kind == "mask"
+        )
         choice.append(element("label", button, plural.capitalize()))
     content = {
         "classes": _both("", lambda kind: tables.class_table(models, kind)),
@@ -88,17 +113,30 @@ def build_page(subjects: Sequence[Subject], cards: Sequence[Card]) -> str:
         ],
         **({"guarantee": _guarantee(models[0]["guarantee"])} if "guarantee" in models[0] else {}),
         "confusion": _confusion(models),
-        "sizes": [element("p", ON_SIZES, class_="note"), *_both("", lambda kind: tables.size_table(models, kind))],
-        "calibration": [*_calibration(models), *_both("", lambda kind: tables.numbers_table(models, kind))],
+        "sizes": [
+            element("p", ON_SIZES, class_="note"),
+            *_both("", lambda kind: tables.size_table(models, kind)),
+        ],
+        "calibration": [
+            *_calibration(models),
+            *_both("", lambda kind: tables.numbers_table(models, kind)),
+        ],
         "worst": _gallery(cards, len(models)),
     }
-    sections = (element("section", element("h2", SECTIONS[name]), *parts, id=name) for name, parts in content.items())
+    sections = (
+        element("section", element("h2", SECTIONS[name]), *parts, id=name)
+        for name, parts in content.items()
+    )
     return report_page(
         f"Evaluation of {models[0]['model']}",
         [element("h1", "Evaluation"), *_about(models)],
         [element("fieldset", *choice, aria_label="Masks or boxes")],
         {name: SECTIONS[name] for name in content},
-        [*_both("", lambda kind: tables.verdict(models, kind)), tables.headline_cards(models), *sections],
+        [
+            *_both("", lambda kind: tables.verdict(models, kind)),
+            tables.headline_cards(models),
+            *sections,
+        ],
         FOOTER,
     )
 
@@ -110,7 +148,11 @@ def _about(models: Sequence[dict[str, Any]]) -> list[Markup]:
         size = f", input {metrics['img_size']} px"
         lines.append(element("p", name, element("b", metrics["model"]), size, class_="about"))
     metrics = models[0]
-    where = "in the photographs' pixels" if metrics["mask_resolution"] == "native" else "at a quarter of the input"
+    where = (
+        "in the photographs' pixels"
+        if metrics["mask_resolution"] == "native"
+        else "at a quarter of the input"
+    )
     words = (" · split ", element("b", metrics["split"]), f" · masks compared {where}")
     return [*lines, element("p", "Data ", element("b", metrics["data"]), *words, class_="about")]
 
@@ -125,24 +167,44 @@ def _curves(subjects: Sequence[Subject]) -> list[Markup]:
     class_ids = subjects[0].curves["mask"]["class_ids"].tolist()
     buttons = []
     for class_id in class_ids:
-        line = element("line", x1=0, y1=4, x2=22, y2=4, style=class_style(class_id, len(names)) or None)
+        line = element(
+            "line", x1=0, y1=4, x2=22, y2=4, style=class_style(class_id, len(names)) or None
+        )
         swatch = element("svg", line, viewBox="0 0 22 8", aria_hidden="true")
         buttons.append(
-            element("button", swatch, names[class_id], type="button", data_class=class_id, aria_pressed="false")
+            element(
+                "button",
+                swatch,
+                names[class_id],
+                type="button",
+                data_class=class_id,
+                aria_pressed="false",
+            )
         )
     hint = "The thick line is the mean over the classes. Click a class to highlight its curves."
     if len(subjects) > 1:
-        hint += " Dashed lines are model B; its curves for a class appear when the class is selected."
+        hint += (
+            " Dashed lines are model B; its curves for a class appear when the class is selected."
+        )
     many = " many" if len(names) > MAX_CLASSES_SHOWN else ""
     return [
         element("p", hint, class_="note"),
         element("div", *buttons, class_="legend", role="group", aria_label="Classes"),
-        *_both("charts" + many, lambda kind: joined(*(_curve(subjects, names, kind, *curve) for curve in CURVES))),
+        *_both(
+            "charts" + many,
+            lambda kind: joined(*(_curve(subjects, names, kind, *curve) for curve in CURVES)),
+        ),
     ]
 
 
 def _curve(
-    subjects: Sequence[Subject], names: Sequence[str], kind: str, field: str, title: str, x_name: str, y_name: str
+    subjects: Sequence[Subject],
+    names: Sequence[str],
+    kind: str,
+    field: str,
+    title: str,
+    x_name: str,
+    y_name: str,
 ) -> Markup:
     lines = []
     for model, subject in enumerate(subjects):
@@ -174,7 +236,11 @@ def _guarantee(guarantee: dict[str, Any]) -> list[Markup]:
 
 def _confusion(models: Sequence[dict[str, Any]]) -> list[Markup]:
     names = [row["name"] for row in models[0]["per_class"]]
-    words = "Boxes with confidence above 0.25, matched at IoU above 0.45. Columns are true classes, rows are predicted classes; percentages are of the column. The last row counts missed objects, the last column false positives."
+    words = (
+        "Boxes with confidence above 0.25, matched at IoU above 0.45. Columns are true classes, "
+        "rows are predicted classes; percentages are of the column. The last row counts missed "
+        "objects, the last column false positives."
+    )
     parts = [
         element("p", words, class_="note"),
         element("ol", *(element("li", name) for name in names), class_="labels", hidden=True),
@@ -183,14 +249,30 @@ def _confusion(models: Sequence[dict[str, Any]]) -> list[Markup]:
         if len(models) > 1:
             parts.append(element("h3", f"Model {letter}"))
         chart = confusion_chart(metrics["confusion_matrix"], names)
-        parts.append(element("div", chart, class_="scroll", tabindex="0", role="region", aria_label="Confusion matrix"))
+        parts.append(
+            element(
+                "div",
+                chart,
+                class_="scroll",
+                tabindex="0",
+                role="region",
+                aria_label="Confusion matrix",
+            )
+        )
         if metrics is models[0]:
-            parts += [element("h3", "The most frequent confusions"), tables.confusions_table(metrics)]
+            parts += [
+                element("h3", "The most frequent confusions"),
+                tables.confusions_table(metrics),
+            ]
     return parts
 
 
 def _calibration(models: Sequence[dict[str, Any]]) -> list[Markup]:
-    words = "Precision (IoU 0.5) of the detections in each confidence range. On the dashed line confidence equals precision; bars below it show overconfidence. The grey bars at the bottom show the number of detections. Detections below confidence 0.05 are not counted."
+    words = (
+        "Precision (IoU 0.5) of the detections in each confidence range. On the dashed line "
+        "confidence equals precision; bars below it show overconfidence. The grey bars at the "
+        "bottom show the number of detections. Detections below confidence 0.05 are not counted."
+    )
 
     def charts(kind: str) -> Markup:
         parts = []
@@ -201,8 +283,15 @@ def _calibration(models: Sequence[dict[str, Any]]) -> list[Markup]:
                 parts.append(element("p", f"{title}: no detections"))
                 continue
             excess = f"{found['excess']:+.3f}".replace("-", "−")
-            title += f": expected calibration error {found['error']:.3f}, mean confidence minus precision {excess}"
-            parts.append(reliability_chart(f"{title}, {counted(found['num_detections'], 'detection')}", found))
+            title += (
+                f": expected calibration error {found['error']:.3f}, mean confidence minus "
+                f"precision {excess}"
+            )
+            parts.append(
+                reliability_chart(
+                    f"{title}, {counted(found['num_detections'], 'detection')}", found
+                )
+            )
         return joined(*parts)
 
     return [element("p", words, class_="note"), *_both("charts", charts)]
@@ -211,20 +300,37 @@ def _calibration(models: Sequence[dict[str, Any]]) -> list[Markup]:
 def _gallery(cards: Sequence[Card], num_models: int) -> list[Markup]:
     if not cards:
         return [element("p", NO_ERRORS)]
-    words = f"The {len(cards)} images with the most errors, as counted in the confusion matrix. Only errors have a name on them. "
+    words = (
+        f"The {len(cards)} images with the most errors, as counted in the confusion matrix. Only "
+        "errors have a name on them. "
+    )
     orders = {"all": "most errors", **{kind: f"most {kind}" for kind in KINDS_OF_ERROR}}
     buttons = [
-        element("button", label, type="button", data_by=name, aria_pressed=str(name == "all").lower())
+        element(
+            "button", label, type="button", data_by=name, aria_pressed=str(name == "all").lower()
+        )
         for name, label in orders.items()
     ]
-    meanings = {"": "correct", "missed": "missed label", "false": "false detection", "confused": "another class"}
+    meanings = {
+        "": "correct",
+        "missed": "missed label",
+        "false": "false detection",
+        "confused": "another class",
+    }
     link = element("a", photographs.PAGE, href=photographs.PAGE)
     others = [link, " lists all photographs, to filter and sort. "] if cards[0].listed else []
     keys = [color_key(color, meanings[error], error) for color, error in ERROR_OF.items()]
     articles = [_article(position, card, num_models) for position, card in enumerate(cards)]
     return [
         element("p", words, *others, *keys, class_="note"),
-        element("div", "Order:", *buttons, class_="order", role="group", aria_label="Order of the images"),
+        element(
+            "div",
+            "Order:",
+            *buttons,
+            class_="order",
+            role="group",
+            aria_label="Order of the images",
+        ),
         element("div", *articles, class_="gallery"),
     ]
 
@@ -233,13 +339,22 @@ def _article(position: int, card: Card, num_models: int) -> Markup:
     errors = card.errors
     counts = {kind: errors[kind] for kind in KINDS_OF_ERROR}
     shown = {
-        name: element("span", str(errors[name]), data_key=f"worst_images.{position}.{name}", data_value=errors[name])
+        name: element(
+            "span",
+            str(errors[name]),
+            data_key=f"worst_images.{position}.{name}",
+            data_value=errors[name],
+        )
         for name in (*KINDS_OF_ERROR, "num_targets")
     }
     facts = [joined(shown[kind], f" {kind}, ") for kind in KINDS_OF_ERROR]
     in_words = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     pictures = [
-        zoomable(card.truth, "Labels", f"{errors['file']} with its {counted(errors['num_targets'], 'labelled object')}")
+        zoomable(
+            card.truth,
+            "Labels",
+            f"{errors['file']} with its {counted(errors['num_targets'], 'labelled object')}",
+        )
     ]
     for model, picture in enumerate(card.predictions):
         name = f"Prediction of model {MODEL_LETTERS[model]}" if num_models > 1 else "Prediction"
@@ -251,7 +366,9 @@ def _article(position: int, card: Card, num_models: int) -> Markup:
     return element(
         "article",
         element("h3", errors["file"]),
-        element("p", letter, *facts, "of ", shown["num_targets"], " objects", *full_size, class_="note"),
+        element(
+            "p", letter, *facts, "of ", shown["num_targets"], " objects", *full_size, class_="note"
+        ),
         *([element("p", " · ".join(card.lines))] if card.lines else []),
         element("div", *pictures, class_="pair"),
         data_all=sum(counts.values()),

@@ -1,6 +1,8 @@
-"""photographs.html: a list of the photographs to filter and sort, and a large view of each, with its errors.
+"""photographs.html: a list of the photographs to filter and sort, and a large view of each, with
+its errors.
 
-The page and its folder of pictures, `photographs/`, lie beside report.html. It loads nothing else and runs only its own script.
+The page and its folder of pictures, `photographs/`, lie beside report.html. It loads nothing else
+and runs only its own script.
 """
 
 import json
@@ -33,7 +35,9 @@ RESULTS = ("correct", *KINDS_OF_ERROR)
 
 @dataclass(frozen=True)
 class Shape:
-    """An object's outlines in pixels of the photograph, each (V, 2), its class, colour, and the kind of error or ""."""
+    """An object's outlines in pixels of the photograph, each (V, 2), its class, colour, and the
+    kind of error or "".
+    """
 
     outlines: list[np.ndarray]
     name: str
@@ -54,10 +58,11 @@ class FullView:
 
 @dataclass(frozen=True)
 class Listed:
-    """A photograph of the list: its file, width and height, a drawn picture as JPEG, and its labels and false detections.
+    """A photograph of the list: its file, width and height, a drawn picture as JPEG, and its labels
+    and false detections.
 
-    rows: int (n, 8), each with its position in RESULTS, its class, the detection's class and confidence in percent, both -1
-    if it is missed, and its box xyxy in pixels of the photograph.
+    rows: int (n, 8), each with its position in RESULTS, its class, the detection's class and
+    confidence in percent, both -1 if it is missed, and its box xyxy in pixels of the photograph.
     """
 
     file: Path
@@ -67,16 +72,25 @@ class Listed:
 
 
 def region_outlines(region: Region) -> list[np.ndarray]:
-    """Return a mask's outlines, holes included, in pixels of the photograph: float64 (V, 2) each."""
-    contours, _ = cv2.findContours(region.mask.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
+    """Return a mask's outlines, holes included, in pixels of the photograph:
+    float64 (V, 2) each.
+    """
+    contours, _ = cv2.findContours(
+        region.mask.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE
+    )
     simple = [cv2.approxPolyDP(contour, _SIMPLIFY_PX, True)[:, 0] for contour in contours]
     return [part + np.array([region.left + 0.5, region.top + 0.5]) for part in simple]
 
 
 def write_photographs(
-    folder: Path, listed: Mapping[int, Listed], views: Mapping[int, FullView], names: Sequence[str], model: str
+    folder: Path,
+    listed: Mapping[int, Listed],
+    views: Mapping[int, FullView],
+    names: Sequence[str],
+    model: str,
 ) -> None:
-    """Write the page and its pictures beside report.html, and remove those of an earlier evaluation.
+    """Write the page and its pictures beside report.html, and remove those of an earlier
+    evaluation.
 
     listed, views: the photographs, and those at full size, by their position in the split.
     """
@@ -96,7 +110,8 @@ def write_photographs(
 def build_photographs(
     listed: Mapping[int, Listed], views: Mapping[int, FullView], names: Sequence[str], model: str
 ) -> str:
-    """Return the page; see `write_photographs`: photographs.html of this folder, with the list as JSON.
+    """Return the page; see `write_photographs`: photographs.html of this folder, with the list as
+    JSON.
 
     A photograph's rows are sorted, errors first; the first MAX_BOXES errors have their boxes.
     """
@@ -105,14 +120,27 @@ def build_photographs(
     full = [*views]
     photos: list[dict[str, Any]] = []
     for index, photo in listed.items():
-        rows = photo.rows[(-photo.rows[:, 0]).argsort(kind="stable")][:, [0, 1, 3, 4, 5, 6, 7, 2]].tolist()
-        rows = [row if row[0] and at < MAX_BOXES // len(listed) else row[:3] for at, row in enumerate(rows)]
+        rows = photo.rows[(-photo.rows[:, 0]).argsort(kind="stable")][
+            :, [0, 1, 3, 4, 5, 6, 7, 2]
+        ].tolist()
+        rows = [
+            row if row[0] and at < MAX_BOXES // len(listed) else row[:3]
+            for at, row in enumerate(rows)
+        ]
         name = printable(os.path.relpath(files[index], root), 4096)
         one = {"id": index, "file": name, "size": photo.size, "rows": rows}
         photos.append({**one, "full": full.index(index)} if index in views else one)
-    command = shlex.join(["python", "inference.py", "--model", model, "--source", "photographs.txt", "--save-coco"])
-    shown = {"results": RESULTS, "names": [printable(name, 1000) for name in names], "lowest": CONFUSION_MIN_SCORE}
-    data = json.dumps({**shown, "root": root, "command": command, "photos": photos}, separators=(",", ":"))
+    command = shlex.join(
+        ["python", "inference.py", "--model", model, "--source", "photographs.txt", "--save-coco"]
+    )
+    shown = {
+        "results": RESULTS,
+        "names": [printable(name, 1000) for name in names],
+        "lowest": CONFUSION_MIN_SCORE,
+    }
+    data = json.dumps(
+        {**shown, "root": root, "command": command, "photos": photos}, separators=(",", ":")
+    )
     drawings = [
         element(
             "svg",
@@ -143,4 +171,10 @@ def _shape(shape: Shape) -> Markup:
     words = shape.name + ("" if shape.score is None else f" {shape.score:.2f}")
     words += f": {shape.error}" if shape.error else ""
     edge = f"--edge:rgb{contrast_color(shape.color)}"
-    return element("path", element("title", words), d=Markup(" ".join(steps)), stroke=f"rgb{shape.color}", style=edge)
+    return element(
+        "path",
+        element("title", words),
+        d=Markup(" ".join(steps)),
+        stroke=f"rgb{shape.color}",
+        style=edge,
+    )

@@ -14,7 +14,13 @@ from yolo_seg_ddp.utils.text import counted
 KINDS = {"mask": "masks", "box": "boxes"}
 NOTHING = "–"
 MODEL_LETTERS = ("A", "B")
-SCORES = {"map50_95": "AP50-95", "map50": "AP50", "f1": "F1", "precision": "Precision", "recall": "Recall"}
+SCORES = {
+    "map50_95": "AP50-95",
+    "map50": "AP50",
+    "f1": "F1",
+    "precision": "Precision",
+    "recall": "Recall",
+}
 THIN = {  # heading, digits, and 1 if higher is better, -1 if lower is better
     "centreline_recall": ("Centreline recall", 3, 1),
     "centreline_precision": ("Centreline precision", 3, 1),
@@ -34,9 +40,13 @@ POINT_COLUMNS = {
     "num_false": ("False positives", 0),
 }
 MAX_CONFUSIONS = 20
-LEVELS = {"Found well": 0.5, "Found in part": 0.1, "Hardly found": 0.0005, "Not found": 0.0}  # from which score on
+# from which score on
+LEVELS = {"Found well": 0.5, "Found in part": 0.1, "Hardly found": 0.0005, "Not found": 0.0}
 MOST = 6  # classes of a level that the verdict names
-RULE = "Well: AP50 from 0.5 on; of a thin class half the length is found, and half of what is found is right. In part: from 0.1 on."
+RULE = (
+    "Well: AP50 from 0.5 on; of a thin class half the length is found, and half of what is found "
+    "is right. In part: from 0.1 on."
+)
 Metrics = dict[str, Any]
 
 
@@ -45,11 +55,16 @@ def value_at(metrics: Metrics, key: str) -> Any:
 
     A precision is None, too, where nothing was found: there it says nothing.
     """
-    if key.endswith("precision") and value_at(metrics, key.removesuffix("precision") + "recall") == 0:
+    if (
+        key.endswith("precision")
+        and value_at(metrics, key.removesuffix("precision") + "recall") == 0
+    ):
         return None
     value: Any = metrics
     for step in key.split("."):
-        value = None if value is None else value[int(step)] if isinstance(value, list) else value[step]
+        value = (
+            None if value is None else value[int(step)] if isinstance(value, list) else value[step]
+        )
     return value
 
 
@@ -59,33 +74,64 @@ def verdict(models: Sequence[Metrics], kind: str) -> Markup:
     A thin class is judged by its centrelines, any other one by its AP50.
     """
     first, found = models[0], {level: list[str]() for level in LEVELS}
-    rows = sorted((row for row in first["per_class"] if row["num_targets"]), key=lambda row: -row[f"{kind}_map50"])
+    rows = sorted(
+        (row for row in first["per_class"] if row["num_targets"]),
+        key=lambda row: -row[f"{kind}_map50"],
+    )
     for row in rows:
         score, words = row[f"{kind}_map50"], counted(row["num_targets"], "object")
         if kind == "mask" and row.get("centreline_recall") is not None:
             score, recall = row["centreline_precision"] or 0, row["centreline_recall"]
             score, words = min(score, recall), f"{100 * recall:.0f} % of the length"
-        found[next(level for level, least in LEVELS.items() if score >= least)].append(f"{row['name']} ({words})")
-    told = [f" {level}: {', '.join(of[:MOST])}{', …' * (len(of) > MOST)}." for level, of in found.items() if of]
+        found[next(level for level, least in LEVELS.items() if score >= least)].append(
+            f"{row['name']} ({words})"
+        )
+    told = [
+        f" {level}: {', '.join(of[:MOST])}{', …' * (len(of) > MOST)}."
+        for level, of in found.items()
+        if of
+    ]
     classes = f"{KINDS[kind].capitalize()} of {counted(len(rows), 'class')}"
-    score = element("b", f"{first[f'{kind}_map50']:.3f}", **_data(f"{kind}_map50", first[f"{kind}_map50"], 0))
-    where = f"{counted(first['num_images'], 'photograph')} with {counted(first['num_targets'], 'object')}"
+    score = element(
+        "b", f"{first[f'{kind}_map50']:.3f}", **_data(f"{kind}_map50", first[f"{kind}_map50"], 0)
+    )
+    where = (
+        f"{counted(first['num_images'], 'photograph')} with "
+        f"{counted(first['num_targets'], 'object')}"
+    )
     words = f"{'Model A: ' * (len(models) > 1)}{classes} in {where}: mAP50 "
     return element("p", words, score, ".", *told, class_="verdict", title=RULE)
 
 
 def headline_cards(models: Sequence[Metrics]) -> Markup:
-    """Return the cards with the main metrics at the top of the page: four for masks, four for boxes."""
-    labels = {"map50": "Mean AP50", "map50_95": "Mean AP50-95", "precision": "Mean precision", "recall": "Mean recall"}
-    pairs = [(f"{kind}_{name}", f"{label}, {KINDS[kind]}") for kind in KINDS for name, label in labels.items()]
+    """Return the cards with the main metrics at the top of the page: four for masks, four for
+    boxes.
+    """
+    labels = {
+        "map50": "Mean AP50",
+        "map50_95": "Mean AP50-95",
+        "precision": "Mean precision",
+        "recall": "Mean recall",
+    }
+    pairs = [
+        (f"{kind}_{name}", f"{label}, {KINDS[kind]}")
+        for kind in KINDS
+        for name, label in labels.items()
+    ]
     return element("dl", *(_card(models, label, key) for key, label in pairs), class_="cards")
 
 
 def numbers_table(models: Sequence[Metrics], kind: str) -> Markup:
     """Return the numbers of a whole model that no other table has."""
-    numbers = (f"{kind}_best_confidence", "Confidence of the best mean F1", 0), ("val_loss", "Validation loss", -1)
+    numbers = (
+        (f"{kind}_best_confidence", "Confidence of the best mean F1", 0),
+        ("val_loss", "Validation loss", -1),
+    )
     error = f"calibration.{kind}.error", "Calibration error", -1
-    rows = [element("tr", name_cell(name), *_thin_cells(models, key, 4, sign)) for key, name, sign in (*numbers, error)]
+    rows = [
+        element("tr", name_cell(name), *_thin_cells(models, key, 4, sign))
+        for key, name, sign in (*numbers, error)
+    ]
     head = [heading("Number", True), *_score_headings("Value", len(models))]
     return table(f"Other numbers, {KINDS[kind]}", head, rows)
 
@@ -103,15 +149,22 @@ def class_table(models: Sequence[Metrics], kind: str) -> Markup:
     for number, row in enumerate(models[0]["per_class"]):
         cells = [name_cell(row["name"])]
         for name in SCORES:
-            cells += _score_cells(models, f"per_class.{number}.{kind}_{name}", bool(row["num_targets"]))
+            cells += _score_cells(
+                models, f"per_class.{number}.{kind}_{name}", bool(row["num_targets"])
+            )
         for name in thin:
             cells += _thin_cells(models, f"per_class.{number}.{name}", *THIN[name][1:])
         cells += [number_cell(models[0], f"per_class.{number}.{key}", 0) for key in counts]
         rows.append(element("tr", *cells))
-    total = [name_cell("all"), *(cell for name in SCORES for cell in _score_cells(models, f"{kind}_{name}", True))]
+    total = [
+        name_cell("all"),
+        *(cell for name in SCORES for cell in _score_cells(models, f"{kind}_{name}", True)),
+    ]
     total += [element("td", NOTHING, class_="none")] * (len(thin) * (1 if len(models) == 1 else 3))
     total += [number_cell(models[0], key, 0) for key in counts]
-    return table(f"Scores of each class, {KINDS[kind]}", head, rows, element("tr", *total, class_="all"))
+    return table(
+        f"Scores of each class, {KINDS[kind]}", head, rows, element("tr", *total, class_="all")
+    )
 
 
 def size_table(models: Sequence[Metrics], kind: str) -> Markup:
@@ -121,14 +174,23 @@ def size_table(models: Sequence[Metrics], kind: str) -> Markup:
     head += [cell for label in scores.values() for cell in _score_headings(label, len(models))]
     rows = []
     for size in SIZES:
-        cells = [name_cell(f"{size} ({SIZE_LIMITS[size]})"), number_cell(models[0], f"by_size.{size}.num_targets", 0)]
-        cells += [cell for name in scores for cell in _score_cells(models, f"by_size.{size}.{kind}_{name}", True)]
+        cells = [
+            name_cell(f"{size} ({SIZE_LIMITS[size]})"),
+            number_cell(models[0], f"by_size.{size}.num_targets", 0),
+        ]
+        cells += [
+            cell
+            for name in scores
+            for cell in _score_cells(models, f"by_size.{size}.{kind}_{name}", True)
+        ]
         rows.append(element("tr", *cells))
     return table(f"AP by object size, {KINDS[kind]}", head, rows)
 
 
 def threshold_table(models: Sequence[Metrics], kind: str) -> Markup:
-    """Return each class's best threshold and the scores there, of one model or of two side by side."""
+    """Return each class's best threshold and the scores there, of one model or
+    of two side by side.
+    """
     head = [heading("Class", True)]
     letters = [f" {letter}" for letter in MODEL_LETTERS] if len(models) > 1 else [""]
     head += [heading(label + letter) for label, _ in POINT_COLUMNS.values() for letter in letters]
@@ -137,7 +199,10 @@ def threshold_table(models: Sequence[Metrics], kind: str) -> Markup:
         cells = [name_cell(row["name"])]
         for name, (_, digits) in POINT_COLUMNS.items():
             key = f"operating_points.{kind}.{number}.{name}"
-            cells += [number_cell(metrics, key, digits, model=model) for model, metrics in enumerate(models)]
+            cells += [
+                number_cell(metrics, key, digits, model=model)
+                for model, metrics in enumerate(models)
+            ]
         rows.append(element("tr", *cells))
     return table(f"Best threshold of each class, {KINDS[kind]}", head, rows)
 
@@ -162,7 +227,9 @@ def confusions_table(metrics: Metrics) -> Markup:
             name_cell(true[column]),
             element("td", element("span", predicted[row]), class_="name"),
             number_cell(metrics, f"confusion_matrix.{row}.{column}", 0),
-            element("td", f"{100 * count / totals[column]:.1f} %", data_value=count / totals[column])
+            element(
+                "td", f"{100 * count / totals[column]:.1f} %", data_value=count / totals[column]
+            )
             if column < len(names)
             else element("td", NOTHING, class_="none"),
         )
@@ -171,14 +238,18 @@ def confusions_table(metrics: Metrics) -> Markup:
     return table("The most frequent confusions", head, rows)
 
 
-def number_cell(metrics: Metrics, key: str, digits: int, *, model: int = 0, is_bar: bool = False) -> Markup:
+def number_cell(
+    metrics: Metrics, key: str, digits: int, *, model: int = 0, is_bar: bool = False
+) -> Markup:
     """Return the table cell of one metric, with a dash for None."""
     value = value_at(metrics, key)
     if value is None:
         return element("td", NOTHING, class_="none", **_data(key, value, model))
     style = f"--share:{100 * value:.1f}%" if is_bar else None
     shown = f"{value:,.{digits}f}"
-    return element("td", shown, class_="bar" if is_bar else None, style=style, **_data(key, value, model))
+    return element(
+        "td", shown, class_="bar" if is_bar else None, style=style, **_data(key, value, model)
+    )
 
 
 def _data(key: str, value: Any, model: int) -> dict[str, Any]:
@@ -187,7 +258,11 @@ def _data(key: str, value: Any, model: int) -> dict[str, Any]:
 
 
 def _score_headings(label: str, num_models: int) -> list[Markup]:
-    return [heading(label)] if num_models == 1 else [heading(text) for text in (f"{label} A", f"{label} B", "B − A")]
+    return (
+        [heading(label)]
+        if num_models == 1
+        else [heading(text) for text in (f"{label} A", f"{label} B", "B − A")]
+    )
 
 
 def _score_cells(models: Sequence[Metrics], key: str, has_targets: bool) -> list[Markup]:
@@ -197,12 +272,19 @@ def _score_cells(models: Sequence[Metrics], key: str, has_targets: bool) -> list
 
 
 def _thin_cells(models: Sequence[Metrics], key: str, digits: int, sign: int) -> list[Markup]:
-    cells = [number_cell(metrics, key, digits, model=model, is_bar=digits == 3) for model, metrics in enumerate(models)]
+    cells = [
+        number_cell(metrics, key, digits, model=model, is_bar=digits == 3)
+        for model, metrics in enumerate(models)
+    ]
     return cells if len(models) == 1 else [*cells, _difference("td", models, key, sign, digits)]
 
 
-def _difference(tag: str, models: Sequence[Metrics], key: str, sign: int = 1, digits: int = 3) -> Markup:
-    """Return an element with B minus A. sign: 1 if higher is better, -1 if lower is better, 0 if neither."""
+def _difference(
+    tag: str, models: Sequence[Metrics], key: str, sign: int = 1, digits: int = 3
+) -> Markup:
+    """Return an element with B minus A. sign: 1 if higher is better, -1 if lower is better, 0 if
+    neither.
+    """
     first, second = (value_at(metrics, key) for metrics in models)
     if first is None or second is None:
         return element(tag, NOTHING, class_="none")
@@ -221,7 +303,11 @@ def _card(models: Sequence[Metrics], label: str, key: str) -> Markup:
         value = value_at(metrics, key)
         text = NOTHING if value is None else f"{value:.3f}"
         letter = [element("small", f"{MODEL_LETTERS[model]} ")] if len(models) > 1 else []
-        shown.append(element("dd", *letter, element("span", text, **_data(key, value, model)), class_="value"))
+        shown.append(
+            element(
+                "dd", *letter, element("span", text, **_data(key, value, model)), class_="value"
+            )
+        )
     if len(models) > 1:
         shown.append(_difference("dd", models, key))
     return element("div", element("dt", label), *shown, class_=f"kind-{key.partition('_')[0]}")

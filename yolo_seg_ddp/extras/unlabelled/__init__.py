@@ -1,1 +1,3 @@
-"""Photographs without labels: what a trained model surely sees becomes labels, what it is unsure of is ignored in training."""
+"""Photographs without labels: what a trained model surely sees becomes labels, what it is unsure of
+is ignored in training.
+"""

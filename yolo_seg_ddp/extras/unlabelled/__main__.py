@@ -1,9 +1,11 @@
-"""Add photographs without labels to a data set: a trained model labels what it surely sees; what it is unsure of is ignored.
+"""Add photographs without labels to a data set: a trained model labels what it surely sees; what it
+is unsure of is ignored.
 
-    python -m yolo_seg_ddp unlabelled --model m/best.pt --labelled data/mine/dataset.yaml --photos flights/ --output data/more
+    python -m yolo_seg_ddp unlabelled --model m/best.pt \\
+        --labelled data/mine/dataset.yaml --photos flights/ --output data/more
 
-Then train on data/more/dataset.yaml. Started with torchrun, the ranks share the photographs. A killed command continues:
-yolo_seg_ddp/extras/unlabelled/README.md.
+Then train on data/more/dataset.yaml. Started with torchrun, the ranks share the photographs. A
+killed command continues: yolo_seg_ddp/extras/unlabelled/README.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +16,12 @@ from typing import Any
 import cv2
 import numpy as np
 
-from yolo_seg_ddp.data.dataset_yaml import TRUST_LINKS_HELP, DatasetSpec, list_photos, load_dataset_yaml
+from yolo_seg_ddp.data.dataset_yaml import (
+    TRUST_LINKS_HELP,
+    DatasetSpec,
+    list_photos,
+    load_dataset_yaml,
+)
 from yolo_seg_ddp.data.images import ImageError, read_image
 from yolo_seg_ddp.data.labels import Photo, read_photos
 from yolo_seg_ddp.extras.unlabelled.data_set import NewData, Originals, Outlines, free_names
@@ -23,7 +30,12 @@ from yolo_seg_ddp.extras.unlabelled.page import DISAGREES, LABEL, NO_BOUND, PAGE
 from yolo_seg_ddp.predict.opening import cores_of, open_predictor
 from yolo_seg_ddp.predict.options import ModelOptions, PredictOptions
 from yolo_seg_ddp.predict.shift_features import deviations
-from yolo_seg_ddp.predict.thresholds import FEWEST_GROUPS, MOST_FALSE_ALARMS, digest_of_model, settings_of
+from yolo_seg_ddp.predict.thresholds import (
+    FEWEST_GROUPS,
+    MOST_FALSE_ALARMS,
+    digest_of_model,
+    settings_of,
+)
 from yolo_seg_ddp.run.records import CONFIG_FILE, read_config
 from yolo_seg_ddp.utils import distributed
 from yolo_seg_ddp.utils.config import parse_config
@@ -43,8 +55,12 @@ MOST = 1000  # detections in a photograph; what is beyond would become backgroun
 class UnlabelledConfig(ModelOptions):
     """Options of `python -m yolo_seg_ddp unlabelled`."""
 
-    labelled: str = option(None, "YAML of the labelled data set, with train and val", required=True, metavar="FILE")
-    photos: str = option(None, "photographs without labels: folder, quoted pattern or .txt file", required=True)
+    labelled: str = option(
+        None, "YAML of the labelled data set, with train and val", required=True, metavar="FILE"
+    )
+    photos: str = option(
+        None, "photographs without labels: folder, quoted pattern or .txt file", required=True
+    )
     output: str = option(None, "folder for the new data set", required=True, metavar="DIR")
     wrong: float = option(0.05, "largest share of wrong labels of a class", above=0, below=1)
     certainty: float = option(0.9, "certainty that it is not exceeded", above=0, below=1)
@@ -63,9 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             spec = load_dataset_yaml(config.labelled, trust_links=config.trust_links)
             photos = list_photos(config.photos)
         except UserError as error:  # which names the flags of other commands
-            error.args = (str(error).replace("--source", "--photos").replace("--data", "--labelled"),)
+            error.args = (
+                str(error).replace("--source", "--photos").replace("--data", "--labelled"),
+            )
             raise
-        splits = [split for split in ("train", "val", "test") if split != "test" or split in spec.splits]
+        splits = [
+            split for split in ("train", "val", "test") if split != "test" or split in spec.splits
+        ]
         labelled = {split: read_photos(spec, split) for split in splits}
         files = {split: free_names([photo.file for photo in of]) for split, of in labelled.items()}
         data = NewData(folder, free_names(photos, files["train"]))
@@ -76,19 +96,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         distributed.setup_ddp(predictor.device, ranks)
         teacher, stretch = Teacher(predictor), trained_stretch(predictor.model)
         try:
-            originals = Originals([(split, photo.file) for split, of in labelled.items() for photo in of], ranks)
+            originals = Originals(
+                [(split, photo.file) for split, of in labelled.items() for photo in of], ranks
+            )
             rows, judged = look_at_val(teacher, labelled["val"], stretch, ranks)
         except ImageError as error:
             raise UserError(f"{error}; check_data.py names all such photographs") from error
         of_class = (rows[rows[:, 0] == number] for number in range(len(names)))
-        sure = [sure_from(own[:, 1], own[:, 2] == 0, config.wrong, config.certainty) for own in of_class]
+        sure = [
+            sure_from(own[:, 1], own[:, 2] == 0, config.wrong, config.certainty) for own in of_class
+        ]
         levels = [level for level, _ in sure]
         judged = judged[: 0 if config.keep_unlike else None]
-        facts: dict[str, Any] = {"model": digest_of_model(config.model), "levels": levels, "compared": len(judged)}
-        facts |= settings_of(predictor, names) | {"labelled": sorted(map(bytes.hex, originals.digests))}
-        waiting = distributed.broadcast_from_main(distributed.run_on_main(lambda: data.begin(files, facts)) or [])
+        facts: dict[str, Any] = {
+            "model": digest_of_model(config.model),
+            "levels": levels,
+            "compared": len(judged),
+        }
+        facts |= settings_of(predictor, names) | {
+            "labelled": sorted(map(bytes.hex, originals.digests))
+        }
+        waiting = distributed.broadcast_from_main(
+            distributed.run_on_main(lambda: data.begin(files, facts)) or []
+        )
         if ranks.is_main and len(waiting) < len(data.new):
-            print(f"{len(data.new) - len(waiting)} of {len(data.new)} photographs were done before", flush=True)
+            print(
+                f"{len(data.new) - len(waiting)} of {len(data.new)} photographs were done before",
+                flush=True,
+            )
 
         def read(name: str) -> tuple[str, Any]:
             try:
@@ -98,14 +133,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         mine = waiting[ranks.rank :: ranks.world_size]
         loaded = ordered_map(read, mine, cores_of(ranks))
-        for name, photo in distributed.apart(Progress("photographs", len(mine), ranks.is_main)(loaded)):
+        for name, photo in distributed.apart(
+            Progress("photographs", len(mine), ranks.is_main)(loaded)
+        ):
             if isinstance(photo, str):
                 data.add(name, {}, {"left_out": "not readable", "reason": photo, "found": []})
             elif original := originals.shown_by(data.new[name], photo):
-                data.add(name, {}, {"left_out": "shows a labelled photograph", "reason": original, "found": []})
+                data.add(
+                    name,
+                    {},
+                    {"left_out": "shows a labelled photograph", "reason": original, "found": []},
+                )
             else:
                 data.add(name, *look_at(photo, teacher, judged, levels))
-        distributed.run_on_main(lambda: finish(config, data, spec, files, [words for _, words in sure]))
+        distributed.run_on_main(
+            lambda: finish(config, data, spec, files, [words for _, words in sure])
+        )
         distributed.cleanup_ddp()
     return 0
 
@@ -123,10 +166,12 @@ def finish(
     if (times := data.repeat(labelled["train"], num_added)) > 1:
         longer = times + num_added / len(labelled["train"])
         print(
-            f"train has each labelled photograph {times} times: {times / longer:.0%} of a training is on labels of people"
+            f"train has each labelled photograph {times} times: {times / longer:.0%} of a "
+            "training is on labels of people"
         )
         print(
-            f"An epoch has {longer:.0f} times as many steps as before: for an equally long training divide --epochs by it"
+            f"An epoch has {longer:.0f} times as many steps as before: for an equally long "
+            "training divide --epochs by it"
         )
     data.finish(spec, [*labelled])
     print(f"Results in {data.folder}: dataset.yaml, {PAGE} (look at it)")
@@ -137,19 +182,27 @@ def finish(
     start = read_config(run).get("model")
     more = ["--config", run / CONFIG_FILE, "--model", start] if start else []
     more += ["--save-dir", f"models/{data.folder.resolve().name}"]
-    print(next_command("python", "train_yolo_ddp.py", "--data", data.folder / "dataset.yaml", *more))
+    print(
+        next_command("python", "train_yolo_ddp.py", "--data", data.folder / "dataset.yaml", *more)
+    )
 
 
 def look_at_val(
-    teacher: Teacher, photos: Sequence[Photo], stretch: tuple[float, float] | None, ranks: distributed.RankInfo
+    teacher: Teacher,
+    photos: Sequence[Photo],
+    stretch: tuple[float, float] | None,
+    ranks: distributed.RankInfo,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return class, confidence and whether right of detections on which both views agree, (n, 3), and the photographs' traits.
+    """Return class, confidence and whether right of detections on which both views agree, (n, 3),
+    and the photographs' traits.
 
     The ranks share the photographs. Every rank must reach this.
     """
     rows, traits = [np.zeros((0, 3))], []
     mine = range(ranks.rank, len(photos), ranks.world_size)
-    for position in distributed.apart(Progress("validation photographs", len(mine), ranks.is_main)(mine)):
+    for position in distributed.apart(
+        Progress("validation photographs", len(mine), ranks.is_main)(mine)
+    ):
         photo = read_image(photos[position].file, stretch=stretch)
         found, agrees = teacher.see(photo)
         is_right, is_judged = teacher.judge(found, photos[position], photo.shape[1::-1])
@@ -166,7 +219,8 @@ def look_at(
 ) -> tuple[dict[str, Outlines], dict[str, Any]]:
     """Return a photograph's labels and regions to ignore, and a note.
 
-    It is left out if it is as far from the judged ones, traits (n, 5 + 32), as at most one in twenty.
+    It is left out if it is as far from the judged ones, traits (n, 5 + 32), as at most one in
+    twenty.
     """
     (found, agrees), size = teacher.see(photo), np.array(photo.shape[1::-1])
     outlines: dict[str, Any] = {"labels": [], "ignore": []}
@@ -178,13 +232,30 @@ def look_at(
     for number, score in enumerate(found.detections.scores.tolist()):
         class_id = int(found.class_ids[number])
         level = levels[class_id]
-        unsure = NO_BOUND if level is None else UNSURE if score < level else "" if agrees[number] else DISAGREES
-        outlines["ignore" if unsure else "labels"].append((class_id, teacher.outline(found, number) / size))
+        unsure = (
+            NO_BOUND
+            if level is None
+            else UNSURE
+            if score < level
+            else ""
+            if agrees[number]
+            else DISAGREES
+        )
+        outlines["ignore" if unsure else "labels"].append(
+            (class_id, teacher.outline(found, number) / size)
+        )
         x1, y1, x2, y2 = found.boxes[number].tolist()
-        is_thin, area = class_id in teacher.thin, float(found.masks[number].mask.sum() / size.prod())
-        sizes = {"length_px": np.hypot(x2 - x1, y2 - y1) if is_thin else 0.0, "area": 0.0 if is_thin else area}
+        is_thin, area = (
+            class_id in teacher.thin,
+            float(found.masks[number].mask.sum() / size.prod()),
+        )
+        sizes = {
+            "length_px": np.hypot(x2 - x1, y2 - y1) if is_thin else 0.0,
+            "area": 0.0 if is_thin else area,
+        }
         note["found"].append({"class": class_id, "score": score, "why": unsure or LABEL, **sizes})
-    # A row in both files is a rough outline: of an object that a model drew only the class is learned, of a wire all.
+    # A row in both files is a rough outline: of an object that a model drew only the class is
+    # learned, of a wire all.
     outlines["ignore"] += [row for row in outlines["labels"] if row[0] not in teacher.thin]
     if not outlines["labels"]:  # it would teach background alone
         note["left_out"] = note["left_out"] or "no object is sure"

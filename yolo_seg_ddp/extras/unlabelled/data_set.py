@@ -27,16 +27,22 @@ NOTES = ".unlabelled"
 Outlines = Sequence[tuple[int, np.ndarray]]
 MOST_TIMES = 20  # that a labelled photograph is there
 BLANK = np.zeros((near.THUMB_PX, near.THUMB_PX), np.uint8)
-MOST_COMPARED = 8  # labelled photographs, the most similar ones, with which a new one is compared in detail
+# labelled photographs, the most similar ones, with which a new one is compared in detail
+MOST_COMPARED = 8
 
 
 class Originals:
     """The labelled photographs: 10 kB are kept of each."""
 
     def __init__(self, files: Sequence[tuple[str, Path]], ranks: distributed.RankInfo) -> None:
-        """Read photographs, each with its split. The ranks share them: every rank must reach this. Raises ImageError."""
+        """Read photographs, each with its split.
+
+        The ranks share them: every rank must reach this. Raises ImageError.
+        """
         shares = [range(rank, len(files), ranks.world_size) for rank in range(ranks.world_size)]
-        looks = ordered_map(lambda number: _look(files[number][1]), shares[ranks.rank], cores_of(ranks))
+        looks = ordered_map(
+            lambda number: _look(files[number][1]), shares[ranks.rank], cores_of(ranks)
+        )
         seen = [*distributed.apart(looks)]
         thumbs = [BLANK if thumb is None else thumb for _, thumb in seen]
         arrays = {
@@ -46,13 +52,22 @@ class Originals:
         }
         parts = distributed.gather_arrays(arrays)
         order = np.argsort(np.concatenate(shares))
-        digest, has_detail, thumb = (np.concatenate([part[name] for part in parts])[order] for name in arrays)
-        self.digests = {row.tobytes(): f"{split}/{file.name}" for row, (split, file) in zip(digest, files, strict=True)}
-        self.known = [(*files[number], thumb[number]) for number in np.flatnonzero(has_detail).tolist()]
+        digest, has_detail, thumb = (
+            np.concatenate([part[name] for part in parts])[order] for name in arrays
+        )
+        self.digests = {
+            row.tobytes(): f"{split}/{file.name}"
+            for row, (split, file) in zip(digest, files, strict=True)
+        }
+        self.known = [
+            (*files[number], thumb[number]) for number in np.flatnonzero(has_detail).tolist()
+        ]
         self.table = np.array([_turned(thumb)[0] for *_, thumb in self.known])
 
     def shown_by(self, file: Path, photo: np.ndarray) -> str:
-        """Return the labelled photograph that a new one is a copy of, or of val and test one that it overlaps; else nothing."""
+        """Return the labelled photograph that a new one is a copy of, or of val and test one that
+        it overlaps; else nothing.
+        """
         same, thumb = self.digests.get(digest_of(file.read_bytes()), ""), _thumb(photo)
         if same or thumb is None or not self.known:
             return same
@@ -75,19 +90,27 @@ def _thumb(photo: np.ndarray) -> np.ndarray | None:
 
 
 def _turned(thumb: np.ndarray) -> np.ndarray:
-    """Return a thumbnail's signature in its eight orientations, without its mean and of length 1: (8, SIGNATURE_BYTES)."""
+    """Return a thumbnail's signature in its eight orientations, without its mean and of length 1:
+    (8, SIGNATURE_BYTES).
+    """
     square = np.frombuffer(near.signature(thumb), np.uint8).reshape(near.SIGNATURE_PX, -1)
-    flat = np.array([each.ravel() for each in near.orientations(square)], np.float32) - square.mean()
+    flat = (
+        np.array([each.ravel() for each in near.orientations(square)], np.float32) - square.mean()
+    )
     return flat / np.linalg.norm(flat, axis=1, keepdims=True).clip(1e-6)
 
 
 def free_names(files: Sequence[Path], taken: Collection[str] = ()) -> dict[str, Path]:
-    """Return each file by its stem, with a number in front if another file or `taken` has the stem, whatever its case."""
+    """Return each file by its stem, with a number in front if another file or `taken` has the stem,
+    whatever its case.
+    """
     used, names = {stem.lower() for stem in taken}, {}
     # Of each stem: numbers that were tried are not free later.
     numbers = {file.stem.lower(): count(2) for file in files}
     for file in files:
-        tried = chain([file.stem], (f"{number}-{file.stem}" for number in numbers[file.stem.lower()]))
+        tried = chain(
+            [file.stem], (f"{number}-{file.stem}" for number in numbers[file.stem.lower()])
+        )
         name = next(each for each in tried if each.lower() not in used)
         used.add(name.lower())
         names[name] = file
@@ -95,7 +118,10 @@ def free_names(files: Sequence[Path], taken: Collection[str] = ()) -> dict[str, 
 
 
 class NewData:
-    """The folder of the new data set. new: photographs by name. Each that is done has a note, written after its other files."""
+    """The folder of the new data set. new: photographs by name.
+
+    Each that is done has a note, written after its other files.
+    """
 
     def __init__(self, folder: Path, new: Mapping[str, Path]) -> None:
         self.folder, self.notes, self.new = folder, folder / NOTES, new
@@ -104,12 +130,18 @@ class NewData:
         """Return the labels or the regions to ignore of a photograph."""
         return self.folder / split / kind / f"{name}.txt"
 
-    def begin(self, labelled: Mapping[str, Mapping[str, Path]], settings: Mapping[str, Any]) -> list[str]:
-        """Put the labelled photographs, by split and name, there; return which new ones are not done.
+    def begin(
+        self, labelled: Mapping[str, Mapping[str, Path]], settings: Mapping[str, Any]
+    ) -> list[str]:
+        """Put the labelled photographs, by split and name, there; return which new ones are not
+        done.
 
-        Raises UserError if something else lies there, also if it was made of other photographs or with other settings.
+        Raises UserError if something else lies there, also if it was made of other photographs or
+        with other settings.
         """
-        files = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in self.new.values()]
+        files = [
+            (str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in self.new.values()
+        ]
         text, place = json.dumps({**settings, "photos": files}), self.notes / "settings.json"
         is_same = place.exists() and read_text(place) == text
         if not is_same and any(each != self.notes for each in self.folder.glob("*")):
@@ -124,7 +156,9 @@ class NewData:
         return [name for name in self.new if not (self.notes / f"{name}.json").exists()]
 
     def add(self, name: str, outlines: Mapping[str, Outlines], note: Mapping[str, Any]) -> None:
-        """Write a photograph's outlines, in shares of its size, and its note at the end; of one that is left out the note alone."""
+        """Write a photograph's outlines, in shares of its size, and its note at the end; of one
+        that is left out the note alone.
+        """
         if not note["left_out"]:
             for kind in ("labels", IGNORE_FOLDER):
                 write_text_atomic(self.file(name, kind), format_yolo_label(outlines[kind]))
@@ -138,21 +172,31 @@ class NewData:
         return {**note, "left_out": "deleted by hand"} if is_deleted else note
 
     def repeat(self, labelled: Mapping[str, Path], num_added: int) -> int:
-        """Let the labelled photographs of train be three quarters of it; return how often each is there then."""
+        """Let the labelled photographs of train be three quarters of it; return how often each is
+        there then.
+        """
         times = min(max(round(3 * num_added / max(len(labelled), 1)), 1), MOST_TIMES)
         self._take("train", free_names([*labelled.values()] * (times - 1), [*labelled, *self.new]))
         return times
 
     def finish(self, spec: DatasetSpec, splits: Sequence[str]) -> None:
         """Write the data set's YAML at the end, so that nobody trains on a half of it."""
-        content: dict[str, Any] = {"names": dict(enumerate(spec.names)), **{one: f"{one}/images" for one in splits}}
+        content: dict[str, Any] = {
+            "names": dict(enumerate(spec.names)),
+            **{one: f"{one}/images" for one in splits},
+        }
         content |= {"stretch": [*spec.stretch]} if spec.stretch else {}
-        write_text_atomic(self.folder / "dataset.yaml", yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+        write_text_atomic(
+            self.folder / "dataset.yaml",
+            yaml.safe_dump(content, sort_keys=False, allow_unicode=True),
+        )
 
     def _take(self, split: str, files: Mapping[str, Path]) -> None:
         """Put labelled photographs, by name, into a split with their labels and regions."""
         for name, file in files.items():
-            for source, kind in {label_file_for(file, each): each for each in (IGNORE_FOLDER, "labels")}.items():
+            for source, kind in {
+                label_file_for(file, each): each for each in (IGNORE_FOLDER, "labels")
+            }.items():
                 if source.exists():  # both are one outside folders named images
                     write_bytes_atomic(self.file(name, kind, split), source.read_bytes())
             self._put(file, split, name)

@@ -1,4 +1,6 @@
-"""What a photograph shows of a wire: where it lies beside a line, how wide it is, and how much the line looks like one."""
+"""What a photograph shows of a wire: where it lies beside a line, how wide it is, and how much the
+line looks like one.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,13 @@ SAMPLES_AT_ONCE = 4096  # OpenCV takes pictures of at most 32767 pixels a side
 
 
 def profiles(line: Line, photo: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Measure the wire that a photograph, RGB uint8 (H, W, 3), shows near a line, block by block along it.
+    """Measure the wire that a photograph, RGB uint8 (H, W, 3), shows near a line, block by block
+    along it.
 
-    Return for each block that shows the wire, in pixels, float64 (B,): its place along the line, how far beside the line the
-    wire's middle lies, to the side of `Line.samples`, and the wire's full width at half of its contrast to the ground.
-    The colour with the highest contrast counts, and the ground changes evenly from one side to the other.
+    Return for each block that shows the wire, in pixels, float64 (B,): its place along the line,
+    how far beside the line the wire's middle lies, to the side of `Line.samples`, and the wire's
+    full width at half of its contrast to the ground. The colour with the highest contrast counts,
+    and the ground changes evenly from one side to the other.
     """
     points, across, _ = line.samples(ALONG_PX)
     width = max(line.width_px, NUMBERS.min_width_px)
@@ -47,19 +51,27 @@ def profiles(line: Line, photo: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
 
 
 def _sampled(photo: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Interpolate a photograph at (n, k, 2) xy: uint8 (n, k, 3). The first pixel's centre is (0, 0); the edge goes on outside."""
+    """Interpolate a photograph at (n, k, 2) xy: uint8 (n, k, 3).
+
+    The first pixel's centre is (0, 0); the edge goes on outside.
+    """
     size = np.array(photo.shape[1::-1])
     left, top = np.floor(at.min(axis=(0, 1))).astype(int).clip(0, size - 1).tolist()
-    right, bottom = (np.ceil(at.max(axis=(0, 1))).astype(int) + 1).clip((left + 1, top + 1), size).tolist()
+    right, bottom = (
+        (np.ceil(at.max(axis=(0, 1))).astype(int) + 1).clip((left + 1, top + 1), size).tolist()
+    )
     x, y = np.moveaxis(at - np.array([left, top], np.float32), -1, 0)
-    return cv2.remap(photo[top:bottom, left:right], x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+    return cv2.remap(
+        photo[top:bottom, left:right], x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
+    )
 
 
 def fit_to_photo(line: Line, photo: np.ndarray, gain: float, margin_px: float) -> Line:
-    """Move a line onto the wire in a photograph, RGB uint8 (H, W, 3), and make it `gain` times as wide, plus `margin_px`.
+    """Move a line onto the wire in a photograph, RGB uint8 (H, W, 3), and make it `gain` times as
+    wide, plus `margin_px`.
 
-    The line moves by at most half its width. It has one width from end to end, of at least a pixel. A line near which the
-    photograph shows no wire stays as it is.
+    The line moves by at most half its width. It has one width from end to end, of at least a pixel.
+    A line near which the photograph shows no wire stays as it is.
     """
     places, beside, widths = profiles(line, photo)
     if not len(places):
@@ -73,7 +85,9 @@ def fit_to_photo(line: Line, photo: np.ndarray, gain: float, margin_px: float) -
 
 
 def _smooth(places: np.ndarray, values: np.ndarray, limit: float, wanted: np.ndarray) -> np.ndarray:
-    """Fit a parabola to values without outliers, to few values a straight line or their median; return it at `wanted` places."""
+    """Fit a parabola to values without outliers, to few values a straight line or their median;
+    return it at `wanted` places.
+    """
     median = np.median(values)
     kept = np.abs(values - median) < limit
     if kept.sum() < 4:
@@ -93,13 +107,17 @@ def _smooth(places: np.ndarray, values: np.ndarray, limit: float, wanted: np.nda
 def likeness(line: Line, grey: np.ndarray) -> float:
     """Return from 0 to 1 how much a line looks like a wire; grey: the photograph, uint8 (H, W).
 
-    A wire has the same ground on both sides, an edge has not: so the contrast of the line to its sides is compared with that
-    between the sides. Contrasts are medians over blocks of the line, so that a wire may pass from dark to light ground and
-    in front of a pole. The result is multiplied by `length_factor`.
+    A wire has the same ground on both sides, an edge has not: so the contrast of the line to its
+    sides is compared with that between the sides. Contrasts are medians over blocks of the line, so
+    that a wire may pass from dark to light ground and in front of a pole. The result is multiplied
+    by `length_factor`.
     """
     points, across, _ = line.samples()
     offsets = np.linspace(-NUMBERS.reach_widths, NUMBERS.reach_widths, NUM_ACROSS)
-    seen = points[:, None] + (offsets * max(line.width_px, NUMBERS.min_width_px))[:, None] * across[:, None]
+    seen = (
+        points[:, None]
+        + (offsets * max(line.width_px, NUMBERS.min_width_px))[:, None] * across[:, None]
+    )
     column, row = (seen[..., axis].astype(int).clip(0, grey.shape[1 - axis] - 1) for axis in (0, 1))
     starts = np.arange(0, len(points), round(NUMBERS.block_px / NUMBERS.step_px))
     sums = np.add.reduceat(grey[row, column].astype(np.float64), starts, axis=0)
@@ -112,5 +130,7 @@ def likeness(line: Line, grey: np.ndarray) -> float:
 
 
 def length_factor(length_px: float, grey: np.ndarray) -> float:
-    """Return the factor by which a line of some length is less likely to be a wire in a photograph (H, W): from 0 to 1."""
+    """Return the factor by which a line of some length is less likely to be a wire in a photograph
+    (H, W): from 0 to 1.
+    """
     return float(1 - np.exp(-length_px / (NUMBERS.short * max(grey.shape))))

@@ -1,4 +1,6 @@
-"""What the labels of a training say of its wires: at which objects they end, how wide they are, and whether they are parallel."""
+"""What the labels of a training say of its wires: at which objects they end, how wide they are, and
+whether they are parallel.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,11 @@ from yolo_seg_ddp.predict.regions import canvas_of, fill_outline
 class LabelFacts:
     """Which classes are thin, and how they are labelled in the training's photographs.
 
-    end_at: the classes at whose objects labels end. width: (gain, margin in pixels), labels are gain times as wide as the
-    wires that a photograph shows, plus the margin; empty if that is not known: lines then stay where and as wide as masks are.
-    parallel: for classes whose wires run side by side, the `parallel_shares` that most labels reach. curved: classes of curved
-    labels, which keep their masks.
+    end_at: the classes at whose objects labels end. width: (gain, margin in pixels), labels are
+    gain times as wide as the wires that a photograph shows, plus the margin; empty if that is not
+    known: lines then stay where and as wide as masks are. parallel: for classes whose wires run
+    side by side, the `parallel_shares` that most labels reach. curved: classes of curved labels,
+    which keep their masks.
     """
 
     classes: tuple[int, ...] = ()
@@ -42,10 +45,14 @@ class LabelFacts:
 
     @classmethod
     def of_model(cls, classes: tuple[int, ...], facts: Mapping[str, Any]) -> LabelFacts:
-        """Return what a model file says of some classes: `facts` are those of `measure_wire_labels`, or empty."""
+        """Return what a model file says of some classes: `facts` are those of
+        `measure_wire_labels`, or empty.
+        """
         names = ("wires_end_at", "wire_width", "wires_parallel", "wires_bent")
         end_at, width, parallel, curved = (tuple(facts.get(name, ())) for name in names)
-        return cls(classes, end_at, width, dict(zip(parallel[::2], parallel[1::2], strict=True)), curved)
+        return cls(
+            classes, end_at, width, dict(zip(parallel[::2], parallel[1::2], strict=True)), curved
+        )
 
 
 def measure_wire_labels(
@@ -58,29 +65,42 @@ def measure_wire_labels(
     return {
         "wires_end_at": [*classes_at_ends(photos, straight)],
         "wire_width": [*label_width(photos, straight + curved)],
-        "wires_parallel": [number for class_id in straight for number in parallel_labels(photos, class_id)],
+        "wires_parallel": [
+            number for class_id in straight for number in parallel_labels(photos, class_id)
+        ],
         "wires_bent": [*curved],
     }
 
 
-def parallel_labels(photos: Sequence[LabelledPhoto], class_id: int) -> tuple[int, float] | tuple[()]:
-    """Return a thin class and the `parallel_shares` that most of its labels reach, `max_parallel` at most.
+def parallel_labels(
+    photos: Sequence[LabelledPhoto], class_id: int
+) -> tuple[int, float] | tuple[()]:
+    """Return a thin class and the `parallel_shares` that most of its labels reach, `max_parallel`
+    at most.
 
-    Return nothing if wires run in all directions, or if few labels have another one in their photograph.
+    Return nothing if wires run in all directions, or if few labels have another one in their
+    photograph.
     """
     shares: list[float] = []
     for photo in photos:
-        lines = [_axis(photo.outlines[number]) for number in np.flatnonzero(photo.class_ids == class_id)]
+        lines = [
+            _axis(photo.outlines[number]) for number in np.flatnonzero(photo.class_ids == class_id)
+        ]
         if len(lines) > 1:
             shares += parallel_shares(lines, np.ones(len(lines))).tolist()
-    usual = round(float(np.quantile(shares, 1 - NUMBERS.usual)), 3) if len(shares) >= NUMBERS.min_labels else 0.0
+    usual = (
+        round(float(np.quantile(shares, 1 - NUMBERS.usual)), 3)
+        if len(shares) >= NUMBERS.min_labels
+        else 0.0
+    )
     return (class_id, min(usual, NUMBERS.max_parallel)) if usual >= NUMBERS.min_parallel else ()
 
 
 def classes_at_ends(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> tuple[int, ...]:
     """Return the classes at whose objects the labels of thin classes end although the wires go on.
 
-    Over the objects of such a class, at least `min_cuts` labelled wires continue each other, and fewer pass through.
+    Over the objects of such a class, at least `min_cuts` labelled wires continue each other, and
+    fewer pass through.
     """
     ended: Counter[int] = Counter()
     passed: Counter[int] = Counter()
@@ -88,14 +108,22 @@ def classes_at_ends(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> t
         is_thin = np.isin(photo.class_ids, thin)
         others = np.unique(photo.class_ids[~is_thin]).tolist()
         lines = [_axis(photo.outlines[number]) for number in np.flatnonzero(is_thin)]
-        gaps = [gap for route in find_routes(lines, photo.class_ids[is_thin]) for gap in route.line.gaps]
+        gaps = [
+            gap for route in find_routes(lines, photo.class_ids[is_thin]) for gap in route.line.gaps
+        ]
         for class_id in others if lines else []:
             same = np.flatnonzero(photo.class_ids == class_id)
-            canvas = canvas_of((fill_outline(photo.outlines[number], photo.size) for number in same), photo.size)
+            canvas = canvas_of(
+                (fill_outline(photo.outlines[number], photo.size) for number in same), photo.size
+            )
             passed[class_id] += sum(len(line.outside(line.values_on(canvas))) > 1 for line in lines)
-            ended[class_id] += sum(values_at(np.linspace(gap[0], gap[1], 64), canvas).mean() > 0.5 for gap in gaps)
+            ended[class_id] += sum(
+                values_at(np.linspace(gap[0], gap[1], 64), canvas).mean() > 0.5 for gap in gaps
+            )
     return tuple(
-        class_id for class_id in sorted(ended) if ended[class_id] >= max(NUMBERS.min_cuts, passed[class_id] + 1)
+        class_id
+        for class_id in sorted(ended)
+        if ended[class_id] >= max(NUMBERS.min_cuts, passed[class_id] + 1)
     )
 
 
@@ -106,14 +134,20 @@ def _axis(outline: np.ndarray) -> Line:
 
 
 def label_width(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> tuple[float, ...]:
-    """Return (gain, margin in pixels): labels of thin classes are gain times as wide as what is visible, plus the margin.
+    """Return (gain, margin in pixels): labels of thin classes are gain times as wide as what is
+    visible, plus the margin.
 
-    Outlines that are drawn around wires have a gain near 1. Wires that are labelled as lines all have one width, so the gain
-    is 0. The gain is the median over all pairs of wires (Theil and Sen). Return nothing if fewer than `min_labels` can be seen.
+    Outlines that are drawn around wires have a gain near 1. Wires that are labelled as lines all
+    have one width, so the gain is 0. The gain is the median over all pairs of wires (Theil and
+    Sen). Return nothing if fewer than `min_labels` can be seen.
     """
     from scipy.stats import theilslopes  # takes 0.5 s
 
-    wires = [(n, k) for n, photo in enumerate(photos) for k in np.flatnonzero(np.isin(photo.class_ids, thin)).tolist()]
+    wires = [
+        (n, k)
+        for n, photo in enumerate(photos)
+        for k in np.flatnonzero(np.isin(photo.class_ids, thin)).tolist()
+    ]
     most = NUMBERS.most_wires
     chosen = wires[:: max(1, len(wires) // most)][:most]
     visible, labelled = [], []

@@ -1,7 +1,9 @@
-"""Lines in the place of masks: the lines of each detection of a thin class, cut where labels end, and their confidences.
+"""Lines in the place of masks: the lines of each detection of a thin class, cut where labels end,
+and their confidences.
 
-A network that saw few photographs takes edges of poles and crossarms for wires, and short straight objects. So a line is as
-confident as it looks like a wire (`in_photo.py`) and as it fits the other lines (`confidence.py`).
+A network that saw few photographs takes edges of poles and crossarms for wires, and short straight
+objects. So a line is as confident as it looks like a wire (`in_photo.py`) and as it fits the other
+lines (`confidence.py`).
 """
 
 from __future__ import annotations
@@ -34,18 +36,22 @@ def replace_masks(
 ) -> list[Row]:
     """Return a photograph's detections with lines in the place of the masks of some classes.
 
-    A mask that shows several lines becomes several rows. One without a line keeps its mask. The confidence of both is
-    multiplied by how much they look like a wire (`likeness`, for a mask its length alone), lowered if they are wider than
-    the photograph's other wires, or lines that run in another direction, and raised for lines that continue surer ones.
-    Rows below `min_score` are dropped. So are lines that lie mostly in more confident ones of their class, and what lies in
+    A mask that shows several lines becomes several rows. One without a line keeps its mask. The
+    confidence of both is multiplied by how much they look like a wire (`likeness`, for a mask its
+    length alone), lowered if they are wider than the photograph's other wires, or lines that run in
+    another direction, and raised for lines that continue surer ones. Rows below `min_score` are
+    dropped. So are lines that lie mostly in more confident ones of their class, and what lies in
     objects of `labels.end_at`. Without such classes, lines that continue each other become one.
 
-    rows, masks: of all detections, as the network found them; photo: RGB uint8 (H, W, 3). votes: for each class those of
-    `votes_of`, so that lines also end where the tiles hardly see them; or empty.
+    rows, masks: of all detections, as the network found them; photo: RGB uint8 (H, W, 3). votes:
+    for each class those of `votes_of`, so that lines also end where the tiles hardly see them; or
+    empty.
     """
     size = (photo.shape[1], photo.shape[0])
     grey = cv2.cvtColor(photo, cv2.COLOR_RGB2GRAY)
-    poles = (row.number for row in rows if row.class_id in labels.end_at and row.score >= NUMBERS.sure)
+    poles = (
+        row.number for row in rows if row.class_id in labels.end_at and row.score >= NUMBERS.sure
+    )
     ends = canvas_of((masks[number] for number in poles), size)
     found: list[Row] = []
     for row in rows:
@@ -65,7 +71,9 @@ def replace_masks(
             height, width = region.mask.shape if region.mask.size else (bottom - top, right - left)
             length = float(np.hypot(height, width))
             width = float(np.count_nonzero(region.mask)) / max(length, 1.0)
-            found.append(replace(row, score=row.score * length_factor(length, grey), width_px=width))
+            found.append(
+                replace(row, score=row.score * length_factor(length, grey), width_px=width)
+            )
     found = lower_crossing(lower_wide(found), labels.parallel, max(size))
     found = [row for row in raise_continuing(found) if row.score >= min_score]
     found = _without_copies(found, size)
@@ -73,7 +81,9 @@ def replace_masks(
 
 
 def _parts(line: Line, ends: np.ndarray, votes: np.ndarray | None) -> list[Line]:
-    """Return what is left of a line without the objects at which labels end, and where the tiles see it; both (H, W)."""
+    """Return what is left of a line without the objects at which labels end, and where the tiles
+    see it; both (H, W).
+    """
     is_end = line.values_on(ends)
     if votes is not None:
         seen = line.values_on(votes)
@@ -82,7 +92,9 @@ def _parts(line: Line, ends: np.ndarray, votes: np.ndarray | None) -> list[Line]
 
 
 def _without_copies(rows: list[Row], size: tuple[int, int]) -> list[Row]:
-    """Return rows, best first, without lines of which more than MOSTLY lies in more confident ones of their class."""
+    """Return rows, best first, without lines of which more than MOSTLY lies in more confident ones
+    of their class.
+    """
     taken = {row.class_id: np.zeros(size[::-1], bool) for row in rows if row.line}
     kept = []
     for row in sorted(rows, key=lambda row: -row.score):
@@ -96,7 +108,8 @@ def _without_copies(rows: list[Row], size: tuple[int, int]) -> list[Row]:
 
 
 def _joined(rows: list[Row]) -> list[Row]:
-    """Join lines from `min_score` on that continue each other (`find_routes`) to one row each; return all rows, best first.
+    """Join lines from `min_score` on that continue each other (`find_routes`) to one row each;
+    return all rows, best first.
 
     The confidence is the mean of the parts' confidences, weighted by length.
     """
@@ -106,19 +119,25 @@ def _joined(rows: list[Row]) -> list[Row]:
         members = [rows[number] for number in route.members]
         lengths = [row.line.length_px for row in members if row.line]
         score = float(np.average([row.score for row in members], weights=lengths))
-        joined.append(replace(members[0], score=score, width_px=route.line.width_px, line=route.line))
+        joined.append(
+            replace(members[0], score=score, width_px=route.line.width_px, line=route.line)
+        )
     alone = [row for row, line in zip(rows, lines, strict=True) if line is None]
     return sorted([*joined, *alone], key=lambda row: -row.score)
 
 
 def votes_of(
-    pieces: Sequence[TileDetection], tiles: Sequence[Corners], size: tuple[int, int], classes: tuple[int, ...]
+    pieces: Sequence[TileDetection],
+    tiles: Sequence[Corners],
+    size: tuple[int, int],
+    classes: tuple[int, ...],
 ) -> dict[int, np.ndarray]:
-    """Return for some classes how confident the tiles are, on average, that an object is at each pixel: float32 (H, W) each.
+    """Return for some classes how confident the tiles are, on average, that an object is at each
+    pixel: float32 (H, W) each.
 
-    The tiles cover a photograph of (width, height) pixels. In each tile a pixel has the confidence of the best piece on it, 0
-    without one. The mean is taken over the tiles that show the pixel, and the highest mean within WIDEN_PX counts. Pieces
-    under `min_score` are left out.
+    The tiles cover a photograph of (width, height) pixels. In each tile a pixel has the confidence
+    of the best piece on it, 0 without one. The mean is taken over the tiles that show the pixel,
+    and the highest mean within WIDEN_PX counts. Pieces under `min_score` are left out.
     """
     votes = {class_id: np.zeros(size[::-1], np.float32) for class_id in classes}
     views = np.zeros(size[::-1], np.uint8)
@@ -135,4 +154,6 @@ def votes_of(
                 shown = best[y1 - top : y2 - top, x1 - left : x2 - left]
                 np.maximum(shown, piece.score * piece.mask.region().mask, out=shown)
             votes[class_id][top:bottom, left:right] += best
-    return {class_id: cv2.dilate(canvas / views, WIDEN_KERNEL) for class_id, canvas in votes.items()}
+    return {
+        class_id: cv2.dilate(canvas / views, WIDEN_KERNEL) for class_id, canvas in votes.items()
+    }

@@ -16,7 +16,9 @@ End = tuple[int, int]  # a line's number; 0: its first point, 1: its last
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """A wire from end to end: the numbers of its lines, and one line through all of them, with the gaps between them."""
+    """A wire from end to end: the numbers of its lines, and one line through all of them, with the
+    gaps between them.
+    """
 
     members: tuple[int, ...]
     line: Line
@@ -33,12 +35,15 @@ class Route:
         gaps = [parts[0].gaps]
         for before, after in itertools.pairwise(parts):
             gaps += [np.stack([before.points[-1], after.points[0]])[None], after.gaps]
-        points, widths = (np.concatenate([getattr(part, name) for part in parts]) for name in ("points", "widths"))
+        points, widths = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("points", "widths")
+        )
         return cls(tuple(number for number, _ in ends), Line(points, widths, np.concatenate(gaps)))
 
 
 def find_routes(lines: Sequence[Line | None], class_ids: np.ndarray) -> list[Route]:
-    """Join lines that continue each other (`continued_ends`), the nearest ends first. Each line is part of one route.
+    """Join lines that continue each other (`continued_ends`), the nearest ends first. Each line is
+    part of one route.
 
     lines: of detections, None for one without a line; class_ids (N,) of all detections.
     """
@@ -49,12 +54,14 @@ def find_routes(lines: Sequence[Line | None], class_ids: np.ndarray) -> list[Rou
     }  # the other end of a route's end
     for ends in continued_ends([line for line in lines if line is not None], class_ids[numbers]):
         one, two = ((numbers[end // 2], end % 2) for end in ends)
-        if one not in partner and two not in partner and far[one] != two:  # else the route would be a ring
+        # else the route would be a ring
+        if one not in partner and two not in partner and far[one] != two:
             partner[one], partner[two] = two, one
             far[far[one]], far[far[two]] = far[two], far[one]
     routes = []
     for start, end in far.items():
-        if start not in partner and start < end:  # a route has two ends: begin it once, at the lower one
+        # a route has two ends: begin it once, at the lower one
+        if start not in partner and start < end:
             chain = [start]
             while (other := (chain[-1][0], 1 - chain[-1][1])) in partner:
                 chain.append(partner[other])
@@ -63,16 +70,20 @@ def find_routes(lines: Sequence[Line | None], class_ids: np.ndarray) -> list[Rou
 
 
 def continued_ends(lines: Sequence[Line], class_ids: np.ndarray) -> list[tuple[int, int]]:
-    """Return the pairs of ends of lines of one class that may be one wire, the nearest first; an end is 2 * position + side.
+    """Return the pairs of ends of lines of one class that may be one wire, the nearest first; an
+    end is 2 * position + side.
 
-    Each end must lie where the other line goes on: ahead of it, hardly beside it, and with hardly a change of direction. The
-    gap is at most as long as the shorter line, or as the wider one is wide.
+    Each end must lie where the other line goes on: ahead of it, hardly beside it, and with hardly a
+    change of direction. The gap is at most as long as the shorter line, or as the wider one is
+    wide.
     """
     if len(lines) < 2:
         return []
     at = np.concatenate([line.points[[0, -1]] for line in lines])  # (2 n, 2)
     outward = np.concatenate([line.directions for line in lines])
-    width, length = (np.repeat([getattr(line, name) for line in lines], 2) for name in ("width_px", "length_px"))
+    width, length = (
+        np.repeat([getattr(line, name) for line in lines], 2) for name in ("width_px", "length_px")
+    )
     offset = at[None] - at[:, None]  # from the end of the row to that of the column
     ahead = (offset * outward[:, None]).sum(axis=-1)
     beside = np.abs(offset[..., 0] * outward[:, None, 1] - offset[..., 1] * outward[:, None, 0])

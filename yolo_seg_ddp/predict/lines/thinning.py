@@ -12,10 +12,10 @@ from yolo_seg_ddp.predict.regions import Region
 def centreline(region: Region) -> np.ndarray:
     """Return the pixels of a mask's centreline: int64 (K, 2), column and row in the photograph.
 
-    Two alternating passes remove pixels of the outline, as long as the mask stays connected and keeps its ends (Guo and Hall,
-    "Parallel thinning with two-subiteration algorithms", CACM 32 (1989), algorithm A1). Neighbours touch by a side or a
-    corner, so a straight line has as many pixels as its longer extent along x or y. Each end is about half the mask's width
-    short.
+    Two alternating passes remove pixels of the outline, as long as the mask stays connected and
+    keeps its ends (Guo and Hall, "Parallel thinning with two-subiteration algorithms", CACM 32
+    (1989), algorithm A1). Neighbours touch by a side or a corner, so a straight line has as many
+    pixels as its longer extent along x or y. Each end is about half the mask's width short.
     """
     rows, columns = region.mask.shape
     stride = columns + 2
@@ -24,7 +24,9 @@ def centreline(region: Region) -> np.ndarray:
     # Clockwise from above.
     around = np.array([-stride, -stride + 1, 1, stride + 1, stride, stride - 1, -1, -stride - 1])
     front = np.flatnonzero(alive)
-    front = front[~(alive[front - stride] & alive[front + stride] & alive[front - 1] & alive[front + 1])]
+    front = front[
+        ~(alive[front - stride] & alive[front + stride] & alive[front - 1] & alive[front + 1])
+    ]
     queued = np.zeros(len(alive), bool)
     queued[front] = True
     is_stable = False
@@ -50,7 +52,9 @@ def centreline(region: Region) -> np.ndarray:
 
 @cache
 def _removable() -> tuple[np.ndarray, np.ndarray]:
-    """Return for each pass which pixels it removes, by their eight neighbours as bits, clockwise from above: bool (256,)."""
+    """Return for each pass which pixels it removes, by their eight neighbours as bits, clockwise
+    from above: bool (256,).
+    """
     n, ne, e, se, s, sw, w, nw = ((np.arange(256) >> bit & 1).astype(bool) for bit in range(8))
     connections = sum(
         (~side & (corner | following)).astype(int)

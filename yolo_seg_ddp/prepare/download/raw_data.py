@@ -12,7 +12,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from yolo_seg_ddp.prepare.download.archive import Listing, PhotoArchive, choose_photographs, photograph_name
+from yolo_seg_ddp.prepare.download.archive import (
+    Listing,
+    PhotoArchive,
+    choose_photographs,
+    photograph_name,
+)
 from yolo_seg_ddp.prepare.download.source import Progress, RemoteFile, RetryPolicy, md5_base64
 from yolo_seg_ddp.prepare.download.web import Source
 from yolo_seg_ddp.prepare.parsing.label_csv import LABEL_CSV
@@ -23,7 +28,8 @@ from yolo_seg_ddp.utils.text import counted
 from yolo_seg_ddp.utils.zips import BoundedZip
 
 LEDGER_NAME = "download.json"
-LABELS_SHA256 = "a2b75c6d6aa08e2e7620ca007eb9b6b52546b4ee119f2105ec1ac689bedd3a52"  # of the only version known to us
+# of the only version known to us
+LABELS_SHA256 = "a2b75c6d6aa08e2e7620ca007eb9b6b52546b4ee119f2105ec1ac689bedd3a52"
 
 
 @dataclass(frozen=True)
@@ -38,8 +44,10 @@ class Report:
 
 @dataclass(frozen=True)
 class _CircuitTask:
-    """The work for one circuit. Without a `listing` the whole zip is downloaded and extracted; with one, `members` are
-    extracted from the zip at its source. `transfer_bytes` are downloaded, the others are needed on the disk."""
+    """The work for one circuit. Without a `listing` the whole zip is downloaded and extracted; with
+    one, `members` are extracted from the zip at its source. `transfer_bytes` are downloaded, the
+    others are needed on the disk.
+    """
 
     remote: RemoteFile
     listing: Listing | None
@@ -53,8 +61,9 @@ class _CircuitTask:
 class Entry:
     """One downloaded object: the label file or a circuit's zip.
 
-    `url` has no user, password or query. `files` maps paths relative to the raw-data folder to sizes in bytes; it is
-    empty until the object is complete. `max_images` is None if all photographs were requested.
+    `url` has no user, password or query. `files` maps paths relative to the raw-data folder to
+    sizes in bytes; it is empty until the object is complete. `max_images` is None if all
+    photographs were requested.
     """
 
     url: str
@@ -67,9 +76,17 @@ class Entry:
     files: dict[str, int] = field(default_factory=dict)
 
     def covers(self, max_images: int | None, folder: Path) -> bool:
-        """Return whether it is complete, holds the photographs requested now, and all its files are in `folder`."""
-        holds_all = self.max_images is None or (max_images is not None and max_images <= self.max_images)
-        return self.is_complete and holds_all and all(_has_size(folder / name, n) for name, n in self.files.items())
+        """Return whether it is complete, holds the photographs requested now, and all its files are
+        in `folder`.
+        """
+        holds_all = self.max_images is None or (
+            max_images is not None and max_images <= self.max_images
+        )
+        return (
+            self.is_complete
+            and holds_all
+            and all(_has_size(folder / name, n) for name, n in self.files.items())
+        )
 
 
 def _entries(content: Any) -> dict[str, Entry]:
@@ -106,8 +123,9 @@ def download(
 ) -> Report:
     """Download the label file and the circuits into `output`, continuing an earlier run.
 
-    Makes no request for objects that are complete in `download.json` and whose files still exist with their sizes.
-    Files that the source does not have are listed in the report. Raises UserError when the download stops.
+    Makes no request for objects that are complete in `download.json` and whose files still exist
+    with their sizes. Files that the source does not have are listed in the report. Raises UserError
+    when the download stops.
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -115,9 +133,13 @@ def download(
         if problem := in_the_way(lock_file, output / LEDGER_NAME):
             raise UserError(problem)
         with FileLock(lock_file, timeout=0):
-            return _Download(source, output, max_images, keep_zips, retry or RetryPolicy()).run(circuits)
+            return _Download(source, output, max_images, keep_zips, retry or RetryPolicy()).run(
+                circuits
+            )
     except Timeout:
-        raise UserError(f"{output}: another download is writing here; wait for it or use another --output") from None
+        raise UserError(
+            f"{output}: another download is writing here; wait for it or use another --output"
+        ) from None
     except OSError as error:
         where, why = error.filename or output, error.strerror or type(error).__name__
         raise UserError(f"{where}: {why}; run the same command again to continue") from error
@@ -125,7 +147,12 @@ def download(
 
 class _Download:
     def __init__(
-        self, source: Source, output: Path, max_images: int | None, keep_zips: bool, retry: RetryPolicy
+        self,
+        source: Source,
+        output: Path,
+        max_images: int | None,
+        keep_zips: bool,
+        retry: RetryPolicy,
     ) -> None:
         self._source = source
         self._output = output
@@ -138,7 +165,9 @@ class _Download:
     def run(self, circuits: Sequence[str]) -> Report:
         labels = self._plan_labels()
         labels_bytes = labels.size_bytes if labels else 0
-        tasks = [task for circuit in circuits if (task := self._plan_circuit(f"Circuit{circuit}.zip"))]
+        tasks = [
+            task for circuit in circuits if (task := self._plan_circuit(f"Circuit{circuit}.zip"))
+        ]
         zips_bytes = [task.zip_on_disk_bytes for task in tasks]
         self._check_disk(
             labels_bytes
@@ -146,7 +175,9 @@ class _Download:
             # Without --keep-zips each is deleted before the next.
             + (sum(zips_bytes) if self._keep_zips else max(zips_bytes, default=0))
         )
-        with closing(Progress(labels_bytes + sum(task.transfer_bytes for task in tasks))) as progress:
+        with closing(
+            Progress(labels_bytes + sum(task.transfer_bytes for task in tasks))
+        ) as progress:
             if labels:
                 self._get_labels(labels, progress)
             for task in tasks:
@@ -161,14 +192,21 @@ class _Download:
 
     def _plan_labels(self) -> RemoteFile | None:
         entry, target = self._ledger.entries.get(LABEL_CSV), self._output / LABEL_CSV
-        if entry and entry.url == self._source.shown(LABEL_CSV) and entry.covers(None, self._output):
+        if (
+            entry
+            and entry.url == self._source.shown(LABEL_CSV)
+            and entry.covers(None, self._output)
+        ):
             return None
         remote = self._describe(LABEL_CSV)
         if remote is None or not target.exists():
             return remote
-        if target.stat().st_size != remote.size_bytes or (remote.md5 and md5_base64(target) != remote.md5):
+        if target.stat().st_size != remote.size_bytes or (
+            remote.md5 and md5_base64(target) != remote.md5
+        ):
             raise UserError(
-                f"{target}: differs from {self._source.shown(LABEL_CSV)}; delete it to download that file, or use "
+                f"{target}: differs from {self._source.shown(LABEL_CSV)}; delete it to download "
+                "that file, or use "
                 "another --output"
             )
         self._record(remote, {LABEL_CSV: remote.size_bytes})
@@ -186,13 +224,20 @@ class _Download:
             return None
         if self._max_images is not None or (self._source.is_local and not self._keep_zips):
             return self._plan_members(remote)
-        is_same = entry is not None and remote.is_same_content(entry.size_bytes, entry.etag, entry.md5)
-        has_zip = _has_size(zip_file, remote.size_bytes)  # from an earlier run, or copied by the user
+        is_same = entry is not None and remote.is_same_content(
+            entry.size_bytes, entry.etag, entry.md5
+        )
+        # from an earlier run, or copied by the user
+        has_zip = _has_size(zip_file, remote.size_bytes)
         has_zip = has_zip and (is_same or (bool(remote.md5) and md5_base64(zip_file) == remote.md5))
         files = _folder(zip_file).iterdir() if _folder(zip_file).is_dir() else ()
         folder_bytes = sum(file.stat().st_size for file in files if file.is_file())
         part = zip_file.with_name(zip_file.name + ".part")
-        if folder_bytes and remote.accepts_ranges and not (has_zip or self._keep_zips or part.exists()):
+        if (
+            folder_bytes
+            and remote.accepts_ranges
+            and not (has_zip or self._keep_zips or part.exists())
+        ):
             task = self._plan_members(remote)
             if task.transfer_bytes < remote.size_bytes / 2:
                 return task  # most photographs exist: fetch only the missing ones
@@ -202,8 +247,11 @@ class _Download:
             listing=None,
             members=(),
             transfer_bytes=arriving_bytes,
-            zip_on_disk_bytes=max(arriving_bytes - (part.stat().st_size if part.exists() else 0), 0),
-            photographs_on_disk_bytes=max(remote.size_bytes - folder_bytes, 0),  # JPEG does not shrink in a zip
+            zip_on_disk_bytes=max(
+                arriving_bytes - (part.stat().st_size if part.exists() else 0), 0
+            ),
+            # JPEG does not shrink in a zip
+            photographs_on_disk_bytes=max(remote.size_bytes - folder_bytes, 0),
         )
 
     def _plan_members(self, remote: RemoteFile) -> _CircuitTask:
@@ -222,7 +270,8 @@ class _Download:
         if entry and entry.url != self._source.shown(name):
             if not remote.is_same_content(entry.size_bytes, entry.etag, entry.md5):
                 raise UserError(
-                    f"{self._output}: {name} came from {entry.url}, and {self._source.shown(name)} is another file; "
+                    f"{self._output}: {name} came from {entry.url}, and "
+                    f"{self._source.shown(name)} is another file; "
                     f"use another --output, or delete {self._output}"
                 )
             self._ledger.record(name, replace(entry, url=self._source.shown(name)))
@@ -236,20 +285,24 @@ class _Download:
         if b"Label" not in header or b"External ID" not in header:
             target.unlink()
             raise UserError(
-                f"{self._source.shown(LABEL_CSV)}: not the label file, its first line lacks the columns `Label` and "
+                f"{self._source.shown(LABEL_CSV)}: not the label file, its first line lacks the "
+                "columns `Label` and "
                 "`External ID`; check --base-url"
             )
         self._record(remote, {LABEL_CSV: remote.size_bytes})
         digest = hashlib.sha256(content).hexdigest()
         if digest != LABELS_SHA256:
             progress.note(
-                f"note: {LABEL_CSV} is another version than the known one (SHA-256 {digest[:16]}…); this is no error"
+                f"note: {LABEL_CSV} is another version than the known one (SHA-256 "
+                f"{digest[:16]}…); this is no error"
             )
 
     def _get_circuit(self, task: _CircuitTask, progress: Progress) -> None:
         remote, zip_file = task.remote, self._output / task.remote.name
         if task.listing is not None:
-            self._extract(remote, self._archive_in_place(remote), task.listing, task.members, progress)
+            self._extract(
+                remote, self._archive_in_place(remote), task.listing, task.members, progress
+            )
             return
         if task.transfer_bytes:
             remote = self._source.fetch(remote, zip_file, progress)
@@ -259,7 +312,8 @@ class _Download:
         members = choose_photographs(listing.photographs, None)
         missing_bytes = _missing_bytes(members, _folder(zip_file))
         self._check_disk(missing_bytes)
-        with closing(Progress(missing_bytes)) as unpacking:  # not `progress`, which has already counted these bytes
+        # not `progress`, which has already counted these bytes
+        with closing(Progress(missing_bytes)) as unpacking:
             self._extract(remote, archive, listing, members, unpacking)
         if not self._keep_zips:
             zip_file.unlink()
@@ -282,14 +336,21 @@ class _Download:
         if listing.num_ignored:
             line += f"; {listing.num_ignored:,} other files in the archive ignored"
         if listing.repeated:
-            line += f"; {len(listing.repeated):,} with a repeated name skipped, the first {listing.repeated[0]!r}"
+            line += (
+                f"; {len(listing.repeated):,} with a repeated name skipped, the first "
+                f"{listing.repeated[0]!r}"
+            )
         progress.note(line)
 
     def _archive_in_place(self, remote: RemoteFile) -> PhotoArchive:
         retry = None if self._source.is_local else self._retry
-        return PhotoArchive(lambda: self._source.open_zip(remote), self._source.shown(remote.name), retry)
+        return PhotoArchive(
+            lambda: self._source.open_zip(remote), self._source.shown(remote.name), retry
+        )
 
-    def _record(self, remote: RemoteFile, files: dict[str, int] | None = None, num_photographs: int = 0) -> None:
+    def _record(
+        self, remote: RemoteFile, files: dict[str, int] | None = None, num_photographs: int = 0
+    ) -> None:
         """Write down an object. With `files` it is complete."""
         max_images = self._max_images if num_photographs else None
         content = (self._source.shown(remote.name), remote.size_bytes, remote.etag, remote.md5)
@@ -300,7 +361,8 @@ class _Download:
         free_bytes = shutil.disk_usage(self._output).free
         if needed_bytes > free_bytes:
             raise UserError(
-                f"{self._output}: needs {needed_bytes / 2**30:.1f} GiB, only {free_bytes / 2**30:.1f} GiB are free; "
+                f"{self._output}: needs {needed_bytes / 2**30:.1f} GiB, only "
+                f"{free_bytes / 2**30:.1f} GiB are free; "
                 "use --max-images, fewer --circuits or another --output"
             )
 
@@ -312,7 +374,9 @@ def _folder(zip_file: Path) -> Path:
 def _missing_bytes(members: Sequence[zipfile.ZipInfo], folder: Path) -> int:
     """Return the total size of the photographs that do not exist in `folder` with their size."""
     return sum(
-        member.file_size for member in members if not _has_size(folder / photograph_name(member), member.file_size)
+        member.file_size
+        for member in members
+        if not _has_size(folder / photograph_name(member), member.file_size)
     )
 
 

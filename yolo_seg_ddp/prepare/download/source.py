@@ -1,6 +1,8 @@
-"""The common parts of the download's sources, and the source in a local folder with the publisher's layout.
+"""The common parts of the download's sources, and the source in a local folder with the publisher's
+layout.
 
-A source holds the label file and one zip per circuit. The other source, `web.HttpSource`, has the same methods.
+A source holds the label file and one zip per circuit. The other source, `web.HttpSource`, has the
+same methods.
 """
 
 from __future__ import annotations
@@ -36,14 +38,19 @@ class RetryPolicy:
     read_timeout_s: float = 60.0
 
     def wait(self, num_failures: int) -> None:
-        """Sleep before the next attempt, for a partly random time, so that many clients do not retry at once."""
+        """Sleep before the next attempt, for a partly random time, so that many clients do not
+        retry at once.
+        """
         longest_s = min(self.max_backoff_s, self.backoff_s * 2 ** (num_failures - 1))
         time.sleep(longest_s * random.uniform(0.5, 1.0))
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A source's description of a file. `md5` is base64 as in the Content-MD5 header, or empty if unknown."""
+    """A source's description of a file.
+
+    `md5` is base64 as in the Content-MD5 header, or empty if unknown.
+    """
 
     name: str
     size_bytes: int
@@ -53,11 +60,16 @@ class RemoteFile:
 
     @property
     def has_strong_etag(self) -> bool:
-        """Whether the ETag identifies the bytes. Only then can a broken transfer continue (RFC 9110, 13.1.1)."""
+        """Whether the ETag identifies the bytes.
+
+        Only then can a broken transfer continue (RFC 9110, 13.1.1).
+        """
         return self.etag.startswith('"')
 
     def is_same_content(self, size_bytes: int, etag: str, md5: str) -> bool:
-        """Return whether a file described earlier, possibly from another address, has the same bytes."""
+        """Return whether a file described earlier, possibly from another address, has the same
+        bytes.
+        """
         same_md5 = bool(self.md5) and self.md5 == md5
         same_etag = self.has_strong_etag and self.etag == etag
         return self.size_bytes == size_bytes and (same_md5 or same_etag)
@@ -71,19 +83,30 @@ class FolderSource:
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()
         if not self._folder.is_dir():
-            raise UserError(f"--base-url {folder}: no such folder; name an https address or a folder with the zips")
+            raise UserError(
+                f"--base-url {folder}: no such folder; name an https address or a folder with the "
+                "zips"
+            )
 
     def shown(self, name: str = "") -> str:
         """Return a file's address for messages: without user, password and query."""
         return str(self._folder / name)
 
     def describe(self, name: str) -> RemoteFile | None:
-        """Return a file's size, and an ETag made of its size and modification time; None if it is not there."""
+        """Return a file's size, and an ETag made of its size and modification time; None if it is
+        not there.
+        """
         file = self._folder / name
         if not file.is_file():
             return None
         status = file.stat()
-        return RemoteFile(name, status.st_size, f'"{status.st_size:x}-{status.st_mtime_ns:x}"', "", accepts_ranges=True)
+        return RemoteFile(
+            name,
+            status.st_size,
+            f'"{status.st_size:x}-{status.st_mtime_ns:x}"',
+            "",
+            accepts_ranges=True,
+        )
 
     def fetch(self, remote: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
         """Copy a whole file to `target`, verified and atomically; return its latest description."""
@@ -96,7 +119,10 @@ class FolderSource:
             progress.copy(source, sink)
         if md5_base64(part) != md5_base64(origin):
             part.unlink()
-            raise UserError(f"{origin}: the copy differs from the original; check the disk and run the command again")
+            raise UserError(
+                f"{origin}: the copy differs from the original; check the disk and run the "
+                "command again"
+            )
         os.replace(part, target)
         return remote
 
@@ -105,8 +131,14 @@ class FolderSource:
         return BoundedZip(self._folder / remote.name)
 
     def circuit_names(self, candidates: tuple[str, ...]) -> list[str]:
-        """Return the source's circuits, such as `13b`, in natural order. Only a server needs the `candidates`."""
-        matches = [re.fullmatch(r"Circuit(\d+)([a-z]?)\.zip", file.name) for file in self._folder.glob("Circuit*.zip")]
+        """Return the source's circuits, such as `13b`, in natural order.
+
+        Only a server needs the `candidates`.
+        """
+        matches = [
+            re.fullmatch(r"Circuit(\d+)([a-z]?)\.zip", file.name)
+            for file in self._folder.glob("Circuit*.zip")
+        ]
         keys = sorted((int(match[1]), match[2]) for match in matches if match)
         return [f"{number}{letter}" for number, letter in keys]
 
@@ -125,7 +157,8 @@ SECONDS_BETWEEN_LINES = 10.0
 class Progress:
     """A progress bar on a terminal, otherwise a line about every ten seconds; on stderr.
 
-    `position` counts all bytes on disk, including those of an earlier run; `received_bytes` only those of this run.
+    `position` counts all bytes on disk, including those of an earlier run; `received_bytes` only
+    those of this run.
     """
 
     def __init__(self, total_bytes: int) -> None:
@@ -135,7 +168,12 @@ class Progress:
         self._started = self._last_line = time.monotonic()
         is_off = not (is_terminal(sys.stderr) and total_bytes)
         self._bar: Any = tqdm(
-            total=total_bytes, unit="B", unit_scale=True, dynamic_ncols=True, leave=False, disable=is_off
+            total=total_bytes,
+            unit="B",
+            unit_scale=True,
+            dynamic_ncols=True,
+            leave=False,
+            disable=is_off,
         )
 
     def copy(self, source: IO[bytes], sink: IO[bytes]) -> None:
@@ -155,7 +193,9 @@ class Progress:
             self._print_line()
 
     def move_to(self, position: int) -> None:
-        """Set the position without counting bytes: forwards over existing bytes, back when bytes are received again."""
+        """Set the position without counting bytes: forwards over existing bytes, back when bytes
+        are received again.
+        """
         self._bar.initial, self._bar.n = position - self.received_bytes, position
         self._bar.refresh()
         self.position = position
@@ -179,5 +219,6 @@ class Progress:
         left_min = max(self._total_bytes - self.position, 0) / max(rate, 1.0) / 60
         self.note(
             f"  {self.position / 1e6:,.0f} of {self._total_bytes / 1e6:,.0f} MB "
-            f"({100 * self.position / max(self._total_bytes, 1):.0f} %), {rate / 1e6:.1f} MB/s, {left_min:.0f} min left"
+            f"({100 * self.position / max(self._total_bytes, 1):.0f} %), {rate / 1e6:.1f} MB/s, "
+            f"{left_min:.0f} min left"
         )

@@ -1,8 +1,11 @@
-"""Opens sources by their address. The source at an https address, Azure Blob storage or a mirror, continues broken transfers.
+"""Opens sources by their address. The source at an https address, Azure Blob storage or a mirror,
+continues broken transfers.
 
-Azure supports `Range: bytes=a-b`, not suffix ranges, and open ranges `bytes=a-` only in newer API versions, so requests
-give both ends (Microsoft, "Specifying the range header for Blob service operations").
-An address may have a secret in its query (a SAS token) or before the @: messages and files never contain it.
+Azure supports `Range: bytes=a-b`, not suffix ranges, and open ranges `bytes=a-` only in newer API
+versions, so requests give both ends (Microsoft, "Specifying the range header for Blob service
+operations").
+An address may have a secret in its query (a SAS token) or before the @: messages and files never
+contain it.
 """
 
 import json
@@ -39,8 +42,12 @@ from yolo_seg_ddp.utils.errors import UsageError, UserError
 from yolo_seg_ddp.utils.files import MAX_READ_BYTES, is_plain_file, new_file
 from yolo_seg_ddp.utils.zips import BoundedZip
 
-DEFAULT_BASE_URL = "https://publicstorageaccnt.blob.core.windows.net/drone-distribution-inspection-imagery/"
-CIRCUIT_CANDIDATES = tuple(f"{number}{letter}" for number in range(1, 31) for letter in ("", "a", "b"))
+DEFAULT_BASE_URL = (
+    "https://publicstorageaccnt.blob.core.windows.net/drone-distribution-inspection-imagery/"
+)
+CIRCUIT_CANDIDATES = tuple(
+    f"{number}{letter}" for number in range(1, 31) for letter in ("", "a", "b")
+)
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 BUSY_STATUSES = (408, 429, 500, 502, 503, 504)
 MAX_RETRY_AFTER_S = 120
@@ -49,7 +56,10 @@ ZIP_DIRECTORY_BYTES = 1 << 20  # about 7,000 entries; a larger directory needs a
 
 
 class HttpSource:
-    """Reads from `base_url`. Sends its query (a SAS token) with every request and never prints it."""
+    """Reads from `base_url`.
+
+    Sends its query (a SAS token) with every request and never prints it.
+    """
 
     is_local = False
 
@@ -58,7 +68,8 @@ class HttpSource:
         self._retry = retry
         self._timeout_s = (retry.connect_timeout_s, retry.read_timeout_s)
         self._session = _Session()
-        self._session.headers["Accept-Encoding"] = "identity"  # so that Content-Length is the file's size
+        # so that Content-Length is the file's size
+        self._session.headers["Accept-Encoding"] = "identity"
         again = _AnnouncedRetry(
             total=retry.max_attempts - 1,
             backoff_factor=retry.backoff_s,
@@ -83,7 +94,10 @@ class HttpSource:
             self._refuse(response, name)
             headers = response.headers
             if not headers.get("Content-Length", "").isdigit():
-                raise UserError(f"{self.shown(name)}: the server sends no Content-Length; try another --base-url")
+                raise UserError(
+                    f"{self.shown(name)}: the server sends no Content-Length; try another "
+                    "--base-url"
+                )
             return RemoteFile(
                 name=name,
                 size_bytes=int(headers["Content-Length"]),
@@ -93,8 +107,9 @@ class HttpSource:
             )
 
     def fetch(self, remote: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
-        """Download to `target`, continuing `target.part` if its ETag is still valid. Raises UserError after
-        `max_attempts` failures without a new byte, or when the MD5 is wrong twice."""
+        """Download to `target`, continuing `target.part` if its ETag is still valid. Raises
+        UserError after `max_attempts` failures without a new byte, or when the MD5 is wrong twice.
+        """
         start = progress.position
         part = PartFile(target)
         num_failures = num_bad_sums = furthest = 0
@@ -109,7 +124,9 @@ class HttpSource:
                 part.discard()
                 num_bad_sums += 1
                 if num_bad_sums == 2:
-                    raise UserError(f"{self.shown(remote.name)}: its MD5 was wrong twice; try again later")
+                    raise UserError(
+                        f"{self.shown(remote.name)}: its MD5 was wrong twice; try again later"
+                    )
                 progress.note(f"{remote.name}: wrong MD5, downloading it once more")
             except _TransferBroken as broken:
                 reached = part.path.stat().st_size
@@ -117,7 +134,8 @@ class HttpSource:
                 furthest = max(furthest, reached)
                 if num_failures >= self._retry.max_attempts:
                     raise UserError(
-                        f"{self.shown(remote.name)}: {broken} after {reached / 1e6:.1f} of {remote.size_bytes / 1e6:.1f} "
+                        f"{self.shown(remote.name)}: {broken} after {reached / 1e6:.1f} of "
+                        f"{remote.size_bytes / 1e6:.1f} "
                         f"MB, {num_failures} times in a row; run the same command again to continue"
                     ) from None
                 progress.note(f"{remote.name}: {broken} after {reached / 1e6:.1f} MB, asking again")
@@ -130,7 +148,10 @@ class HttpSource:
                     remote = latest
 
     def open_zip(self, remote: RemoteFile) -> zipfile.ZipFile:
-        """Open an archive by range requests for one ETag. Raises remotezip's and zipfile's errors."""
+        """Open an archive by range requests for one ETag.
+
+        Raises remotezip's and zipfile's errors.
+        """
         open_remote: Any = _BoundedRemoteZip  # RemoteZip has no type hints
         return open_remote(  # type: ignore[no-any-return]
             self._url(remote.name),
@@ -143,18 +164,28 @@ class HttpSource:
         )
 
     def circuit_names(self, candidates: tuple[str, ...]) -> list[str]:
-        """Return the candidates whose zip exists; a container cannot be listed without credentials."""
+        """Return the candidates whose zip exists; a container cannot
+        be listed without credentials.
+        """
         return [circuit for circuit in candidates if self.describe(f"Circuit{circuit}.zip")]
 
-    def _receive(self, remote: RemoteFile, part: Path, offset: int, start: int, progress: Progress) -> None:
-        """Append the bytes after `offset` to `part`. Raises _TransferBroken when the transfer ends early."""
+    def _receive(
+        self, remote: RemoteFile, part: Path, offset: int, start: int, progress: Progress
+    ) -> None:
+        """Append the bytes after `offset` to `part`.
+
+        Raises _TransferBroken when the transfer ends early.
+        """
         if offset == remote.size_bytes:
             return
         headers = {"If-Match": remote.etag} if remote.has_strong_etag else {}
         if offset:
             headers["Range"] = f"bytes={offset}-{remote.size_bytes - 1}"
         with self._request("GET", remote.name, headers) as response:
-            if response.status_code in (412, 416) or response.headers.get("ETag", remote.etag) != remote.etag:
+            if (
+                response.status_code in (412, 416)
+                or response.headers.get("ETag", remote.etag) != remote.etag
+            ):
                 raise _FileChanged("the file changed on the server")
             self._refuse(response, remote.name)
             if response.status_code != 206:
@@ -169,12 +200,18 @@ class HttpSource:
     def _request(self, method: str, name: str, headers: dict[str, str]) -> requests.Response:
         try:
             return self._session.request(
-                method, self._url(name), headers=headers, stream=True, timeout=self._timeout_s, allow_redirects=True
+                method,
+                self._url(name),
+                headers=headers,
+                stream=True,
+                timeout=self._timeout_s,
+                allow_redirects=True,
             )
         except requests.RequestException as error:
             # The error's message contains the URL with its secrets: `from None` hides it.
             raise UserError(
-                f"{self.shown(name)}: {_reason(error)}; check the network, name a mirror or a folder with --base-url, "
+                f"{self.shown(name)}: {_reason(error)}; check the network, name a mirror or a "
+                "folder with --base-url, "
                 "or take the built-in sample with --sample"
             ) from None
 
@@ -183,11 +220,17 @@ class HttpSource:
         if status < 400:
             return
         if status in (401, 403, 409):  # Azure's status if public access is off: 409
-            fix = "the publisher may ask to accept its terms first and hand out another address: give it to --base-url"
+            fix = (
+                "the publisher may ask to accept its terms first and hand out another address: "
+                "give it to --base-url"
+            )
         elif status == 404:
             fix = "check --base-url"
         elif status in BUSY_STATUSES:
-            fix = f"asked {self._retry.max_attempts} times; run the same command again later to continue"
+            fix = (
+                f"asked {self._retry.max_attempts} times; run the same command again later to "
+                "continue"
+            )
         else:
             fix = "try another --base-url"
         raise UserError(f"{self.shown(name)}: the server answered {status}; {fix}")
@@ -203,26 +246,35 @@ Source = FolderSource | HttpSource
 
 
 def open_source(base_url: str, retry: RetryPolicy | None = None) -> Source:
-    """Open an https address, a file:// address or a local folder. Raises UserError for anything else."""
+    """Open an https address, a file:// address or a local folder.
+
+    Raises UserError for anything else.
+    """
     parts = urlsplit(base_url)
     if parts.scheme in ("http", "https"):
         return HttpSource(base_url, retry or RetryPolicy())
     if parts.scheme == "file" and parts.hostname in (None, "localhost"):
         return FolderSource(Path(url2pathname(parts.path)))
     if "://" in base_url:
-        raise UsageError(f"--base-url {parts.scheme}://…: expected https://host/path, file:///path or a local folder")
+        raise UsageError(
+            f"--base-url {parts.scheme}://…: expected https://host/path, file:///path or a local "
+            "folder"
+        )
     return FolderSource(Path(base_url).expanduser())
 
 
 def expand_circuits(source: Source, circuits: Sequence[str]) -> list[str]:
     """Check the requested circuits; replace `all` by those that the source has.
 
-    A server cannot be listed without credentials, so it is asked for Circuit1 to Circuit30, each also with a and b.
+    A server cannot be listed without credentials, so it is asked for Circuit1 to Circuit30, each
+    also with a and b.
     """
     names = [circuit.lower() for circuit in circuits]
     for name in names:
         if name != "all" and not re.fullmatch(r"[1-9][0-9]*[a-z]?", name):
-            raise UsageError(f"--circuits {name}: expected circuit numbers such as 1, 10 or 13b, or all")
+            raise UsageError(
+                f"--circuits {name}: expected circuit numbers such as 1, 10 or 13b, or all"
+            )
     if "all" not in names:
         return list(dict.fromkeys(names))
     names = source.circuit_names(CIRCUIT_CANDIDATES)
@@ -244,12 +296,15 @@ def fetch_picture(url: str, stretch: Stretch | None = None) -> np.ndarray:
         return decode_image(data, stretch=stretch)
     except ImageError as error:
         raise ImageError(f"{shown}: {error}") from error
-    except (requests.RequestException, HTTPError) as error:  # its message may hold secrets of the address
+    # its message may hold secrets of the address
+    except (requests.RequestException, HTTPError) as error:
         raise UserError(f"{shown}: {_reason(error)}; check the address and the network") from None
 
 
 class PartFile:
-    """`target.part`, and `target.part.json` with the version of the file that its bytes belong to."""
+    """`target.part`, and `target.part.json` with the version of the file that
+    its bytes belong to.
+    """
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -259,7 +314,11 @@ class PartFile:
     def usable_bytes(self, remote: RemoteFile) -> int:
         """Return the number of bytes of `remote` on disk; discard bytes of another version."""
         version = {"etag": remote.etag, "size_bytes": remote.size_bytes}
-        if remote.has_strong_etag and is_plain_file(self.path) and read_mapping(self._note) == version:
+        if (
+            remote.has_strong_etag
+            and is_plain_file(self.path)
+            and read_mapping(self._note) == version
+        ):
             size_bytes = self.path.stat().st_size
             if size_bytes <= remote.size_bytes:
                 return size_bytes
@@ -281,7 +340,10 @@ class PartFile:
 
 
 def checked_url(url: str, place: str = "--base-url") -> SplitResult:
-    """Split an address. Raises UsageError unless it is https, or http to this machine; `place` is its source."""
+    """Split an address.
+
+    Raises UsageError unless it is https, or http to this machine; `place` is its source.
+    """
     parts = urlsplit(url)
     try:
         shown = f"{parts.scheme}://{_host_and_port(parts)}"
@@ -323,17 +385,25 @@ class _AnnouncedRetry(Retry):
 
     def sleep(self, response: BaseHTTPResponse | None = None) -> None:
         """Print the reason, then wait for Retry-After or the back-off time."""
-        why = f"the server answers {response.status}" if response else "the server cannot be reached"
+        why = (
+            f"the server answers {response.status}" if response else "the server cannot be reached"
+        )
         tqdm.write(f"{why}, asking again ({len(self.history)})", file=sys.stderr)
         super().sleep(response)
 
 
-def _append(response: requests.Response, part: Path, offset: int, end: int, progress: Progress) -> int:
-    """Write the body after `offset` and return the file's size. Raises _FileChanged when it exceeds `end`."""
+def _append(
+    response: requests.Response, part: Path, offset: int, end: int, progress: Progress
+) -> int:
+    """Write the body after `offset` and return the file's size.
+
+    Raises _FileChanged when it exceeds `end`.
+    """
     size_bytes = offset
     with part.open("ab" if offset else "wb") as sink:
         try:
-            # read1 returns whatever has arrived, so that nothing is lost when the connection breaks.
+            # read1 returns whatever has arrived, so that nothing is lost when the connection
+            # breaks.
             while chunk := response.raw.read1(CHUNK_BYTES):
                 size_bytes += len(chunk)
                 if size_bytes > end:
@@ -342,7 +412,9 @@ def _append(response: requests.Response, part: Path, offset: int, end: int, prog
                 progress.advance(len(chunk))
         except HTTPError as error:
             silent = isinstance(error, ReadTimeoutError)
-            raise _TransferBroken("the server stopped sending" if silent else "the connection broke off") from None
+            raise _TransferBroken(
+                "the server stopped sending" if silent else "the connection broke off"
+            ) from None
     return size_bytes
 
 

@@ -1,4 +1,6 @@
-"""Builds `{train,val}/{images,labels}` from raw photographs and labels: parallel, resumable, reproducible."""
+"""Builds `{train,val}/{images,labels}` from raw photographs and labels: parallel, resumable,
+reproducible.
+"""
 
 import dataclasses
 import functools
@@ -19,7 +21,12 @@ from yolo_seg_ddp.prepare.near_duplicates import MEASURED_PX, same_pictures, sma
 from yolo_seg_ddp.prepare.parsing.account import make_account
 from yolo_seg_ddp.prepare.parsing.formats import EPRI
 from yolo_seg_ddp.prepare.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem
-from yolo_seg_ddp.prepare.parsing.manifest import UNUSABLE_PHOTOGRAPH, by_severity, dataset_yaml_text, make_manifest
+from yolo_seg_ddp.prepare.parsing.manifest import (
+    UNUSABLE_PHOTOGRAPH,
+    by_severity,
+    dataset_yaml_text,
+    make_manifest,
+)
 from yolo_seg_ddp.prepare.parsing.photograph import (
     UNKNOWN_CLASS,
     UNUSABLE_OBJECT,
@@ -76,7 +83,8 @@ class BuildOptions:
     """The options that affect the output folder.
 
     `time_gap_s`: the longest pause in seconds inside a group, if `split_by` is `time`.
-    `use_file_classes`: take the classes of the label files if those of `photograph` do not cover them.
+    `use_file_classes`: take the classes of the label files if those of `photograph` do not cover
+    them.
     """
 
     photograph: PhotographOptions
@@ -89,7 +97,10 @@ class BuildOptions:
     time_gap_s: float = TIME_GAP_S
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the options for manifest.json and dataset.yaml. Format and classes are left out: the data show them."""
+        """Return the options for manifest.json and dataset.yaml.
+
+        Format and classes are left out: the data show them.
+        """
         values = dataclasses.asdict(self)
         shared = values.pop("photograph")
         del values["label_format"], values["use_file_classes"]
@@ -105,9 +116,11 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class Job:
-    """One photograph to build, its label rows, its output name and split, and its entry from an earlier run.
+    """One photograph to build, its label rows, its output name and split, and its entry from an
+    earlier run.
 
-    The split may change at the end: only when all photographs are built is it known which of them show the same picture.
+    The split may change at the end: only when all photographs are built is it known which of them
+    show the same picture.
     """
 
     photograph: Photograph
@@ -127,14 +140,20 @@ def build_dataset(
     announce: Callable[[str], None] = lambda _: None,
     read_file: ReadFile = Path.read_bytes,
 ) -> dict[str, Any]:
-    """Build or complete the processed data set and return its manifest; `num_workers` 0 means all usable cores.
+    """Build or complete the processed data set and return its manifest; `num_workers` 0 means all
+    usable cores.
 
-    Removes all other files from the output folders. Announces what the input holds. Raises UserError without usable input.
+    Removes all other files from the output folders. Announces what the input holds. Raises
+    UserError without usable input.
     """
     if output_folder.resolve().is_relative_to(input_folder.resolve()):
-        raise UserError(f"--output {output_folder} lies inside --input {input_folder}; name a folder beside it")
+        raise UserError(
+            f"--output {output_folder} lies inside --input {input_folder}; name a folder beside it"
+        )
     problems: list[Problem] = []
-    labels = read_labels(input_folder, options.label_format, options.keep_unlabelled, problems, trust_links)
+    labels = read_labels(
+        input_folder, options.label_format, options.keep_unlabelled, problems, trust_links
+    )
     announce(labels.summary())
     rows, shared = labels.rows, options.photograph
     if options.use_file_classes and labels.class_names:
@@ -146,29 +165,42 @@ def build_dataset(
         announce(f"split: {line}")
     if stretch:
         announce(
-            f"photographs of more than 8 bits: {stretch[0]:g} becomes black and {stretch[1]:g} white in all of them"
+            f"photographs of more than 8 bits: {stretch[0]:g} becomes black and {stretch[1]:g} "
+            "white in all of them"
         )
     shared = dataclasses.replace(shared, stretch=stretch)
     options = dataclasses.replace(options, split_by=split_by, photograph=shared)
     splits = assign_splits(chosen.values(), options.split_by, options.val_fraction)
-    with open_output(output_folder, has_test=TEST in splits.values(), trust_links=trust_links) as state:
+    with open_output(
+        output_folder, has_test=TEST in splits.values(), trust_links=trust_links
+    ) as state:
         jobs = _jobs(chosen, rows, splits, state)
         renamed = [job for job in jobs if job.stem != PurePosixPath(job.photograph.name).stem]
         if renamed:
             first = f"{printable(renamed[0].photograph.name)} is {printable(renamed[0].stem)}.jpg"
-            announce(f"{counted(len(renamed), 'photograph')} got another name in the data set: {first}")
+            announce(
+                f"{counted(len(renamed), 'photograph')} got another name in the data set: {first}"
+            )
         num_threads = num_workers or usable_cpu_count()
         entries = _build_all(jobs, state, shared, num_threads, problems, read_file)
         if not entries:
             worst = by_severity(problems)[0]  # a job yields an entry or a problem
-            raise UserError(f"{input_folder}: none of {len(jobs)} photographs is usable; {worst.place}: {worst.text}")
+            raise UserError(
+                f"{input_folder}: none of {len(jobs)} photographs is usable; {worst.place}: "
+                f"{worst.text}"
+            )
         account = make_account(
-            entries, labels, shared.class_names, "dataset.yaml" if options.use_file_classes else "--classes"
+            entries,
+            labels,
+            shared.class_names,
+            "dataset.yaml" if options.use_file_classes else "--classes",
         )
         for entry in entries:
             for number, kind, text in entry.complaints:
                 row = rows[entry.key][number]
-                problems.append(Problem(place_of([row]), f"{printable(row.image_name)}: {text}", kind))
+                problems.append(
+                    Problem(place_of([row]), f"{printable(row.image_name)}: {text}", kind)
+                )
         try:
             entries = _with_objects(entries, labels, options, problems)
         except UserError:
@@ -176,35 +208,59 @@ def build_dataset(
             if not state.entries:
                 remove_unexpected(output_folder, [])
             raise
-        if (most := max((entry.facts.levels for entry in entries), default=MIN_LEVELS)) < MIN_LEVELS:
+        if (
+            most := max((entry.facts.levels for entry in entries), default=MIN_LEVELS)
+        ) < MIN_LEVELS:
             announce(
-                f"the photographs have at most {most} of 256 grey levels, too few for detail: export them with all"
+                f"the photographs have at most {most} of 256 grey levels, too few for detail: "
+                "export them with all"
             )
         usable = [chosen[entry.key] for entry in entries]
         copies = _copies(output_folder, entries, num_threads)
         series = None
         if options.split_by == TIME:
-            taken = {entry.key: datetime.fromisoformat(entry.facts.taken) for entry in entries if entry.facts.taken}
+            taken = {
+                entry.key: datetime.fromisoformat(entry.facts.taken)
+                for entry in entries
+                if entry.facts.taken
+            }
             if not taken:
-                reason = f"none of {len(entries)} photographs has a time in EXIF; use --split-by hash"
+                reason = (
+                    f"none of {len(entries)} photographs has a time in EXIF; use --split-by hash"
+                )
                 raise UserError(f"--split-by time: {reason}")
             series = bursts(taken, options.time_gap_s)
-        final_splits = assign_splits(usable, options.split_by, options.val_fraction, copies + (series or []))
+        final_splits = assign_splits(
+            usable, options.split_by, options.val_fraction, copies + (series or [])
+        )
         entries = [move(output_folder, entry, final_splits[entry.key]) for entry in entries]
         remove_unexpected(output_folder, entries)
         state.rewrite(entries)
         manifest = make_manifest(
-            entries, chosen, problems, options.to_dict(), shared.class_names, copies, series, account
+            entries,
+            chosen,
+            problems,
+            options.to_dict(),
+            shared.class_names,
+            copies,
+            series,
+            account,
         )
         write_text_atomic(output_folder / DATASET_FILE, dataset_yaml_text(manifest))
         write_text_atomic(output_folder / MANIFEST_FILE, json.dumps(manifest, indent=1) + "\n")
     return manifest
 
 
-def _jobs(chosen: Mapping[str, Photograph], rows: RowsByKey, splits: Mapping[str, str], state: BuildState) -> list[Job]:
-    """Return a job for each photograph. One of an earlier run stays in its split if this run has that split."""
+def _jobs(
+    chosen: Mapping[str, Photograph], rows: RowsByKey, splits: Mapping[str, str], state: BuildState
+) -> list[Job]:
+    """Return a job for each photograph.
+
+    One of an earlier run stays in its split if this run has that split.
+    """
     stems = output_stems(chosen.values())
-    folders = {TRAIN, VAL, *splits.values()}  # one for test exists only if this run has photographs for it
+    # one for test exists only if this run has photographs for it
+    folders = {TRAIN, VAL, *splits.values()}
     jobs = []
     for key, photograph in chosen.items():
         previous = state.entries.get(key)
@@ -228,7 +284,9 @@ def _build_all(
     (state.folder / MANIFEST_FILE).unlink(missing_ok=True)
     pool = ThreadPoolExecutor(num_threads)
     with one_opencv_thread(), PhotographReader(read_file) as reader:
-        futures = [pool.submit(_build_one, job, state.folder, reader, options, classes) for job in jobs]
+        futures = [
+            pool.submit(_build_one, job, state.folder, reader, options, classes) for job in jobs
+        ]
         try:
             for future in Progress("photographs", len(futures))(as_completed(futures)):
                 result = future.result()
@@ -246,10 +304,15 @@ def _build_all(
 def _with_objects(
     entries: Sequence[Entry], labels: Labelled, options: BuildOptions, problems: list[Problem]
 ) -> list[Entry]:
-    """Leave out the photographs of which no object can be used. Raises UserError if too many objects are lost."""
+    """Leave out the photographs of which no object can be used.
+
+    Raises UserError if too many objects are lost.
+    """
     usable = sum((Counter(entry.objects) for entry in entries), Counter())
     unread_objects = sum(
-        number for (*_, why), number in labels.lost.items() if why in (UNREADABLE_ROW, UNUSABLE_OBJECT)
+        number
+        for (*_, why), number in labels.lost.items()
+        if why in (UNREADABLE_ROW, UNUSABLE_OBJECT)
     )
     lost = sum((Counter(entry.lost) for entry in entries), Counter({"": unread_objects}))
     others = sum((Counter(entry.unknown_values) for entry in entries), Counter())
@@ -262,32 +325,55 @@ def _with_objects(
     if not options.use_file_classes and not options.keep_unusable:
         _refuse_unknown_classes(options.photograph.class_names, usable, others)
     num_lost, total = lost.total(), lost.total() + usable.total()
-    reasons = [item for item in problems if item.kind in (UNUSABLE_OBJECT, UNKNOWN_CLASS, UNREADABLE_ROW)]
+    reasons = [
+        item for item in problems if item.kind in (UNUSABLE_OBJECT, UNKNOWN_CLASS, UNREADABLE_ROW)
+    ]
     first = f"; {reasons[0].place}: {reasons[0].text}" if reasons else ""
     if not usable:
-        what = f"none of {counted(total, 'object')} can be used" if total else "no photograph has an object"
+        what = (
+            f"none of {counted(total, 'object')} can be used"
+            if total
+            else "no photograph has an object"
+        )
         raise UserError(f"{what}, so there is nothing to learn{first}")
     if gone and not options.keep_unusable:
         cure = "correct the labels, name the other classes with --classes, or pass --keep-unusable"
-        raise UserError(f"no object of {printable(', '.join(gone), 200)} can be used: {cure}{first}")
+        raise UserError(
+            f"no object of {printable(', '.join(gone), 200)} can be used: {cure}{first}"
+        )
     if num_lost > MAX_LOST_SHARE * total and not options.keep_unusable:
         cure = "correct the labels, or pass --keep-unusable"
-        raise UserError(f"{num_lost:,} of {total:,} objects, more than half, cannot be used: {cure}{first}")
+        raise UserError(
+            f"{num_lost:,} of {total:,} objects, more than half, cannot be used: {cure}{first}"
+        )
     kept = []
     for entry in entries:
-        num_unusable = sum(entry.lost.values()) + options.use_file_classes * sum(entry.unknown_values.values())
+        num_unusable = sum(entry.lost.values()) + options.use_file_classes * sum(
+            entry.unknown_values.values()
+        )
         if entry.objects or not num_unusable or options.keep_unusable:
             kept.append(entry)
         else:
-            text = f"its only {counted(num_unusable, 'object')} cannot be used; left out, or pass --keep-unusable"
-            problems.append(Problem(printable(labels.photographs[entry.key].source), text, UNUSABLE_PHOTOGRAPH))
+            text = (
+                f"its only {counted(num_unusable, 'object')} cannot be used; left out, or pass "
+                "--keep-unusable"
+            )
+            problems.append(
+                Problem(printable(labels.photographs[entry.key].source), text, UNUSABLE_PHOTOGRAPH)
+            )
     return kept
 
 
-def _refuse_unknown_classes(given: Sequence[str], usable: Counter[str], others: Counter[str]) -> None:
-    """Raise UserError if a class of --classes has no object, and is a misspelling or half of all objects have other classes."""
+def _refuse_unknown_classes(
+    given: Sequence[str], usable: Counter[str], others: Counter[str]
+) -> None:
+    """Raise UserError if a class of --classes has no object, and is a misspelling or half of all
+    objects have other classes.
+    """
     is_most = others.total() > MAX_LOST_SHARE * (others.total() + usable.total())
-    for name in (name for name in given if not usable[name] and (is_most or nearest(name, [*others]))):
+    for name in (
+        name for name in given if not usable[name] and (is_most or nearest(name, [*others]))
+    ):
         raise UserError(
             f"--classes {name}: no object has this class{printable(nearest(name, [*others]))}. "
             f"{counted(others.total(), 'object')} of classes that --classes does not name "
@@ -297,10 +383,16 @@ def _refuse_unknown_classes(given: Sequence[str], usable: Counter[str], others: 
 
 
 def _build_one(
-    job: Job, folder: Path, reader: PhotographReader, options: PhotographOptions, classes: ClassTable
+    job: Job,
+    folder: Path,
+    reader: PhotographReader,
+    options: PhotographOptions,
+    classes: ClassTable,
 ) -> Entry | Problem:
     image_fingerprint = options.image_fingerprint(job.photograph.stamp)
-    label_fingerprint = options.label_fingerprint(image_fingerprint, [row.digest for row in job.rows])
+    label_fingerprint = options.label_fingerprint(
+        image_fingerprint, [row.digest for row in job.rows]
+    )
     image_file, label_file, ignore_file = output_files(folder, job.split, job.stem)
     kept = job.previous
     if kept:
@@ -313,13 +405,19 @@ def _build_one(
         if kept:
             jpeg, metadata, image = b"", kept.facts, (kept.image_bytes, kept.image_digest)
         else:
-            jpeg, metadata = build_image(reader.read(job.photograph), options.long_side_px, options.stretch)
+            jpeg, metadata = build_image(
+                reader.read(job.photograph), options.long_side_px, options.stretch
+            )
             image = (len(jpeg), digest_of(jpeg).hex())
         label = build_label(job.rows, metadata, options, classes)
     except ImageError as error:
         return Problem(printable(job.photograph.source), f"{error}; skipped", UNREADABLE_PHOTOGRAPH)
     except LabelError as error:
-        return Problem(place_of(job.rows), f"{error}; {printable(job.photograph.name)} is skipped", UNREADABLE_ROW)
+        return Problem(
+            place_of(job.rows),
+            f"{error}; {printable(job.photograph.name)} is skipped",
+            UNREADABLE_ROW,
+        )
     if jpeg:
         write_bytes_atomic(image_file, jpeg)
     text, ignored_text = label.text.encode(), label.ignored_text.encode()

@@ -1,4 +1,7 @@
-"""The label formats that can be read. The format of a folder is found by the content of its files."""
+"""The label formats that can be read.
+
+The format of a folder is found by the content of its files.
+"""
 
 from contextlib import suppress
 from pathlib import Path
@@ -11,18 +14,26 @@ from yolo_seg_ddp.utils.errors import UserError
 from yolo_seg_ddp.utils.extras import find_extra
 
 AUTO, EPRI, YOLO = "auto", "epri", YoloFile.format
-EXTRA_READERS: tuple[type[LabelFile], ...] = getattr(find_extra("labels"), "READERS", ())  # none without its folder
-READERS: tuple[type[LabelFile], ...] = (CocoFile, *EXTRA_READERS, YoloFile)  # if a folder holds two, the first counts
-FORMATS = {reader.format: reader for reader in sorted(READERS, key=lambda reader: reader.are_pictures)}
+# none without its folder
+EXTRA_READERS: tuple[type[LabelFile], ...] = getattr(find_extra("labels"), "READERS", ())
+# if a folder holds two, the first counts
+READERS: tuple[type[LabelFile], ...] = (CocoFile, *EXTRA_READERS, YoloFile)
+FORMATS = {
+    reader.format: reader for reader in sorted(READERS, key=lambda reader: reader.are_pictures)
+}
 FORMAT_CHOICES = (AUTO, EPRI, *FORMATS)
 EPRI_TITLE = "EPRI's labels"
 
 
 def find_format(folder: Path) -> str:
-    """Return the format of the first file of a known format, in the order of FORMATS; an empty string without any."""
+    """Return the format of the first file of a known format, in the order of FORMATS; an empty
+    string without any.
+    """
     if any(_is_epri(file) for file in candidates(folder, ("*.csv", "*.CSV"))):
         return EPRI
-    files = dict.fromkeys(file for tool in FORMATS.values() for file in candidates(folder, tool.patterns))
+    files = dict.fromkeys(
+        file for tool in FORMATS.values() for file in candidates(folder, tool.patterns)
+    )
     return next(filter(None, map(format_of, files)), "")
 
 
@@ -32,7 +43,8 @@ def candidates(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
         files = sorted(
             path
             for path in folder.glob(pattern)
-            if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+            if path.is_file()
+            and not any(part.startswith(".") for part in path.relative_to(folder).parts)
         )
         if files:
             return files
@@ -40,7 +52,10 @@ def candidates(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 def label_files(folder: Path, chosen: type[LabelFile]) -> list[Path]:
-    """Return the files of a format. Raises UserError without any, and for several of a format that has one."""
+    """Return the files of a format.
+
+    Raises UserError without any, and for several of a format that has one.
+    """
     files = candidates(folder, chosen.patterns) if folder.is_dir() else []
     if not files:
         raise UserError(f"{folder}: no {' or '.join(chosen.patterns)}; {chosen.how_to_export}")
@@ -57,7 +72,9 @@ def label_files(folder: Path, chosen: type[LabelFile]) -> list[Path]:
 
 
 def format_of(file: Path) -> str:
-    """Return the format of a file by its content; an empty string if it is of none, or cannot be read."""
+    """Return the format of a file by its content; an empty string if it is of none, or cannot be
+    read.
+    """
     with suppress(UserError, OSError):
         if file.suffix.lower() == ".json":
             return _json_format(file)
@@ -78,11 +95,18 @@ def _json_format(file: Path) -> str:
     else:
         first = content[:1] if isinstance(content, list) else []
         values = [(None, item) for item in first if isinstance(item, dict)]
-    owners = (name for key, value in values for name, tool in FORMATS.items() if tool.is_json_of_format(key, value))
+    owners = (
+        name
+        for key, value in values
+        for name, tool in FORMATS.items()
+        if tool.is_json_of_format(key, value)
+    )
     return next(owners, "")
 
 
 def _is_epri(file: Path) -> bool:
     with suppress(OSError), file.open("rb") as stream:
-        return file.name.lower() == LABEL_CSV.lower() or NAME_COLUMN.encode() in stream.readline(HEAD_BYTES)
+        return file.name.lower() == LABEL_CSV.lower() or NAME_COLUMN.encode() in stream.readline(
+            HEAD_BYTES
+        )
     return False

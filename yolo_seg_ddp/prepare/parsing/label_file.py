@@ -1,8 +1,10 @@
-"""What a reader of label files is. `formats.py` lists the core's own; those of other tools are in `yolo_seg_ddp/extras/labels`.
+"""What a reader of label files is. `formats.py` lists the core's own; those of other tools are in
+`yolo_seg_ddp/extras/labels`.
 
-How to add a format: write one file with a subclass of `LabelFile`, for example `yolo_seg_ddp/extras/labels/rsml.py`, and add the class to
-`READERS` in `yolo_seg_ddp/extras/labels/__init__.py`. No other code names it: `--format`, the recognition of a folder and all messages
-follow from the class.
+How to add a format: write one file with a subclass of `LabelFile`, for example
+`yolo_seg_ddp/extras/labels/rsml.py`, and add the class to `READERS` in
+`yolo_seg_ddp/extras/labels/__init__.py`. No other code names it: `--format`, the recognition of a
+folder and all messages follow from the class.
 """
 
 import functools
@@ -24,15 +26,18 @@ _ELEMENT = re.compile(rb"<([A-Za-z_][\w.:-]*)")
 
 
 class LabelFile:
-    """A label file of an annotation tool. Construction reads it once and adds what cannot be used to `problems`.
+    """A label file of an annotation tool. Construction reads it once and adds what cannot be used
+    to `problems`.
 
-    It fills `names`, the classes in the order of their numbers in the data set, and `rows`, one for each labelled photograph in
-    the order of the file. A row keeps what the file says of the photograph's objects, and a function that turns it
-    into objects. It names its photograph; the name is compared with the photographs that are there, never opened. What cannot
-    be used becomes a problem (`complain`, `lose`), and the rest is read. A file of another format raises UserError, unless each
-    photograph has its own file.
+    It fills `names`, the classes in the order of their numbers in the data set, and `rows`, one for
+    each labelled photograph in the order of the file. A row keeps what the file says of the
+    photograph's objects, and a function that turns it into objects. It names its photograph; the
+    name is compared with the photographs that are there, never opened. What cannot be used becomes
+    a problem (`complain`, `lose`), and the rest is read. A file of another format raises UserError,
+    unless each photograph has its own file.
 
-    `is_of_format`, or `is_json_of_format` for files called .json, says which files are of the format. UserError and OSError mean no.
+    `is_of_format`, or `is_json_of_format` for files called .json, says which files are of the
+    format. UserError and OSError mean no.
     """
 
     format: str  # the value of `--format`
@@ -48,7 +53,8 @@ class LabelFile:
     several_files = True
     several_files_a_photograph = False
 
-    # The files are pictures. They are never taken for photographs, and count after all other formats of a folder.
+    # The files are pictures. They are never taken for photographs, and count after all other
+    # formats of a folder.
     are_pictures = False
 
     # Some objects are lines, so that `--line-width` acts.
@@ -60,10 +66,12 @@ class LabelFile:
     # The files list only the classes in use.
     lists_used_classes = False
 
-    # The file itself says the `subset` of a row. Else the name of the file does, which is less reliable.
+    # The file itself says the `subset` of a row. Else the name of the file does, which is less
+    # reliable.
     names_subsets = False
 
-    # A photograph without a label file has no objects, if other photographs of its folder have label files.
+    # A photograph without a label file has no objects, if other photographs of its folder have
+    # label files.
     missing_is_empty = False
 
     # The reader is given the input folder, too, to look there for a list of the classes.
@@ -108,8 +116,12 @@ class LabelFile:
         """Decide from all files of a folder what one file alone does not tell."""
 
     @classmethod
-    def one_source(cls, read: Sequence[Self], rows: dict[str, tuple[Any, ...]], problems: list[Problem]) -> None:
-        """Keep one of several files that each hold all labels of a photograph; `rows` are those of each photograph."""
+    def one_source(
+        cls, read: Sequence[Self], rows: dict[str, tuple[Any, ...]], problems: list[Problem]
+    ) -> None:
+        """Keep one of several files that each hold all labels of a photograph; `rows` are those of
+        each photograph.
+        """
 
     def complain(self, text: str, kind: str = UNREADABLE_ROW) -> None:
         """Add something that cannot be used to the problems."""
@@ -126,7 +138,9 @@ def read_json(path: Path) -> Any:
 
 @functools.lru_cache(1)  # a file is read to recognise its format, and then for its labels
 def _read_json(path: Path, _: int) -> Any:
-    return read_back(path, lambda content: content, "export the file again", most_bytes=MAX_LABEL_BYTES)
+    return read_back(
+        path, lambda content: content, "export the file again", most_bytes=MAX_LABEL_BYTES
+    )
 
 
 def first_element(file: Path) -> str:

@@ -1,4 +1,6 @@
-"""The processed data set's manifest.json and dataset.yaml, and the report that parse_labels.py prints."""
+"""The processed data set's manifest.json and dataset.yaml, and the report that parse_labels.py
+prints.
+"""
 
 import itertools
 import json
@@ -11,7 +13,12 @@ import yaml
 
 from yolo_seg_ddp.prepare.parsing.label_csv import UNREADABLE_ROW, Problem
 from yolo_seg_ddp.prepare.parsing.rows import NO_OBJECT, UNUSED_SOURCE, digest_of
-from yolo_seg_ddp.prepare.parsing.sources import UNREAD_FILE, UNREADABLE_ARCHIVE, UNREADABLE_PHOTOGRAPH, Photograph
+from yolo_seg_ddp.prepare.parsing.sources import (
+    UNREAD_FILE,
+    UNREADABLE_ARCHIVE,
+    UNREADABLE_PHOTOGRAPH,
+    Photograph,
+)
 from yolo_seg_ddp.prepare.parsing.split import FOLDERS, SPLITS, TEST, VAL
 from yolo_seg_ddp.prepare.parsing.state import Entry
 from yolo_seg_ddp.utils.text import counted
@@ -26,7 +33,8 @@ MIN_VAL_OBJECTS = 5  # of a class; its scores say little with fewer
 _WORDS = re.compile(r"(?<!\S)[a-z]+(?=[\s,;:]|$)")  # of a message, without names and numbers
 _RANKS = {  # order of printing; 2 for other kinds
     **dict.fromkeys(UNREADABLE_KINDS, 0),
-    **dict.fromkeys((UNUSED_SOURCE, NO_OBJECT, "first value", "no categories"), 1),  # how labels were understood
+    # how labels were understood
+    **dict.fromkeys((UNUSED_SOURCE, NO_OBJECT, "first value", "no categories"), 1),
     **dict.fromkeys((NO_ROW, NO_PHOTOGRAPH), 3),
 }
 
@@ -43,35 +51,57 @@ def make_manifest(
 ) -> dict[str, Any]:
     """Return the manifest as plain values, in an order that depends only on the data.
 
-    copies, series: keys of the photographs that show the same, and that were taken in one series, or None. account: see account.py.
+    copies, series: keys of the photographs that show the same, and that were taken in one series,
+    or None. account: see account.py.
     """
     files = {entry.key: f"{entry.stem}.jpg" for entry in entries}
     records = [_record(entry, photographs[entry.key]) for entry in entries]
     listed = sorted(set(problems), key=_problem_order)
-    read = [[record["split"], record["file"], record["digest"], record["label_digest"]] for record in records]
+    read = [
+        [record["split"], record["file"], record["digest"], record["label_digest"]]
+        for record in records
+    ]
     return {
         "version": MANIFEST_VERSION,
-        "fingerprint": digest_of(json.dumps([list(class_names), read]).encode()).hex(),  # of what training reads
+        # of what training reads
+        "fingerprint": digest_of(json.dumps([list(class_names), read]).encode()).hex(),
         "classes": list(class_names),
         "options": options,
         "counts": _counts(entries, photographs, class_names),
         "account": account,
         "skipped": dict(sorted(Counter(problem.kind for problem in listed).items())),
-        "unknown_values": dict(sorted(sum((Counter(entry.unknown_values) for entry in entries), Counter()).items())),
+        "unknown_values": dict(
+            sorted(sum((Counter(entry.unknown_values) for entry in entries), Counter()).items())
+        ),
         "copies": [[files[key] for key in group] for group in copies],
-        **({} if series is None else {"series": [[files[key] for key in group] for group in series]}),
+        **(
+            {}
+            if series is None
+            else {"series": [[files[key] for key in group] for group in series]}
+        ),
         "photographs": records,
-        "problems": [{"place": item.place, "kind": item.kind, "text": item.text} for item in listed],
+        "problems": [
+            {"place": item.place, "kind": item.kind, "text": item.text} for item in listed
+        ],
     }
 
 
 def dataset_yaml_text(manifest: Mapping[str, Any]) -> str:
-    """Return the text of dataset.yaml. Its paths are relative to its folder, so the folder can be moved."""
+    """Return the text of dataset.yaml.
+
+    Its paths are relative to its folder, so the folder can be moved.
+    """
     options = ", ".join(f"{name} {value}" for name, value in manifest["options"].items())
     stretch = manifest["options"].get("stretch")
-    deep = f"stretch: {[*stretch]}  # values of the photographs that became black and white\n" if stretch else ""
+    deep = (
+        f"stretch: {[*stretch]}  # values of the photographs that became black and white\n"
+        if stretch
+        else ""
+    )
     test = "test: test/images\n" if TEST in manifest["counts"]["photographs"] else ""
-    names = yaml.safe_dump({"names": dict(enumerate(manifest["classes"]))}, allow_unicode=True, sort_keys=False)
+    names = yaml.safe_dump(
+        {"names": dict(enumerate(manifest["classes"]))}, allow_unicode=True, sort_keys=False
+    )
     return (
         "# Made by parse_labels.py; what was skipped and why is in manifest.json beside it.\n"
         f"# {options}\n"
@@ -81,18 +111,24 @@ def dataset_yaml_text(manifest: Mapping[str, Any]) -> str:
     )
 
 
-def report_lines(manifest: dict[str, Any], num_problems: int = 20, *, has_circuits: bool = True) -> list[str]:
+def report_lines(
+    manifest: dict[str, Any], num_problems: int = 20, *, has_circuits: bool = True
+) -> list[str]:
     """Return the report of a run: what was skipped, and how the photographs were split."""
     counts = manifest["counts"]
     lines = []
     # The account ends with the files that are not read.
-    problems = by_severity(Problem(**item) for item in manifest["problems"] if item["kind"] != UNREAD_FILE)
+    problems = by_severity(
+        Problem(**item) for item in manifest["problems"] if item["kind"] != UNREAD_FILE
+    )
     alike: dict[tuple[str, ...], list[Problem]] = {}
     for item in problems:
         alike.setdefault((item.kind, *_WORDS.findall(item.text)), []).append(item)
     if problems:
         lines.append(f"left out or mended: {list_counts(Counter(item.kind for item in problems))}")
-    groups = [[group] if len(group) > MAX_ALIKE else [[one] for one in group] for group in alike.values()]
+    groups = [
+        [group] if len(group) > MAX_ALIKE else [[one] for one in group] for group in alike.values()
+    ]
     told = list(itertools.chain(*groups))[:num_problems]
     for first, *others in told:
         more = f" … and {len(others):,} more like this, all in manifest.json" if others else ""
@@ -101,16 +137,26 @@ def report_lines(manifest: dict[str, Any], num_problems: int = 20, *, has_circui
         lines.append(f"  … and {num_left:,} more, all in manifest.json")
     if counts["turned_photographs"]:
         lines.append(
-            f"EXIF-turned photographs, by the frame of their outlines: {list_counts(counts['turned_photographs'])}"
+            "EXIF-turned photographs, by the frame of their outlines: "
+            f"{list_counts(counts['turned_photographs'])}"
         )
     if has_circuits:
-        lines += [f"{split} circuits: {list_counts(circuits)}" for split, circuits in counts["circuits"].items()]
+        lines += [
+            f"{split} circuits: {list_counts(circuits)}"
+            for split, circuits in counts["circuits"].items()
+        ]
     if ignored := counts.get("ignored"):
         lines.append(f"regions to ignore: {list_counts(ignored)}")
     lines += _group_lines(manifest)
-    few = [item for item in counts["objects"].items() if item[1][VAL] < MIN_VAL_OBJECTS and any(item[1].values())]
+    few = [
+        item
+        for item in counts["objects"].items()
+        if item[1][VAL] < MIN_VAL_OBJECTS and any(item[1].values())
+    ]
     if few:
-        shown = ", ".join(f"{name} {by_split[VAL]} of {sum(by_split.values()):,}" for name, by_split in few)
+        shown = ", ".join(
+            f"{name} {by_split[VAL]} of {sum(by_split.values()):,}" for name, by_split in few
+        )
         cure = "their scores say little: label more photographs with them, or raise --val-fraction"
         lines.append(f"classes with fewer than {MIN_VAL_OBJECTS} objects in val: {shown}; {cure}")
     empty = sum(counts["without_objects"].values())
@@ -118,23 +164,38 @@ def report_lines(manifest: dict[str, Any], num_problems: int = 20, *, has_circui
 
 
 def _group_lines(manifest: dict[str, Any]) -> list[str]:
-    """Return lines about photographs that must stay in one split: copies and series; none if there are none."""
+    """Return lines about photographs that must stay in one split: copies and series; none if there
+    are none.
+    """
     copies, series, total = manifest["copies"], manifest.get("series"), len(manifest["photographs"])
     by_folders = manifest["options"]["split_by"] == FOLDERS
     sides = " and ".join(manifest["counts"]["photographs"])
-    lines = [f"split: as the input's folders for {sides} say; --split-by hash makes a new one"] if by_folders else []
+    lines = (
+        [f"split: as the input's folders for {sides} say; --split-by hash makes a new one"]
+        if by_folders
+        else []
+    )
     if copies:
-        shown = f"copies: {sum(map(len, copies)):,} photographs show only {counted(len(copies), 'picture')}"
+        shown = (
+            f"copies: {sum(map(len, copies)):,} photographs show only "
+            f"{counted(len(copies), 'picture')}"
+        )
         split_of = {record["file"]: record["split"] for record in manifest["photographs"]}
         num_apart = sum(len({split_of[file] for file in group}) > 1 for group in copies)
         reason = "all are alike" if len(copies[0]) == total else "every circuit shares some"
         if by_folders:
             reason = "the input's folders say so, and --split-by hash keeps each on one side"
-        lines.append(f"{shown}; " + (f"{num_apart:,} in {sides}: {reason}" if num_apart else "each is on one side"))
+        lines.append(
+            f"{shown}; "
+            + (f"{num_apart:,} in {sides}: {reason}" if num_apart else "each is on one side")
+        )
     if series is not None:
         without = total - sum(map(len, series))
         unknown = f"; {without:,} without a time in EXIF, each on its own" if without else ""
-        lines.append(f"series: {len(series):,}, the longest of {counted(max(map(len, series)), 'photograph')}{unknown}")
+        lines.append(
+            f"series: {len(series):,}, the longest of "
+            f"{counted(max(map(len, series)), 'photograph')}{unknown}"
+        )
     return lines
 
 
@@ -160,18 +221,34 @@ def _record(entry: Entry, photograph: Photograph) -> dict[str, Any]:
 def _counts(
     entries: Sequence[Entry], photographs: Mapping[str, Photograph], class_names: Sequence[str]
 ) -> dict[str, Any]:
-    splits = [split for split in SPLITS if split != TEST or any(entry.split == TEST for entry in entries)]
+    splits = [
+        split for split in SPLITS if split != TEST or any(entry.split == TEST for entry in entries)
+    ]
     by_split = {split: [entry for entry in entries if entry.split == split] for split in splits}
-    objects = {split: sum((Counter(entry.objects) for entry in by_split[split]), Counter()) for split in splits}
-    circuits = {split: Counter(photographs[entry.key].circuit for entry in by_split[split]) for split in splits}
+    objects = {
+        split: sum((Counter(entry.objects) for entry in by_split[split]), Counter())
+        for split in splits
+    }
+    circuits = {
+        split: Counter(photographs[entry.key].circuit for entry in by_split[split])
+        for split in splits
+    }
     ignored = sum(
-        (Counter({name or "all classes": n for name, n in entry.ignored.items()}) for entry in entries), Counter()
+        (
+            Counter({name or "all classes": n for name, n in entry.ignored.items()})
+            for entry in entries
+        ),
+        Counter(),
     )
     turned = Counter(entry.exif_frame for entry in entries if entry.facts.orientation != 1)
     return {
         "photographs": {split: len(by_split[split]) for split in splits},
-        "without_objects": {split: sum(not entry.objects for entry in by_split[split]) for split in splits},
-        "objects": {name: {split: objects[split][name] for split in splits} for name in class_names},
+        "without_objects": {
+            split: sum(not entry.objects for entry in by_split[split]) for split in splits
+        },
+        "objects": {
+            name: {split: objects[split][name] for split in splits} for name in class_names
+        },
         "circuits": {split: dict(sorted(circuits[split].items())) for split in splits},
         "turned_photographs": dict(sorted(turned.items())),
         **({"ignored": dict(sorted(ignored.items()))} if ignored else {}),
@@ -179,14 +256,23 @@ def _counts(
 
 
 def by_severity(problems: Iterable[Problem]) -> list[Problem]:
-    """Sort problems: unreadable inputs, others, and last those that are frequent in EPRI's data set."""
-    return sorted(problems, key=lambda problem: (_RANKS.get(problem.kind, 2), _problem_order(problem)))
+    """Sort problems: unreadable inputs, others, and last those that are frequent in EPRI's data
+    set.
+    """
+    return sorted(
+        problems, key=lambda problem: (_RANKS.get(problem.kind, 2), _problem_order(problem))
+    )
 
 
 def _problem_order(problem: Problem) -> tuple[str, int, str, str]:
     file, _, line = problem.place.rpartition(":")
     is_line = line.isdigit()
-    return (file if is_line else problem.place, int(line) if is_line else 0, problem.kind, problem.text)
+    return (
+        file if is_line else problem.place,
+        int(line) if is_line else 0,
+        problem.kind,
+        problem.text,
+    )
 
 
 def list_counts(counts: Mapping[str, int]) -> str:

@@ -1,4 +1,7 @@
-"""Finds the photograph that a name in a label file means. Names are only compared with photographs, never opened."""
+"""Finds the photograph that a name in a label file means.
+
+Names are only compared with photographs, never opened.
+"""
 
 import re
 from collections import defaultdict
@@ -9,12 +12,16 @@ from pathlib import PurePosixPath
 from yolo_seg_ddp.prepare.parsing.sources import Photograph
 from yolo_seg_ddp.utils.errors import printable
 
-_UPLOAD_PREFIX = re.compile(r"^[0-9a-f]{6,12}-")  # Label Studio puts it before the name of an uploaded file
+# Label Studio puts it before the name of an uploaded file
+_UPLOAD_PREFIX = re.compile(r"^[0-9a-f]{6,12}-")
 
 
 @dataclass(frozen=True)
 class Match:
-    """The key of the photograph that a name means, or the reason why there is none. `note`: how name and photograph differ."""
+    """The key of the photograph that a name means, or the reason why there is none.
+
+    `note`: how name and photograph differ.
+    """
 
     key: str | None
     reason: str = ""
@@ -23,9 +30,11 @@ class Match:
 
 
 def match_names(wanted: Iterable[Sequence[str]], photographs: Iterable[str]) -> list[Match]:
-    """Return a match for each list of alternative names: the photograph of that file name with the most equal folders.
+    """Return a match for each list of alternative names: the photograph of that file name with the
+    most equal folders.
 
-    If folders or the extension differ, the match counts only if no other name has the same photograph. Case does not matter.
+    If folders or the extension differ, the match counts only if no other name has the same
+    photograph. Case does not matter.
     """
     by_name: dict[str, list[str]] = defaultdict(list)
     by_upload: dict[str, list[str]] = defaultdict(list)
@@ -38,28 +47,48 @@ def match_names(wanted: Iterable[Sequence[str]], photographs: Iterable[str]) -> 
     names = [tuple(alternatives) for alternatives in wanted]
     matches = [_match(alternatives, by_name, by_upload) for alternatives in names]
     pairs = zip(names, matches, strict=True)
-    matches = [match if match.key else _with_other_extension(match, names, by_stem) for names, match in pairs]
+    matches = [
+        match if match.key else _with_other_extension(match, names, by_stem)
+        for names, match in pairs
+    ]
     claims: dict[str | None, set[tuple[str, ...] | None]] = defaultdict(set)
     for alternatives, match in zip(names, matches, strict=True):
         claims[match.key].add(None if match.is_exact else alternatives)
     disputed = Match(
-        None, "other names fit the only photograph of this name; put the photographs into the folders of the names"
+        None,
+        "other names fit the only photograph of this name; put the photographs into the folders "
+        "of the names",
     )
-    return [match if match.is_exact or len(claims[match.key]) == 1 else disputed for match in matches]
+    return [
+        match if match.is_exact or len(claims[match.key]) == 1 else disputed for match in matches
+    ]
 
 
-def _match(alternatives: Sequence[str], by_name: Mapping[str, list[str]], by_upload: Mapping[str, list[str]]) -> Match:
-    """Return the best match for the alternative names of one photograph. A name that is a whole path is tried first."""
+def _match(
+    alternatives: Sequence[str],
+    by_name: Mapping[str, list[str]],
+    by_upload: Mapping[str, list[str]],
+) -> Match:
+    """Return the best match for the alternative names of one photograph.
+
+    A name that is a whole path is tried first.
+    """
     reason = "no name of a photograph"
     split = list(filter(None, map(_parts_of, alternatives)))
-    if whole := next(("/".join(parts) for parts in split if "/".join(parts) in by_name.get(parts[-1], ())), None):
+    if whole := next(
+        ("/".join(parts) for parts in split if "/".join(parts) in by_name.get(parts[-1], ())), None
+    ):
         return Match(whole)
     for parts in split:
         if ".." in parts:
-            reason = "the name leads out of the folder; write it below the folder of the photographs"
+            reason = (
+                "the name leads out of the folder; write it below the folder of the photographs"
+            )
             continue
         original = _UPLOAD_PREFIX.sub("", parts[-1])
-        keys = by_name.get(parts[-1]) or by_name.get(original) or by_upload.get(_as_uploaded(original))
+        keys = (
+            by_name.get(parts[-1]) or by_name.get(original) or by_upload.get(_as_uploaded(original))
+        )
         if keys:
             return _best(parts, keys)
         reason = f"no photograph called {printable(parts[-1])}"
@@ -70,8 +99,12 @@ def _parts_of(name: str) -> list[str]:
     return [part for part in re.findall(r"[^\\/]+", name.lower()) if part != "."]
 
 
-def _with_other_extension(match: Match, names: Sequence[str], by_stem: Mapping[str, list[str]]) -> Match:
-    """Return the photograph that differs from one of the names only in its extension, if there is just one; else `match`."""
+def _with_other_extension(
+    match: Match, names: Sequence[str], by_stem: Mapping[str, list[str]]
+) -> Match:
+    """Return the photograph that differs from one of the names only in its extension, if there is
+    just one; else `match`.
+    """
     pairs = {
         (parts[-1], key)
         for parts in map(_parts_of, names)
@@ -85,7 +118,8 @@ def _with_other_extension(match: Match, names: Sequence[str], by_stem: Mapping[s
 
 
 def _best(parts: Sequence[str], keys: list[str]) -> Match:
-    # How many parts are equal at the end. The file name always counts: uploads may spell it differently.
+    # How many parts are equal at the end. The file name always counts: uploads may spell it
+    # differently.
     folders = {key: PurePosixPath(key).parts[-2::-1] for key in keys}
     common = {}
     for key in keys:
@@ -97,16 +131,24 @@ def _best(parts: Sequence[str], keys: list[str]) -> Match:
         shortest = min(len(folders[key]) for key in best)
         best = [key for key in best if len(folders[key]) == shortest]
     if len(best) > 1:
-        return Match(None, f"{len(best)} photographs have this name, such as {printable(best[0])}; name the folder")
+        return Match(
+            None,
+            f"{len(best)} photographs have this name, such as {printable(best[0])}; name the "
+            "folder",
+        )
     return Match(best[0], is_exact=most == len(parts))
 
 
 def _as_uploaded(name: str) -> str:
-    """Return a file name as Django stores an uploaded file: spaces become underscores, other signs vanish."""
+    """Return a file name as Django stores an uploaded file: spaces become underscores, other signs
+    vanish.
+    """
     return re.sub(r"[^-\w.]", "", name.strip().replace(" ", "_"))
 
 
 def match_name(name: str, photographs: Mapping[str, Photograph]) -> Match:
     """Return the photograph of EPRI's name, which has no folders."""
     key = name.lower()
-    return Match(key) if key in photographs else Match(None, f"no photograph called {printable(name)}")
+    return (
+        Match(key) if key in photographs else Match(None, f"no photograph called {printable(name)}")
+    )

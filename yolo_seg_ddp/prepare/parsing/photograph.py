@@ -19,15 +19,30 @@ from yolo_seg_ddp.data.images import (
     upright_size,
 )
 from yolo_seg_ddp.data.labels import ANY_CLASS, format_yolo_label
-from yolo_seg_ddp.prepare.near_duplicates import MEASURED_PX, UNIFORM_CONTRAST, signature, small_grey, thumbnail
+from yolo_seg_ddp.prepare.near_duplicates import (
+    MEASURED_PX,
+    UNIFORM_CONTRAST,
+    signature,
+    small_grey,
+    thumbnail,
+)
 from yolo_seg_ddp.prepare.parsing.label_csv import ClassTable, LabelObject, LabelRow, count_objects
 from yolo_seg_ddp.prepare.parsing.outlines import OutlineError, ShapeObject, object_ring
-from yolo_seg_ddp.prepare.parsing.rows import CLOSED, NO_OBJECTS, POLYLINE, ObjectCounts, Row, digest_of, is_ignored
+from yolo_seg_ddp.prepare.parsing.rows import (
+    CLOSED,
+    NO_OBJECTS,
+    POLYLINE,
+    ObjectCounts,
+    Row,
+    digest_of,
+    is_ignored,
+)
 from yolo_seg_ddp.utils.text import counted
 
 JPEG_QUALITY = 95
 SIMPLIFY_OUTPUT_PX = 0.25  # less than a mask can show
-FRAME_SLACK = 0.01  # an outline fits a frame if it exceeds it by at most this share of the longer side
+# an outline fits a frame if it exceeds it by at most this share of the longer side
+FRAME_SLACK = 0.01
 EXIF_FRAME_CHOICES = ("auto", "upright", "stored")
 UNUSABLE_OBJECT = "unusable object"
 MENDED_OBJECT = "mended object"
@@ -58,8 +73,9 @@ class PhotographOptions:
 class ImageMetadata:
     """Sizes in pixels; `width` and `height` are those of the original, upright.
 
-    signature: see `near_duplicates`, in hexadecimal digits; empty for a picture of one colour. taken: EXIF's local
-    time as ISO 8601, or empty. levels: the different values of green, before it was shrunk.
+    signature: see `near_duplicates`, in hexadecimal digits; empty for a picture of one colour.
+    taken: EXIF's local time as ISO 8601, or empty. levels: the different values of green, before it
+    was shrunk.
     """
 
     width: int
@@ -74,11 +90,13 @@ class ImageMetadata:
 
 @dataclass
 class LabelResult:
-    """A photograph's label text, counts of its objects, and (row index, kind, text) of everything skipped.
+    """A photograph's label text, counts of its objects, and (row index, kind, text) of everything
+    skipped.
 
-    ignored_text, ignored: the text and counts of its regions to ignore; the class is empty for all classes.
-    lost: the number of unusable objects of each class; the class is empty if the file does not tell it. counts: see `AnnotationRow`.
-    merged: objects that became a part of another one, or repeat one, by their class in the file.
+    ignored_text, ignored: the text and counts of its regions to ignore; the class is empty for all
+    classes. lost: the number of unusable objects of each class; the class is empty if the file does
+    not tell it. counts: see `AnnotationRow`. merged: objects that became a part of another one, or
+    repeat one, by their class in the file.
     """
 
     text: str = ""
@@ -93,21 +111,28 @@ class LabelResult:
     complaints: list[tuple[int, str, str]] = field(default_factory=list)
 
 
-def build_image(data: bytes, long_side_px: int, stretch: Stretch | None = None) -> tuple[bytes, ImageMetadata]:
-    """Return the upright JPEG with a longer side of at most `long_side_px`; never enlarge. Raises ImageError.
+def build_image(
+    data: bytes, long_side_px: int, stretch: Stretch | None = None
+) -> tuple[bytes, ImageMetadata]:
+    """Return the upright JPEG with a longer side of at most `long_side_px`; never enlarge. Raises
+    ImageError.
 
     A JPEG that is already small and upright keeps its bytes.
     """
     width, height = upright_size(data)
     orientation = exif_orientation(data)
-    image = decode_image(data, long_side_px, stretch=stretch)  # also if its bytes are kept: decoding finds damage
+    # also if its bytes are kept: decoding finds damage
+    image = decode_image(data, long_side_px, stretch=stretch)
     scale = min(1.0, long_side_px / max(width, height))
     output_width, output_height = scaled_size(width, height, scale)
-    levels = len(np.unique(image[:: max(1, len(image) // 512), :: max(1, image.shape[1] // 512), 1]))
+    levels = len(
+        np.unique(image[:: max(1, len(image) // 512), :: max(1, image.shape[1] // 512), 1])
+    )
     image = resize_area(image, output_width, output_height)
     is_kept = scale == 1.0 and orientation == 1 and is_jpeg(data)
     jpeg = data if is_kept else encode_jpeg(image, JPEG_QUALITY)
-    grey = small_grey(decode_image(jpeg, MEASURED_PX))  # as check_data.py does, so that both find the same copies
+    # as check_data.py does, so that both find the same copies
+    grey = small_grey(decode_image(jpeg, MEASURED_PX))
     metadata = ImageMetadata(
         width,
         height,
@@ -124,12 +149,17 @@ def build_image(data: bytes, long_side_px: int, stretch: Stretch | None = None) 
 def build_label(
     rows: Sequence[Row], metadata: ImageMetadata, options: PhotographOptions, classes: ClassTable
 ) -> LabelResult:
-    """Return the YOLO-seg label of a photograph's rows. Raises LabelError when a row is unreadable."""
+    """Return the YOLO-seg label of a photograph's rows.
+
+    Raises LabelError when a row is unreadable.
+    """
     result = LabelResult()
     objects: list[tuple[int, AnyObject]] = []
     for row, source in enumerate(rows):
         parsed, complaints = source.parse()
-        result.counts += count_objects(parsed, complaints) if isinstance(source, LabelRow) else source.counts
+        result.counts += (
+            count_objects(parsed, complaints) if isinstance(source, LabelRow) else source.counts
+        )
         objects += [(row, item) for item in parsed if item.value not in NO_OBJECTS]
         result.complaints += [(row, UNUSABLE_OBJECT, complaint) for complaint in complaints]
         result.lost[""] += len(complaints)
@@ -141,7 +171,9 @@ def build_label(
         result.merged[shape.value] += shape.members - 1
         result.counts[shape.value, POLYLINE] -= shape.closed
         result.counts[shape.value, CLOSED] += shape.closed
-    result.exif_frame = choose_exif_frame([item for _, item in objects], metadata, options.exif_frame)
+    result.exif_frame = choose_exif_frame(
+        [item for _, item in objects], metadata, options.exif_frame
+    )
     instances, regions = list[tuple[int, np.ndarray]](), list[tuple[int, np.ndarray]]()
     for row, item in objects:
         value = "" if is_ignored(item.value) else item.value
@@ -164,24 +196,35 @@ def build_label(
             result.complaints.append((row, kind, f"{shown}: {complaint}"))
     for value, count in sorted(result.unknown_values.items()):
         row = next(row for row, item in objects if item.value == value)
-        result.complaints.append((row, UNKNOWN_CLASS, f"`{value}` ({counted(count, 'object')}) is none of the classes"))
+        result.complaints.append(
+            (row, UNKNOWN_CLASS, f"`{value}` ({counted(count, 'object')}) is none of the classes")
+        )
     result.text, result.lost = format_yolo_label(instances), +result.lost
     result.ignored_text = format_yolo_label(regions)
-    result.merged = Counter({label: number for label, number in (+result.merged).items() if not is_ignored(label)})
+    result.merged = Counter(
+        {label: number for label, number in (+result.merged).items() if not is_ignored(label)}
+    )
     result.counts = +result.counts
     return result
 
 
-def choose_exif_frame(objects: Sequence[AnyObject], metadata: ImageMetadata, exif_frame: str) -> str:
-    """Return the frame of the outlines: `upright`, `stored`, or `ambiguous` (then treated as upright).
+def choose_exif_frame(
+    objects: Sequence[AnyObject], metadata: ImageMetadata, exif_frame: str
+) -> str:
+    """Return the frame of the outlines: `upright`, `stored`, or `ambiguous` (then treated as
+    upright).
 
-    It is not documented whether the labelling tool applied the EXIF orientation. `auto` chooses the frame that contains
-    the outlines, if only one does; of half turns and mirrored photographs both do. The image's size in an annotation file
-    decides, too. Raises LabelError if that is the size of another photograph.
+    It is not documented whether the labelling tool applied the EXIF orientation. `auto` chooses the
+    frame that contains the outlines, if only one does; of half turns and mirrored photographs both
+    do. The image's size in an annotation file decides, too. Raises LabelError if that is the size
+    of another photograph.
     """
     objects = [item for item in objects if not isinstance(item, ShapeObject) or not item.error]
     shapes = [item for item in objects if isinstance(item, ShapeObject)]
-    frames = {item.frame((metadata.width, metadata.height), metadata.orientation, exif_frame) for item in shapes}
+    frames = {
+        item.frame((metadata.width, metadata.height), metadata.orientation, exif_frame)
+        for item in shapes
+    }
     if frames:
         return frames.pop() if len(frames) == 1 else "ambiguous"
     if metadata.orientation == 1:

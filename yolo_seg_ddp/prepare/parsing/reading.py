@@ -10,8 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from yolo_seg_ddp.data.labels import IGNORE_FOLDER
-from yolo_seg_ddp.prepare.parsing.foreign import describe_foreign, holds_names_or_outlines, unread_files
-from yolo_seg_ddp.prepare.parsing.formats import EPRI, EPRI_TITLE, FORMATS, find_format, is_mask, label_files
+from yolo_seg_ddp.prepare.parsing.foreign import (
+    describe_foreign,
+    holds_names_or_outlines,
+    unread_files,
+)
+from yolo_seg_ddp.prepare.parsing.formats import (
+    EPRI,
+    EPRI_TITLE,
+    FORMATS,
+    find_format,
+    is_mask,
+    label_files,
+)
 from yolo_seg_ddp.prepare.parsing.label_csv import UNREADABLE_ROW, Problem, read_label_csv
 from yolo_seg_ddp.prepare.parsing.label_file import LabelFile
 from yolo_seg_ddp.prepare.parsing.manifest import NO_PHOTOGRAPH, NO_ROW
@@ -26,7 +37,12 @@ from yolo_seg_ddp.prepare.parsing.rows import (
     lost_for,
     place_of,
 )
-from yolo_seg_ddp.prepare.parsing.sources import Photograph, find_label_csv, find_photographs, inside
+from yolo_seg_ddp.prepare.parsing.sources import (
+    Photograph,
+    find_label_csv,
+    find_photographs,
+    inside,
+)
 from yolo_seg_ddp.prepare.parsing.split import SPLITS, split_of_folder
 from yolo_seg_ddp.utils.errors import UserError, printable
 from yolo_seg_ddp.utils.progress import Progress
@@ -34,13 +50,16 @@ from yolo_seg_ddp.utils.text import counted
 
 DUPLICATE_ROW = "duplicate row"
 OTHER_CLASSES = "file that lacks classes"
-DRAWINGS = "visualization"  # end of the names of folders into which LabelMe's converters draw the labels
+# end of the names of folders into which LabelMe's converters draw the labels
+DRAWINGS = "visualization"
 RowsByKey = dict[str, tuple[Row, ...]]
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """The photographs of the input, the rows of those to build by key, and the classes that the label files name."""
+    """The photographs of the input, the rows of those to build by key, and the classes that the
+    label files name.
+    """
 
     title: str
     photographs: dict[str, Photograph]
@@ -51,31 +70,50 @@ class Labelled:
 
     def summary(self) -> str:
         """Return a line about the input: the format, photographs, regions and classes."""
-        rows = [row for rows in self.rows.values() for row in rows if isinstance(row, AnnotationRow)]
+        rows = [
+            row for rows in self.rows.values() for row in rows if isinstance(row, AnnotationRow)
+        ]
         num_regions = sum(row.counts.total() for row in rows)
         line = f"{self.title}, {counted(len(self.rows), 'photograph')}"
         if self.class_names is None:
             return line
-        return f"{line}, {counted(num_regions, 'region')} of {counted(len(self.class_names), 'class')}"
+        return (
+            f"{line}, {counted(num_regions, 'region')} of {counted(len(self.class_names), 'class')}"
+        )
 
 
 def read_labels(
-    folder: Path, label_format: str, keep_unlabelled: bool, problems: list[Problem], trust_links: bool
+    folder: Path,
+    label_format: str,
+    keep_unlabelled: bool,
+    problems: list[Problem],
+    trust_links: bool,
 ) -> Labelled:
-    """Find labels and photographs in the input folder. Raises UserError when there is nothing to build."""
+    """Find labels and photographs in the input folder.
+
+    Raises UserError when there is nothing to build.
+    """
     if label_format != EPRI:
         return _read_tool(folder, FORMATS[label_format], keep_unlabelled, problems, trust_links)
     (file,) = inside([find_label_csv(folder)], folder, problems, trust_links)
     photographs = find_photographs(folder, problems, trust_links)
     rows = list(read_label_csv(file, problems))
-    by_key, lost = _rows_by_key(rows, [match_name(row.image_name, photographs) for row in rows], problems)
-    by_key = _complete(by_key, photographs, file, photographs.keys() if keep_unlabelled else (), problems)
+    by_key, lost = _rows_by_key(
+        rows, [match_name(row.image_name, photographs) for row in rows], problems
+    )
+    by_key = _complete(
+        by_key, photographs, file, photographs.keys() if keep_unlabelled else (), problems
+    )
     problems += unread_files(folder, {file}, (), photographs, EPRI_TITLE)
     return Labelled(EPRI_TITLE, photographs, by_key, None, lost, {})
 
 
 def _read_tool(
-    folder: Path, tool: type[LabelFile], keep_unlabelled: bool, problems: list[Problem], trust_links: bool
+    folder: Path,
+    tool: type[LabelFile],
+    keep_unlabelled: bool,
+    problems: list[Problem],
+    trust_links: bool,
 ) -> Labelled:
     files = inside(label_files(folder, tool), folder, problems, trust_links)
     photographs = find_photographs(folder, problems, trust_links, by_path=True)
@@ -88,37 +126,53 @@ def _read_tool(
         read.append(labels)
         if shared[file.name] > 1:
             labels.place = printable(file.relative_to(folder).as_posix(), 400)
-            problems[num_problems:] = [replace(one, place=labels.place) for one in problems[num_problems:]]
+            problems[num_problems:] = [
+                replace(one, place=labels.place) for one in problems[num_problems:]
+            ]
     tool.agree(read)
     if not (tool.lists_used_classes or tool.are_pictures):
         _say_other_classes(read, folder, problems)
     for labels in read:
-        rows += [replace(row, place=labels.place) for row in labels.rows] if labels.place else labels.rows
-    masks = {labels.path for labels in read if labels.rows or labels.is_damaged} | {row.file for row in rows}
+        rows += (
+            [replace(row, place=labels.place) for row in labels.rows]
+            if labels.place
+            else labels.rows
+        )
+    masks = {labels.path for labels in read if labels.rows or labels.is_damaged} | {
+        row.file for row in rows
+    }
     photographs = {
         key: item
         for key, item in photographs.items()
-        if (item.member or item.file not in masks) and not PurePosixPath(key).parent.name.endswith(DRAWINGS)
+        if (item.member or item.file not in masks)
+        and not PurePosixPath(key).parent.name.endswith(DRAWINGS)
     }
     by_key, lost = _rows_by_key(
         rows, _matches(rows, folder, tool, photographs), problems, tool.several_files_a_photograph
     )
     tool.one_source(read, by_key, problems)
-    without_rows = [] if tool.are_pictures else [photographs[key] for key in photographs.keys() - by_key]
+    without_rows = (
+        [] if tool.are_pictures else [photographs[key] for key in photographs.keys() - by_key]
+    )
     unused = {one.file for one in without_rows if not one.member and is_mask(one.file)}
-    photographs = {key: item for key, item in photographs.items() if item.member or item.file not in unused}
+    photographs = {
+        key: item for key, item in photographs.items() if item.member or item.file not in unused
+    }
     used = {labels.path for labels in read if not labels.is_other}
     left = unread_files(folder, used, unused, photographs, tool.title)
     problems += left
     if tool.are_pictures and not any(labels.class_list for labels in read):
         for one in (one for one in left if holds_names_or_outlines(folder / one.place)):
             raise UserError(
-                f"{folder}: no list names the classes of the masks, but {one.place} may: {one.text}. Or move such files to "
+                f"{folder}: no list names the classes of the masks, but {one.place} may: "
+                f"{one.text}. Or move such files to "
                 "another folder, so that the masks are read alone"
             )
     is_kept = keep_unlabelled or tool.missing_is_empty
     kept = _empty(by_key, photographs, keep_unlabelled) if is_kept else set()
-    by_key = _complete(by_key, photographs, folder if tool.names_are_relative else files[0], kept, problems)
+    by_key = _complete(
+        by_key, photographs, folder if tool.names_are_relative else files[0], kept, problems
+    )
     names = dict.fromkeys(name for labels in read for name in labels.names if not is_ignored(name))
     if background := names.keys() & {*NO_OBJECTS}:
         names = {name: None for name in names if name not in background}
@@ -126,54 +180,100 @@ def _read_tool(
         problems.append(Problem(printable(files[0].name), text, NO_OBJECT))
     if not names:
         what = f"{tool.title} of {counted(len(by_key), 'photograph')}"
-        raise UserError(f"{folder}: {what}, but without any object; draw outlines and export them again")
+        raise UserError(
+            f"{folder}: {what}, but without any object; draw outlines and export them again"
+        )
     classes = tuple(sorted(names) if tool.lists_used_classes else names)
     origins: dict[str, str] = {}
     for labels in read:
         origins |= {name: labels.origin_of(name) for name in labels.names if name not in origins}
-    subsets = {key: row.subset for key, members in by_key.items() for row in members if isinstance(row, AnnotationRow)}
-    photographs = {key: replace(item, subset=subsets.get(key, "")) for key, item in photographs.items()}
-    return Labelled(tool.title, photographs, by_key, classes, sum((labels.lost for labels in read), lost), origins)
+    subsets = {
+        key: row.subset
+        for key, members in by_key.items()
+        for row in members
+        if isinstance(row, AnnotationRow)
+    }
+    photographs = {
+        key: replace(item, subset=subsets.get(key, "")) for key, item in photographs.items()
+    }
+    return Labelled(
+        tool.title,
+        photographs,
+        by_key,
+        classes,
+        sum((labels.lost for labels in read), lost),
+        origins,
+    )
 
 
 def _say_other_classes(read: Sequence[LabelFile], folder: Path, problems: list[Problem]) -> None:
-    """Say of each list of classes which it lacks: where its photographs show one, a model learns background."""
-    first_of = {frozenset(labels.names): labels.class_list or labels.path for labels in reversed(read) if labels.rows}
+    """Say of each list of classes which it lacks: where its photographs show one, a model learns
+    background.
+    """
+    first_of = {
+        frozenset(labels.names): labels.class_list or labels.path
+        for labels in reversed(read)
+        if labels.rows
+    }
     every = frozenset[str]().union(*first_of)
     for names, file in first_of.items():
         if lacking := sorted(every - names):
-            text = f"does not have the classes {printable(', '.join(lacking), 200)} of other files: label them in its photographs"
+            text = (
+                f"does not have the classes {printable(', '.join(lacking), 200)} of other files: "
+                "label them in its photographs"
+            )
             text += ", too, or they are learned as background there"
-            problems.append(Problem(printable(file.relative_to(folder).as_posix(), 400), text, OTHER_CLASSES))
+            problems.append(
+                Problem(printable(file.relative_to(folder).as_posix(), 400), text, OTHER_CLASSES)
+            )
 
 
 def choose_format(folder: Path) -> str:
-    """Return the format of the labels by their content. Raises UserError that says what else the folder holds."""
+    """Return the format of the labels by their content.
+
+    Raises UserError that says what else the folder holds.
+    """
     chosen = find_format(folder) if folder.is_dir() else ""
     if not chosen:
         raise UserError(f"{folder}: {describe_foreign(folder)}")
     return chosen
 
 
-def _empty(rows: RowsByKey, photographs: Mapping[str, Photograph], of_all_folders: bool) -> set[str]:
-    """Return the keys of photographs without a row that are no masks: `of_all_folders`, or only of folders with rows."""
+def _empty(
+    rows: RowsByKey, photographs: Mapping[str, Photograph], of_all_folders: bool
+) -> set[str]:
+    """Return the keys of photographs without a row that are no masks: `of_all_folders`, or only of
+    folders with rows.
+    """
     folders = {PurePosixPath(key).parent for key in rows}
-    chosen = {key for key in photographs.keys() - rows if of_all_folders or PurePosixPath(key).parent in folders}
+    chosen = {
+        key
+        for key in photographs.keys() - rows
+        if of_all_folders or PurePosixPath(key).parent in folders
+    }
     return {key for key in chosen if photographs[key].member or not is_mask(photographs[key].file)}
 
 
 def _matches(
-    rows: Sequence[AnnotationRow], folder: Path, tool: type[LabelFile], photographs: Mapping[str, Photograph]
+    rows: Sequence[AnnotationRow],
+    folder: Path,
+    tool: type[LabelFile],
+    photographs: Mapping[str, Photograph],
 ) -> list[Match]:
-    """Return each row's photograph. One of the folders above it has the name of the row's subset or of the file's folder.
+    """Return each row's photograph. One of the folders above it has the name of the row's subset or
+    of the file's folder.
 
-    No row gets a photograph in the folder of another subset. Two subsets never get the same photograph.
+    No row gets a photograph in the folder of another subset. Two subsets never get the same
+    photograph.
     """
     # 1. What the folders above each photograph are called.
-    folders_of = {key: {_subset(part) for part in PurePosixPath(key).parts[:-1]} for key in photographs}
+    folders_of = {
+        key: {_subset(part) for part in PurePosixPath(key).parts[:-1]} for key in photographs
+    }
     known = {*SPLITS}.union(*folders_of.values())
 
-    # 2. Rows by their subsets: those that the file names, and the folders above the file that are known.
+    # 2. Rows by their subsets: those that the file names, and the folders above the file that are
+    #    known.
     rows_of: dict[frozenset[str], list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
         subset = _subset(row.subset)
@@ -183,7 +283,8 @@ def _matches(
             subsets.add(subset)
         rows_of[frozenset(subsets)].append(number)
 
-    # 3. First the photographs in folders of just these subsets, then those that are in no folder of another subset.
+    # 3. First the photographs in folders of just these subsets, then those that are in no folder of
+    #    another subset.
     named = set().union(*rows_of)
     matches = [Match(None, "no photograph")] * len(rows)
     claims: dict[str | None, set[frozenset[str]]] = defaultdict(set)
@@ -200,12 +301,21 @@ def _matches(
                 claims[match.key].add(group)
 
     # 4. A photograph of several subsets belongs to none.
-    shared = Match(None, "several subsets name this photograph; put the photographs into folders of the subsets")
-    return [shared if match.key and len(claims[match.key] - {frozenset()}) > 1 else match for match in matches]
+    shared = Match(
+        None,
+        "several subsets name this photograph; put the photographs into folders of the subsets",
+    )
+    return [
+        shared if match.key and len(claims[match.key] - {frozenset()}) > 1 else match
+        for match in matches
+    ]
 
 
 def _photograph_names(row: AnnotationRow, folder: Path, tool: type[LabelFile]) -> tuple[str, ...]:
-    """Return the paths of a row's photograph, relative to the input folder. A path out of it begins with `..` or `/`."""
+    """Return the paths of a row's photograph, relative to the input folder.
+
+    A path out of it begins with `..` or `/`.
+    """
     if not tool.names_are_relative:
         return row.names
     return tuple(os.path.normpath(row.file.parent.relative_to(folder) / name) for name in row.names)
@@ -216,9 +326,15 @@ def _subset(name: str) -> str:
 
 
 def _rows_by_key(
-    rows: Sequence[Row], matches: Sequence[Match], problems: list[Problem], may_have_several: bool = False
+    rows: Sequence[Row],
+    matches: Sequence[Match],
+    problems: list[Problem],
+    may_have_several: bool = False,
 ) -> tuple[RowsByKey, Lost]:
-    """Return the rows of each photograph, and the objects of other rows. Rows without a photograph and repeated ones are problems."""
+    """Return the rows of each photograph, and the objects of other rows.
+
+    Rows without a photograph and repeated ones are problems.
+    """
     by_key: RowsByKey = {}
     lost: Lost = Counter()
 
@@ -231,14 +347,21 @@ def _rows_by_key(
         if match.key is None:
             prefix = "" if row.line else f"{printable(row.image_name, 200)}: "
             problems.append(Problem(place_of([row]), prefix + match.reason, NO_PHOTOGRAPH))
-        elif earlier and (is_same or not (may_have_several or any(map(is_for_regions, (row, *earlier))))):
-            problems.append(Problem(place_of([row]), _repeat_text(row, earlier[0], is_same), DUPLICATE_ROW))
+        elif earlier and (
+            is_same or not (may_have_several or any(map(is_for_regions, (row, *earlier))))
+        ):
+            problems.append(
+                Problem(place_of([row]), _repeat_text(row, earlier[0], is_same), DUPLICATE_ROW)
+            )
         if match.key is not None and not is_same:
             by_key[match.key] = (*earlier, row)
         else:
             lost += lost_for(row.counts, NO_PHOTOGRAPH if match.key is None else DUPLICATE_ROW)
     if notes := [match.note for match in matches if match.note]:
-        text = f"{len(notes)} photographs have another extension than in the labels, such as {notes[0]}"
+        text = (
+            f"{len(notes)} photographs have another extension than in the labels, such as "
+            f"{notes[0]}"
+        )
         problems.append(Problem(rows[0].file_name, text, "other extension"))
     return by_key, lost
 
@@ -255,17 +378,31 @@ def _repeat_text(row: Row, first: Row, is_same: bool) -> str:
 
 
 def _complete(
-    rows: RowsByKey, photographs: Mapping[str, Photograph], labels: Path, kept: Collection[str], problems: list[Problem]
+    rows: RowsByKey,
+    photographs: Mapping[str, Photograph],
+    labels: Path,
+    kept: Collection[str],
+    problems: list[Problem],
 ) -> RowsByKey:
-    """Report photographs without a row; return the rows of those to build, sorted by key. Raises UserError without any."""
+    """Report photographs without a row; return the rows of those to build, sorted by key.
+
+    Raises UserError without any.
+    """
     for key, photograph in photographs.items():
         if key not in rows:
-            text = f"no row in {labels.name}; " + ("kept without objects" if key in kept else "skipped")
+            text = f"no row in {labels.name}; " + (
+                "kept without objects" if key in kept else "skipped"
+            )
             problems.append(Problem(printable(photograph.source), text, NO_ROW))
             if key in kept:
                 rows[key] = ()
     if not rows:
-        causes = [problem for kind in (UNREADABLE_ROW, NO_PHOTOGRAPH) for problem in problems if problem.kind == kind]
+        causes = [
+            problem
+            for kind in (UNREADABLE_ROW, NO_PHOTOGRAPH)
+            for problem in problems
+            if problem.kind == kind
+        ]
         reason = "".join(f"; {problem.place}: {problem.text}" for problem in causes[:1])
         present = f"; there is {printable(next(iter(photographs)))}" if photographs else ""
         count = f"{counted(len(photographs), 'photograph')} beside it"

@@ -1,4 +1,5 @@
-"""The rows that each label file becomes, one for each photograph. A row is parsed into objects when they are needed.
+"""The rows that each label file becomes, one for each photograph. A row is parsed into objects when
+they are needed.
 
 `label_file.py` says how a reader makes them.
 """
@@ -20,14 +21,17 @@ from yolo_seg_ddp.prepare.parsing.outlines import ShapeObject
 
 DIGEST_BYTES = 16
 NO_OBJECTS = ("_background_",)  # labels that LabelMe's own converters leave out
-NO_JUDGEMENT = ("ignore", "ignored", "ignoreregion", "ignoredregion", "ignoredregions", "dontcare")  # letters of labels
+# letters of labels
+NO_JUDGEMENT = ("ignore", "ignored", "ignoreregion", "ignoredregion", "ignoredregions", "dontcare")
 NO_OBJECT = "label of the background"
 UNUSED_SOURCE = "unused source"  # other labels of the photographs than those that are read
 MAX_NAME_CHARACTERS = 4096  # of a photograph's name or path in a label file
-POLYGON, POLYLINE, BOX, MASK = "polygon", "polyline", "box", "mask"  # kinds of shapes; others as the files call them
+# kinds of shapes; others as the files call them
+POLYGON, POLYLINE, BOX, MASK = "polygon", "polyline", "box", "mask"
 CROWD, IGNORED = "crowd", "region to ignore"
 CLOSED = "closed polyline as an outline"
-ObjectCounts = Counter[tuple[str, str]]  # objects by class, empty without one, and kind of shape, before any rule acts
+# objects by class, empty without one, and kind of shape, before any rule acts
+ObjectCounts = Counter[tuple[str, str]]
 Lost = Counter[tuple[str, str, str]]  # the same with the reason why no photograph has them
 Parsed = tuple[list[ShapeObject], list[str]]  # objects, and messages about those that were left out
 
@@ -36,11 +40,13 @@ Parsed = tuple[list[ShapeObject], list[str]]  # objects, and messages about thos
 class AnnotationRow:
     """The annotations of one photograph in a file.
 
-    `names`: paths at which the photograph may lie, the likeliest first. `items`: parts of the file, JSON values or bytes, each of
-    which `read_objects` turns into objects. With `file_digest` the whole file is the one item. It is read again when its objects
-    are needed, because masks would fill the memory. `context`: text of all else that the objects depend on, such as the names of
-    the categories. `counts`: for the account; the reader counts all objects when it reads the file first. `subset`: the name of a
-    folder above the photograph. `place`: the path of a file whose name others have, too.
+    `names`: paths at which the photograph may lie, the likeliest first. `items`: parts of the file,
+    JSON values or bytes, each of which `read_objects` turns into objects. With `file_digest` the
+    whole file is the one item. It is read again when its objects are needed, because masks would
+    fill the memory. `context`: text of all else that the objects depend on, such as the names of
+    the categories. `counts`: for the account; the reader counts all objects when it reads the file
+    first. `subset`: the name of a folder above the photograph. `place`: the path of a file whose
+    name others have, too.
     """
 
     names: tuple[str, ...]
@@ -64,7 +70,9 @@ class AnnotationRow:
 
     @functools.cached_property
     def digest(self) -> str:
-        texts = [item if isinstance(item, bytes) else json.dumps(item).encode() for item in self.items]
+        texts = [
+            item if isinstance(item, bytes) else json.dumps(item).encode() for item in self.items
+        ]
         digests = [self.file_digest] if self.file_digest else [digest_of(text) for text in texts]
         parts = [self.context.encode("utf-8", "surrogatepass"), *digests]
         return hashlib.blake2b(b"\0json-1\0".join(parts), digest_size=DIGEST_BYTES).hexdigest()
@@ -101,7 +109,9 @@ def _join_groups(objects: list[ShapeObject]) -> list[ShapeObject]:
         first = joined.get(key)
         if first is not None:
             parts, closed = first.parts + shape.parts, first.closed + shape.closed
-            shape = dataclasses.replace(first, parts=parts, members=first.members + 1, closed=closed)
+            shape = dataclasses.replace(
+                first, parts=parts, members=first.members + 1, closed=closed
+            )
         joined[key] = shape
     return list(joined.values())
 
@@ -110,14 +120,17 @@ Row = LabelRow | AnnotationRow
 
 
 def is_ignored(label: str) -> bool:
-    """Return whether a label, such as LabelMe's `__ignore__`, is that of a region in which nobody says what is there."""
+    """Return whether a label, such as LabelMe's `__ignore__`, is that of a region in which nobody
+    says what is there.
+    """
     return re.sub("[^a-z]", "", label.lower()) in NO_JUDGEMENT
 
 
 def says_ignore(flags: Any) -> bool:
     """Return whether the flags of an object, a dictionary by name, make it a region to ignore."""
     return isinstance(flags, dict) and any(
-        (is_ignored(name) or name.lower() == "difficult") and str(value).strip().lower() in ("1", "true", "yes")
+        (is_ignored(name) or name.lower() == "difficult")
+        and str(value).strip().lower() in ("1", "true", "yes")
         for name, value in flags.items()
     )
 

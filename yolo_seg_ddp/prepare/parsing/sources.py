@@ -19,7 +19,8 @@ from yolo_seg_ddp.utils.errors import UserError, one_line, printable
 from yolo_seg_ddp.utils.files import walk
 from yolo_seg_ddp.utils.zips import BoundedZip, is_bomb
 
-STRETCH_PHOTOGRAPHS, STRETCH_VALUES = 32, 50_000  # at most so many photographs are looked at, and values of each
+# at most so many photographs are looked at, and values of each
+STRETCH_PHOTOGRAPHS, STRETCH_VALUES = 32, 50_000
 MAX_PHOTOGRAPH_BYTES = 1_000_000_000
 DUPLICATE_PHOTOGRAPH = "duplicate photograph"
 UNREADABLE_ARCHIVE = "unreadable archive"
@@ -32,7 +33,10 @@ ReadFile = Callable[[Path], bytes]
 
 @dataclass(frozen=True)
 class Photograph:
-    """One photograph of the input. `source` is its path below the input folder, including its zip if it is in one."""
+    """One photograph of the input.
+
+    `source` is its path below the input folder, including its zip if it is in one.
+    """
 
     name: str
     source: str
@@ -46,12 +50,15 @@ class Photograph:
 
     @property
     def key(self) -> str:
-        """The name in lower case, to match the label CSV; with its folders if it is known by its path."""
+        """The name in lower case, to match the label CSV; with its folders if it is known by its
+        path.
+        """
         return ((self.member or self.source) if self.is_known_by_path else self.name).lower()
 
 
 class PhotographReader(ExitStack):
-    """Reads photographs, also from several threads. Keeps zips open, because listing thousands of members is slow.
+    """Reads photographs, also from several threads. Keeps zips open, because listing thousands of
+    members is slow.
 
     `read_file` returns the bytes of a photograph that is in no zip.
     """
@@ -71,11 +78,16 @@ class PhotographReader(ExitStack):
                 return self._read_file(photograph.file)
             with self._lock:
                 if photograph.file not in self._archives:
-                    self._archives[photograph.file] = self.enter_context(BoundedZip(photograph.file))
+                    self._archives[photograph.file] = self.enter_context(
+                        BoundedZip(photograph.file)
+                    )
                 archive = self._archives[photograph.file]
             member = archive.getinfo(photograph.member)
             if is_bomb(member):
-                raise ImageError(f"unpacks from {member.compress_size} to {member.file_size} bytes: not a photograph")
+                raise ImageError(
+                    f"unpacks from {member.compress_size} to {member.file_size} bytes: not a "
+                    "photograph"
+                )
             return archive.read(member)
         except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError) as error:
             # RuntimeError: encrypted members, and NotImplementedError for unknown compression.
@@ -83,28 +95,39 @@ class PhotographReader(ExitStack):
 
 
 def find_label_csv(folder: Path) -> Path:
-    """Return the label CSV in the input folder: the one with EPRI's name, else the only CSV. Raises UserError."""
+    """Return the label CSV in the input folder: the one with EPRI's name, else the only CSV.
+
+    Raises UserError.
+    """
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; run python download_data.py, or name another --input")
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".csv" and path.is_file())
+        raise UserError(
+            f"{folder}: no such folder; run python download_data.py, or name another --input"
+        )
+    files = sorted(
+        path for path in folder.iterdir() if path.suffix.lower() == ".csv" and path.is_file()
+    )
     named = [path for path in files if path.name.lower() == LABEL_CSV.lower()]
     chosen = named or files
     if not chosen:
         raise UserError(f"{folder}: no {LABEL_CSV}; run python download_data.py")
     if len(chosen) > 1:
         names = ", ".join(path.name for path in chosen[:5])
-        raise UserError(f"{folder}: which CSV holds the labels? Found {names}; keep one, or call it {LABEL_CSV}")
+        raise UserError(
+            f"{folder}: which CSV holds the labels? Found {names}; keep one, or call it {LABEL_CSV}"
+        )
     return chosen[0]
 
 
 def find_photographs(
     folder: Path, problems: list[Problem], trust_links: bool = False, by_path: bool = False
 ) -> dict[str, Photograph]:
-    """Return all photographs below the input folder, and in zips directly in it, by `key`; `by_path`: with their folders.
+    """Return all photographs below the input folder, and in zips directly in it, by `key`;
+    `by_path`: with their folders.
 
-    If a photograph is both a file and in a zip, the file is used, unless its size differs (an incomplete extraction).
-    Links out of the folder are followed only with `trust_links`: they could expose any file. Such links, further copies and
-    unreadable zips are added to `problems`. Raises UserError when there is no photograph.
+    If a photograph is both a file and in a zip, the file is used, unless its size differs (an
+    incomplete extraction). Links out of the folder are followed only with `trust_links`: they could
+    expose any file. Such links, further copies and unreadable zips are added to `problems`. Raises
+    UserError when there is no photograph.
     """
     root = None if trust_links else os.path.realpath(folder)
     photographs: dict[str, Photograph] = {}
@@ -118,21 +141,38 @@ def find_photographs(
         kept = photographs.get(photograph.key)
         if kept is None or (kept.member is None and kept.size_bytes != photograph.size_bytes):
             photographs[photograph.key] = photograph
-        if kept is not None and (photograph.key in in_zips or kept.size_bytes != photograph.size_bytes):
-            problems.append(_duplicate(kept if kept.member is None else photograph, photographs[photograph.key]))
+        if kept is not None and (
+            photograph.key in in_zips or kept.size_bytes != photograph.size_bytes
+        ):
+            problems.append(
+                _duplicate(kept if kept.member is None else photograph, photographs[photograph.key])
+            )
         in_zips.add(photograph.key)
     if not photographs:
-        cure = f"put them beside the labels ({', '.join(IMAGE_SUFFIXES)})" if by_path else "run python download_data.py"
+        cure = (
+            f"put them beside the labels ({', '.join(IMAGE_SUFFIXES)})"
+            if by_path
+            else "run python download_data.py"
+        )
         raise UserError(f"{folder}: no photographs and no zip with photographs; {cure}")
     return dict(sorted(photographs.items()))
 
 
 def _duplicate(ignored: Photograph, kept: Photograph) -> Problem:
-    return Problem(printable(ignored.source), f"ignored, {printable(kept.source)} is used", DUPLICATE_PHOTOGRAPH)
+    return Problem(
+        printable(ignored.source),
+        f"ignored, {printable(kept.source)} is used",
+        DUPLICATE_PHOTOGRAPH,
+    )
 
 
-def _in_folders(folder: Path, root: str | None, problems: list[Problem], by_path: bool) -> Iterator[Photograph]:
-    """Yield the photographs in the input folder. Follows links only below `root`; None: all. Each folder once."""
+def _in_folders(
+    folder: Path, root: str | None, problems: list[Problem], by_path: bool
+) -> Iterator[Photograph]:
+    """Yield the photographs in the input folder.
+
+    Follows links only below `root`; None: all. Each folder once.
+    """
     visited = {_identity(folder)}
 
     def enters(path: Path) -> bool:
@@ -144,7 +184,9 @@ def _in_folders(folder: Path, root: str | None, problems: list[Problem], by_path
 
     def report(path: Path, reason: str) -> None:
         place = printable(path.relative_to(folder).as_posix())
-        problems.append(Problem(place, f"folder cannot be read: {reason}; skipped", UNREADABLE_PHOTOGRAPH))
+        problems.append(
+            Problem(place, f"folder cannot be read: {reason}; skipped", UNREADABLE_PHOTOGRAPH)
+        )
 
     for place, entries in walk(folder, enters, report):
         names = [entry.name for entry in entries]
@@ -154,17 +196,21 @@ def _in_folders(folder: Path, root: str | None, problems: list[Problem], by_path
             if leaves(path, root, folder, problems):
                 continue
             source = path.relative_to(folder).as_posix()
-            if not os.path.isfile(path):  # False, too, in a folder that may be listed but not entered
+            # False, too, in a folder that may be listed but not entered
+            if not os.path.isfile(path):
                 text = "not a regular file, or its folder forbids access; skipped"
                 problems.append(Problem(printable(source), text, UNREADABLE_PHOTOGRAPH))
                 continue
             status = path.stat()
             stamp = f"file {status.st_size} {status.st_mtime_ns}"
-            yield Photograph(name, source, _circuit(source, by_path), path, None, status.st_size, stamp, by_path)
+            yield Photograph(
+                name, source, _circuit(source, by_path), path, None, status.st_size, stamp, by_path
+            )
 
 
 def _identity(folder: Path) -> tuple[int, int] | Path:
-    """Return the identity of a folder, which does not depend on its path; the path of a folder that cannot be reached.
+    """Return the identity of a folder, which does not depend on its path; the path of a folder that
+    cannot be reached.
 
     `os.path.realpath` would take 15 s for 1,100 nested folders.
     """
@@ -176,19 +222,32 @@ def _identity(folder: Path) -> tuple[int, int] | Path:
 
 
 def leaves(path: Path, root: str | None, folder: Path, problems: list[Problem]) -> bool:
-    """Return whether a path is a link out of `root` (None: trust all links); add such a link to `problems`."""
-    if root is None or not os.path.islink(path) or Path(os.path.realpath(path)).is_relative_to(root):
+    """Return whether a path is a link out of `root` (None: trust all links); add such a link to
+    `problems`.
+    """
+    if (
+        root is None
+        or not os.path.islink(path)
+        or Path(os.path.realpath(path)).is_relative_to(root)
+    ):
         return False
     text = (
-        f"a link that leaves {folder}, skipped; put the files there, let {folder} itself be the link, "
+        f"a link that leaves {folder}, skipped; put the files there, let {folder} itself be the "
+        "link, "
         "or pass --trust-links"
     )
-    problems.append(Problem(printable(path.relative_to(folder).as_posix()), text, UNREADABLE_PHOTOGRAPH))
+    problems.append(
+        Problem(printable(path.relative_to(folder).as_posix()), text, UNREADABLE_PHOTOGRAPH)
+    )
     return True
 
 
-def inside(files: list[Path], folder: Path, problems: list[Problem], trust_links: bool) -> list[Path]:
-    """Return the files without links out of the folder: an error message could quote any file of the user."""
+def inside(
+    files: list[Path], folder: Path, problems: list[Problem], trust_links: bool
+) -> list[Path]:
+    """Return the files without links out of the folder: an error message could quote any file of
+    the user.
+    """
     root = None if trust_links else os.path.realpath(folder)
     inside = [file for file in files if not leaves(file, root, folder, problems)]
     if not inside:
@@ -196,7 +255,9 @@ def inside(files: list[Path], folder: Path, problems: list[Problem], trust_links
     return inside
 
 
-def _in_archives(folder: Path, root: str | None, problems: list[Problem], by_path: bool) -> Iterator[Photograph]:
+def _in_archives(
+    folder: Path, root: str | None, problems: list[Problem], by_path: bool
+) -> Iterator[Photograph]:
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() != ".zip" or path.name.startswith(".") or not path.is_file():
             continue
@@ -217,11 +278,17 @@ def _in_archives(folder: Path, root: str | None, problems: list[Problem], by_pat
                 source = f"{path.name}/{member.filename}"
                 stamp = f"zip {member.file_size} {member.CRC:08x}"
                 circuit, size = _circuit(source, by_path), member.file_size
-                yield Photograph(inside.name, source, circuit, path, member.filename, size, stamp, by_path)
+                yield Photograph(
+                    inside.name, source, circuit, path, member.filename, size, stamp, by_path
+                )
 
 
-def find_stretch(photographs: Sequence[Photograph], read_file: ReadFile = Path.read_bytes) -> Stretch | None:
-    """Return the values that become black and white in all photographs of more than 8 bits; None if all have 8."""
+def find_stretch(
+    photographs: Sequence[Photograph], read_file: ReadFile = Path.read_bytes
+) -> Stretch | None:
+    """Return the values that become black and white in all photographs of more than 8 bits; None if
+    all have 8.
+    """
     deep = [one for one in photographs if one.name.lower().endswith((".png", ".tif", ".tiff"))]
     seen = []
     with PhotographReader(read_file) as reader:
@@ -233,16 +300,26 @@ def find_stretch(photographs: Sequence[Photograph], read_file: ReadFile = Path.r
 
 
 def all_files(folder: Path) -> Iterator[Path]:
-    """Yield the files in the input folder, except in linked folders, and in the zips directly in it."""
-    for place, entries in walk(folder, lambda path: path.name[:1] != "." and not path.is_symlink(), lambda *_: None):
+    """Yield the files in the input folder, except in linked folders, and in the zips directly in
+    it.
+    """
+    for place, entries in walk(
+        folder, lambda path: path.name[:1] != "." and not path.is_symlink(), lambda *_: None
+    ):
         yield from (place / entry.name for entry in entries)
     for path in folder.glob("*.zip"):
-        with suppress(OSError, zipfile.BadZipFile, ValueError, NotImplementedError), BoundedZip(path) as archive:
-            yield from (path / member.filename for member in archive.infolist() if not member.is_dir())
+        with (
+            suppress(OSError, zipfile.BadZipFile, ValueError, NotImplementedError),
+            BoundedZip(path) as archive,
+        ):
+            yield from (
+                path / member.filename for member in archive.infolist() if not member.is_dir()
+            )
 
 
 def _circuit(source: str, by_path: bool) -> str:
-    """Return a photograph's circuit: from a folder or zip named `Circuit…`, else from the name `4 (176).JPG`.
+    """Return a photograph's circuit: from a folder or zip named `Circuit…`, else from the name `4
+    (176).JPG`.
 
     Else the first folder, or all folders if photographs are known by their path.
     """

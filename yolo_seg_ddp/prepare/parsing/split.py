@@ -12,27 +12,36 @@ from yolo_seg_ddp.utils.text import counted
 
 TRAIN, VAL, TEST = "train", "val", "test"
 SPLITS = (TRAIN, VAL, TEST)  # the last only if the input has a folder for it
-_SPLIT_FOLDER = re.compile(r"(train|val|test|training|valid|validation|testing)([-_ ]?(set|images?|\d{4}))?")
+_SPLIT_FOLDER = re.compile(
+    r"(train|val|test|training|valid|validation|testing)([-_ ]?(set|images?|\d{4}))?"
+)
 AUTO, FOLDERS, HASH, CIRCUIT, TIME = "auto", "folders", "hash", "circuit", "time"
 SPLIT_BY_CHOICES = (AUTO, FOLDERS, HASH, CIRCUIT, TIME)
-FEW, MOST_OFF = 500, 0.05  # photographs, and the part of them by which the number in val may miss its share
+# photographs, and the part of them by which the number in val may miss its share
+FEW, MOST_OFF = 500, 0.05
 TIME_GAP_S = 30.0  # longest pause inside a series of photographs
 
 
 def assign_splits(
-    photographs: Iterable[Photograph], split_by: str, val_fraction: float, together: Iterable[Sequence[str]] = ()
+    photographs: Iterable[Photograph],
+    split_by: str,
+    val_fraction: float,
+    together: Iterable[Sequence[str]] = (),
 ) -> dict[str, str]:
-    """Return `train` or `val` for each photograph's key, the same in every run and on every machine.
+    """Return `train` or `val` for each photograph's key, the same in every run and on every
+    machine.
 
-    together: lists of keys; the photographs of a list get the same split. Lists with a common photograph form one group.
-    `hash`: a hash of the group's first file name decides, so that further photographs move none. Exceptions: a group that is
-    larger than the smaller split goes to the larger one. If fewer than FEW photographs miss the share by more than MOST_OFF,
-    groups move until the count is the nearest one. If a split is empty, the smallest group with the smallest hash moves there. If all photographs are
-    one group, each photograph counts alone.
-    `circuit`: whole circuits, because photographs of a circuit show the same poles. Circuits with a common picture form one
-    group; if all circuits then form one group, `together` is ignored. `time`: whole groups. Raises UserError for one group.
-    `folders`: the input's folders decide, or the subsets that the labels name: see `split_of`. Photographs outside of them are
-    for training. Without val, test is val. `together` is ignored.
+    together: lists of keys; the photographs of a list get the same split. Lists with a common
+    photograph form one group. `hash`: a hash of the group's first file name decides, so that
+    further photographs move none. Exceptions: a group that is larger than the smaller split goes to
+    the larger one. If fewer than FEW photographs miss the share by more than MOST_OFF, groups move
+    until the count is the nearest one. If a split is empty, the smallest group with the smallest
+    hash moves there. If all photographs are one group, each photograph counts alone.
+    `circuit`: whole circuits, because photographs of a circuit show the same poles. Circuits with a
+    common picture form one group; if all circuits then form one group, `together` is ignored.
+    `time`: whole groups. Raises UserError for one group. `folders`: the input's folders decide, or
+    the subsets that the labels name: see `split_of`. Photographs outside of them are for training.
+    Without val, test is val. `together` is ignored.
     """
     chosen = list(photographs)
     if split_by == FOLDERS:
@@ -40,7 +49,9 @@ def assign_splits(
         test = TEST if VAL in splits.values() else VAL
         return {key: test if split == TEST else split for key, split in splits.items()}
     circuits = {photograph.key: photograph.circuit for photograph in chosen}
-    names = first = _first_of_group(circuits, [*together, *(listed_by(circuits) if split_by == CIRCUIT else [])])
+    names = first = _first_of_group(
+        circuits, [*together, *(listed_by(circuits) if split_by == CIRCUIT else [])]
+    )
     if split_by == CIRCUIT:
         is_one_group = len(set(first.values())) == 1
         names = circuits if is_one_group else {key: circuits[one] for key, one in first.items()}
@@ -52,15 +63,22 @@ def assign_splits(
     elif len(sizes) >= 2:
         held_out = _filled(sizes, val_fraction)
     elif split_by == TIME:
-        raise UserError("--split-by time: no pause between the photographs is long enough; use a smaller --time-gap")
+        raise UserError(
+            "--split-by time: no pause between the photographs is long enough; use a smaller "
+            "--time-gap"
+        )
     else:
         listed = ", ".join(sorted(set(circuits.values()))) or "none"
-        raise UserError(f"--split-by circuit needs photographs of two circuits, here are {listed}; use --split-by hash")
+        raise UserError(
+            f"--split-by circuit needs photographs of two circuits, here are {listed}; use "
+            "--split-by hash"
+        )
     return {key: VAL if name in held_out else TRAIN for key, name in names.items()}
 
 
 def choose_split(photographs: Iterable[Photograph], split_by: str) -> tuple[str, str]:
-    """Return what `auto` means, and a line about it: `folders` if the input keeps photographs for val or test; else `hash`.
+    """Return what `auto` means, and a line about it: `folders` if the input keeps photographs for
+    val or test; else `hash`.
 
     Raises UserError if `folders` leave train or val empty.
     """
@@ -71,17 +89,26 @@ def choose_split(photographs: Iterable[Photograph], split_by: str) -> tuple[str,
     if not (has_train and has_others):
         if split_by == FOLDERS or (numbers[VAL] and numbers[TEST]):
             named = " and ".join(sorted(filter(None, +numbers)))
-            reason = f"only for {named}: train or val would be empty" if named else "for none of train, val and test"
+            reason = (
+                f"only for {named}: train or val would be empty"
+                if named
+                else "for none of train, val and test"
+            )
             raise UserError(f"the folders of the photographs are {reason}; use --split-by hash")
         return HASH, ""
     lines = ["the input has no val: its test is val"] * bool(numbers[TEST] and not numbers[VAL])
     if numbers[""]:
-        lines.append(f"{counted(numbers[''], 'photograph')} outside of folders for train, val and test: for training")
+        lines.append(
+            f"{counted(numbers[''], 'photograph')} outside of folders for train, val and test: "
+            "for training"
+        )
     return FOLDERS, "; ".join(lines)
 
 
 def split_of(photograph: Photograph) -> str:
-    """Return the split of the last folder in a photograph's path that names one, else of its subset; empty without any."""
+    """Return the split of the last folder in a photograph's path that names one, else of its
+    subset; empty without any.
+    """
     return split_of_path(photograph.source) or split_of_folder(photograph.subset)
 
 
@@ -91,7 +118,9 @@ def split_of_path(source: str) -> str:
 
 
 def split_of_folder(name: str) -> str:
-    """Return the split that the name of a folder or subset stands for, such as `Testing` or `val2017`; empty for another name."""
+    """Return the split that the name of a folder or subset stands for, such as `Testing` or
+    `val2017`; empty for another name.
+    """
     match = _SPLIT_FOLDER.fullmatch(name.lower())
     return (VAL if match[1][:3] == VAL else match[1].removesuffix("ing")) if match else ""
 
@@ -109,12 +138,15 @@ def bursts(times: Mapping[str, datetime], gap_s: float) -> list[list[str]]:
 
 
 def output_stems(photographs: Iterable[Photograph]) -> dict[str, str]:
-    """Return a safe file name without suffix for each photograph's key, unique also without case."""
+    """Return a safe file name without suffix for each photograph's key,
+    unique also without case.
+    """
     chosen = list(photographs)
     stems = {photograph.key: _safe(_stem(photograph.name)) for photograph in chosen}
     shared = Counter(stem.lower() for stem in stems.values())
     return {
-        key: stem if shared[stem.lower()] == 1 else f"{stem}-{_digest(key)[:8]}"  # `a.jpg` beside `a.png`
+        # `a.jpg` beside `a.png`
+        key: stem if shared[stem.lower()] == 1 else f"{stem}-{_digest(key)[:8]}"
         for key, stem in stems.items()
     }
 
@@ -142,13 +174,16 @@ def _first_of_group(keys: Iterable[str], together: Iterable[Sequence[str]]) -> d
 
 
 def _hashed(sizes: Counter[str], val_fraction: float) -> set[str]:
-    """Return the groups for val: those whose hash is below the share. Groups that are added later change nothing.
+    """Return the groups for val: those whose hash is below the share. Groups that are added later
+    change nothing.
 
-    If few photographs miss the share by more than MOST_OFF, groups of the nearest hashes change sides.
+    If few photographs miss the share by more than MOST_OFF, groups of the nearest hashes change
+    sides.
     """
     hashes, total = {name: _unit_hash(_stem(name)) for name in sizes}, sizes.total()
     most = min(val_fraction, 1 - val_fraction) * total  # photographs of the smaller side
-    movable = {name for name, size in sizes.items() if size <= max(most, 1)}  # others go to the larger side
+    # others go to the larger side
+    movable = {name for name, size in sizes.items() if size <= max(most, 1)}
     held_out = {name for name in sizes if (hashes[name] if name in movable else 0.5) < val_fraction}
 
     off = sum(sizes[name] for name in held_out) - val_fraction * total
@@ -165,13 +200,18 @@ def _hashed(sizes: Counter[str], val_fraction: float) -> set[str]:
 
 
 def _filled(sizes: Counter[str], val_fraction: float) -> set[str]:
-    """Return the groups for val: in the order of their hashes, each that brings the share nearer to `val_fraction`."""
+    """Return the groups for val: in the order of their hashes, each that brings the share nearer to
+    `val_fraction`.
+    """
     target = val_fraction * sizes.total()
     ordered = sorted(sizes, key=lambda name: (_unit_hash(name), name))
     held_out: set[str] = set()
     taken = 0
     for name in ordered:
-        if abs(taken + sizes[name] - target) < abs(taken - target) and len(held_out) < len(sizes) - 1:
+        if (
+            abs(taken + sizes[name] - target) < abs(taken - target)
+            and len(held_out) < len(sizes) - 1
+        ):
             held_out.add(name)
             taken += sizes[name]
     return held_out or {min(ordered, key=lambda name: sizes[name])}
@@ -182,9 +222,12 @@ def _stem(name: str) -> str:
 
 
 def _safe(stem: str) -> str:
-    """Replace all but letters, digits and ` _-+().`: other characters are special to a shell or a file system."""
+    """Replace all but letters, digits and ` _-+().`: other characters are special to a shell or a
+    file system.
+    """
     safe = re.sub(r"[^\w \-+().]", "_", stem.encode("utf-8", "replace").decode())[:120]
-    safe = safe.encode()[:200].decode(errors="ignore").strip(" .")  # file systems allow 255 bytes, including the suffix
+    # file systems allow 255 bytes, including the suffix
+    safe = safe.encode()[:200].decode(errors="ignore").strip(" .")
     return safe or "photograph"
 
 

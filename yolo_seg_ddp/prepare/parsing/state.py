@@ -1,4 +1,6 @@
-"""The journal of finished photographs, from which a killed run resumes, and the output folder's lock."""
+"""The journal of finished photographs, from which a killed run resumes, and the output folder's
+lock.
+"""
 
 import dataclasses
 import json
@@ -30,7 +32,10 @@ FOLDERS = [f"{split}/{kind}" for split in SPLITS for kind in ("images", "labels"
 
 @dataclass(frozen=True)
 class Entry:
-    """One finished photograph. The fingerprints identify the inputs and options of its two files."""
+    """One finished photograph.
+
+    The fingerprints identify the inputs and options of its two files.
+    """
 
     key: str
     stem: str
@@ -48,16 +53,24 @@ class Entry:
     found: list[tuple[str, str, int]]
     merged: dict[str, int]
     complaints: list[tuple[int, str, str]]
-    ignored: dict[str, int] = field(default_factory=dict)  # regions to ignore by class; empty for all classes
+    # regions to ignore by class; empty for all classes
+    ignored: dict[str, int] = field(default_factory=dict)
 
 
 class BuildState:
-    """The entries of earlier runs, and the journal to which this run appends. Only one thread may write it."""
+    """The entries of earlier runs, and the journal to which this run appends.
+
+    Only one thread may write it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         file = folder / STATE_FILE
-        lines = read_bytes(file, MAX_JOURNAL_BYTES).decode("utf-8", "replace").splitlines() if file.exists() else []
+        lines = (
+            read_bytes(file, MAX_JOURNAL_BYTES).decode("utf-8", "replace").splitlines()
+            if file.exists()
+            else []
+        )
         self.entries = {entry.key: entry for entry in map(_from_line, lines) if entry is not None}
         self.rewrite(self.entries.values())  # drops an incomplete line of a killed run
         self._journal: TextIO = file.open("a", encoding="utf-8")
@@ -77,19 +90,28 @@ class BuildState:
 
 
 @contextmanager
-def open_output(folder: Path, *, has_test: bool = False, trust_links: bool = False) -> Iterator[BuildState]:
-    """Lock an output folder and yield its state. If the run ends without an image, remove what it created.
+def open_output(
+    folder: Path, *, has_test: bool = False, trust_links: bool = False
+) -> Iterator[BuildState]:
+    """Lock an output folder and yield its state. If the run ends without an image, remove what it
+    created.
 
-    Raises UserError when the folder is locked, cannot be written, or holds images or labels of another program. A link in
-    place of one of its folders is an error too, unless links are trusted: the run removes files that it does not expect.
+    Raises UserError when the folder is locked, cannot be written, or holds images or labels of
+    another program. A link in place of one of its folders is an error too, unless links are
+    trusted: the run removes files that it does not expect.
     """
     existed = folder.exists()
     folders = [folder / name for name in FOLDERS]
     for path in () if trust_links else (*folders, *(path.parent for path in folders)):
         if path.is_symlink():
-            raise UserError(f"{path}: is a link; remove it, or pass --trust-links to write where it leads")
+            raise UserError(
+                f"{path}: is a link; remove it, or pass --trust-links to write where it leads"
+            )
     if not (folder / STATE_FILE).exists() and any(_files_in(folder)):
-        raise UserError(f"{folder}: holds images or labels that parse_labels.py did not make; name another --output")
+        raise UserError(
+            f"{folder}: holds images or labels that parse_labels.py did not make; name another "
+            "--output"
+        )
     try:
         for path in folders:
             if path.name != IGNORE_FOLDER and (has_test or path.parent.name != TEST):
@@ -102,15 +124,20 @@ def open_output(folder: Path, *, has_test: bool = False, trust_links: bool = Fal
                 yield state
             finally:
                 state.close()
-                if not any(_files_in(folder)):  # remove the empty folders and the state, and leave all other files
+                # remove the empty folders and the state, and leave all other files
+                if not any(_files_in(folder)):
                     (folder / STATE_FILE).unlink(missing_ok=True)
                     if not existed:
                         (folder / LOCK_FILE).unlink(missing_ok=True)
-                    for path in [folder / name for name in (*FOLDERS, *SPLITS)] + [folder] * (not existed):
+                    for path in [folder / name for name in (*FOLDERS, *SPLITS)] + [folder] * (
+                        not existed
+                    ):
                         with suppress(OSError):  # not empty
                             path.rmdir()
     except filelock.Timeout as error:
-        raise UserError(f"{folder}: another parse_labels.py is writing here; wait for it to end") from error
+        raise UserError(
+            f"{folder}: another parse_labels.py is writing here; wait for it to end"
+        ) from error
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {reason_of(error)}") from error
 
@@ -124,13 +151,21 @@ def remove_unexpected(folder: Path, entries: Iterable[Entry]) -> None:
 
 
 def output_files(folder: Path, split: str, stem: str) -> tuple[Path, Path, Path]:
-    """Return the image and the label file of one photograph, and that of its regions to ignore, which it may not have."""
+    """Return the image and the label file of one photograph, and that of its regions to ignore,
+    which it may not have.
+    """
     place = folder / split
-    return place / "images" / f"{stem}.jpg", place / "labels" / f"{stem}.txt", place / IGNORE_FOLDER / f"{stem}.txt"
+    return (
+        place / "images" / f"{stem}.jpg",
+        place / "labels" / f"{stem}.txt",
+        place / IGNORE_FOLDER / f"{stem}.txt",
+    )
 
 
 def keep_image(folder: Path, entry: Entry, split: str) -> bool:
-    """Return whether an earlier entry's image is still there; move it to this run's split if needed."""
+    """Return whether an earlier entry's image is still there; move it to this run's split if
+    needed.
+    """
     wanted = output_files(folder, split, entry.stem)[0]
     for place in (split, *SPLITS):
         image_file = output_files(folder, place, entry.stem)[0]
@@ -142,9 +177,14 @@ def keep_image(folder: Path, entry: Entry, split: str) -> bool:
 
 
 def move(folder: Path, entry: Entry, split: str) -> Entry:
-    """Move a photograph's files to its final split, which can change when other photographs are unusable."""
+    """Move a photograph's files to its final split, which can change when other photographs are
+    unusable.
+    """
     if split != entry.split:
-        sources, targets = output_files(folder, entry.split, entry.stem), output_files(folder, split, entry.stem)
+        sources, targets = (
+            output_files(folder, entry.split, entry.stem),
+            output_files(folder, split, entry.stem),
+        )
         for source, target in list(zip(sources, targets, strict=True))[: 2 + bool(entry.ignored)]:
             target.parent.mkdir(exist_ok=True)
             os.replace(source, target)
@@ -162,16 +202,25 @@ def _to_line(entry: Entry) -> str:
 
 
 def _from_line(line: str) -> Entry | None:
-    """Return None for an incomplete line or one of another version; its photograph is then built again."""
+    """Return None for an incomplete line or one of another version; its photograph is then built
+    again.
+    """
     try:
         values: dict[str, Any] = parse_json(line)
         values["facts"] = metadata = ImageMetadata(**values["facts"])
-        if values["split"] not in SPLITS or len(bytes.fromhex(metadata.signature)) not in (0, SIGNATURE_BYTES):
+        if values["split"] not in SPLITS or len(bytes.fromhex(metadata.signature)) not in (
+            0,
+            SIGNATURE_BYTES,
+        ):
             return None
         if metadata.taken:
             datetime.fromisoformat(metadata.taken)
-        values["complaints"] = [(int(row), str(kind), str(text)) for row, kind, text in values["complaints"]]
-        values["found"] = [(str(label), str(kind), int(number)) for label, kind, number in values["found"]]
+        values["complaints"] = [
+            (int(row), str(kind), str(text)) for row, kind, text in values["complaints"]
+        ]
+        values["found"] = [
+            (str(label), str(kind), int(number)) for label, kind, number in values["found"]
+        ]
         return Entry(**values)
     except (ValueError, TypeError, KeyError):
         return None

@@ -1,4 +1,6 @@
-"""Photographs that stay in an object storage while they are parsed: each is fetched where it is read, and kept nowhere."""
+"""Photographs that stay in an object storage while they are parsed: each is fetched where it is
+read, and kept nowhere.
+"""
 
 import os
 import tempfile
@@ -12,14 +14,17 @@ from yolo_seg_ddp.utils.errors import UserError, print_warning
 from yolo_seg_ddp.utils.storage import Storage
 from yolo_seg_ddp.utils.text import counted
 
-LABELS = (".csv", ".json", ".txt", ".xml", ".yaml", ".yml", ".rsml", ".names")  # with lists of the classes
+# with lists of the classes
+LABELS = (".csv", ".json", ".txt", ".xml", ".yaml", ".yml", ".rsml", ".names")
 
 
 @contextmanager
 def stored_input(address: str, output: Path) -> Iterator[tuple[Path, ReadFile]]:
-    """Fetch the label files at an address into a temporary folder beside `output`; give it, and what reads its photographs.
+    """Fetch the label files at an address into a temporary folder beside `output`; give it, and
+    what reads its photographs.
 
-    In the folder a file without content, which takes no room, has the name, size and time of each photograph.
+    In the folder a file without content, which takes no room, has the name, size and time of each
+    photograph.
     """
     storage = Storage(address, "--input")
     files = storage.files()

@@ -1,4 +1,6 @@
-"""Writes the sample in EPRI's raw layout: a folder per circuit and one CSV, with the irregularities of EPRI's files."""
+"""Writes the sample in EPRI's raw layout: a folder per circuit and one CSV, with the irregularities
+of EPRI's files.
+"""
 
 import io
 from pathlib import Path
@@ -41,18 +43,20 @@ def write_sample(
 ) -> None:
     """Write labelled drawn photographs of a distribution line in EPRI's raw layout.
 
-    Photograph i, its name, row and irregularities depend only on (seed, i): the same call gives the same bytes, and a
-    larger `num_photos` extends a smaller one. Wires are about `wire_width_px` wide, by default 14, in a photograph of 1280
-    pixels. With `long_side_px` photographs are as large as a drone camera's and wires by default 4 to 10 pixels wide. Points
-    are pixels of the upright photograph, also if its file has an EXIF orientation. EXIF and XMP are those of `in_flight`.
-    Irregularities of EPRI's files, by index:
+    Photograph i, its name, row and irregularities depend only on (seed, i): the same call gives the
+    same bytes, and a larger `num_photos` extends a smaller one. Wires are about `wire_width_px`
+    wide, by default 14, in a photograph of 1280 pixels. With `long_side_px` photographs are as
+    large as a drone camera's and wires by default 4 to 10 pixels wide. Points are pixels of the
+    upright photograph, also if its file has an EXIF orientation. EXIF and XMP are those of
+    `in_flight`. Irregularities of EPRI's files, by index:
 
     - every 8th from 0: polygons extend up to 40 pixels beyond the edges (in others they end there)
     - 0, 120, …: a pole's outline touches itself; 1, 121, …: another pole with only two points
     - 3, 123, …: another row, whose photograph does not exist; 6, 246, …: a photograph without a row
     - 2, 5, 7 of every 40: EXIF orientation 6, 8, 3
 
-    Raises UserError for a seed or a width of wires out of range, or when the folder holds other photographs or labels.
+    Raises UserError for a seed or a width of wires out of range, or when the folder holds other
+    photographs or labels.
     """
     if seed < 0:
         raise UserError(f"seed: {seed}; must not be negative")
@@ -75,12 +79,16 @@ def write_sample(
 
     with one_opencv_thread():
         rows = ordered_map(write, range(len(paths)), min(usable_cpu_count(), MAX_THREADS))
-        every = [row for of_photo in Progress("photographs drawn", len(paths))(rows) for row in of_photo]
+        every = [
+            row for of_photo in Progress("photographs drawn", len(paths))(rows) for row in of_photo
+        ]
     write_bytes_atomic(labels_file, csv_text(_COLUMNS, every).encode("utf-8-sig"))
 
 
 def photo_path(index: int) -> Path:
-    """Return the path of photograph `index`, such as `Circuit10/10 (4).jpg`; every fourth belongs to circuit 10."""
+    """Return the path of photograph `index`, such as `Circuit10/10 (4).jpg`; every fourth belongs
+    to circuit 10.
+    """
     circuit = "10" if index % 4 == 3 else "1"
     suffix = ".jpg" if index % 5 == 2 else ".JPEG" if index % 16 == 9 else ".JPG"
     return Path(f"Circuit{circuit}") / f"{circuit} ({index + 1}){suffix}"
@@ -88,7 +96,9 @@ def photo_path(index: int) -> Path:
 
 def _refuse_other_data(output_dir: Path, labels_file: Path, expected: set[Path]) -> None:
     """Raise UserError if the folder holds anything but a sample of at most this size."""
-    present = {file for circuit in _CIRCUITS for file in (output_dir / circuit).glob("*") if file.is_file()}
+    present = {
+        file for circuit in _CIRCUITS for file in (output_dir / circuit).glob("*") if file.is_file()
+    }
     if not labels_file.exists():
         strangers = present
     elif _DATASET_NAME.encode() not in labels_file.read_bytes():
@@ -96,7 +106,9 @@ def _refuse_other_data(output_dir: Path, labels_file: Path, expected: set[Path])
     else:
         strangers = {file for file in present - expected if not file.name.endswith(".part")}
     if strangers:
-        raise UserError(f"{min(strangers)}: not part of the sample to be written; choose an empty folder")
+        raise UserError(
+            f"{min(strangers)}: not part of the sample to be written; choose an empty folder"
+        )
 
 
 def _write_photo(path: Path, scene: Scene, seed: int, index: int) -> None:
@@ -108,13 +120,16 @@ def _write_photo(path: Path, scene: Scene, seed: int, index: int) -> None:
         Image.fromarray(stored).save(turned, "JPEG", quality=quality)
     jpeg = turned.getvalue() or encode_jpeg(scene.image, quality)
     poles = (annotation.points for annotation in scene.annotations if annotation.name == "pole")
-    nearest = max(poles, key=lambda outline: outline[3, 0] - outline[0, 0])  # its corners 0 and 3 are at the top
+    # its corners 0 and 3 are at the top
+    nearest = max(poles, key=lambda outline: outline[3, 0] - outline[0, 0])
     x_px, y_px = nearest[[0, 3]].mean(axis=0) - np.array(scene.image.shape[1::-1]) / 2
     write_bytes_atomic(path, in_flight(jpeg, index, (x_px, y_px), orientation))
 
 
 def _objects(scene: Scene, index: int) -> list[dict[str, Any]]:
-    """Return the annotations with the irregularities of photograph `index`, in Labelbox's format: `repr` is a Python literal."""
+    """Return the annotations with the irregularities of photograph `index`, in Labelbox's format:
+    `repr` is a Python literal.
+    """
     height_px, width_px = scene.image.shape[:2]
     objects = []
     for name, points, is_line in scene.annotations:
@@ -128,11 +143,19 @@ def _objects(scene: Scene, index: int) -> list[dict[str, Any]]:
         objects.append(_entry(name, points, is_line, index))
     if index % 120 == 1:  # the pole again, with only two points
         objects.append(
-            _entry("pole", next(points for name, points, _ in scene.annotations if name == "pole")[:2], False, index)
+            _entry(
+                "pole",
+                next(points for name, points, _ in scene.annotations if name == "pole")[:2],
+                False,
+                index,
+            )
         )
     return objects
 
 
 def _entry(name: str, points: np.ndarray, is_line: bool, index: int) -> dict[str, Any]:
     corners = [{"x": round(float(x), 1), "y": round(float(y), 1)} for x, y in points]
-    return {"value": _SPELLINGS.get((index % 12, name), name), "line" if is_line else "polygon": corners}
+    return {
+        "value": _SPELLINGS.get((index % 12, name), name),
+        "line" if is_line else "polygon": corners,
+    }

@@ -20,11 +20,14 @@ from yolo_seg_ddp.utils.errors import EXIT_FAILED
 
 T = TypeVar("T")
 PIECE_BYTES = 2**21  # of each rank's file, sent at a time
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.2  # between two questions whether somebody is at work; longer for longer work
+# between two questions whether somebody is at work; longer for longer work
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.2
 
 
 class RankDisagreement(RuntimeError):
-    """Values that must be equal on all ranks differ: a bug or a hardware fault, never a user's error."""
+    """Values that must be equal on all ranks differ: a bug or a hardware fault, never a user's
+    error.
+    """
 
 
 def is_distributed() -> bool:
@@ -50,7 +53,10 @@ def communication_device() -> torch.device:
 
 
 def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum of `tensor` over all ranks. Every rank must reach this. Does not change `tensor`."""
+    """Return the sum of `tensor` over all ranks.
+
+    Every rank must reach this. Does not change `tensor`.
+    """
     if not is_distributed():
         return tensor
     total = tensor.detach().clone()
@@ -64,37 +70,53 @@ def any_rank(flag: bool) -> bool:
 
 
 def max_over_ranks(values: Sequence[float]) -> list[float]:
-    """Return the maximum over all ranks of each number or flag, by one collective. Every rank must reach this."""
+    """Return the maximum over all ranks of each number or flag, by one collective.
+
+    Every rank must reach this.
+    """
     if not is_distributed():
         return list(values)
-    largest = torch.tensor([float(value) for value in values], dtype=torch.float64, device=communication_device())
+    largest = torch.tensor(
+        [float(value) for value in values], dtype=torch.float64, device=communication_device()
+    )
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     found: list[float] = largest.tolist()
     return found
 
 
 def broadcast_from_main(value: T) -> T:
-    """Return rank 0's value, which must be valid JSON, on every rank. Every rank must reach this."""
+    """Return rank 0's value, which must be valid JSON, on every rank.
+
+    Every rank must reach this.
+    """
     return gather_json(value)[0]
 
 
 def gather_json(value: T) -> list[T]:
-    """Return every rank's value, which must be valid JSON, in rank order. Every rank must reach this."""
+    """Return every rank's value, which must be valid JSON, in rank order.
+
+    Every rank must reach this.
+    """
     parts = gather_arrays({"json": np.frombuffer(json.dumps(value).encode(), np.uint8)})
     return [json.loads(part["json"].tobytes()) for part in parts]
 
 
 def run_on_main(action: Callable[[], T]) -> T | None:
-    """Run `action` on rank 0 and return its result there; the others wait, however long it takes, and return None.
+    """Run `action` on rank 0 and return its result there; the others wait, however long it takes,
+    and return None.
 
-    Every rank must reach this. `action` runs in a thread, because rank 0 answers the others all the time that it is at work.
-    When it raises, rank 0 raises the error and the other ranks exit without a message.
+    Every rank must reach this. `action` runs in a thread, because rank 0 answers the others all the
+    time that it is at work. When it raises, rank 0 raises the error and the other ranks exit
+    without a message.
     """
     return _run_while_others_wait(action, rank() == 0)
 
 
 def run_once_per_machine(action: Callable[[], T], local_rank: int) -> T | None:
-    """Run `action` on local rank 0 of each machine, as `run_on_main` does on rank 0. Every rank must reach this."""
+    """Run `action` on local rank 0 of each machine, as `run_on_main` does on rank 0.
+
+    Every rank must reach this.
+    """
     return _run_while_others_wait(action, local_rank == 0)
 
 
@@ -135,34 +157,43 @@ def barrier() -> None:
 
 @torch.no_grad()
 def average_tensors(tensors: Iterable[torch.Tensor]) -> None:
-    """Replace floating-point tensors by their mean over the ranks, by one collective. Every rank must reach this."""
+    """Replace floating-point tensors by their mean over the ranks, by one collective.
+
+    Every rank must reach this.
+    """
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     if is_distributed() and floats:
-        # Most have one dimension, like BatchNorm's. A view of each would cost more time than the arithmetic.
+        # Most have one dimension, like BatchNorm's. A view of each would cost more time than the
+        # arithmetic.
         rows = [tensor if tensor.dim() == 1 else tensor.reshape(-1) for tensor in floats]
         parts = (all_reduce_sum(torch.cat(rows)) / world_size()).split([len(row) for row in rows])
         shaped = [
-            part if tensor.dim() == 1 else part.view_as(tensor) for tensor, part in zip(floats, parts, strict=True)
+            part if tensor.dim() == 1 else part.view_as(tensor)
+            for tensor, part in zip(floats, parts, strict=True)
         ]
         torch._foreach_copy_(floats, shaped)
 
 
 @torch.no_grad()
 def check_ranks_agree(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise RankDisagreement on every rank unless all hold the same bits. Every rank must reach this, with equal names.
+    """Raise RankDisagreement on every rank unless all hold the same bits. Every rank must reach
+    this, with equal names.
 
     Compares a checksum of each tensor, by one collective.
     """
     if not is_distributed() or not tensors:
         return
-    sums = torch.stack([_checksum(tensor) for tensor in tensors.values()]).to(communication_device())
+    sums = torch.stack([_checksum(tensor) for tensor in tensors.values()]).to(
+        communication_device()
+    )
     extremes = torch.stack([sums, -sums])
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
     different = (extremes[0] != -extremes[1]).tolist()
     if any(different):
         names = [name for name, differs in zip(tensors, different, strict=True) if differs]
         raise RankDisagreement(
-            f"{len(names)} of {len(different)} tensors differ between the ranks, the first is {names[0]}; nothing was saved"
+            f"{len(names)} of {len(different)} tensors differ between the ranks, the first is "
+            f"{names[0]}; nothing was saved"
         )
 
 
@@ -173,9 +204,11 @@ def _checksum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gather_arrays(arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """Return every rank's dictionary of numeric arrays, in rank order, on every rank. Every rank must reach this.
+    """Return every rank's dictionary of numeric arrays, in rank order, on every rank. Every rank
+    must reach this.
 
-    Arrays may differ in shape between ranks. Raises TypeError for object arrays: they would need pickle.
+    Arrays may differ in shape between ranks. Raises TypeError for object arrays: they would need
+    pickle.
     """
     if not is_distributed():
         return [arrays]
@@ -185,17 +218,24 @@ def gather_arrays(arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
     dist.all_gather(sizes, torch.tensor([len(payload)], dtype=torch.int64, device=device))
     lengths = [int(size.item()) for size in sizes]
     padded = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
-    padded[: len(payload)] = torch.from_numpy(np.frombuffer(payload, dtype=np.uint8).copy()).to(device)
+    padded[: len(payload)] = torch.from_numpy(np.frombuffer(payload, dtype=np.uint8).copy()).to(
+        device
+    )
     received = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(received, padded)
-    return [_decode(part[:length].cpu().numpy().tobytes()) for part, length in zip(received, lengths, strict=True)]
+    return [
+        _decode(part[:length].cpu().numpy().tobytes())
+        for part, length in zip(received, lengths, strict=True)
+    ]
 
 
 def gather_files(file: io.BufferedRandom, folder: Path) -> list[io.BufferedRandom]:
-    """Return on rank 0 every rank's file, in rank order, to be read from its start; on other ranks nothing.
+    """Return on rank 0 every rank's file, in rank order, to be read from its start; on other ranks
+    nothing.
 
-    Every rank must reach this. Rank 0 copies the files to its own disk: into files without a name in `folder`, which
-    vanish when they are closed. Memory does not grow with the files: a piece of each is on its way at a time.
+    Every rank must reach this. Rank 0 copies the files to its own disk: into files without a name
+    in `folder`, which vanish when they are closed. Memory does not grow with the files: a piece of
+    each is on its way at a time.
     """
     length = file.seek(0, 2)
     file.seek(0)
@@ -207,7 +247,8 @@ def gather_files(file: io.BufferedRandom, folder: Path) -> list[io.BufferedRando
     piece = np.empty(PIECE_BYTES, np.uint8)
     device = communication_device()
     if rank() == 0:
-        copies = [tempfile.TemporaryFile(dir=folder) for _ in lengths]  # noqa: SIM115 # the caller reads them
+        # the caller reads them
+        copies = [tempfile.TemporaryFile(dir=folder) for _ in lengths]  # noqa: SIM115
         pieces = [torch.empty(PIECE_BYTES, dtype=torch.uint8, device=device) for _ in lengths]
     for start in range(0, max(lengths), PIECE_BYTES):
         # Behind a file's end the piece holds what it held before; rank 0 leaves it out.
@@ -224,8 +265,16 @@ def _encode(arrays: dict[str, np.ndarray]) -> bytes:
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     if any(array.dtype.hasobject for array in contiguous.values()):
         raise TypeError("only numeric arrays can be gathered")
-    header = json.dumps([[name, array.dtype.str, array.shape] for name, array in contiguous.items()]).encode()
-    return b"".join([len(header).to_bytes(8, "little"), header, *(array.tobytes() for array in contiguous.values())])
+    header = json.dumps(
+        [[name, array.dtype.str, array.shape] for name, array in contiguous.items()]
+    ).encode()
+    return b"".join(
+        [
+            len(header).to_bytes(8, "little"),
+            header,
+            *(array.tobytes() for array in contiguous.values()),
+        ]
+    )
 
 
 def _decode(payload: bytes) -> dict[str, np.ndarray]:
@@ -233,6 +282,10 @@ def _decode(payload: bytes) -> dict[str, np.ndarray]:
     arrays = {}
     for name, dtype, shape in json.loads(payload[8:start]):
         count = int(np.prod(shape, dtype=np.int64))
-        arrays[name] = np.frombuffer(payload, dtype=np.dtype(dtype), count=count, offset=start).reshape(shape).copy()
+        arrays[name] = (
+            np.frombuffer(payload, dtype=np.dtype(dtype), count=count, offset=start)
+            .reshape(shape)
+            .copy()
+        )
         start += arrays[name].nbytes
     return arrays

@@ -13,7 +13,9 @@ _HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_c
 
 # PyTorch 2.13 renamed the option.
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
-_FORWARD_SYNC = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
+_FORWARD_SYNC = (
+    "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
+)
 
 
 def wrap_for_ranks(
@@ -26,12 +28,15 @@ def wrap_for_ranks(
     find_unused_parameters: bool = False,
     grad_compression: str = "none",
 ) -> DistributedDataParallel:
-    """Wrap a module in DDP, which copies rank 0's weights and buffers to all ranks. Every rank must reach this.
+    """Wrap a module in DDP, which copies rank 0's weights and buffers to all ranks. Every rank must
+    reach this.
 
-    `static_graph` promises that every step uses the same parameters in the same order. `find_unused_parameters`: a step
-    may leave some without gradient. `grad_compression` sends and sums gradients as bf16 or fp16, half the bytes.
+    `static_graph` promises that every step uses the same parameters in the same order.
+    `find_unused_parameters`: a step may leave some without gradient. `grad_compression` sends and
+    sums gradients as bf16 or fp16, half the bytes.
     """
-    no_forward_sync: Any = {_FORWARD_SYNC: False}  # the engine averages BatchNorm statistics once per optimizer step
+    # the engine averages BatchNorm statistics once per optimizer step
+    no_forward_sync: Any = {_FORWARD_SYNC: False}
     wrapped = DistributedDataParallel(
         module,
         device_ids=[local_rank] if backend != "gloo" and device.type == "cuda" else None,
@@ -53,12 +58,15 @@ def wrap_for_ranks(
 def settle_buckets(wrapped: DistributedDataParallel, device: torch.device) -> None:
     """Let DDP arrange its buckets now. Every rank must reach this.
 
-    It does so once, after the first step, or with `static_graph` after the second. The order in which three and more ranks are
-    summed depends on a gradient's place in its bucket: a resumed training would differ in its first steps. So two steps with
-    gradients of 0 come first; they change neither weights nor buffers.
+    It does so once, after the first step, or with `static_graph` after the second. The order in
+    which three and more ranks are summed depends on a gradient's place in its bucket: a resumed
+    training would differ in its first steps. So two steps with gradients of 0 come first; they
+    change neither weights nor buffers.
     """
     module = wrapped.module
-    wrapped.module = _SumOfWeights([weight for weight in module.parameters() if weight.requires_grad])
+    wrapped.module = _SumOfWeights(
+        [weight for weight in module.parameters() if weight.requires_grad]
+    )
     for _ in range(2):
         wrapped(torch.zeros((), device=device)).backward()
     wrapped.module = module
@@ -76,12 +84,17 @@ class _SumOfWeights(nn.Module):
 
 def gradient_bytes(module: nn.Module) -> int:
     """Return the size of all gradients, which each optimizer step sends."""
-    return sum(weight.numel() * weight.element_size() for weight in module.parameters() if weight.requires_grad)
+    return sum(
+        weight.numel() * weight.element_size()
+        for weight in module.parameters()
+        if weight.requires_grad
+    )
 
 
 def bucket_bytes(num_bytes: int) -> int:
     """Return DDP's bucket size for gradients of `num_bytes`: an eighth of them, from 1 to 25 MiB.
 
-    DDP's default of 25 MiB can hold all gradients of a small model: they would be sent only after the backward pass.
+    DDP's default of 25 MiB can hold all gradients of a small model: they would be sent only after
+    the backward pass.
     """
     return min(max(num_bytes // 8, 2**20), 25 * 2**20)

@@ -1,9 +1,12 @@
-"""torchrun that ends with the ranks' own line about a user's error, and that needs no port that the network can reach.
+"""torchrun that ends with the ranks' own line about a user's error, and that needs no port that the
+network can reach.
 
-    python -m yolo_seg_ddp.utils.distributed.loopback --rdzv-backend loopback --rdzv-endpoint 127.0.0.1:0 --nproc-per-node 2 train_yolo_ddp.py
+    python -m yolo_seg_ddp.utils.distributed.loopback --rdzv-backend loopback \\
+        --rdzv-endpoint 127.0.0.1:0 --nproc-per-node 2 train_yolo_ddp.py
 
-PyTorch's key-value store listens on every interface, without a password: anybody who reaches it can change the addresses
-that the ranks connect to. This rendezvous opens the same store on the loopback interface alone.
+PyTorch's key-value store listens on every interface, without a password: anybody who reaches it can
+change the addresses that the ranks connect to. This rendezvous opens the same store on the loopback
+interface alone.
 """
 
 import logging
@@ -19,7 +22,11 @@ import torch.distributed as dist
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.launcher.api import elastic_launch
@@ -39,7 +46,9 @@ class LoopbackBackend(C10dRendezvousBackend):
 
 
 def create_loopback_rendezvous(parameters: RendezvousParameters) -> RendezvousHandler:
-    """Open the store on this machine's loopback interface, at the endpoint's port (0: any free one)."""
+    """Open the store on this machine's loopback interface, at the endpoint's port (0: any free
+    one).
+    """
     listener = socket.create_server((LOOPBACK, int(parameters.endpoint.rpartition(":")[2])))
     store = dist.TCPStore(
         LOOPBACK,
@@ -53,15 +62,20 @@ def create_loopback_rendezvous(parameters: RendezvousParameters) -> RendezvousHa
 
 
 class Launch(elastic_launch):
-    """Starts the ranks, without torchrun's report where a rank has said what the user can do (`print_error`)."""
+    """Starts the ranks, without torchrun's report where a rank has said what the user can do
+    (`print_error`).
+    """
 
     def __call__(self, *words: Any) -> Any:
-        """Return what the ranks return; exit with 1 after an explained error or a signal to this process."""
+        """Return what the ranks return; exit with 1 after an explained error or a signal to this
+        process.
+        """
         logger = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
         logger.addFilter(lambda record: not self._is_explained())
         try:
             return super().__call__(*words)
-        except SignalException:  # the ranks have ended and said so; torchrun would add 25 lines of its own stack
+        # the ranks have ended and said so; torchrun would add 25 lines of its own stack
+        except SignalException:
             sys.exit(1)
         except ChildFailedError as error:
             # torchrun itself ends the other ranks with SIGTERM.

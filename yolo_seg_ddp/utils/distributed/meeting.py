@@ -1,9 +1,11 @@
-"""What the ranks of a start tell each other before their process group exists, through the launcher's key-value store.
+"""What the ranks of a start tell each other before their process group exists, through the
+launcher's key-value store.
 
-A collective has a time limit, and the work before a training may take an hour on one machine and none on another. So the
-ranks meet first. Then each works in its own time, and who is done waits for the others as long as they live. A thread of
-each rank counts upwards in the store. A rank whose number stands still for DEAD_AFTER_S is dead: all others then end, as
-they do after an error of one rank.
+A collective has a time limit, and the work before a training may take an hour on one machine and
+none on another. So the ranks meet first. Then each works in its own time, and who is done waits for
+the others as long as they live. A thread of each rank counts upwards in the store. A rank whose
+number stands still for DEAD_AFTER_S is dead: all others then end, as they do after an error of one
+rank.
 """
 
 from __future__ import annotations
@@ -30,8 +32,19 @@ from yolo_seg_ddp.utils.distributed.collectives import (
     rank,
     world_size,
 )
-from yolo_seg_ddp.utils.distributed.process_group import RankInfo, Rendezvous, StartTimeout, startup_timeout_s
-from yolo_seg_ddp.utils.errors import EXIT_FAILED, EXIT_STARTUP_TIMEOUT, UserError, one_line, print_error
+from yolo_seg_ddp.utils.distributed.process_group import (
+    RankInfo,
+    Rendezvous,
+    StartTimeout,
+    startup_timeout_s,
+)
+from yolo_seg_ddp.utils.errors import (
+    EXIT_FAILED,
+    EXIT_STARTUP_TIMEOUT,
+    UserError,
+    one_line,
+    print_error,
+)
 from yolo_seg_ddp.utils.files import new_file
 from yolo_seg_ddp.utils.threads import BackgroundWatch
 
@@ -44,10 +57,12 @@ LEAVE_S = 2.0  # after the error of another rank, which needs the time to print 
 
 @contextmanager
 def meet(ranks: RankInfo) -> Iterator[Meeting]:
-    """Let all ranks meet within `INIT_TIMEOUT`; give them what they talk through until their process group exists.
+    """Let all ranks meet within `INIT_TIMEOUT`; give them what they talk through until their
+    process group exists.
 
-    Every rank must reach this. After an error in the block on any rank all ranks end with its exit code. Its rank prints
-    it, and rank 0 if that is on another machine; of several errors the first. Raises StartTimeout when a rank does not come.
+    Every rank must reach this. After an error in the block on any rank all ranks end with its exit
+    code. Its rank prints it, and rank 0 if that is on another machine; of several errors the first.
+    Raises StartTimeout when a rank does not come.
     """
     timeout_s = startup_timeout_s()
     place: AbstractContextManager[dist.Store] = nullcontext(dist.HashStore())
@@ -61,9 +76,11 @@ def meet(ranks: RankInfo) -> Iterator[Meeting]:
 
 
 def apart(items: Iterable[T]) -> Iterator[T]:
-    """Yield what this rank works on alone; then wait for all others, without a limit as long as they live.
+    """Yield what this rank works on alone; then wait for all others, without a limit as long as
+    they live.
 
-    Every rank must reach this. The ranks may be hours apart then, and the next collective has a time limit.
+    Every rank must reach this. The ranks may be hours apart then, and the next collective has a
+    time limit.
     """
     with meet(RankInfo(rank(), world_size=world_size())) as meeting:
         yield from items
@@ -73,7 +90,8 @@ def apart(items: Iterable[T]) -> Iterator[T]:
 class Meeting(BackgroundWatch):
     """The ranks and machines of a start; see `meet`.
 
-    `machines` has the number of each rank's machine, `hosts` the names of the machines, and `first_ranks` their lowest ranks.
+    `machines` has the number of each rank's machine, `hosts` the names of the machines, and
+    `first_ranks` their lowest ranks.
     """
 
     def __init__(self, ranks: RankInfo, store: dist.Store, timeout_s: float) -> None:
@@ -94,7 +112,10 @@ class Meeting(BackgroundWatch):
         self.machine = self.machines[self.rank]
         self.is_first = self.rank in self.first_ranks
         hosts = [names[rank].split()[0] for rank in self.first_ranks]
-        self.hosts = [f"{host}/{number}" if hosts.count(host) > 1 else host for number, host in enumerate(hosts, 1)]
+        self.hosts = [
+            f"{host}/{number}" if hosts.count(host) > 1 else host
+            for number, host in enumerate(hosts, 1)
+        ]
         self.name = told[0][1]
 
     def __enter__(self) -> Self:
@@ -103,12 +124,19 @@ class Meeting(BackgroundWatch):
     def __exit__(self, *raised: object) -> None:
         super().__exit__()
         error = raised[1]
-        if not isinstance(error, BaseException) or len(self.ranks) == 1 or self._exit_code is not None:
+        if (
+            not isinstance(error, BaseException)
+            or len(self.ranks) == 1
+            or self._exit_code is not None
+        ):
             return
-        # Of ranks that fail alike rank 0 prints why. Without the store, on its machine, there is nobody to tell.
+        # Of ranks that fail alike rank 0 prints why. Without the store, on its machine, there is
+        # nobody to tell.
         time.sleep(BEAT_S * (self.rank > 0))
         with suppress(dist.DistError):
-            if self._is_first_failure(self.store, getattr(error, "exit_code", EXIT_FAILED), one_line(error, 1000)):
+            if self._is_first_failure(
+                self.store, getattr(error, "exit_code", EXIT_FAILED), one_line(error, 1000)
+            ):
                 time.sleep(2 * BEAT_S)  # the store may end with this rank
             elif isinstance(error, UserError):
                 self._learn_failure(self.store)
@@ -116,7 +144,10 @@ class Meeting(BackgroundWatch):
                 raise SystemExit(self._exit_code)
 
     def wait(self, keys: list[str], timeout_s: float = math.inf) -> None:
-        """Wait until the store has all keys. Raises SystemExit when another rank fails or dies, StartTimeout after `timeout_s`."""
+        """Wait until the store has all keys.
+
+        Raises SystemExit when another rank fails or dies, StartTimeout after `timeout_s`.
+        """
         deadline_s, pause_s = time.monotonic() + timeout_s, FIRST_PAUSE_S
         try:
             while not self.store.check(keys):
@@ -126,16 +157,22 @@ class Meeting(BackgroundWatch):
                 if time.monotonic() > deadline_s:
                     missing = [key.partition("/")[2] for key in keys if not self.store.check([key])]
                     raise StartTimeout(
-                        f"of {len(self.ranks)} ranks {', '.join(missing)} did not start within {timeout_s:.0f} s; look at "
+                        f"of {len(self.ranks)} ranks {', '.join(missing)} did not start within "
+                        f"{timeout_s:.0f} s; look at "
                         "their output, or wait longer: INIT_TIMEOUT=1800"
                     )
                 time.sleep(pause_s)
                 pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
         except dist.DistError as error:
-            raise StartTimeout("the connection to rank 0's machine is lost; look at its output") from error
+            raise StartTimeout(
+                "the connection to rank 0's machine is lost; look at its output"
+            ) from error
 
     def exchange(self, kind: str, message: Any = None, timeout_s: float = math.inf) -> list[Any]:
-        """Return the messages of all ranks, which are JSON, in rank order. Every rank must reach this once for each kind."""
+        """Return the messages of all ranks, which are JSON, in rank order.
+
+        Every rank must reach this once for each kind.
+        """
         keys = [f"{kind}/{rank}" for rank in self.ranks]
         self.store.set(keys[self.rank], json.dumps(message))
         self.wait(keys, timeout_s)
@@ -143,22 +180,29 @@ class Meeting(BackgroundWatch):
 
     @contextmanager
     def first_on_machine(self) -> Iterator[None]:
-        """Run the block on the first rank of each machine, then on its other ranks. Every rank must reach this."""
+        """Run the block on the first rank of each machine, then on its other ranks.
+
+        Every rank must reach this.
+        """
         if not self.is_first:
             self.wait([f"done/{self.first_ranks[self.machine]}"])
         yield
         self.store.set(f"done/{self.rank}", "")
 
     def announce(self, text: str) -> None:
-        """Print the progress of this rank's machine, with its name if there are several; only its first rank prints."""
+        """Print the progress of this rank's machine, with its name if there are several; only its
+        first rank prints.
+        """
         if self.is_first:
             start = f"{self.hosts[self.machine]}: " if len(self.hosts) > 1 else ""
             print(start + text.replace("\n", f"\n{start}"), flush=True)
 
     def sharers(self, kind: str, folder: Path, wait_s: float = 0) -> list[int]:
-        """Return the machines that have a folder in common with this one. Every rank must reach this once for each kind.
+        """Return the machines that have a folder in common with this one. Every rank must reach
+        this once for each kind.
 
-        `wait_s`: for how long a file of the first machine may not show. Who cannot write into the folder shares it with none.
+        `wait_s`: for how long a file of the first machine may not show. Who cannot write into the
+        folder shares it with none.
         """
         if len(self.hosts) == 1:
             return [0]
@@ -189,7 +233,9 @@ class Meeting(BackgroundWatch):
         return True
 
     def _learn_failure(self, store: dist.Store) -> None:
-        """Take the exit code of the rank that failed first; on rank 0 print the message of another machine."""
+        """Take the exit code of the rank that failed first; on rank 0 print the message of another
+        machine.
+        """
         self._exit_code, machine, text = json.loads(store.get("failure"))
         if self.rank == 0 and machine != self.machine:
             print_error(f"{self.hosts[machine]}: {text}")
@@ -213,11 +259,18 @@ class Meeting(BackgroundWatch):
                     return
 
                 now_s, beats = time.monotonic(), store.multi_get(keys)
-                last = [(beat, now_s) if beat != old[0] else old for beat, old in zip(beats, last, strict=True)]
+                last = [
+                    (beat, now_s) if beat != old[0] else old
+                    for beat, old in zip(beats, last, strict=True)
+                ]
                 oldest_s, rank = min((beat_s, rank) for rank, (_, beat_s) in enumerate(last))
                 text = (
-                    f"rank {rank} on {self.hosts[self.machines[rank]]} gave no sign of life for {limit_s:.0f} s: it died or "
-                    "hangs, see its output; all ranks end, and with --max-restarts the launcher starts them again"
+                    f"rank {rank} on {self.hosts[self.machines[rank]]} gave no sign of life for "
+                    f"{limit_s:.0f} s: it died or "
+                    "hangs, see its output; all ranks end, and with --max-restarts the launcher "
+                    "starts them again"
                 )
-                if now_s - oldest_s > limit_s and self._is_first_failure(store, EXIT_STARTUP_TIMEOUT, text):
+                if now_s - oldest_s > limit_s and self._is_first_failure(
+                    store, EXIT_STARTUP_TIMEOUT, text
+                ):
                     print_error(text)

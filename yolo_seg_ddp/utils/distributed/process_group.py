@@ -1,9 +1,11 @@
-"""This process's rank, also from the variables of Slurm's `srun` and Open MPI's `mpirun`; the process group; printing on rank 0.
+"""This process's rank, also from the variables of Slurm's `srun` and Open MPI's `mpirun`; the
+process group; printing on rank 0.
 
-The rendezvous of the ranks is safe after a restart. The launcher's key-value store outlives a restart of the ranks and keeps
-the addresses of the dead ones. A new rank that reads such an address waits for a process that no longer exists. So each rank
-writes a random token under the next number of a counter and waits for the answer to this token, which only a living rank 0
-gives. Rank 0 answers with a random name of this start, and the process group uses only keys below that name.
+The rendezvous of the ranks is safe after a restart. The launcher's key-value store outlives a
+restart of the ranks and keeps the addresses of the dead ones. A new rank that reads such an address
+waits for a process that no longer exists. So each rank writes a random token under the next number
+of a counter and waits for the answer to this token, which only a living rank 0 gives. Rank 0
+answers with a random name of this start, and the process group uses only keys below that name.
 """
 
 import faulthandler
@@ -41,9 +43,10 @@ class StartTimeout(UserError):
 class Rendezvous:
     """`with Rendezvous(...) as store:` gives a store whose keys only the ranks of this start use.
 
-    Rank 0 answers until the block ends, so every rank must have joined the group before. With `is_one_machine` a store
-    that rank 0 itself opens listens on the loopback interface only. Raises StartTimeout when rank 0 does not answer within
-    `timeout_s`, UserError when the store is not reachable.
+    Rank 0 answers until the block ends, so every rank must have joined the group before. With
+    `is_one_machine` a store that rank 0 itself opens listens on the loopback interface only. Raises
+    StartTimeout when rank 0 does not answer within `timeout_s`, UserError when the store is not
+    reachable.
     """
 
     def __init__(self, rank: int, is_one_machine: bool, timeout_s: float) -> None:
@@ -65,7 +68,9 @@ class Rendezvous:
         if self.rank == 0:
             name = uuid.uuid4().hex
             # A second connection: on a shared one a request could wait for another request.
-            self._host = threading.Thread(target=self._answer, args=(self._open(is_host=False), name), daemon=True)
+            self._host = threading.Thread(
+                target=self._answer, args=(self._open(is_host=False), name), daemon=True
+            )
             self._host.start()
         else:
             name = self._ask(store)
@@ -93,7 +98,9 @@ class Rendezvous:
             )
         except (OSError, dist.DistNetworkError, dist.DistStoreError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise UserError(f"MASTER_ADDR={self.address} MASTER_PORT={self.port}: {reason}") from error
+            raise UserError(
+                f"MASTER_ADDR={self.address} MASTER_PORT={self.port}: {reason}"
+            ) from error
 
     def _ask(self, store: dist.Store) -> str:
         token = uuid.uuid4().hex
@@ -117,14 +124,19 @@ class Rendezvous:
             waiting |= set(range(seen + 1, count + 1))
             seen = count
             # A number may have no token yet: its rank is about to write it, or has died.
-            for number in [number for number in waiting if store.check([f"rendezvous/token/{number}"])]:
-                store.set(f"rendezvous/answer/{store.get(f'rendezvous/token/{number}').decode()}", name)
+            for number in [
+                number for number in waiting if store.check([f"rendezvous/token/{number}"])
+            ]:
+                store.set(
+                    f"rendezvous/answer/{store.get(f'rendezvous/token/{number}').decode()}", name
+                )
                 waiting.remove(number)
 
 
 @contextmanager
 def startup_watchdog(timeout_s: float) -> Iterator[None]:
-    """Print the stacks of all threads and exit with code 76 when the block takes longer than `timeout_s`.
+    """Print the stacks of all threads and exit with code 76 when the block takes longer than
+    `timeout_s`.
 
     For waits that PyTorch does not limit, such as connecting to a dead rank.
     """
@@ -147,11 +159,15 @@ DEFAULT_PORT = 29500  # torchrun's
 FIRST_PORT, NUM_PORTS = 20000, 10000  # below the ports that systems use for outgoing connections
 
 
-def variables_from_launcher(environment: Mapping[str, str], *, will_meet: bool = True) -> dict[str, str]:
-    """Return RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; {} for a single process.
+def variables_from_launcher(
+    environment: Mapping[str, str], *, will_meet: bool = True
+) -> dict[str, str]:
+    """Return RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; {} for a
+    single process.
 
-    Reads the variables of the `srun` step: a shell of `salloc` or `sbatch` has SLURM_NTASKS of the whole allocation
-    even for a single process. Raises UserError on several machines when MASTER_ADDR is not set, if the processes will meet.
+    Reads the variables of the `srun` step: a shell of `salloc` or `sbatch` has SLURM_NTASKS of the
+    whole allocation even for a single process. Raises UserError on several machines when
+    MASTER_ADDR is not set, if the processes will meet.
     """
     if _number(environment, "SLURM_STEP_NUM_TASKS") > 1:
         found = _from_slurm(environment)
@@ -169,10 +185,19 @@ def variables_from_launcher(environment: Mapping[str, str], *, will_meet: bool =
         found["MASTER_ADDR"] = LOOPBACK
     elif will_meet and "MASTER_ADDR" not in environment:
         raise UserError(
-            f"{found['WORLD_SIZE']} tasks on several machines but MASTER_ADDR is not set; before the launch: "
-            'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1), or the first machine\'s name'
+            f"{found['WORLD_SIZE']} tasks on several machines but MASTER_ADDR is not set; before "
+            "the launch: "
+            'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1), or '
+            "the first machine's name"
         )
-    return {**found, **{name: environment[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in environment}}
+    return {
+        **found,
+        **{
+            name: environment[name]
+            for name in ("MASTER_ADDR", "MASTER_PORT")
+            if name in environment
+        },
+    }
 
 
 def _from_slurm(environment: Mapping[str, str]) -> dict[str, str]:
@@ -180,11 +205,17 @@ def _from_slurm(environment: Mapping[str, str]) -> dict[str, str]:
     node = _number(environment, "SLURM_NODEID")
     if not node < len(per_node):
         raise UserError(
-            f"SLURM_STEP_TASKS_PER_NODE={environment.get('SLURM_STEP_TASKS_PER_NODE')} does not list node "
+            f"SLURM_STEP_TASKS_PER_NODE={environment.get('SLURM_STEP_TASKS_PER_NODE')} does not "
+            "list node "
             f"SLURM_NODEID={environment.get('SLURM_NODEID')}; launch with srun, or with torchrun"
         )
-    # A port for each step of each job; with NUM_PORTS of them, two jobs on a node hardly ever share one.
-    port = FIRST_PORT + (_number(environment, "SLURM_JOB_ID") + 101 * _number(environment, "SLURM_STEP_ID")) % NUM_PORTS
+    # A port for each step of each job; with NUM_PORTS of them, two jobs on a node hardly ever share
+    # one.
+    port = (
+        FIRST_PORT
+        + (_number(environment, "SLURM_JOB_ID") + 101 * _number(environment, "SLURM_STEP_ID"))
+        % NUM_PORTS
+    )
     return {
         "RANK": environment["SLURM_PROCID"],
         "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
@@ -195,7 +226,10 @@ def _from_slurm(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def tasks_of_nodes(text: str) -> list[int]:
-    """Parse Slurm's list of tasks on each node: `2(x3),1` is [2, 2, 2, 1]. Returns [] for anything else."""
+    """Parse Slurm's list of tasks on each node: `2(x3),1` is [2, 2, 2, 1].
+
+    Returns [] for anything else.
+    """
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -237,10 +271,12 @@ def main_printer(rank: int) -> Say:
 
 
 def read_rank_environment(*, will_meet: bool = True) -> RankInfo:
-    """Read RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; without any of them this is the only process.
+    """Read RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; without any of them this is the only
+    process.
 
-    Under `srun` or `mpirun` it first sets torchrun's variables in the environment from theirs. `will_meet`: whether the
-    processes need an address to meet at. Raises UserError when only some are set: a guess could start N independent trainings.
+    Under `srun` or `mpirun` it first sets torchrun's variables in the environment from theirs.
+    `will_meet`: whether the processes need an address to meet at. Raises UserError when only some
+    are set: a guess could start N independent trainings.
     """
     required = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     if not any(name in os.environ for name in required):
@@ -250,21 +286,30 @@ def read_rank_environment(*, will_meet: bool = True) -> RankInfo:
         return RankInfo()
     if missing:
         raise UserError(
-            f"{', '.join(missing)} is not set but other rank variables are; launch with torchrun, or unset them"
+            f"{', '.join(missing)} is not set but other rank variables are; launch with torchrun, "
+            "or unset them"
         )
     world_size = int(os.environ["WORLD_SIZE"])
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    info = RankInfo(int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), world_size, local_world_size)
+    info = RankInfo(
+        int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), world_size, local_world_size
+    )
     if not (0 <= info.rank < world_size and 0 <= info.local_rank < local_world_size):
-        raise UserError(f"RANK={info.rank} LOCAL_RANK={info.local_rank} do not fit WORLD_SIZE={world_size}")
+        raise UserError(
+            f"RANK={info.rank} LOCAL_RANK={info.local_rank} do not fit WORLD_SIZE={world_size}"
+        )
     return info
 
 
-def setup_ddp(device: torch.device, ranks: RankInfo | None = None, store: dist.Store | None = None) -> RankInfo:
-    """Join the process group: NCCL for a CUDA device, gloo for the CPU. Does nothing for a single process.
+def setup_ddp(
+    device: torch.device, ranks: RankInfo | None = None, store: dist.Store | None = None
+) -> RankInfo:
+    """Join the process group: NCCL for a CUDA device, gloo for the CPU. Does nothing for a single
+    process.
 
-    `store`: of ranks that have met already. `NCCL_TIMEOUT` limits a collective (seconds, default 300). `INIT_TIMEOUT` limits the start of all ranks (seconds,
-    default 900); after it the process exits with code 76. An existing group, such as Ray Train's, is used.
+    `store`: of ranks that have met already. `NCCL_TIMEOUT` limits a collective (seconds, default
+    300). `INIT_TIMEOUT` limits the start of all ranks (seconds, default 900); after it the process
+    exits with code 76. An existing group, such as Ray Train's, is used.
     """
     global _made_the_group
     ranks = ranks or read_rank_environment()
@@ -292,7 +337,9 @@ def setup_ddp(device: torch.device, ranks: RankInfo | None = None, store: dist.S
 
 
 def startup_timeout_s() -> float:
-    """Return in how many seconds all ranks must meet, and then make their process group: `INIT_TIMEOUT`, default 900."""
+    """Return in how many seconds all ranks must meet, and then make their process group:
+    `INIT_TIMEOUT`, default 900.
+    """
     return _seconds_of("INIT_TIMEOUT", DEFAULT_STARTUP_TIMEOUT_S)
 
 
@@ -304,9 +351,10 @@ def collective_timeout_s() -> float:
 def join_process_group(rank: int, world_size: int, backend: str | None = None) -> None:
     """Join the process group as `rank` of `world_size`, unless already in a group.
 
-    The ranks meet at `MASTER_ADDR` and `MASTER_PORT`, by default port 29500 of this machine. The default `backend` is
-    NCCL if there are several ranks and a GPU, else gloo. With NCCL the GPU of LOCAL_RANK becomes the current one;
-    without that variable the ranks take the machine's GPUs in turn.
+    The ranks meet at `MASTER_ADDR` and `MASTER_PORT`, by default port 29500 of this machine. The
+    default `backend` is NCCL if there are several ranks and a GPU, else gloo. With NCCL the GPU of
+    LOCAL_RANK becomes the current one; without that variable the ranks take the machine's GPUs in
+    turn.
     """
     global _made_the_group
     if dist.is_initialized():

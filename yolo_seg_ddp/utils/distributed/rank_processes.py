@@ -26,28 +26,36 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.05
 
-# The tie to the parent comes first: importing PyTorch takes seconds, in which the parent may be killed. The parent may
-# even be killed before the tie, hence its number. `run_script` leaves without the interpreter's teardown, in which a
-# rank may abort although its work is done.
+# The tie to the parent comes first: importing PyTorch takes seconds, in which the parent may be
+# killed. The parent may even be killed before the tie, hence its number. `run_script` leaves
+# without the interpreter's teardown, in which a rank may abort although its work is done.
 _PREPARE = (
-    "from yolo_seg_ddp.utils.signals import die_with_parent; die_with_parent({parent_id}, only_under_torchrun=False); "
+    "from yolo_seg_ddp.utils.signals import die_with_parent; die_with_parent({parent_id}, "
+    "only_under_torchrun=False); "
     "from yolo_seg_ddp.utils.errors import run_script; "
 )
 _USER_ERROR = re.compile(r"^(\[rank \d+\] )?error: ")
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)\b")  # the last line of a traceback
 
 
-# --- in the process that starts the ranks --------------------------------------------------------------------------
+# --- in the process that starts the ranks ---------------------------------------------------------
 
 
 def run_ranks(
-    code: str, world_size: int, job: Mapping[str, Any], timeout_s: float, *, timeout_advice: str = ""
+    code: str,
+    world_size: int,
+    job: Mapping[str, Any],
+    timeout_s: float,
+    *,
+    timeout_advice: str = "",
 ) -> list[Any]:
-    """Run the Python statement `code` on `world_size` ranks; return what each passed to `write_answer`, in rank order.
+    """Run the Python statement `code` on `world_size` ranks; return what each passed to
+    `write_answer`, in rank order.
 
-    `code` imports a function and passes it to `run_script`. A rank finds torchrun's variables for its place, and `job`
-    (plain values) through `read_job`. The answer is None for a rank that wrote none. No process is left at the end.
-    Raises UserError with the reason of the first rank that failed, or when `timeout_s` has passed.
+    `code` imports a function and passes it to `run_script`. A rank finds torchrun's variables for
+    its place, and `job` (plain values) through `read_job`. The answer is None for a rank that wrote
+    none. No process is left at the end. Raises UserError with the reason of the first rank that
+    failed, or when `timeout_s` has passed.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:
         folder = Path(name)
@@ -60,12 +68,20 @@ def run_ranks(
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(world_size):
-                place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-                # -P: Python does not search the current folder, which may hold another `yolo_seg_ddp`.
+                place = {
+                    "RANK": rank,
+                    "LOCAL_RANK": rank,
+                    "WORLD_SIZE": world_size,
+                    "LOCAL_WORLD_SIZE": world_size,
+                }
+                # -P: Python does not search the current folder, which may hold another
+                # `yolo_seg_ddp`.
                 command = [sys.executable, "-P", "-c", prepare + code, name]
                 with (folder / f"rank{rank}.log").open("wb") as log:
                     environment = shared | {name: str(number) for name, number in place.items()}
-                    processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+                    processes.append(
+                        subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+                    )
             late = _wait(processes, folder, deadline_s)
         finally:
             for process in processes:
@@ -73,19 +89,26 @@ def run_ranks(
                 process.wait()
         if late:
             advice = f"; {timeout_advice}" if timeout_advice else ""
-            raise UserError(f"rank {late} of {world_size} process(es) not done after {timeout_s:g} s{advice}")
+            raise UserError(
+                f"rank {late} of {world_size} process(es) not done after {timeout_s:g} s{advice}"
+            )
         files = [folder / f"rank{rank}.json" for rank in range(world_size)]
         return [json.loads(file.read_bytes()) if file.exists() else None for file in files]
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, deadline_s: float) -> str:
-    """Wait for all ranks; return the numbers of those that miss the deadline. Raises UserError when one fails."""
+    """Wait for all ranks; return the numbers of those that miss the deadline.
+
+    Raises UserError when one fails.
+    """
     while True:
         codes = [process.poll() for process in processes]
         for rank, code in enumerate(codes):
             if code:
                 reason = _reason(folder / f"rank{rank}.log")
-                raise UserError(f"rank {rank} of {len(processes)} process(es) failed (code {code}): {reason}")
+                raise UserError(
+                    f"rank {rank} of {len(processes)} process(es) failed (code {code}): {reason}"
+                )
         running = [str(rank) for rank, code in enumerate(codes) if code is None]
         if not running or time.monotonic() > deadline_s:
             return ", ".join(running)
@@ -94,12 +117,16 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, deadline_s
 
 def _reason(log: Path) -> str:
     """Return the last line of a log that names an error, else its last line."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [
+        line.strip()
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    ]
     errors = [line for line in lines if _USER_ERROR.match(line) or _EXCEPTION.match(line)]
     return _USER_ERROR.sub("", (errors or lines or ["it printed nothing"])[-1])
 
 
-# --- in a rank -----------------------------------------------------------------------------------------------------
+# --- in a rank ------------------------------------------------------------------------------------
 
 
 def read_job() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Compare the student with its input, grey world and CLAHE on the test sets.
 
 python evaluate.py --model experiments/daclip_student_ddp.pt --img-size 256
-python evaluate.py --model seed0.pt seed1.pt seed2.pt           # the mean of three students ± their standard deviation
+python evaluate.py --model seed0.pt seed1.pt seed2.pt           # the mean of three students
 """
 
 import json
@@ -16,9 +16,20 @@ import torch
 from torch import nn
 
 from underwater_ir.commands.restore import read_student
-from underwater_ir.data.datasets import RestorationDataset, benchmark_entries, create_evaluation_loader
+from underwater_ir.data.datasets import (
+    RestorationDataset,
+    benchmark_entries,
+    create_evaluation_loader,
+)
 from underwater_ir.student.network import SIZE_MULTIPLE, Outputs
-from underwater_ir.student.restoration import METRICS, REFERENCE, measure, sets_of, summarise, to_pixels
+from underwater_ir.student.restoration import (
+    METRICS,
+    REFERENCE,
+    measure,
+    sets_of,
+    summarise,
+    to_pixels,
+)
 from yolo_seg_ddp.data.images import write_jpeg
 from yolo_seg_ddp.utils.config import parse_config
 from yolo_seg_ddp.utils.devices import choose_device
@@ -34,13 +45,23 @@ SHOWN = ("input", "grey world + CLAHE", "student")  # on the sheets
 
 @dataclass(frozen=True)
 class EvaluateConfig(Options):
-    model: tuple[str, ...] = option(("student_model.pt",), "weights of one or more students", metavar="FILE")
+    model: tuple[str, ...] = option(
+        ("student_model.pt",), "weights of one or more students", metavar="FILE"
+    )
     val_ref_root: str = option("Dataset/testset(ref)", "test sets with targets", metavar="DIR")
-    val_nonref_root: str = option("Dataset/testset(non-ref)", "test sets without targets", metavar="DIR")
-    pseudo_root: str = option("pseudo-labels/daclip", "labels: testset_ref/SET, testset_nonref/SET", metavar="DIR")
-    img_size: int = option(256, "side of the pictures, as in training", at_least=16, multiple_of=SIZE_MULTIPLE)
+    val_nonref_root: str = option(
+        "Dataset/testset(non-ref)", "test sets without targets", metavar="DIR"
+    )
+    pseudo_root: str = option(
+        "pseudo-labels/daclip", "labels: testset_ref/SET, testset_nonref/SET", metavar="DIR"
+    )
+    img_size: int = option(
+        256, "side of the pictures, as in training", at_least=16, multiple_of=SIZE_MULTIPLE
+    )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    output: str | None = option(None, "folder for metrics.json and a sheet of pictures for each set", metavar="DIR")
+    output: str | None = option(
+        None, "folder for metrics.json and a sheet of pictures for each set", metavar="DIR"
+    )
 
 
 class Filter(nn.Module):
@@ -64,7 +85,9 @@ def grey_world(image: np.ndarray) -> np.ndarray:
 
 
 def clahe(image: np.ndarray) -> np.ndarray:
-    """Equalise the lightness of RGB uint8 (H, W, 3) in tiles (Zuiderveld, Graphics Gems IV, 1994)."""
+    """Equalise the lightness of RGB uint8 (H, W, 3) in tiles (Zuiderveld,
+    Graphics Gems IV, 1994).
+    """
     lab = cv2.cvtColor(image, cv2.COLOR_RGB2LAB)
     lab[..., 0] = cv2.createCLAHE(CLAHE_LIMIT, CLAHE_TILES).apply(np.ascontiguousarray(lab[..., 0]))
     return cv2.cvtColor(lab, cv2.COLOR_LAB2RGB)
@@ -72,17 +95,23 @@ def clahe(image: np.ndarray) -> np.ndarray:
 
 @torch.inference_mode()
 def main() -> None:
-    config = parse_config(EvaluateConfig, "Compare the student with its input, grey world and CLAHE.")
+    config = parse_config(
+        EvaluateConfig, "Compare the student with its input, grey world and CLAHE."
+    )
     device = choose_device(config.device, 0)
     students = [read_student(Path(file)).to(device) for file in config.model]
     if any(student.label_shape != students[0].label_shape for student in students):
-        raise UserError(f"--model {' '.join(config.model)}: the students learned from labels of different shapes")
+        raise UserError(
+            f"--model {' '.join(config.model)}: the students learned from labels of different "
+            "shapes"
+        )
     labels = Path(config.pseudo_root)
     entries = benchmark_entries(Path(config.val_ref_root), labels / "testset_ref", True)
     entries += benchmark_entries(Path(config.val_nonref_root), labels / "testset_nonref", False)
     if not entries:
         raise UserError(
-            f"no test set in {config.val_ref_root} or {config.val_nonref_root}; python make_data.py makes some"
+            f"no test set in {config.val_ref_root} or {config.val_nonref_root}; python "
+            "make_data.py makes some"
         )
     dataset = RestorationDataset(entries, config.img_size, students[0].label_shape)
     methods: dict[str, list[nn.Module]] = {
@@ -93,11 +122,17 @@ def main() -> None:
         "student": [*students],
     }
     values = {
-        method: np.stack([measure(one, dataset, create_evaluation_loader(dataset, 1), device) for one in networks])
+        method: np.stack(
+            [
+                measure(one, dataset, create_evaluation_loader(dataset, 1), device)
+                for one in networks
+            ]
+        )
         for method, networks in methods.items()
     }  # each (networks, N, METRICS)
     results: dict[str, dict[str, Any]] = {
-        method: {**summarise(dataset, found.mean(0)), "sets": {}, "spread": {}} for method, found in values.items()
+        method: {**summarise(dataset, found.mean(0)), "sets": {}, "spread": {}}
+        for method, found in values.items()
     }
     for (name, has_target), indices in sets_of(dataset).items():
         title = f"[{'Ref' if has_target else 'Non-Ref'}] {name}"
@@ -105,11 +140,19 @@ def main() -> None:
         rows = []
         for method, found in values.items():
             of_networks = found[:, indices, -len(metrics) :].mean(1)  # (networks, metrics)
-            means, spread = of_networks.mean(0).tolist(), of_networks.std(0, ddof=len(found) > 1).tolist()
+            means, spread = (
+                of_networks.mean(0).tolist(),
+                of_networks.std(0, ddof=len(found) > 1).tolist(),
+            )
             results[method]["sets"][title] = dict(zip(metrics, means, strict=True))
             results[method]["spread"][title] = dict(zip(metrics, spread, strict=True))
             shown = zip(means, spread, strict=True)
-            rows.append([method, *(f"{mean:.3f}" + f" ± {one:.3f}" * (len(found) > 1) for mean, one in shown)])
+            rows.append(
+                [
+                    method,
+                    *(f"{mean:.3f}" + f" ± {one:.3f}" * (len(found) > 1) for mean, one in shown),
+                ]
+            )
         header = ["", *(metric.upper().replace("_", ", ") for metric in metrics)]
         print(f"\n{title}, {len(indices)} pictures", format_table(header, rows), sep="\n")
     if config.output is not None:
@@ -120,15 +163,23 @@ def main() -> None:
 
 
 def write_sheets(
-    folder: Path, dataset: RestorationDataset, methods: dict[str, list[nn.Module]], device: torch.device
+    folder: Path,
+    dataset: RestorationDataset,
+    methods: dict[str, list[nn.Module]],
+    device: torch.device,
 ) -> None:
     """Write a picture for each set: a column for each photograph; rows: SHOWN, then the target."""
     for (name, has_target), indices in sets_of(dataset).items():
         columns = []
         for index in indices[:PICTURES_PER_SET]:
-            sample = {key: value.to(device) for key, value in dataset.collate([dataset[(0, index)]]).items()}
+            sample = {
+                key: value.to(device)
+                for key, value in dataset.collate([dataset[(0, index)]]).items()
+            }
             rows = [to_pixels(methods[method][0](sample).picture[0]) for method in SHOWN]
-            columns.append(np.concatenate([*rows, *([to_pixels(sample["target"][0])] if has_target else [])]))
+            columns.append(
+                np.concatenate([*rows, *([to_pixels(sample["target"][0])] if has_target else [])])
+            )
         path = folder / f"{name}.jpg"
         write_jpeg(path, np.concatenate(columns, 1))
         print(f"{path}: rows are {', '.join(SHOWN)}{', target' if has_target else ''}")

@@ -3,8 +3,8 @@
     python export_pseudo_labels.py --train-root Dataset/train --pseudo-root pseudo-labels/daclip
     python export_pseudo_labels.py --scores daclip_scores.jsonl
 
-The guide's teacher, DA-CLIP, is not part of this recipe. Without a file of its scores the labels are made from the colours
-of the pictures.
+The guide's teacher, DA-CLIP, is not part of this recipe. Without a file of its scores the labels
+are made from the colours of the pictures.
 """
 
 import json
@@ -32,10 +32,14 @@ LARGEST_GRID = 256  # cells on a side
 class ExportConfig(Options):
     train_root: str = option("Dataset/train", "training data: a folder with input", metavar="DIR")
     val_ref_root: str = option("Dataset/testset(ref)", "test sets with targets", metavar="DIR")
-    val_nonref_root: str = option("Dataset/testset(non-ref)", "test sets without targets", metavar="DIR")
+    val_nonref_root: str = option(
+        "Dataset/testset(non-ref)", "test sets without targets", metavar="DIR"
+    )
     pseudo_root: str = option("pseudo-labels/daclip", "folder for the labels", metavar="DIR")
     scores: str | None = option(
-        None, "a teacher's scores as JSON lines (reference.md); unset: scores of the pictures' colours", metavar="FILE"
+        None,
+        "a teacher's scores as JSON lines (reference.md); unset: scores of the pictures' colours",
+        metavar="FILE",
     )
 
 
@@ -44,11 +48,16 @@ def main() -> None:
     parts = [(source, labels, list_pictures(source)) for source, labels in folders(config)]
     if not any(pictures for _, _, pictures in parts):
         raise UserError(
-            f"no pictures below {config.train_root}/input, {config.val_ref_root} or {config.val_nonref_root}"
+            f"no pictures below {config.train_root}/input, {config.val_ref_root} or "
+            f"{config.val_nonref_root}"
         )
     if config.scores is not None:
         root = Path(config.pseudo_root)
-        names = {str((labels / path).relative_to(root)) for _, labels, pictures in parts for path in pictures}
+        names = {
+            str((labels / path).relative_to(root))
+            for _, labels, pictures in parts
+            for path in pictures
+        }
         import_scores(Path(config.scores), root, names)
         return
     total = 0
@@ -61,17 +70,25 @@ def main() -> None:
                 print_warning(f"{error}: no label")
         print(f"{source}: {counted(len(pictures), 'picture')} -> {labels} ({COLOURS})", flush=True)
     if not total:
-        raise UserError(f"none of the pictures below {config.train_root} and the test sets can be read")
+        raise UserError(
+            f"none of the pictures below {config.train_root} and the test sets can be read"
+        )
 
 
 def folders(config: ExportConfig) -> Iterator[tuple[Path, Path]]:
     """Yield each folder of pictures with the folder for its labels."""
     labels = Path(config.pseudo_root)
     yield Path(config.train_root) / "input", labels / "train"
-    for root, name in ((config.val_ref_root, "testset_ref"), (config.val_nonref_root, "testset_nonref")):
+    for root, name in (
+        (config.val_ref_root, "testset_ref"),
+        (config.val_nonref_root, "testset_nonref"),
+    ):
         for folder in sorted(Path(root).iterdir()) if Path(root).is_dir() else []:
             if folder.is_dir():
-                yield (folder / "input" if (folder / "input").is_dir() else folder), labels / name / folder.name
+                yield (
+                    (folder / "input" if (folder / "input").is_dir() else folder),
+                    labels / name / folder.name,
+                )
 
 
 def write_label(folder: Path, picture: Path, image: np.ndarray) -> None:
@@ -79,15 +96,19 @@ def write_label(folder: Path, picture: Path, image: np.ndarray) -> None:
     atomic_torch_save(describe(image), folder / picture.with_suffix(".pt"))
 
 
-# --- a teacher's scores --------------------------------------------------------------------------------------------
+# --- a teacher's scores ---------------------------------------------------------------------------
 
 
 def import_scores(file: Path, root: Path, names: Collection[str]) -> None:
-    """Write the labels of a file of scores, after all of it has been checked. Raises UserError that names the line."""
+    """Write the labels of a file of scores, after all of it has been checked.
+
+    Raises UserError that names the line.
+    """
     found = {name for name, _ in read_scores(file, names)}
     if missing := sorted(set(names) - found):
         raise UserError(
-            f"--scores {file}: no scores of {len(missing)} of {len(names)} pictures, the first is {missing[0]}"
+            f"--scores {file}: no scores of {len(missing)} of {len(names)} pictures, the first is "
+            f"{missing[0]}"
         )
     source = ""
     for name, label in read_scores(file, names):
@@ -97,7 +118,10 @@ def import_scores(file: Path, root: Path, names: Collection[str]) -> None:
 
 
 def read_scores(file: Path, names: Collection[str]) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield each picture's name, such as train/a.png, with its label. `names` are those of the data set."""
+    """Yield each picture's name, such as train/a.png, with its label.
+
+    `names` are those of the data set.
+    """
     header: dict[str, Any] = {}
     seen: dict[str, int] = {}
     try:
@@ -110,7 +134,10 @@ def read_scores(file: Path, names: Collection[str]) -> Iterator[tuple[str, dict[
                         continue
                     name, label = checked_label(record, header)
                     if name not in names:
-                        raise ValueError(f"{name} is not a picture of the data set; expected one such as {min(names)}")
+                        raise ValueError(
+                            f"{name} is not a picture of the data set; expected one such as "
+                            f"{min(names)}"
+                        )
                     if name in seen:
                         raise ValueError(f"{name} stands in line {seen[name]} already")
                 except (ValueError, TypeError, RecursionError) as error:
@@ -127,10 +154,17 @@ def checked_header(record: Any) -> dict[str, Any]:
     prompts = record["prompts"]
     if not isinstance(record["teacher"], str) or not record["teacher"]:
         raise ValueError('teacher: expected a name such as "DA-CLIP"')
-    if not isinstance(prompts, list) or not prompts or not all(isinstance(prompt, str) for prompt in prompts):
+    if (
+        not isinstance(prompts, list)
+        or not prompts
+        or not all(isinstance(prompt, str) for prompt in prompts)
+    ):
         raise ValueError('prompts: expected a list such as ["clear water", "green cast"]')
     if "text_embeddings" in record:
-        return {**record, "text_embeddings": torch.as_tensor(record["text_embeddings"], dtype=torch.float32)}
+        return {
+            **record,
+            "text_embeddings": torch.as_tensor(record["text_embeddings"], dtype=torch.float32),
+        }
     return dict(record)
 
 
@@ -144,11 +178,14 @@ def checked_label(record: Any, header: dict[str, Any]) -> tuple[str, dict[str, o
     fits = len(shape) in (1, 3) and shape[0] == count and max(shape[1:], default=1) <= LARGEST_GRID
     if not fits or scores.dtype.kind not in "if":
         raise ValueError(
-            f"scores: expected {count} numbers, one for each prompt, or {count} grids of at most 256 x 256"
+            f"scores: expected {count} numbers, one for each prompt, or {count} grids of at most "
+            "256 x 256"
         )
     if not (np.abs(scores) <= 1).all():  # also refuses NaN
         raise ValueError("scores: a cosine similarity is between -1 and 1")
-    label = label_of_scores(scores.reshape(count, *(shape[1:] or (1, 1))), header["prompts"], header["teacher"])
+    label = label_of_scores(
+        scores.reshape(count, *(shape[1:] or (1, 1))), header["prompts"], header["teacher"]
+    )
     if "text_embeddings" in header:
         label["text_embeddings"] = header["text_embeddings"]
     label_from(label)

@@ -1,6 +1,6 @@
 """Make the default data set: real photographs, put under water, with their pseudo-labels.
 
-python make_data.py                       # the pictures that scikit-image and scikit-learn bring along
+python make_data.py                       # from pictures of scikit-image, scikit-learn
 python make_data.py --images ~/photographs --num-train 2000 --size 256
 """
 
@@ -25,7 +25,11 @@ from yolo_seg_ddp.utils.text import counted
 
 # Colour photographs in the packages: folder within the package, then file names.
 PACKAGED = (
-    ("skimage", "data", ("astronaut.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg")),
+    (
+        "skimage",
+        "data",
+        ("astronaut.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg"),
+    ),
     ("sklearn", "datasets/images", ("china.jpg", "flower.jpg")),
 )
 HELD_OUT_SHARE = 0.25  # of the photographs, for the test sets alone
@@ -53,7 +57,10 @@ def main() -> None:
         raise UserError(f"{data} exists; remove it, or choose another --output")
     photographs = find_photographs(config.images)
     train, held_out = split(photographs, config.seed)
-    print(f"{len(photographs)} photographs: {len(train)} for training, {len(held_out)} for the test sets")
+    print(
+        f"{len(photographs)} photographs: {len(train)} for training, {len(held_out)} for the test "
+        "sets"
+    )
     paired, unpaired = data / "testset(ref)" / SET_NAME, data / "testset(non-ref)" / UNPAIRED_NAME
     parts = (
         (data / "train", labels / "train", train, config.num_train),
@@ -66,22 +73,36 @@ def main() -> None:
             if folder != unpaired:
                 write_png(folder / "target" / name, clear)
             write_label(label_folder, Path(name), under_water)
-        print(f"{folder}: {counted(count, 'picture')}, labels in {label_folder} ({COLOURS})", flush=True)
+        print(
+            f"{folder}: {counted(count, 'picture')}, labels in {label_folder} ({COLOURS})",
+            flush=True,
+        )
 
 
 def find_photographs(folder: str | None) -> list[Path]:
-    """Return the photographs of a folder or, without one, of the installed packages. Raises UserError."""
+    """Return the photographs of a folder or, without one, of the installed packages.
+
+    Raises UserError.
+    """
     if folder is not None:
         found = [Path(folder) / path for path in list_pictures(Path(folder))]
         if len(found) < 2:
-            raise UserError(f"--images {folder}: {len(found)} pictures; at least 2 are needed, one for the test sets")
+            raise UserError(
+                f"--images {folder}: {len(found)} pictures; at least 2 are needed, one for the "
+                "test sets"
+            )
         return found
     found = []
     for package, place, names in PACKAGED:
         spec = util.find_spec(package)
         if spec is None or spec.origin is None:
-            raise UserError(f"{package} is missing: pip install -r requirements.txt in this folder, or use --images")
-        found += [path for name in names if (path := Path(spec.origin).parent / place / name).is_file()]
+            raise UserError(
+                f"{package} is missing: pip install -r requirements.txt in this folder, or use "
+                "--images"
+            )
+        found += [
+            path for name in names if (path := Path(spec.origin).parent / place / name).is_file()
+        ]
     return found
 
 
@@ -96,7 +117,10 @@ def split(photographs: list[Path], seed: int) -> tuple[list[Path], list[Path]]:
 def scenes(
     photographs: list[Path], count: int, size_px: int, seed: tuple[int, int]
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield `count` scenes as (file name, clear picture, the same under water). A broken photograph is left out."""
+    """Yield `count` scenes as (file name, clear picture, the same under water).
+
+    A broken photograph is left out.
+    """
     usable = []
     for path in photographs:
         try:
@@ -104,7 +128,9 @@ def scenes(
         except ImageError as error:
             print_warning(f"{error}: left out")
     if not usable:
-        raise UserError(f"none of {len(photographs)} photographs can be read, the first is {photographs[0]}")
+        raise UserError(
+            f"none of {len(photographs)} photographs can be read, the first is {photographs[0]}"
+        )
     for number in range(count):
         rng = np.random.default_rng((*seed, number))
         clear = draw_crop(usable[number % len(usable)], size_px, rng)
@@ -116,7 +142,11 @@ def scenes(
 def resize_short_side(image: np.ndarray, side_px: int) -> np.ndarray:
     """Shrink (never enlarge) so that the shorter side is `side_px`."""
     scale = side_px / min(image.shape[:2])
-    return image if scale >= 1 else resize_area(image, round(image.shape[1] * scale), round(image.shape[0] * scale))
+    return (
+        image
+        if scale >= 1
+        else resize_area(image, round(image.shape[1] * scale), round(image.shape[0] * scale))
+    )
 
 
 def draw_crop(photo: np.ndarray, size_px: int, rng: np.random.Generator) -> np.ndarray:
@@ -125,10 +155,14 @@ def draw_crop(photo: np.ndarray, size_px: int, rng: np.random.Generator) -> np.n
     side = int(rng.uniform(SMALLEST_CROP, 1) * min(height, width))
     top, left = int(rng.integers(height - side + 1)), int(rng.integers(width - side + 1))
     crop = photo[top : top + side, left : left + side]
-    return resize_area(np.ascontiguousarray(crop[:, ::-1] if rng.integers(2) else crop), size_px, size_px)
+    return resize_area(
+        np.ascontiguousarray(crop[:, ::-1] if rng.integers(2) else crop), size_px, size_px
+    )
 
 
 def write_png(path: Path, image: np.ndarray) -> None:
     """Write RGB uint8 as PNG, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes_atomic(path, cv2.imencode(".png", cv2.cvtColor(image, cv2.COLOR_RGB2BGR))[1].tobytes())
+    write_bytes_atomic(
+        path, cv2.imencode(".png", cv2.cvtColor(image, cv2.COLOR_RGB2BGR))[1].tobytes()
+    )

@@ -1,7 +1,8 @@
 """Pairs of pictures with their pseudo-labels, and the loaders of one rank.
 
-Train: `<root>/input/**` and `<root>/target/**`, paired by equal relative paths. Benchmarks: `<root>/<set>/{input,target}`,
-without targets also `<root>/<set>/*`. A benchmark set is named by its folder.
+Train: `<root>/input/**` and `<root>/target/**`, paired by equal relative paths. Benchmarks:
+`<root>/<set>/{input,target}`, without targets also `<root>/<set>/*`. A benchmark set is named by
+its folder.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +39,9 @@ class Entry:
 
 
 def list_pictures(folder: Path) -> list[Path]:
-    """Return the pictures below a folder, sorted, as paths relative to it; links to folders are not followed."""
+    """Return the pictures below a folder, sorted, as paths relative to it; links to folders are not
+    followed.
+    """
     if not folder.is_dir():
         return []
     return sorted(
@@ -50,19 +53,27 @@ def list_pictures(folder: Path) -> list[Path]:
 
 
 def train_entries(root: Path, label_root: Path) -> list[Entry]:
-    """Return the training pairs. Raises UserError when there is none, or when labels are missing."""
+    """Return the training pairs.
+
+    Raises UserError when there is none, or when labels are missing.
+    """
     targets = set(list_pictures(root / "target"))
     pictures = [path for path in list_pictures(root / "input") if path in targets]
     if not pictures:
         raise UserError(
-            f"--train-root {root}: no picture has the same path below {root / 'input'} and {root / 'target'}; "
+            f"--train-root {root}: no picture has the same path below {root / 'input'} and "
+            f"{root / 'target'}; "
             f"python make_data.py makes a data set"
         )
-    return _with_labels([(root / "input", path, root / "target" / path, "") for path in pictures], label_root)
+    return _with_labels(
+        [(root / "input", path, root / "target" / path, "") for path in pictures], label_root
+    )
 
 
 def benchmark_entries(root: Path, label_root: Path, has_targets: bool) -> list[Entry]:
-    """Return the pictures of all sets below a benchmark root, set by set; empty if the root does not exist."""
+    """Return the pictures of all sets below a benchmark root, set by set; empty if the root does
+    not exist.
+    """
     found: list[Entry] = []
     folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     for folder in folders:
@@ -71,14 +82,21 @@ def benchmark_entries(root: Path, label_root: Path, has_targets: bool) -> list[E
         if has_targets:
             targets = set(list_pictures(folder / "target"))
             pictures = [path for path in pictures if path in targets]
-        places = [(source, path, folder / "target" / path if has_targets else None, folder.name) for path in pictures]
+        places = [
+            (source, path, folder / "target" / path if has_targets else None, folder.name)
+            for path in pictures
+        ]
         found += _with_labels(places, label_root / folder.name) if places else []
     return found
 
 
-def _with_labels(places: Sequence[tuple[Path, Path, Path | None, str]], label_root: Path) -> list[Entry]:
+def _with_labels(
+    places: Sequence[tuple[Path, Path, Path | None, str]], label_root: Path
+) -> list[Entry]:
     labels = [find_label(label_root, picture) for _, picture, _, _ in places]
-    missing = [place[0] / place[1] for place, label in zip(places, labels, strict=True) if label is None]
+    missing = [
+        place[0] / place[1] for place, label in zip(places, labels, strict=True) if label is None
+    ]
     if missing:
         raise UserError(
             f"{len(missing)} of {len(places)} pictures have no pseudo-label below {label_root}, "
@@ -94,8 +112,8 @@ def _with_labels(places: Sequence[tuple[Path, Path, Path | None, str]], label_ro
 class RestorationDataset:
     """Pictures, targets and labels of one size, as float32 tensors. A key is (epoch, index).
 
-    With `augment` a sample is cropped, flipped and turned by quarters: a function of (seed, epoch, index). `label_shape`
-    is what each label must have (`Label.shape`).
+    With `augment` a sample is cropped, flipped and turned by quarters: a function of (seed, epoch,
+    index). `label_shape` is what each label must have (`Label.shape`).
     """
 
     collate: Callable[[list[Any]], Any] = staticmethod(default_collate)
@@ -124,7 +142,8 @@ class RestorationDataset:
         label = read_label(entry.label)
         if label.shape != self.label_shape:
             raise UserError(
-                f"{entry.label}: masks, z_d, global_prob and text_embeddings of {label.shape}, but the network has "
+                f"{entry.label}: masks, z_d, global_prob and text_embeddings of {label.shape}, "
+                "but the network has "
                 f"{self.label_shape}; {LABEL_CURE}"
             )
         picture = _read(entry.picture)
@@ -133,16 +152,24 @@ class RestorationDataset:
         arrays = {
             "picture": _resized(picture, self.img_size, window),
             "target": _resized(target, self.img_size, window),
-            "masks": torch.stack([_resized_mask(mask, self.img_size, window) for mask in label.masks]).clamp(0, 1),
+            "masks": torch.stack(
+                [_resized_mask(mask, self.img_size, window) for mask in label.masks]
+            ).clamp(0, 1),
         }
         sample = {name: _turned(array, turns, mirrored) for name, array in arrays.items()}
-        sample |= {"z_d": label.z_d, "global_prob": label.global_prob, "confidence_scale": label.confidence_scale}
+        sample |= {
+            "z_d": label.z_d,
+            "global_prob": label.global_prob,
+            "confidence_scale": label.confidence_scale,
+        }
         if label.text_embeddings is not None:
             sample["text_embeddings"] = label.text_embeddings
         return {**sample, "index": torch.tensor(index)}
 
     def _placement(self, epoch: int, index: int) -> tuple[tuple[float, float, float], int, bool]:
-        """Return the crop (left, top, side; shares of the picture), the quarter turns, and whether to mirror."""
+        """Return the crop (left, top, side; shares of the picture), the quarter turns, and whether
+        to mirror.
+        """
         if not self.augment:
             return (0.0, 0.0, 1.0), 0, False
         rng = np.random.default_rng((self.seed, epoch, index))
@@ -158,22 +185,30 @@ def _read(path: Path) -> np.ndarray:
         raise UserError(f"{error}; repair or remove it") from error
 
 
-def _box(width: int, height: int, window: tuple[float, float, float]) -> tuple[float, float, float, float]:
+def _box(
+    width: int, height: int, window: tuple[float, float, float]
+) -> tuple[float, float, float, float]:
     left, top, side = window
     return left * width, top * height, (left + side) * width, (top + side) * height
 
 
 def _resized(image: np.ndarray, size_px: int, window: tuple[float, float, float]) -> torch.Tensor:
-    """Return a window of RGB uint8 (H, W, 3) as float32 (3, size, size) in [0, 1]: bilinear, as the upstream data."""
+    """Return a window of RGB uint8 (H, W, 3) as float32 (3, size, size) in [0, 1]: bilinear, as the
+    upstream data.
+    """
     box = _box(image.shape[1], image.shape[0], window)
     small = Image.fromarray(image).resize((size_px, size_px), Image.Resampling.BILINEAR, box)
     return torch.from_numpy(np.asarray(small, np.float32) / 255).permute(2, 0, 1).contiguous()
 
 
-def _resized_mask(mask: torch.Tensor, size_px: int, window: tuple[float, float, float]) -> torch.Tensor:
+def _resized_mask(
+    mask: torch.Tensor, size_px: int, window: tuple[float, float, float]
+) -> torch.Tensor:
     box = _box(mask.shape[1], mask.shape[0], window)
     picture = Image.fromarray(mask.numpy(), "F")
-    return torch.from_numpy(np.array(picture.resize((size_px, size_px), Image.Resampling.BILINEAR, box)))
+    return torch.from_numpy(
+        np.array(picture.resize((size_px, size_px), Image.Resampling.BILINEAR, box))
+    )
 
 
 def _turned(array: torch.Tensor, turns: int, mirrored: bool) -> torch.Tensor:
@@ -185,7 +220,8 @@ class SamplerBatches(EpochBatches):
     """The batches of a share that PyTorch's DistributedSampler chooses; its epoch is theirs."""
 
     epoch: Any = property(
-        lambda self: self.batches.sampler.epoch, lambda self, epoch: self.batches.sampler.set_epoch(epoch)
+        lambda self: self.batches.sampler.epoch,
+        lambda self, epoch: self.batches.sampler.set_epoch(epoch),
     )
 
     def __init__(self, sampler: DistributedSampler[Any], batch_size: int) -> None:
@@ -208,8 +244,9 @@ def create_paired_train_loader(
 ) -> EpochLoader:
     """Return the training loader of one rank.
 
-    `sampler` gives this rank's batches of each epoch; without it one rank trains on all. With EpochBatches every picture is
-    used once an epoch, and every rank has the same number of batches; PyTorch's DistributedSampler repeats some for that.
+    `sampler` gives this rank's batches of each epoch; without it one rank trains on all. With
+    EpochBatches every picture is used once an epoch, and every rank has the same number of batches;
+    PyTorch's DistributedSampler repeats some for that.
     """
     sampler = sampler or EpochBatches(len(dataset), batch_size, 0, 1, dataset.seed)
     if isinstance(sampler, DistributedSampler):

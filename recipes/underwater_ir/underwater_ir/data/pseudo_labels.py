@@ -1,8 +1,11 @@
-"""Pseudo-labels: a teacher's estimates of the kinds of degradation in a picture and of their places.
+"""Pseudo-labels: a teacher's estimates of the kinds of degradation in a picture and of their
+places.
 
-A file `<picture's name>.pt` holds a dictionary: `masks` (K, h, w) in [0, 1] of any size; `z_d` (2K,), the logit of each
-`global_prob` and then each mean intensity; `global_prob` (K,), a distribution; `confidence` (K,); `confidence_scale` ();
-perhaps `text_embeddings` (K, D) and `source`, what the scores are. Instead there may be `<name>_features.npy` (z_d), `_masks.npy` and `_probs.npy`.
+A file `<picture's name>.pt` holds a dictionary: `masks` (K, h, w) in [0, 1] of any size; `z_d`
+(2K,), the logit of each `global_prob` and then each mean intensity; `global_prob` (K,), a
+distribution; `confidence` (K,); `confidence_scale` (); perhaps `text_embeddings` (K, D) and
+`source`, what the scores are. Instead there may be `<name>_features.npy` (z_d), `_masks.npy` and
+`_probs.npy`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +31,8 @@ PROMPTS = (
     "life in the foreground",
 )
 GRID = 32  # cells on a side of the masks
-SIMILARITY_TO_LOGIT, SIMILARITY_TO_INTENSITY = 10.0, 5.0  # as a CLIP-like teacher turns its cosines into numbers
+# as a CLIP-like teacher turns its cosines into numbers
+SIMILARITY_TO_LOGIT, SIMILARITY_TO_INTENSITY = 10.0, 5.0
 UNSURE = (0.5, 0.6)  # intensities in which a mask could as well be absent
 FEATURES, MASKS, PROBS = "_features.npy", "_masks.npy", "_probs.npy"
 COLOURS, UNKNOWN = "colour scores, not DA-CLIP's", "scores of an unnamed source"  # a label's source
@@ -54,12 +58,16 @@ class Label:
 
 
 def describe(image: np.ndarray) -> dict[str, object]:
-    """Return the label of a picture, RGB uint8 (H, W, 3), from its colours: a stand-in, made by hand, for a learned teacher."""
+    """Return the label of a picture, RGB uint8 (H, W, 3), from its colours: a stand-in, made by
+    hand, for a learned teacher.
+    """
     return label_of_scores(_scores(image), PROMPTS, COLOURS)
 
 
 def label_of_scores(scores: np.ndarray, prompts: Sequence[str], source: str) -> dict[str, object]:
-    """Return the label of scores in [-1, 1], (K, h, w): a teacher's cosine similarities of places in a picture with prompts."""
+    """Return the label of scores in [-1, 1], (K, h, w): a teacher's cosine similarities of places
+    in a picture with prompts.
+    """
     logits = SIMILARITY_TO_LOGIT * scores
     probs = np.exp(logits - logits.max(0))
     probs /= probs.sum(0)
@@ -76,12 +84,17 @@ def label_of_scores(scores: np.ndarray, prompts: Sequence[str], source: str) -> 
         "confidence": confidence,
         "confidence_scale": 1 - confidence.mean(),
     }
-    tensors = {name: torch.as_tensor(value, dtype=torch.float32).clone() for name, value in arrays.items()}
+    tensors = {
+        name: torch.as_tensor(value, dtype=torch.float32).clone() for name, value in arrays.items()
+    }
     return {**tensors, "prompts": list(prompts), "source": source}
 
 
 def _scores(image: np.ndarray) -> np.ndarray:
-    fine = cv2.resize(image, (4 * GRID, 4 * GRID), interpolation=cv2.INTER_AREA).astype(np.float32) / 255
+    fine = (
+        cv2.resize(image, (4 * GRID, 4 * GRID), interpolation=cv2.INTER_AREA).astype(np.float32)
+        / 255
+    )
     grey = fine.mean(2)
     detail = np.abs(cv2.Laplacian(grey, cv2.CV_32F))
     deviation = np.sqrt(np.clip(cv2.blur(grey**2, (9, 9)) - cv2.blur(grey, (9, 9)) ** 2, 0, None))
@@ -90,7 +103,10 @@ def _scores(image: np.ndarray) -> np.ndarray:
         return cv2.resize(values, (GRID, GRID), interpolation=cv2.INTER_AREA)
 
     red, green, blue = np.moveaxis(cells(fine), 2, 0)
-    largest, smallest = np.maximum(np.maximum(red, green), blue), np.minimum(np.minimum(red, green), blue)
+    largest, smallest = (
+        np.maximum(np.maximum(red, green), blue),
+        np.minimum(np.minimum(red, green), blue),
+    )
     contrast = np.tanh(8 * cells(deviation))  # about 0 in fog, 1 at strong edges
     cast = np.maximum(green, blue) - red
     mean_colour = fine.mean((0, 1))
@@ -111,7 +127,9 @@ def _scores(image: np.ndarray) -> np.ndarray:
 
 
 def find_label(folder: Path, picture: Path) -> Path | None:
-    """Return the label file of a picture, given by its path below its root; None if there is none."""
+    """Return the label file of a picture, given by its path below its root;
+    None if there is none.
+    """
     stem = folder / picture.with_suffix("")
     candidates = [stem.with_name(stem.name + ".pt"), stem.with_name(stem.name + FEATURES)]
     return next((path for path in candidates if path.is_file()), None)
@@ -123,7 +141,8 @@ def read_label(path: Path) -> Label:
         return label_from(_read_npy(path) if path.name.endswith(FEATURES) else _read_pt(path))
     except Exception as error:  # a foreign file can raise anything
         raise UserError(
-            f"{path}: not a pseudo-label ({one_line(error)}); write it anew with export_pseudo_labels.py"
+            f"{path}: not a pseudo-label ({one_line(error)}); write it anew with "
+            "export_pseudo_labels.py"
         ) from error
 
 
@@ -134,7 +153,9 @@ def label_from(values: Mapping[str, object]) -> Label:
         _tensor(values, "z_d", 1),
         _tensor(values, "global_prob", 1),
         _tensor(values, "confidence_scale", 0),
-        _tensor(values, "text_embeddings", 2) if values.get("text_embeddings") is not None else None,
+        _tensor(values, "text_embeddings", 2)
+        if values.get("text_embeddings") is not None
+        else None,
         str(values.get("source", UNKNOWN)),
     )
     if not (float(label.masks.min()) >= 0 and float(label.masks.max()) <= 1):
@@ -142,7 +163,9 @@ def label_from(values: Mapping[str, object]) -> Label:
     if float(label.global_prob.min()) < 0:
         raise ValueError("global_prob below 0")
     if label.text_embeddings is not None and len(label.text_embeddings) != len(label.global_prob):
-        raise ValueError(f"{len(label.text_embeddings)} text_embeddings for {len(label.global_prob)} global_prob")
+        raise ValueError(
+            f"{len(label.text_embeddings)} text_embeddings for {len(label.global_prob)} global_prob"
+        )
     return label
 
 
@@ -157,7 +180,8 @@ def _read_npy(path: Path) -> dict[str, object]:
     stem = path.name.removesuffix(FEATURES)
     names = {"z_d": FEATURES, "masks": MASKS, "global_prob": PROBS}
     values: dict[str, object] = {
-        name: np.load(path.with_name(stem + suffix), allow_pickle=False) for name, suffix in names.items()
+        name: np.load(path.with_name(stem + suffix), allow_pickle=False)
+        for name, suffix in names.items()
     }
     return {**values, "confidence_scale": 1 - NPY_CONFIDENCE}
 
@@ -167,7 +191,9 @@ def _tensor(values: Mapping[str, object], name: str, dimensions: int) -> torch.T
         raise ValueError(f"no {name}")
     tensor = torch.as_tensor(values[name]).float()
     if tensor.dim() != dimensions or not tensor.numel():
-        raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, expected {dimensions} dimensions")
+        raise ValueError(
+            f"{name} has the shape {tuple(tensor.shape)}, expected {dimensions} dimensions"
+        )
     if not bool(tensor.isfinite().all()):
         raise ValueError(f"{name} is not finite")
     return tensor

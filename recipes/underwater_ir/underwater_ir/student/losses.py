@@ -1,4 +1,7 @@
-"""The student's losses. Each is a mean over the pictures, so that N ranks compute what one rank would."""
+"""The student's losses.
+
+Each is a mean over the pictures, so that N ranks compute what one rank would.
+"""
 
 import contextlib
 import io
@@ -55,37 +58,58 @@ def read_weights(file: str | None) -> dict[str, float]:
     for name, value in given.items():
         if name not in WEIGHTS:
             raise UserError(
-                f"--loss-config {file}: unknown loss {name}{nearest(name, list(WEIGHTS))}; known are {', '.join(WEIGHTS)}"
+                f"--loss-config {file}: unknown loss {name}{nearest(name, list(WEIGHTS))}; known "
+                f"are {', '.join(WEIGHTS)}"
             )
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise UserError(f"--loss-config {file}: {name}: {value!r} is not a number of at least 0")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 <= value < math.inf
+        ):
+            raise UserError(
+                f"--loss-config {file}: {name}: {value!r} is not a number of at least 0"
+            )
     return WEIGHTS | {name: float(value) for name, value in given.items()}
 
 
 class StudentLoss:
     """The weighted sum of the losses. `features` are VGG19's, for `perc`.
 
-    Each rank calls it with its own pictures. It returns the loss to differentiate, and the means over the rank's pictures to
-    report. DDP's mean of this loss over the ranks is the mean over all pictures.
+    Each rank calls it with its own pictures. It returns the loss to differentiate, and the means
+    over the rank's pictures to report. DDP's mean of this loss over the ranks is the mean over all
+    pictures.
     """
 
     def __init__(self, weights: Mapping[str, float], features: nn.Module | None = None) -> None:
         used = {name: weight for name, weight in weights.items() if weight > 0}
-        self.weights = used if features is not None else {k: w for k, w in used.items() if k != "perc"}
+        self.weights = (
+            used if features is not None else {k: w for k, w in used.items() if k != "perc"}
+        )
         self.features = features
 
-    def __call__(self, outputs: Outputs, targets: Targets) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def __call__(
+        self, outputs: Outputs, targets: Targets
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         terms = {name: TERMS[name](outputs, targets) for name in self.weights if name in TERMS}
         if "perc" in self.weights and self.features is not None:
             terms["perc"] = perceptual(self.features, outputs.picture, targets["target"])
         if "ctr" in self.weights and outputs.text is not None and "text_embeddings" in targets:
             terms["ctr"] = contrast(outputs.text, targets)
-        # Every output takes part, also without its loss: DDP waits for the gradient of every parameter.
-        unused = [outputs.degradation, outputs.gate, *([] if outputs.text is None else [outputs.text])]
+        # Every output takes part, also without its loss: DDP waits for the gradient of every
+        # parameter.
+        unused = [
+            outputs.degradation,
+            outputs.gate,
+            *([] if outputs.text is None else [outputs.text]),
+        ]
         nothing = 0 * sum((tensor.mean() for tensor in unused), outputs.picture.mean())
-        each = torch.stack([self.weights[name] * term for name, term in terms.items()]).sum(0)  # (B,)
+        # (B,)
+        each = torch.stack([self.weights[name] * term for name, term in terms.items()]).sum(0)
         reported = {name: term.detach().mean() for name, term in terms.items()}
-        return each.sum() * self._share(len(each)) + nothing, {**reported, "loss": each.detach().mean()}
+        return each.sum() * self._share(len(each)) + nothing, {
+            **reported,
+            "loss": each.detach().mean(),
+        }
 
     @staticmethod
     def _share(num_pictures: int) -> float:
@@ -104,12 +128,16 @@ def dissimilarity(outputs: Outputs, targets: Targets) -> torch.Tensor:
 
 
 def high_frequency(outputs: Outputs, targets: Targets) -> torch.Tensor:
-    difference = torch.stack(haar(outputs.picture - targets["target"])[1:], 1).abs()  # (B, 3, 3, h, w)
+    # (B, 3, 3, h, w)
+    difference = torch.stack(haar(outputs.picture - targets["target"])[1:], 1).abs()
     return masked_mean(difference.mean(2), targets["masks"][:, :1]).sum(1)
 
 
 def low_frequency(outputs: Outputs, targets: Targets) -> torch.Tensor:
-    """Return the distance of the amplitudes. The mask is one of places, so it weights the bands, not their spectra."""
+    """Return the distance of the amplitudes.
+
+    The mask is one of places, so it weights the bands, not their spectra.
+    """
     low, wanted = haar(outputs.picture)[0], haar(targets["target"])[0]
     mask = functional.interpolate(targets["masks"][:, -1:], size=low.shape[2:], mode="nearest")
     mine, theirs = (torch.fft.fft2(band * mask, norm="ortho").abs() for band in (low, wanted))
@@ -136,7 +164,9 @@ def distillation(outputs: Outputs, targets: Targets) -> torch.Tensor:
 
 def gate_follows(outputs: Outputs, targets: Targets) -> torch.Tensor:
     wanted = targets["masks"].mean(1, keepdim=True)
-    wanted = functional.interpolate(wanted, size=outputs.gate.shape[2:], mode="bilinear", antialias=False)
+    wanted = functional.interpolate(
+        wanted, size=outputs.gate.shape[2:], mode="bilinear", antialias=False
+    )
     return (outputs.gate - wanted).abs().mean((1, 2, 3))
 
 
@@ -155,8 +185,8 @@ TERMS: dict[str, Callable[[Outputs, Targets], torch.Tensor]] = {
 def masked_mean(values: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
     """Return the mean over the pixels of (B, C, h, w), weighted by masks (B, 1 or C, H, W): (B, C).
 
-    A mask of another size is resized (nearest). A picture's own mask normalises it, so that a batch's other pictures, on
-    this rank or another, change nothing.
+    A mask of another size is resized (nearest). A picture's own mask normalises it, so that a
+    batch's other pictures, on this rank or another, change nothing.
     """
     if masks.shape[2:] != values.shape[2:]:
         masks = functional.interpolate(masks, size=values.shape[2:], mode="nearest")
@@ -164,15 +194,21 @@ def masked_mean(values: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
 
 
 def contrast(text: torch.Tensor, targets: Targets) -> torch.Tensor:
-    """Return InfoNCE (B,): a picture's projection (B, D) against the K text embeddings of its label; the most likely is true."""
+    """Return InfoNCE (B,): a picture's projection (B, D) against the K text embeddings of its
+    label; the most likely is true.
+    """
     embeddings = functional.normalize(targets["text_embeddings"], dim=2)  # (B, K, D)
     similarity = torch.einsum("bd,bkd->bk", functional.normalize(text, dim=1), embeddings)
-    return functional.cross_entropy(similarity / TEMPERATURE, targets["global_prob"].argmax(1), reduction="none")
+    return functional.cross_entropy(
+        similarity / TEMPERATURE, targets["global_prob"].argmax(1), reduction="none"
+    )
 
 
 def perceptual(features: nn.Module, picture: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Return the distance (B,) of VGG19's features relu2_2 and relu3_4."""
-    mean, std = (picture.new_tensor(values).view(1, 3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
+    mean, std = (
+        picture.new_tensor(values).view(1, 3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD)
+    )
     mine, theirs = (picture - mean) / std, (target - mean) / std
     total = picture.new_zeros(len(picture))
     for number, layer in enumerate(features.children()):
@@ -185,9 +221,11 @@ def perceptual(features: nn.Module, picture: torch.Tensor, target: torch.Tensor)
 
 
 def load_vgg(file: str | None, cache: Path, say: Callable[[str], None] = print) -> nn.Sequential:
-    """Return VGG19's frozen features up to relu3_4, from a file of torchvision's weights or downloaded into `cache` (548 MB).
+    """Return VGG19's frozen features up to relu3_4, from a file of torchvision's weights or
+    downloaded into `cache` (548 MB).
 
-    Every rank may call this at the same time; `say` announces a download and is silent on all ranks but one.
+    Every rank may call this at the same time; `say` announces a download and is silent on all ranks
+    but one.
 
     Raises UserError when they can be neither read nor fetched.
     """
@@ -205,7 +243,11 @@ def load_vgg(file: str | None, cache: Path, say: Callable[[str], None] = print) 
             weights = torch.load(file, map_location="cpu", weights_only=True)
         features = vgg19(weights=None).features[: RELU_3_4 + 1]
         prefix = "features."
-        own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        own = {
+            name.removeprefix(prefix): value
+            for name, value in weights.items()
+            if name.startswith(prefix)
+        }
         features.load_state_dict({name: own[name] for name in features.state_dict()})
     except Exception as error:  # a foreign file can raise anything, and so can a network
         raise UserError(f"VGG19's weights: {one_line(error)}") from error
@@ -215,7 +257,9 @@ def load_vgg(file: str | None, cache: Path, say: Callable[[str], None] = print) 
 
 
 def keep_inputs_of_relu(features: nn.Sequential) -> None:
-    """Make ReLU layers leave their inputs as they are: the loss compares features before a later layer changes them."""
+    """Make ReLU layers leave their inputs as they are: the loss compares features before a later
+    layer changes them.
+    """
     for layer in features.children():
         if isinstance(layer, nn.ReLU):
             layer.inplace = False
@@ -227,7 +271,12 @@ def _download(url: str, cache: Path) -> dict[str, Any]:
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # every rank would print its progress
             weights: dict[str, Any] = torch.hub.load_state_dict_from_url(
-                url, str(cache), map_location="cpu", progress=False, check_hash=True, weights_only=True
+                url,
+                str(cache),
+                map_location="cpu",
+                progress=False,
+                check_hash=True,
+                weights_only=True,
             )
     finally:
         socket.setdefaulttimeout(before_s)

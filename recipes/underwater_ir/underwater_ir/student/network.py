@@ -1,8 +1,9 @@
-"""The student: a three-level U-Net of blocks that work on Haar wavelets and are guided by the pseudo-label.
+"""The student: a three-level U-Net of blocks that work on Haar wavelets and are guided by the
+pseudo-label.
 
-Attention is between channels, not between pixels (as in Zamir et al., "Restormer", arXiv 2111.09881): its memory grows with
-the number of pixels, not with their square. At 256 pixels full attention between 128 x 128 positions would need 12 GiB for
-each picture and block.
+Attention is between channels, not between pixels (as in Zamir et al., "Restormer", arXiv
+2111.09881): its memory grows with the number of pixels, not with their square. At 256 pixels full
+attention between 128 x 128 positions would need 12 GiB for each picture and block.
 """
 
 from __future__ import annotations
@@ -36,13 +37,21 @@ class Outputs:
 
 
 class Student(nn.Module):
-    """Restores pictures. `num_masks`, `cond_dim`, `num_kinds` and `text_dim` are a label's shape (`Label.shape`).
+    """Restores pictures. `num_masks`, `cond_dim`, `num_kinds` and `text_dim` are a label's shape
+    (`Label.shape`).
 
-    `recompute` saves memory in training: the inside of each block is computed again in the backward pass.
+    `recompute` saves memory in training: the inside of each block is computed again in the backward
+    pass.
     """
 
     def __init__(
-        self, width: int, num_masks: int, cond_dim: int, num_kinds: int, text_dim: int = 0, recompute: bool = False
+        self,
+        width: int,
+        num_masks: int,
+        cond_dim: int,
+        num_kinds: int,
+        text_dim: int = 0,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
         self.recompute = recompute
@@ -50,21 +59,29 @@ class Student(nn.Module):
         widths = [width, 2 * width, 4 * width]
         facts = (cond_dim, num_masks)
         self.stem = nn.Conv2d(3, width, 3, padding=1)
-        self.encoder = nn.ModuleList([nn.ModuleList([Block(c, *facts) for _ in range(2)]) for c in widths[:2]])
+        self.encoder = nn.ModuleList(
+            [nn.ModuleList([Block(c, *facts) for _ in range(2)]) for c in widths[:2]]
+        )
         self.down = nn.ModuleList([nn.Conv2d(c, 2 * c, 2, stride=2) for c in widths[:2]])
         self.bottleneck = nn.ModuleList([Block(widths[2], *facts) for _ in range(2)])
         self.up = nn.ModuleList([nn.ConvTranspose2d(2 * c, c, 2, stride=2) for c in widths[:2]])
         self.merge = nn.ModuleList([nn.Conv2d(2 * c, c, 1) for c in widths[:2]])
-        self.decoder = nn.ModuleList([nn.ModuleList([Block(c, *facts) for _ in range(2)]) for c in widths[:2]])
+        self.decoder = nn.ModuleList(
+            [nn.ModuleList([Block(c, *facts) for _ in range(2)]) for c in widths[:2]]
+        )
         self.norm = ModulatedNorm(width, cond_dim)
         self.head = nn.Conv2d(width, 3, 3, padding=1)
-        self.classifier = nn.Sequential(nn.Linear(widths[2], HEAD_WIDTH), nn.GELU(), nn.Linear(HEAD_WIDTH, num_kinds))
+        self.classifier = nn.Sequential(
+            nn.Linear(widths[2], HEAD_WIDTH), nn.GELU(), nn.Linear(HEAD_WIDTH, num_kinds)
+        )
         self.text = nn.Linear(widths[2], text_dim) if text_dim else None
         nn.init.zeros_(self.head.weight)  # the untrained student returns its input
         nn.init.zeros_(self.head.bias)  # type: ignore[arg-type] # it has a bias
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> Outputs:
-        """Restore `picture` (B, 3, H, W), sides a multiple of 8, with its `masks` (B, M, h, w) and `z_d` (B, C)."""
+        """Restore `picture` (B, 3, H, W), sides a multiple of 8, with its `masks` (B, M, h, w) and
+        `z_d` (B, C).
+        """
         picture, guide = inputs["picture"], (inputs["z_d"], inputs["masks"])
         features, skips, gate = self.stem(picture), [], picture
         for blocks, down in zip(self.encoder, self.down, strict=True):
@@ -97,17 +114,23 @@ class Student(nn.Module):
 
     @classmethod
     def from_weights(cls, weights: Mapping[str, torch.Tensor], source: str) -> Student:
-        """Return the network that a state dict belongs to, in evaluation mode. Raises UserError that names `source`."""
+        """Return the network that a state dict belongs to, in evaluation mode.
+
+        Raises UserError that names `source`.
+        """
         try:
             width = weights["stem.weight"].shape[0]
             cond_dim = weights["norm.scale_shift.weight"].shape[1]
             num_masks = weights["encoder.0.0.gate.0.weight"].shape[1] - 3 * width
             text_dim = weights["text.weight"].shape[0] if "text.weight" in weights else 0
-            network = cls(width, num_masks, cond_dim, weights["classifier.2.weight"].shape[0], text_dim)
+            network = cls(
+                width, num_masks, cond_dim, weights["classifier.2.weight"].shape[0], text_dim
+            )
             network.load_state_dict(dict(weights))
         except (KeyError, AttributeError, IndexError, RuntimeError, ValueError, TypeError) as error:
             raise UserError(
-                f"{source}: not weights of this network; give the file that training wrote to --save-path"
+                f"{source}: not weights of this network; give the file that training wrote to "
+                "--save-path"
             ) from error
         return network.eval()
 
@@ -128,11 +151,15 @@ class ModulatedNorm(nn.Module):
 
 
 class MultiScale(nn.Module):
-    """The sum of depthwise 3 x 3, 5 x 5 and 7 x 7 convolutions, computed as one: sums of kernels give sums of results."""
+    """The sum of depthwise 3 x 3, 5 x 5 and 7 x 7 convolutions, computed as one: sums of kernels
+    give sums of results.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.kernels = nn.ModuleList([nn.Conv2d(channels, channels, k, groups=channels) for k in (3, 5, 7)])
+        self.kernels = nn.ModuleList(
+            [nn.Conv2d(channels, channels, k, groups=channels) for k in (3, 5, 7)]
+        )
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Map (B, C, h, w) to the same shape."""
@@ -142,17 +169,20 @@ class MultiScale(nn.Module):
             assert kernel.bias is not None
             margin = (7 - kernel.kernel_size[0]) // 2
             padded = functional.pad(kernel.weight, (margin,) * 4)
-            weight, bias = (weight + padded, bias + kernel.bias) if weight.dim() else (padded, kernel.bias)
+            weight, bias = (
+                (weight + padded, bias + kernel.bias) if weight.dim() else (padded, kernel.bias)
+            )
         return functional.conv2d(features, weight, bias, padding=3, groups=features.shape[1])
 
 
 def channel_attention(
     query: torch.Tensor, key: torch.Tensor, temperature: torch.Tensor, *values: torch.Tensor
 ) -> list[torch.Tensor]:
-    """Return attention between channels for each of `values`; all are (B, C, h, w). `temperature` is (heads, 1, 1).
+    """Return attention between channels for each of `values`; all are (B, C, h, w). `temperature`
+    is (heads, 1, 1).
 
-    A channel is a token, and its pixels are the token's vector. Query and key get the length 1, so that the scores, which
-    are multiplied by the temperature, do not grow with the number of pixels.
+    A channel is a token, and its pixels are the token's vector. Query and key get the length 1, so
+    that the scores, which are multiplied by the temperature, do not grow with the number of pixels.
     """
     batch, channels, height, width = query.shape
     heads = len(temperature)
@@ -164,11 +194,16 @@ def channel_attention(
 
 
 class HighFrequencies(nn.Module):
-    """A transformer block on the three high bands (B, 3C, h, w): attention, a squeeze-and-excitation gate, and an MLP."""
+    """A transformer block on the three high bands (B, 3C, h, w): attention, a
+    squeeze-and-excitation gate, and an MLP.
+    """
 
     def __init__(self, channels: int, cond_dim: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = ModulatedNorm(channels, cond_dim), ModulatedNorm(channels, cond_dim)
+        self.norm1, self.norm2 = (
+            ModulatedNorm(channels, cond_dim),
+            ModulatedNorm(channels, cond_dim),
+        )
         self.qkv = nn.Sequential(MultiScale(channels), nn.Conv2d(channels, 3 * channels, 1))
         self.temperature = nn.Parameter(torch.ones(HEADS, 1, 1))
         self.project = nn.Conv2d(channels, channels, 1)
@@ -176,7 +211,9 @@ class HighFrequencies(nn.Module):
         self.squeeze = nn.Sequential(
             nn.Linear(channels, reduced), nn.ReLU(), nn.Linear(reduced, channels), nn.Sigmoid()
         )
-        self.mlp = nn.Sequential(nn.Conv2d(channels, 2 * channels, 1), nn.GELU(), nn.Conv2d(2 * channels, channels, 1))
+        self.mlp = nn.Sequential(
+            nn.Conv2d(channels, 2 * channels, 1), nn.GELU(), nn.Conv2d(2 * channels, channels, 1)
+        )
 
     def forward(self, bands: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
         """Map (B, 3C, h, w) to the same shape."""
@@ -189,13 +226,18 @@ class HighFrequencies(nn.Module):
 
 
 class LowFrequencies(nn.Module):
-    """A block on the low band (B, C, h, w): a depthwise convolution, and 1 x 1 convolutions on amplitude and phase."""
+    """A block on the low band (B, C, h, w): a depthwise convolution, and 1 x 1 convolutions on
+    amplitude and phase.
+    """
 
     def __init__(self, channels: int, cond_dim: int) -> None:
         super().__init__()
         self.norm = ModulatedNorm(channels, cond_dim)
         self.local = nn.Sequential(MultiScale(channels), nn.Conv2d(channels, channels, 1))
-        self.amplitude, self.phase = nn.Conv2d(channels, channels, 1), nn.Conv2d(channels, channels, 1)
+        self.amplitude, self.phase = (
+            nn.Conv2d(channels, channels, 1),
+            nn.Conv2d(channels, channels, 1),
+        )
         self.project = nn.Conv2d(channels, channels, 1)
 
     def forward(self, low: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
@@ -204,7 +246,10 @@ class LowFrequencies(nn.Module):
         spectrum = torch.fft.rfft2(mixed.float(), norm="ortho")
         # The derivative of amplitude and phase is infinite at 0.
         real, imaginary = spectrum.real + EPSILON, spectrum.imag
-        amplitude, phase = torch.sqrt(real**2 + imaginary**2 + EPSILON**2), torch.atan2(imaginary, real)
+        amplitude, phase = (
+            torch.sqrt(real**2 + imaginary**2 + EPSILON**2),
+            torch.atan2(imaginary, real),
+        )
         amplitude, phase = amplitude + self.amplitude(amplitude), phase + self.phase(phase)
         spectrum = torch.complex(amplitude * phase.cos(), amplitude * phase.sin())
         spectral = torch.fft.irfft2(spectrum, s=mixed.shape[2:], norm="ortho").to(mixed.dtype)
@@ -212,13 +257,21 @@ class LowFrequencies(nn.Module):
 
 
 class Block(nn.Module):
-    """One wavelet block: high and low bands apart, attention across them, and a gate that merges both guided by the label."""
+    """One wavelet block: high and low bands apart, attention across them, and a gate that merges
+    both guided by the label.
+    """
 
     def __init__(self, channels: int, cond_dim: int, num_masks: int) -> None:
         super().__init__()
-        self.high, self.low = HighFrequencies(3 * channels, cond_dim), LowFrequencies(channels, cond_dim)
+        self.high, self.low = (
+            HighFrequencies(3 * channels, cond_dim),
+            LowFrequencies(channels, cond_dim),
+        )
         self.query, self.key = nn.Conv2d(channels, channels, 1), nn.Conv2d(channels, channels, 1)
-        self.value_high, self.value_low = nn.Conv2d(channels, channels, 1), nn.Conv2d(channels, channels, 1)
+        self.value_high, self.value_low = (
+            nn.Conv2d(channels, channels, 1),
+            nn.Conv2d(channels, channels, 1),
+        )
         self.temperature = nn.Parameter(torch.ones(CROSS_HEADS, 1, 1))
         self.condition = nn.Linear(cond_dim, channels)
         self.gate = nn.Sequential(
@@ -235,7 +288,11 @@ class Block(nn.Module):
         high_bands = list(high.chunk(3, 1))
         high_sum = high_bands[0] + high_bands[1] + high_bands[2]
         from_high, from_low = channel_attention(
-            self.query(high_sum), self.key(low), self.temperature, self.value_high(high_sum), self.value_low(low)
+            self.query(high_sum),
+            self.key(low),
+            self.temperature,
+            self.value_high(high_sum),
+            self.value_low(low),
         )
         size = low.shape[2:]
         condition = self.condition(z_d)[..., None, None].expand(-1, -1, *size)
@@ -246,7 +303,9 @@ class Block(nn.Module):
 
 
 def haar(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the orthonormal Haar bands LL, LH, HL, HH of (B, C, h, w), even sides: each (B, C, h/2, w/2)."""
+    """Return the orthonormal Haar bands LL, LH, HL, HH of (B, C, h, w), even sides: each (B, C,
+    h/2, w/2).
+    """
     top, bottom = features[:, :, ::2] / 2, features[:, :, 1::2] / 2
     total, difference = top + bottom, top - bottom
     left, right = slice(None, None, 2), slice(1, None, 2)
@@ -258,7 +317,9 @@ def haar(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     )
 
 
-def inverse_haar(low: torch.Tensor, lh: torch.Tensor, hl: torch.Tensor, hh: torch.Tensor) -> torch.Tensor:
+def inverse_haar(
+    low: torch.Tensor, lh: torch.Tensor, hl: torch.Tensor, hh: torch.Tensor
+) -> torch.Tensor:
     """Return the features (B, C, h, w) of four bands (B, C, h/2, w/2)."""
     batch, channels, height, width = low.shape
     top = torch.stack([low + lh + hl + hh, low - lh + hl - hh], 4)

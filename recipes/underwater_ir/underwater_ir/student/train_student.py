@@ -1,9 +1,11 @@
 """Train the underwater restoration student, on one process or many.
 
-    python -m underwater_ir.student.train_student --train-root Dataset/train --pseudo-root pseudo-labels/daclip
+    python -m underwater_ir.student.train_student \\
+        --train-root Dataset/train --pseudo-root pseudo-labels/daclip
     bash train_ddp.sh 4 8
 
-The same command again continues an interrupted training. `--help` lists every option with its default.
+The same command again continues an interrupted training. `--help` lists every option with its
+default.
 """
 
 import os
@@ -42,7 +44,13 @@ from yolo_seg_ddp.utils.distributed import (
     setup_ddp,
     world_size,
 )
-from yolo_seg_ddp.utils.errors import UsageError, UserError, explain_out_of_memory, print_warning, run_script
+from yolo_seg_ddp.utils.errors import (
+    UsageError,
+    UserError,
+    explain_out_of_memory,
+    print_warning,
+    run_script,
+)
 from yolo_seg_ddp.utils.options import Options, option
 from yolo_seg_ddp.utils.signals import die_with_parent
 from yolo_seg_ddp.utils.text import counted
@@ -56,9 +64,15 @@ SAVE_EVERY_S = 300.0
 class StudentConfig(Options):
     """The guide's flags, then those that the guide does not have."""
 
-    train_root: str = option("Dataset/train", "training pairs: a folder with input and target", metavar="DIR")
-    val_ref_root: str = option("Dataset/testset(ref)", "test sets with targets: SET/input, SET/target", metavar="DIR")
-    val_nonref_root: str = option("Dataset/testset(non-ref)", "test sets without targets: SET", metavar="DIR")
+    train_root: str = option(
+        "Dataset/train", "training pairs: a folder with input and target", metavar="DIR"
+    )
+    val_ref_root: str = option(
+        "Dataset/testset(ref)", "test sets with targets: SET/input, SET/target", metavar="DIR"
+    )
+    val_nonref_root: str = option(
+        "Dataset/testset(non-ref)", "test sets without targets: SET", metavar="DIR"
+    )
     pseudo_root: str = option(
         "pseudo-labels/daclip",
         "labels: train, testset_ref/SET, testset_nonref/SET",
@@ -70,32 +84,56 @@ class StudentConfig(Options):
     num_workers: int = option(
         4, "most loader processes per GPU; fewer where cores are few", at_least=0, may_differ=True
     )
-    img_size: int = option(256, "side of the pictures in pixels", at_least=16, multiple_of=SIZE_MULTIPLE)
-    save_path: str = option("student_model.pt", "file for the weights, written after each epoch", metavar="FILE")
+    img_size: int = option(
+        256, "side of the pictures in pixels", at_least=16, multiple_of=SIZE_MULTIPLE
+    )
+    save_path: str = option(
+        "student_model.pt", "file for the weights, written after each epoch", metavar="FILE"
+    )
     device: str = option("auto", "auto, cpu, cuda or cuda:N", may_differ=True)
     ddp: bool = option(False, "train together with the launcher's other processes", may_differ=True)
     local_rank: int = option(
         0, "this process's number; LOCAL_RANK comes first", at_least=0, may_differ=True, wants="ddp"
     )
-    world_size: int = option(1, "number of processes; WORLD_SIZE comes first", at_least=1, wants="ddp")
+    world_size: int = option(
+        1, "number of processes; WORLD_SIZE comes first", at_least=1, wants="ddp"
+    )
     backend: str = option(
-        "auto", "auto: NCCL on GPUs, else gloo", choices=("auto", "nccl", "gloo"), may_differ=True, wants="ddp"
+        "auto",
+        "auto: NCCL on GPUs, else gloo",
+        choices=("auto", "nccl", "gloo"),
+        may_differ=True,
+        wants="ddp",
     )
     pseudo_train_root: str | None = option(None, "labels of the training pictures", metavar="DIR")
-    pseudo_val_ref_root: str | None = option(None, "labels of the test sets with targets", metavar="DIR")
-    pseudo_val_nonref_root: str | None = option(None, "labels of the test sets without targets", metavar="DIR")
+    pseudo_val_ref_root: str | None = option(
+        None, "labels of the test sets with targets", metavar="DIR"
+    )
+    pseudo_val_nonref_root: str | None = option(
+        None, "labels of the test sets without targets", metavar="DIR"
+    )
     lr: float = option(1e-4, "learning rate of Adam", above=0)
-    eval_batch_size: int = option(1, "pictures per process in the evaluation", at_least=1, may_differ=True)
-    loss_config: str | None = option(None, 'JSON file of loss weights, such as {"perc": 0}', metavar="FILE")
+    eval_batch_size: int = option(
+        1, "pictures per process in the evaluation", at_least=1, may_differ=True
+    )
+    loss_config: str | None = option(
+        None, 'JSON file of loss weights, such as {"perc": 0}', metavar="FILE"
+    )
     vgg_weights: str | None = option(
         None, "torchvision's VGG19 weights; unset: downloaded", metavar="FILE", may_differ=True
     )
-    num_degradations: int | None = option(None, "kinds of degradation that the labels must have", at_least=1)
-    width: int = option(64, "channels of the first level", at_least=CROSS_HEADS, multiple_of=CROSS_HEADS)
+    num_degradations: int | None = option(
+        None, "kinds of degradation that the labels must have", at_least=1
+    )
+    width: int = option(
+        64, "channels of the first level", at_least=CROSS_HEADS, multiple_of=CROSS_HEADS
+    )
     recompute: bool = option(True, "a fifth of the memory: compute the inside of each block twice")
     augment: bool = option(True, "crop, mirror and turn the training pictures")
     seed: int = option(0, "seed of weights, order and augmentation", at_least=0)
-    config: str | None = option(None, "YAML file with any of these options", metavar="FILE", may_differ=True)
+    config: str | None = option(
+        None, "YAML file with any of these options", metavar="FILE", may_differ=True
+    )
 
     @property
     def save_dir(self) -> str:
@@ -109,12 +147,16 @@ class StudentConfig(Options):
 
 def main() -> int:
     """Train; return the exit code."""
-    config = parse_config(StudentConfig, "Train the underwater restoration student", with_hyphens(sys.argv[1:]))
+    config = parse_config(
+        StudentConfig, "Train the underwater restoration student", with_hyphens(sys.argv[1:])
+    )
     ranks = find_ranks(config)
     config = replace(config, world_size=ranks.world_size)
     die_with_parent()
     device = choose_device(config.device, ranks.local_rank)
-    threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
+    threads, workers = choose_threads_and_workers(
+        ranks.local_world_size, config.num_workers, device.type
+    )
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads)
     seed_everything(config.seed)
@@ -123,7 +165,8 @@ def main() -> int:
     train_set, benchmarks = open_datasets(config, print if ranks.is_main else lambda line: None)
     network = Student(config.width, *train_set.label_shape, recompute=config.recompute)
     too_large = (
-        f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "
+        f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does "
+        "not fit its memory; "
         f"lower --batch-size or --img-size; --recompute needs the least"
     )
     with explain_out_of_memory(too_large):
@@ -137,29 +180,44 @@ def main() -> int:
 
 
 def with_hyphens(arguments: list[str]) -> list[str]:
-    """Return a command line in which option names have hyphens: launchers of different age pass --local_rank or --local-rank."""
+    """Return a command line in which option names have hyphens: launchers of different age pass
+    --local_rank or --local-rank.
+    """
     return [
-        "=".join([name.replace("_", "-"), *value]) if name.startswith("--") else "=".join([name, *value])
+        "=".join([name.replace("_", "-"), *value])
+        if name.startswith("--")
+        else "=".join([name, *value])
         for name, *value in (argument.split("=", 1) for argument in arguments)
     ]
 
 
 def find_ranks(config: StudentConfig) -> RankInfo:
-    """Return this process's place, from the launcher's variables, else from --local-rank and --world-size.
+    """Return this process's place, from the launcher's variables, else from --local-rank and
+    --world-size.
 
-    Raises UsageError for several processes without --ddp: each would train alone and overwrite the others' weights.
+    Raises UsageError for several processes without --ddp: each would train alone and overwrite the
+    others' weights.
     """
     ranks = read_rank_environment()
     if not config.ddp:
         if ranks.world_size > 1:
-            raise UsageError(f"{ranks.world_size} processes without --ddp: add --ddp, so that they train together")
+            raise UsageError(
+                f"{ranks.world_size} processes without --ddp: add --ddp, so that they train "
+                "together"
+            )
         return ranks
     os.environ.setdefault("MASTER_ADDR", DEFAULT_ADDRESS)
     os.environ.setdefault("MASTER_PORT", DEFAULT_PORT)
     if "RANK" not in os.environ and config.local_rank >= config.world_size:
-        raise UsageError(f"--local-rank {config.local_rank}: must be below --world-size, {config.world_size}")
+        raise UsageError(
+            f"--local-rank {config.local_rank}: must be below --world-size, {config.world_size}"
+        )
     if "RANK" not in os.environ and config.world_size > 1:
-        place = {"RANK": config.local_rank, "LOCAL_RANK": config.local_rank, "WORLD_SIZE": config.world_size}
+        place = {
+            "RANK": config.local_rank,
+            "LOCAL_RANK": config.local_rank,
+            "WORLD_SIZE": config.world_size,
+        }
         os.environ.update({name: str(value) for name, value in place.items()})
         return read_rank_environment()
     return ranks
@@ -174,10 +232,17 @@ def join(config: StudentConfig, ranks: RankInfo, device: torch.device) -> None:
     setup_ddp(device, ranks)
 
 
-def open_datasets(config: StudentConfig, say: object) -> tuple[RestorationDataset, RestorationDataset]:
-    """Return the training pictures and those of all test sets. Raises UserError for missing files."""
+def open_datasets(
+    config: StudentConfig, say: object
+) -> tuple[RestorationDataset, RestorationDataset]:
+    """Return the training pictures and those of all test sets.
+
+    Raises UserError for missing files.
+    """
     labels = Path(config.pseudo_root)
-    entries = train_entries(Path(config.train_root), Path(config.pseudo_train_root or labels / "train"))
+    entries = train_entries(
+        Path(config.train_root), Path(config.pseudo_train_root or labels / "train")
+    )
     benchmarks: list[Entry] = []
     for root, label_root, has_targets in (
         (config.val_ref_root, config.pseudo_val_ref_root or labels / "testset_ref", True),
@@ -189,9 +254,13 @@ def open_datasets(config: StudentConfig, say: object) -> tuple[RestorationDatase
         benchmarks += found
     shape = read_label(entries[0].label).shape
     if config.num_degradations not in (None, shape[2]):
-        raise UserError(f"--num-degradations {config.num_degradations}: {entries[0].label} has {shape[2]} kinds")
+        raise UserError(
+            f"--num-degradations {config.num_degradations}: {entries[0].label} has {shape[2]} kinds"
+        )
     return (
-        RestorationDataset(entries, config.img_size, shape, augment=config.augment, seed=config.seed),
+        RestorationDataset(
+            entries, config.img_size, shape, augment=config.augment, seed=config.seed
+        ),
         RestorationDataset(benchmarks, config.img_size, shape),
     )
 
@@ -204,28 +273,38 @@ def heading(
     kind = "GPUs" if device.type == "cuda" else "CPU processes"
     return [
         *([f"✅ DDP enabled: training on {count} {kind}"] if count > 1 else []),
-        f"{len(train_set)} training pictures, total batch {count} x {config.batch_size} = {count * config.batch_size}; "
+        f"{len(train_set)} training pictures, total batch {count} x {config.batch_size} = "
+        f"{count * config.batch_size}; "
         f"{million:.1f} million weights on {device}",
         f"Pseudo-labels: {read_label(train_set.entries[0].label).source}",
     ]
 
 
-def perceptual_features(config: StudentConfig, weights: dict[str, float], device: torch.device) -> nn.Module | None:
-    """Return VGG19's features; None, with one line, when any rank cannot have them. Every rank must reach this."""
+def perceptual_features(
+    config: StudentConfig, weights: dict[str, float], device: torch.device
+) -> nn.Module | None:
+    """Return VGG19's features; None, with one line, when any rank cannot have them.
+
+    Every rank must reach this.
+    """
     if not weights["perc"]:
         return None
     features, problem = None, ""
     try:
-        features = load_vgg(config.vgg_weights, Path(torch.hub.get_dir()) / "checkpoints", main_printer(rank())).to(
-            device
-        )
+        features = load_vgg(
+            config.vgg_weights, Path(torch.hub.get_dir()) / "checkpoints", main_printer(rank())
+        ).to(device)
     except UserError as error:
         problem = str(error)
     if distributed.any_rank(features is None):
         if config.vgg_weights is not None:
-            raise UserError(f"--vgg-weights {config.vgg_weights}: {problem or 'not readable on another rank'}")
+            raise UserError(
+                f"--vgg-weights {config.vgg_weights}: {problem or 'not readable on another rank'}"
+            )
         if rank() == 0:
-            print_warning(f"{problem}; training without the perceptual loss (perc), see --vgg-weights")
+            print_warning(
+                f"{problem}; training without the perceptual loss (perc), see --vgg-weights"
+            )
         return None
     return features
 
@@ -244,7 +323,8 @@ def train(
     criterion = StudentLoss(weights, perceptual_features(config, weights, device))
     if run.resumes and run.choices.get("losses") != criterion.weights:
         raise UserError(
-            f"{run.folder}: trained with the losses {run.choices.get('losses')}, now there are {criterion.weights}; "
+            f"{run.folder}: trained with the losses {run.choices.get('losses')}, now there are "
+            f"{criterion.weights}; "
             f"give the same --loss-config and VGG weights, or another --save-path"
         )
     has_reference = any(entry.target is not None for entry in benchmarks.entries)
@@ -262,7 +342,9 @@ def train(
     batches = EpochBatches(len(train_set), config.batch_size, rank(), world_size(), config.seed)
     pinned = device.type == "cuda"
     task = Restoration(criterion, benchmarks, config.epochs, Path(config.save_path))
-    engine = TrainingEngine(network, device, options, task=task, run=run.folder, manifest={"losses": criterion.weights})
+    engine = TrainingEngine(
+        network, device, options, task=task, run=run.folder, manifest={"losses": criterion.weights}
+    )
     engine.train(
         create_paired_train_loader(train_set, config.batch_size, workers, batches, pinned),
         create_evaluation_loader(benchmarks, config.eval_batch_size, min(workers, 2), pinned),
@@ -271,8 +353,12 @@ def train(
     )
     if not engine.stopped_by:
         distributed.run_on_main(lambda: draw_curves(run.folder))
-        main_printer(rank())(f"Training complete after {counted(engine.progress.epoch, 'epoch')}: {config.save_path}")
-    return run.conclude(engine.stopped_by, epoch=engine.progress.epoch, step=engine.progress.global_step)
+        main_printer(rank())(
+            f"Training complete after {counted(engine.progress.epoch, 'epoch')}: {config.save_path}"
+        )
+    return run.conclude(
+        engine.stopped_by, epoch=engine.progress.epoch, step=engine.progress.global_step
+    )
 
 
 if __name__ == "__main__":

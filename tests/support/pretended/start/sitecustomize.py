@@ -1,4 +1,6 @@
-"""Start of every Python process that has this folder in PYTHONPATH: PRETEND_GPUS pretended GPUs, once torch is imported."""
+"""Start of every Python process that has this folder in PYTHONPATH: PRETEND_GPUS pretended GPUs,
+once torch is imported.
+"""
 
 import importlib.abc
 import importlib.util
@@ -33,7 +35,9 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 def _show_driver() -> None:
     """Let the launcher, which has not imported torch, find the driver's file."""
     exists = pathlib.Path.exists
-    pathlib.Path.exists = lambda self, **options: str(self) == "/dev/nvidiactl" or exists(self, **options)  # type: ignore[method-assign]
+    pathlib.Path.exists = lambda self, **options: (  # type: ignore[method-assign]
+        str(self) == "/dev/nvidiactl" or exists(self, **options)
+    )
 
 
 if os.environ.get("PRETEND_GPUS"):

@@ -9,7 +9,8 @@ from yolo_seg_ddp.data.images import write_jpeg
 
 NAMES = ("pole", "insulator", "crossarm", "cutout", "unused")
 NUM_TRAIN, NUM_VAL = 24, 12
-# A pole and an insulator, as normalised corners; neither touches the edge nor is an upright rectangle.
+# A pole and an insulator, as normalised corners; neither touches the edge nor is an upright
+# rectangle.
 POLE = ((0.42, 0.1), (0.5, 0.12), (0.52, 0.9), (0.4, 0.9))
 INSULATOR = ((0.6, 0.3), (0.75, 0.32), (0.72, 0.5), (0.62, 0.48))
 
@@ -19,7 +20,9 @@ def row(class_id: int, points: object) -> str:
 
 
 class DataFolder:
-    """The data set in a folder: photographs 0.jpg, 1.jpg, … of train and val with two objects each."""
+    """The data set in a folder: photographs 0.jpg, 1.jpg, … of train and
+    val with two objects each.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -34,7 +37,9 @@ class DataFolder:
 
     def write_yaml(self, names: tuple[str, ...]) -> None:
         names_block = "".join(f"  {number}: {name}\n" for number, name in enumerate(names))
-        self.yaml.write_text(f"path: .\ntrain: train/images\nval: val/images\nnames:\n{names_block}")
+        self.yaml.write_text(
+            f"path: .\ntrain: train/images\nval: val/images\nnames:\n{names_block}"
+        )
 
     def photo(self, split: str, number: int) -> Path:
         return self.root / split / "images" / f"{number}.jpg"

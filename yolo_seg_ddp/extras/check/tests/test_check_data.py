@@ -30,7 +30,9 @@ WITH_HOLE = (
 
 def check(data: DataFolder, output: Path, *flags: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        assert run_main(check_data, monkeypatch, "--data", data.yaml, "--output", output, *flags) == 0
+        assert (
+            run_main(check_data, monkeypatch, "--data", data.yaml, "--output", output, *flags) == 0
+        )
     content: dict[str, Any] = json.loads((output / "check.json").read_text())
     return content
 
@@ -41,7 +43,9 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> DataFolder:
 
 
 class Faulty(NamedTuple):
-    """A data set, the places of each kind of fault that was planted in it, and what check_data.py says."""
+    """A data set, the places of each kind of fault that was planted in it, and what check_data.py
+    says.
+    """
 
     data: DataFolder
     planted: dict[str, set[str]]
@@ -75,7 +79,9 @@ def plant_rows(data: DataFolder, planted: dict[str, set[str]]) -> None:
     for number, (kind, fault) in enumerate(faults.items()):
         data.write_rows("train", number, row(0, POLE), "", row(1, INSULATOR), fault)
         planted[kind].add(f"{data.labels('train', number)}:4")
-    data.write_rows("train", 9, row(0, POLE), row(1, WITH_HOLE), "0 0.5", "7 0.1 0.1 0.2 0.1 0.2 0.2")
+    data.write_rows(
+        "train", 9, row(0, POLE), row(1, WITH_HOLE), "0 0.5", "7 0.1 0.1 0.2 0.1 0.2 0.2"
+    )
     planted["no_area"].add(f"{data.labels('train', 9)}:3")
     planted["unreadable_label"].add(f"{data.labels('train', 9)}:4")
     data.labels("train", 10).unlink()
@@ -115,11 +121,15 @@ def plant_pictures(data: DataFolder, planted: dict[str, set[str]]) -> None:
 
 
 def plant_classes(data: DataFolder, planted: dict[str, set[str]]) -> None:
-    """crossarm: val only. cutout: in a few photographs of train, and not in val. insulator: in almost no one of val."""
+    """crossarm: val only. cutout: in a few photographs of train, and not in val. insulator: in
+    almost no one of val.
+    """
     data.write_rows("val", 2, row(0, POLE), row(2, ((0.1, 0.1), (0.3, 0.12), (0.25, 0.2))))
     for number in range(3, 12):
         data.write_rows("val", number, row(0, POLE))
-    data.write_rows("train", 20, row(0, POLE), row(1, INSULATOR), row(3, ((0.1, 0.1), (0.3, 0.12), (0.25, 0.2))))
+    data.write_rows(
+        "train", 20, row(0, POLE), row(1, INSULATOR), row(3, ((0.1, 0.1), (0.3, 0.12), (0.25, 0.2)))
+    )
     for kind in ("class_not_in_train", "class_not_in_val", "class_unused", "class_share"):
         planted[kind].add(str(data.yaml))
 
@@ -138,7 +148,8 @@ def test_a_set_without_faults_has_no_findings(clean: DataFolder, tmp_path: Path)
     assert facts["splits"]["train"]["classes"][1] == counts
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS.keys() - set(MODEL_KINDS)))  # those: test_contradictions.py
+# those: test_contradictions.py
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - set(MODEL_KINDS)))
 def test_each_planted_fault_is_found_and_nothing_else(kind: str, faulty: Faulty) -> None:
     assert faulty.planted[kind], f"no {kind} was planted"
     assert places(faulty.facts)[kind] == faulty.planted[kind]
@@ -148,11 +159,19 @@ def test_the_texts_name_the_other_line_the_other_file_and_the_class(faulty: Faul
     data = faulty.data
     texts = {(one["kind"], Path(one["file"]).name): one["text"] for one in faulty.facts["findings"]}
     assert texts["duplicate_line", "4.txt"] == "insulator repeats line 3"
-    assert texts["leak", "1.jpg"] == f"shows the same as {data.photo('train', 21)} of train (the same file)"
+    assert (
+        texts["leak", "1.jpg"]
+        == f"shows the same as {data.photo('train', 21)} of train (the same file)"
+    )
     assert f"{data.photo('train', 20)} of train (similarity 0.9" in texts["leak", "0.jpg"]
     assert texts["touches_edge", "8.txt"].startswith("pole is cut at the left edge")
-    assert texts["outside", "1.txt"] == "coordinate 1.4 is outside 0..1; normalise by the picture's size"
-    of_classes = [one["text"] for one in faulty.facts["findings"] if one["kind"].startswith("class_")]
+    assert (
+        texts["outside", "1.txt"]
+        == "coordinate 1.4 is outside 0..1; normalise by the picture's size"
+    )
+    of_classes = [
+        one["text"] for one in faulty.facts["findings"] if one["kind"].startswith("class_")
+    ]
     assert of_classes == [
         "crossarm: 1 in val, none in train",
         "cutout: 1 in train, none in val",
@@ -163,10 +182,16 @@ def test_the_texts_name_the_other_line_the_other_file_and_the_class(faulty: Faul
 
 @pytest.mark.parametrize("flags", [(), ("--strict", "--tolerate")])
 def test_errors_fail_and_hints_do_not(
-    flags: tuple[str, ...], clean: DataFolder, faulty: Faulty, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: tuple[str, ...],
+    clean: DataFolder,
+    faulty: Faulty,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     data = faulty.data
-    with pytest.raises(UserError, match=re.escape(f"errors; the first: {data.photo('val', 1)}: shows")):
+    with pytest.raises(
+        UserError, match=re.escape(f"errors; the first: {data.photo('val', 1)}: shows")
+    ):
         check(data, tmp_path, *flags)
     assert (tmp_path / "check.html").exists()
     assert capsys.readouterr().out.endswith("check.html, correct the errors, and run this again\n")
@@ -176,7 +201,10 @@ def test_errors_fail_and_hints_do_not(
     said = capsys.readouterr().out
     assert "0 errors, 1 hint: " in said
     assert "hint  Label file without a photograph       1  " in said
-    command = f"python train_yolo_ddp.py --model yolov8n-seg.pt --data {clean.yaml} --save-dir models/{clean.root.name}"
+    command = (
+        f"python train_yolo_ddp.py --model yolov8n-seg.pt --data {clean.yaml} --save-dir "
+        f"models/{clean.root.name}"
+    )
     assert said.splitlines()[-1] == f"Next: {command}"
 
 
@@ -193,7 +221,11 @@ def test_small_objects_are_judged_at_the_input_that_the_labels_need(
     said = capsys.readouterr().out.splitlines()
     assert f"train with --img-size {facts['img_size']}" in said[-2]
     assert said[-1].endswith(f" --img-size {facts['img_size']}")
-    assert facts["counts"]["tiny"] == 0 < check(data, tmp_path, "--tolerate", "--img-size", "640")["counts"]["tiny"]
+    assert (
+        facts["counts"]["tiny"]
+        == 0
+        < check(data, tmp_path, "--tolerate", "--img-size", "640")["counts"]["tiny"]
+    )
 
 
 def test_labels_behind_a_link_need_trust_links(clean: DataFolder, tmp_path: Path) -> None:
@@ -218,10 +250,14 @@ def test_a_list_with_a_folder_that_is_missing_is_checked(clean: DataFolder, tmp_
     data = copy.copy(clean)
     data.yaml = listed
     facts = check(data, tmp_path, "--tolerate")
-    assert [Path(one["file"]).name for one in facts["findings"] if one["kind"] == "unreadable_photo"] == ["x.jpg"]
+    assert [
+        Path(one["file"]).name for one in facts["findings"] if one["kind"] == "unreadable_photo"
+    ] == ["x.jpg"]
 
 
-def test_several_ranks_are_refused_in_one_line(clean: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_ranks_are_refused_in_one_line(
+    clean: DataFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("LOCAL_RANK", "0")):
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match="start it without torchrun"):
@@ -236,15 +272,26 @@ def test_a_browser_shows_the_page_without_a_complaint(faulty: Faulty, tmp_path: 
     with browser_page(tmp_path / "profile") as page:
         for width_px, scheme in ((400, "light"), (1400, "dark")):
             page.open(faulty.data.root / "check" / "check.html", width_px, scheme)
-            assert page.run("document.documentElement.scrollWidth") <= width_px, "the page scrolls sideways"
+            assert page.run("document.documentElement.scrollWidth") <= width_px, (
+                "the page scrolls sideways"
+            )
         assert page.run("document.images.length") > 20
-        assert page.run("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
-        shown = page.run(
-            "[...document.querySelectorAll('#summary td[data-key]')].map(c => [c.dataset.key, +c.dataset.value])"
+        assert page.run(
+            "[...document.images].every(image => image.complete && image.naturalWidth > 0)"
         )
-        assert dict(shown) == {f"counts.{kind}": number for kind, number in faulty.facts["counts"].items() if number}
+        shown = page.run(
+            "[...document.querySelectorAll('#summary td[data-key]')].map(c => [c.dataset.key, "
+            "+c.dataset.value])"
+        )
+        assert dict(shown) == {
+            f"counts.{kind}": number for kind, number in faulty.facts["counts"].items() if number
+        }
         photographs = page.run("document.querySelectorAll('#labels figure').length")
-        readable = faulty.facts["splits"]["train"]["photographs"] + faulty.facts["splits"]["val"]["photographs"] - 1
+        readable = (
+            faulty.facts["splits"]["train"]["photographs"]
+            + faulty.facts["splits"]["val"]["photographs"]
+            - 1
+        )
         assert photographs == readable, "a small picture of each photograph that can be read"
         assert not page.run("document.querySelector('#touches_edge details').open")
         page.run("document.querySelector('.zoom').click()")

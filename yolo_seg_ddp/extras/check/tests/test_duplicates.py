@@ -33,7 +33,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Picture]:
         "mirrored": encode_jpeg(np.ascontiguousarray(image[:, ::-1])),
         "turned": encode_jpeg(np.rot90(image).copy()),
         "halfway": encode_jpeg(scene[30:930, 35:1235]),
-        "moved": encode_jpeg(scene[60:960, 70:1270]),  # the camera turned by a twentieth of the view
+        # the camera turned by a twentieth of the view
+        "moved": encode_jpeg(scene[60:960, 70:1270]),
         "other": encode_jpeg(picture(2, (1200, 900))),
     }
     folder = tmp_path_factory.mktemp("copies")
@@ -42,7 +43,17 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Picture]:
     return {name: measure(folder / f"{name}.jpg") for name in jpegs}
 
 
-CHANGES = ["darker", "brighter", "gamma", "quality", "small", "cropped", "cropped all around", "mirrored", "turned"]
+CHANGES = [
+    "darker",
+    "brighter",
+    "gamma",
+    "quality",
+    "small",
+    "cropped",
+    "cropped all around",
+    "mirrored",
+    "turned",
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -51,7 +62,9 @@ def test_a_changed_copy_shows_the_same(measured: dict[str, Picture], change: str
     assert (groups.tolist(), neighbours) == ([0, 1, 0], [])
 
 
-def test_the_same_place_seen_from_elsewhere_overlaps_and_is_no_copy(measured: dict[str, Picture]) -> None:
+def test_the_same_place_seen_from_elsewhere_overlaps_and_is_no_copy(
+    measured: dict[str, Picture],
+) -> None:
     groups, neighbours = same_measured([measured[name] for name in ("original", "moved", "other")])
     assert (groups.tolist(), neighbours) == ([0, 1, 2], [(0, 1)])
 
@@ -63,19 +76,24 @@ def test_the_same_place_seen_from_elsewhere_overlaps_and_is_no_copy(measured: di
         (("train", "train"), ("original", "moved"), []),
         (("train", "val"), ("original", "small"), ["leak"]),
         (("train", "train"), ("original", "small"), ["repeated"]),
-        (("train", "val", "val"), ("original", "halfway", "moved"), ["leak", "leak", "repeated"]),  # of one group
+        # of one group
+        (("train", "val", "val"), ("original", "halfway", "moved"), ["leak", "leak", "repeated"]),
     ],
 )
 def test_overlaps_count_between_splits_and_only_once(
     measured: dict[str, Picture], splits: tuple[str, ...], names: tuple[str, ...], kinds: list[str]
 ) -> None:
-    found = find_duplicates([(split, Path(name), measured[name]) for split, name in zip(splits, names, strict=True)])
+    found = find_duplicates(
+        [(split, Path(name), measured[name]) for split, name in zip(splits, names, strict=True)]
+    )
     assert [one.kind for one in found] == kinds
 
 
 def test_many_alike_are_one_finding_with_three_examples(measured: dict[str, Picture]) -> None:
     splits = ["train"] * 9 + ["val"] * 4
-    found = find_duplicates([(split, Path(f"{n}.jpg"), measured["original"]) for n, split in enumerate(splits)])
+    found = find_duplicates(
+        [(split, Path(f"{n}.jpg"), measured["original"]) for n, split in enumerate(splits)]
+    )
     assert [(one.kind, len(one.facts["files"])) for one in found] == [("leak", 4), ("repeated", 11)]
     assert found[1].text.startswith("11 photographs look like another")
     assert found[1].text.endswith(": 1.jpg, 2.jpg, 3.jpg and others")
@@ -97,7 +115,16 @@ def test_other_objects_before_a_fixed_camera_are_other_pictures(tmp_path: Path) 
     scene = picture(1, (1200, 900)) // 3  # the objects are a hundredth of the picture
     for number in range(6):
         image = scene.copy()
-        cv2.ellipse(image, (250 + 140 * number, 300 + 60 * number), (60, 20), 30.0 * number, 0, 360, (90, 110, 60), -1)
+        cv2.ellipse(
+            image,
+            (250 + 140 * number, 300 + 60 * number),
+            (60, 20),
+            30.0 * number,
+            0,
+            360,
+            (90, 110, 60),
+            -1,
+        )
         (tmp_path / f"{number}.jpg").write_bytes(encode_jpeg(image))
     (tmp_path / "6.jpg").write_bytes(encode_jpeg((0.7 * image).astype(np.uint8), 40))
     numbers, _ = same_measured([measure(tmp_path / f"{number}.jpg") for number in range(7)])
@@ -111,7 +138,10 @@ def test_copies_are_found_across_blocks_as_by_comparing_all_pairs() -> None:
     source = np.arange(300)
     source[150::3] -= 150
     thumbs = (thumbs[source] + rng.normal(0, 4, thumbs.shape)).clip(0, 255).astype(np.uint8)
-    pictures = [Picture(400, 300, 1, k.to_bytes(2), 90.0, 200.0, 40.0, 3.0, thumb) for k, thumb in enumerate(thumbs)]
+    pictures = [
+        Picture(400, 300, 1, k.to_bytes(2), 90.0, 200.0, 40.0, 3.0, thumb)
+        for k, thumb in enumerate(thumbs)
+    ]
     assert same_measured(pictures)[0].tolist() == source.tolist()
 
 
@@ -122,15 +152,24 @@ def test_pictures_of_one_colour_are_the_same_only_as_the_same_file(tmp_path: Pat
     assert same_measured([measure(tmp_path / name) for name in "abc"])[0].tolist() == [0, 0, 2]
 
 
-def test_copies_that_parsing_put_on_one_side_are_the_copies_that_the_check_finds(pairs: Path) -> None:  # noqa: F811
+def test_copies_that_parsing_put_on_one_side_are_those_that_the_check_finds(
+    pairs: Path,  # noqa: F811
+) -> None:
     build(pairs)
-    numbers, _ = same_measured([measure(file) for file in (pairs.parent / "processed").glob("*/images/*.jpg")])
+    numbers, _ = same_measured(
+        [measure(file) for file in (pairs.parent / "processed").glob("*/images/*.jpg")]
+    )
     assert (len(numbers), len(set(numbers.tolist()))) == (24, 12)
 
 
-def test_parsing_and_checking_find_the_same_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parsing_and_checking_find_the_same_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first said that each was on one side, and the second that a pair was in two splits."""
-    for name, image in (("small.jpg", picture(1)), ("large.jpg", np.kron(picture(1), np.ones((9, 9, 1), np.uint8)))):
+    for name, image in (
+        ("small.jpg", picture(1)),
+        ("large.jpg", np.kron(picture(1), np.ones((9, 9, 1), np.uint8))),
+    ):
         write(tmp_path, name, image)
         jpeg, facts = build_image((tmp_path / name).read_bytes(), 1280)
         (tmp_path / "output.jpg").write_bytes(jpeg)

@@ -32,7 +32,8 @@ def objects(number: int) -> dict[int, tuple[float, float, float, float]]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five photographs: correct, a pole's label missing, a label on nothing, a pole labelled wire, no label file.
+    """Five photographs: correct, a pole's label missing, a label on nothing, a pole labelled wire,
+    no label file.
 
     In the last one poles are ignored where the pole and the wire are.
     """
@@ -66,17 +67,32 @@ def check(data: Path, output: Path, *flags: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         install(monkeypatch)
         monkeypatch.setattr(command, "load_for_prediction", lambda path, device: ColourNetwork())
-        words = ("--data", data / "data.yaml", "--model", "x.pt", "--output", output, "--img-size", "640")
+        words = (
+            "--data",
+            data / "data.yaml",
+            "--model",
+            "x.pt",
+            "--output",
+            output,
+            "--img-size",
+            "640",
+        )
         run_main(check_data, monkeypatch, *words, *flags)
     content: dict[str, Any] = json.loads((output / "check.json").read_text())
     return content
 
 
 @pytest.mark.parametrize("tiles", ["off", "320"])
-def test_each_contradiction_is_found_and_nothing_else(data: Path, tmp_path: Path, tiles: str) -> None:
+def test_each_contradiction_is_found_and_nothing_else(
+    data: Path, tmp_path: Path, tiles: str
+) -> None:
     facts = check(data, tmp_path, "--tiles", tiles)
     kinds = ("other_class", "missed_label", "unfound_label")
-    found = [(one["kind"], Path(one["file"]).name, one["line"]) for one in facts["findings"] if one["kind"] in kinds]
+    found = [
+        (one["kind"], Path(one["file"]).name, one["line"])
+        for one in facts["findings"]
+        if one["kind"] in kinds
+    ]
     assert sorted(found) == [
         ("missed_label", "1.txt", None),
         ("missed_label", "4.txt", None),
@@ -87,12 +103,16 @@ def test_each_contradiction_is_found_and_nothing_else(data: Path, tmp_path: Path
     confidences = [one["confidence"] for one in missed]
     assert confidences == sorted(confidences, reverse=True)
     (pole,) = [one for one in missed if one["file"].endswith("1.txt")]
-    assert pole["box"] == pytest.approx((outline(*objects(1)[POLE])[[0, 2]]).ravel().tolist(), abs=0.01)
+    assert pole["box"] == pytest.approx(
+        (outline(*objects(1)[POLE])[[0, 2]]).ravel().tolist(), abs=0.01
+    )
     assert pole["text"] == f"no label; the model says pole {pole['confidence']:.2f}"
     assert "Label that the model does not see" in (tmp_path / "check.html").read_text()
 
 
-def test_a_class_seldom_found_is_not_listed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_seldom_found_is_not_listed(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         "yolo_seg_ddp.extras.check.label_errors.MIN_FOUND", 0.9
     )  # it finds three of four labelled poles
@@ -108,5 +128,9 @@ def test_a_model_of_other_classes_is_refused(data: Path, tmp_path: Path) -> None
     other.write_text(f"path: {data}\ntrain: train/images\nnames: [cat, dog]\n")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(command, "load_for_prediction", lambda path, device: ColourNetwork())
-        with pytest.raises(UserError, match=f"x.pt knows the classes {', '.join(NAMES)} but {other} has cat, dog"):
-            run_main(check_data, monkeypatch, "--data", other, "--model", "x.pt", "--output", tmp_path)
+        with pytest.raises(
+            UserError, match=f"x.pt knows the classes {', '.join(NAMES)} but {other} has cat, dog"
+        ):
+            run_main(
+                check_data, monkeypatch, "--data", other, "--model", "x.pt", "--output", tmp_path
+            )

@@ -1,4 +1,6 @@
-"""Exports whose metadata, outputs or files are missing, stale, damaged or hostile: one clear line each."""
+"""Exports whose metadata, outputs or files are missing, stale, damaged or hostile: one clear line
+each.
+"""
 
 import json
 import os
@@ -42,7 +44,10 @@ def stored(**changes: Any) -> dict[str, Any]:
         (stored(batch_size=True), "impossible values"),
         (stored(size_px=64.0), "impossible values"),
         (stored(is_dynamic="no"), "impossible values"),
-        (stored(names=["pole", "wire", "sign"]), "name the classes twice and differently, wire, pole, sign and pole,"),
+        (
+            stored(names=["pole", "wire", "sign"]),
+            "name the classes twice and differently, wire, pole, sign and pole,",
+        ),
         (stored(names=["a\nb", "pole", "sign"]), "its metadata are damaged"),
         (stored(more=1), "its metadata are damaged"),
         ({FACTS_KEY: "{"}, "its metadata are damaged"),
@@ -54,7 +59,9 @@ def stored(**changes: Any) -> dict[str, Any]:
         ({**stored(), "names": None}, "its metadata are damaged"),
     ],
 )
-def test_missing_stale_or_damaged_metadata_give_one_clear_line(metadata: dict[str, Any], complaint: str) -> None:
+def test_missing_stale_or_damaged_metadata_give_one_clear_line(
+    metadata: dict[str, Any], complaint: str
+) -> None:
     assert read_facts(Path("best.onnx"), stored()) == facts()
     with pytest.raises(UserError, match=complaint) as caught:
         read_facts(Path("best.onnx"), metadata)
@@ -74,11 +81,18 @@ OTHERS = r"its outputs \(.* are not those of a YOLO segmentation model"
         ([(1, 39, 84), (1, 39, 84)], OTHERS),
         ([(2, 39, 84), (1, 32, 16, 16)], OTHERS),
         ([(1, 39, 84), (1, 32, 8, 8)], OTHERS),
-        ([(1, 4 + 8 + 32, 84), (1, 32, 16, 16)], "the network has 8 classes but its metadata name 3"),
+        (
+            [(1, 4 + 8 + 32, 84), (1, 32, 16, 16)],
+            "the network has 8 classes but its metadata name 3",
+        ),
     ],
 )
-def test_a_graph_with_other_outputs_gives_one_line(shapes: list[tuple[int, ...]], complaint: str) -> None:
-    model = ExportedModel(Path("a.onnx"), "onnx", facts(), lambda _: [torch.zeros(shape) for shape in shapes])
+def test_a_graph_with_other_outputs_gives_one_line(
+    shapes: list[tuple[int, ...]], complaint: str
+) -> None:
+    model = ExportedModel(
+        Path("a.onnx"), "onnx", facts(), lambda _: [torch.zeros(shape) for shape in shapes]
+    )
     with pytest.raises(UserError, match=rf"^a\.onnx: {complaint}"):
         model(smooth_images(1))
 

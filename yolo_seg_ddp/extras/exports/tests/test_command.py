@@ -24,7 +24,12 @@ from yolo_seg_ddp import open_model
 from yolo_seg_ddp.extras.exports import exported
 from yolo_seg_ddp.extras.exports import report as export_report
 from yolo_seg_ddp.extras.exports import speed as export_speed
-from yolo_seg_ddp.extras.exports.conversion import LOCK_FILE, CalibrationImages, publish, scratch_folder
+from yolo_seg_ddp.extras.exports.conversion import (
+    LOCK_FILE,
+    CalibrationImages,
+    publish,
+    scratch_folder,
+)
 from yolo_seg_ddp.extras.exports.speed import images_per_second
 from yolo_seg_ddp.predict.thresholds import FEWEST_GROUPS, NUM_TRAITS, VERSION, digest_of_model
 from yolo_seg_ddp.predict.tiles import Tiling
@@ -35,7 +40,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", autouse=True)
 def commands_keep_one_thread() -> Iterator[None]:
-    """Two threads wait for each other beside other tests. The handler that export.py sets goes again."""
+    """Two threads wait for each other beside other tests.
+
+    The handler that export.py sets goes again.
+    """
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
@@ -57,7 +65,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written(weights: Path, data: Path) -> dict[str, Any]:
     """What `--format onnx --half --int8` reported and wrote, next to the weights."""
     for package in ("onnx", "onnxruntime", "onnxslim"):
-        pytest.importorskip(package, reason="needs the packages of exports (pip install -r requirements-export.txt)")
+        pytest.importorskip(
+            package, reason="needs the packages of exports (pip install -r requirements-export.txt)"
+        )
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(export_report, "peak_memory", lambda *_: 10**8)
         flags = ("--format", "onnx", "--half", "--int8", "--batch-size", "2", "--ap-tolerance", "1")
@@ -66,10 +76,16 @@ def written(weights: Path, data: Path) -> dict[str, Any]:
     return json.loads((weights.parent / "export.json").read_text())
 
 
-def test_each_precision_is_written_proven_and_measured(written: dict[str, Any], weights: Path) -> None:
+def test_each_precision_is_written_proven_and_measured(
+    written: dict[str, Any], weights: Path
+) -> None:
     rows = {(row["format"], row["precision"], row["compute"]): row for row in written["rows"]}
     assert ("torch", "fp32", "off") in rows
-    for precision, name in (("fp32", "best.onnx"), ("fp16", "best_fp16.onnx"), ("int8", "best_int8.onnx")):
+    for precision, name in (
+        ("fp32", "best.onnx"),
+        ("fp16", "best_fp16.onnx"),
+        ("int8", "best_int8.onnx"),
+    ):
         row = rows["onnx", precision, "off"]
         assert row["bytes"] == (weights.parent / name).stat().st_size
         assert row["failures"] == []
@@ -79,7 +95,8 @@ def test_each_precision_is_written_proven_and_measured(written: dict[str, Any], 
         assert row["largest_difference"]["prototypes"] > 0
     sizes = [rows["onnx", precision, "off"]["bytes"] for precision in ("fp32", "fp16", "int8")]
     assert sizes[0] > 1.8 * sizes[1] > 2.5 * sizes[2]
-    assert written["tiles_px"] == SIZE_PX  # the weights were trained on windows at the photographs' scale
+    # the weights were trained on windows at the photographs' scale
+    assert written["tiles_px"] == SIZE_PX
     assert written["num_photographs"] == 2
     files = {"best.pt", "export.json", "best.onnx", "best_fp16.onnx", "best_int8.onnx"}
     assert {path.name for path in weights.parent.iterdir()} == files
@@ -100,30 +117,56 @@ def test_a_model_exports_itself_from_python_as_the_command_does(
 
 @pytest.mark.parametrize("tiles", ["auto", "off"])
 def test_inference_finds_the_same_with_the_export(
-    written: dict[str, Any], weights: Path, data: Path, tiles: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    written: dict[str, Any],
+    weights: Path,
+    data: Path,
+    tiles: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = []
     for name in ("best.pt", "best.onnx"):
         places = ("--source", data.parent / "val" / "images", "--output", tmp_path / name)
         flags = ("--conf", "0.3", "--tiles", tiles, "--batch-size", "3", "--max-detections", "10")
-        assert run_main(inference, monkeypatch, "--model", weights.with_name(name), *places, *flags) == 0
+        assert (
+            run_main(inference, monkeypatch, "--model", weights.with_name(name), *places, *flags)
+            == 0
+        )
         found.append(json.loads((tmp_path / name / "predictions.json").read_text()))
     ours, theirs = found
     assert sum(len(entry["detections"]) for entry in ours) > 5
     for mine, its in zip(ours, theirs, strict=True):
-        assert [one["class"] for one in its["detections"]] == [one["class"] for one in mine["detections"]]
+        assert [one["class"] for one in its["detections"]] == [
+            one["class"] for one in mine["detections"]
+        ]
         for name in ("box_xyxy", "confidence"):
             expected, got = ([one[name] for one in entry["detections"]] for entry in (mine, its))
             np.testing.assert_allclose(got, expected, atol=0.05)
 
 
 def test_evaluation_takes_an_export_and_compares_it_with_torch(
-    written: dict[str, Any], weights: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    written: dict[str, Any],
+    weights: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    flags = ("--data", data, "--output", tmp_path, "--num-workers", "0", "--mask-resolution", "native")
+    flags = (
+        "--data",
+        data,
+        "--output",
+        tmp_path,
+        "--num-workers",
+        "0",
+        "--mask-resolution",
+        "native",
+    )
     models = ("--model", weights.with_name("best.onnx"), "--compare", weights)
     assert run_main(evaluate_model, monkeypatch, *models, *flags) == 0
-    theirs, ours = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("metrics", "compared_metrics"))
+    theirs, ours = (
+        json.loads((tmp_path / f"{name}.json").read_text())
+        for name in ("metrics", "compared_metrics")
+    )
     assert ours["val_loss"] > 0
     assert theirs["val_loss"] is None
     assert theirs["tiles"] == SIZE_PX
@@ -141,7 +184,9 @@ def test_a_failed_proof_names_the_number_writes_nothing_and_keeps_the_export_bef
 ) -> None:
     (tmp_path / "best.onnx").write_bytes(b"the export before")
     real = exported._OnnxRuntime.__call__
-    monkeypatch.setattr(exported._OnnxRuntime, "__call__", lambda self, images: real(self, images[:, [2, 1, 0]]))
+    monkeypatch.setattr(
+        exported._OnnxRuntime, "__call__", lambda self, images: real(self, images[:, [2, 1, 0]])
+    )
     flags = ("--data", data, "--output", tmp_path, "--no-speed")
     assert run_main(export, monkeypatch, "--model", weights, *flags) == 1
     printed = capsys.readouterr().out
@@ -168,7 +213,13 @@ def test_a_failed_proof_names_the_number_writes_nothing_and_keeps_the_export_bef
     ids=["fails", "is terminated"],
 )
 def test_an_export_that_does_not_end_well_leaves_nothing(
-    weights: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, convert: Any, error: Any, said: str
+    weights: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    convert: Any,
+    error: Any,
+    said: str,
 ) -> None:
     monkeypatch.setattr(torch.jit, "trace", convert)
     flags = ("--data", data, "--output", tmp_path, "--no-speed", "--tiles", "off")
@@ -185,7 +236,8 @@ def test_the_folder_of_a_killed_export_is_removed_and_no_other(
         with scratch_folder(tmp_path) as killed:
             (killed / "one").mkdir()
             (killed / "one" / "best.onnx").write_text("half")
-            (killed / "one" / "best_openvino_model.old").mkdir()  # `publish` moved the folder before, and no more
+            # `publish` moved the folder before, and no more
+            (killed / "one" / "best_openvino_model.old").mkdir()
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     (killed,) = tmp_path.iterdir()
@@ -194,7 +246,13 @@ def test_the_folder_of_a_killed_export_is_removed_and_no_other(
     with scratch_folder(tmp_path) as living, scratch_folder(tmp_path) as second:
         assert (living / LOCK_FILE).exists()
         found = {path.name for path in tmp_path.iterdir()}
-    assert found == {living.name, second.name, ".export-mine1234", ".export-link1234", "best_openvino_model"}
+    assert found == {
+        living.name,
+        second.name,
+        ".export-mine1234",
+        ".export-link1234",
+        "best_openvino_model",
+    }
     assert capsys.readouterr().out == f"Removed {killed}, which an export that was killed left\n"
 
 
@@ -206,8 +264,13 @@ def test_a_batch_that_no_memory_holds_and_a_model_of_other_classes_are_refused(
         run_main(export, monkeypatch, "--model", weights, *flags)
     other = data.with_name("other.yaml")
     other.write_text(data.read_text().replace("sign", "mast"))
-    with pytest.raises(UserError, match=r"knows the classes wire, pole, sign but .*other\.yaml has wire, pole, mast"):
-        run_main(export, monkeypatch, "--model", weights, "--data", other, "--format", "torchscript")
+    with pytest.raises(
+        UserError,
+        match=r"knows the classes wire, pole, sign but .*other\.yaml has wire, pole, mast",
+    ):
+        run_main(
+            export, monkeypatch, "--model", weights, "--data", other, "--format", "torchscript"
+        )
 
 
 def test_a_folder_replaces_the_folder_before(tmp_path: Path) -> None:
@@ -227,8 +290,12 @@ def test_calibration_shows_photographs_and_tiles_of_the_training_size(data: Path
         images = CalibrationImages(files, SIZE_PX, tiling)
         found = [one["img"] for one in images]
         assert len(found) == len(images) == count
-        assert {(image.dtype, tuple(image.shape)) for image in found} == {(torch.uint8, (1, 3, SIZE_PX, SIZE_PX))}
-    assert all(torch.equal(one["img"], again["img"]) for one, again in zip(images, images, strict=True))
+        assert {(image.dtype, tuple(image.shape)) for image in found} == {
+            (torch.uint8, (1, 3, SIZE_PX, SIZE_PX))
+        }
+    assert all(
+        torch.equal(one["img"], again["img"]) for one, again in zip(images, images, strict=True)
+    )
 
 
 def test_speed_is_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +320,13 @@ def test_speed_is_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_process_that_measures_memory_opens_the_model_and_answers(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = {"path": str(weights), "device": "cpu", "amp": "off", "shape": (1, 3, SIZE_PX, SIZE_PX), "threads": 1}
+    job = {
+        "path": str(weights),
+        "device": "cpu",
+        "amp": "off",
+        "shape": (1, 3, SIZE_PX, SIZE_PX),
+        "threads": 1,
+    }
     answers: list[dict[str, int]] = []
     monkeypatch.setattr(export_speed, "read_job", lambda: job)
     monkeypatch.setattr(export_speed, "write_answer", answers.append)
@@ -263,8 +336,17 @@ def test_the_process_that_measures_memory_opens_the_model_and_answers(
 
 def write_thresholds(weights: Path) -> Path:
     """Write what `evaluate_model.py --guarantee` would, with groups of which nothing is known."""
-    classes = [{"class": name, "threshold": level} for name, level in zip(NAMES, (0.4, 0.5, None), strict=True)]
-    numbers = {"img_size": SIZE_PX, "overlap": 0.0, "iou": 0.7, "max_detections": 300, "confidence": 0.001}
+    classes = [
+        {"class": name, "threshold": level}
+        for name, level in zip(NAMES, (0.4, 0.5, None), strict=True)
+    ]
+    numbers = {
+        "img_size": SIZE_PX,
+        "overlap": 0.0,
+        "iou": 0.7,
+        "max_detections": 300,
+        "confidence": 0.001,
+    }
     settings = {**numbers, "amp": "off", "tiles": "off", "thin_classes": ["none"]}
     groups = [[float("nan")] * NUM_TRAITS] * FEWEST_GROUPS
     judged = {"version": VERSION, "classes": classes, "settings": settings, "calibration": groups}
@@ -280,7 +362,16 @@ def test_thresholds_go_from_the_pt_file_to_its_export(
     monkeypatch.chdir(tmp_path)
     weights = tiny_weights(tmp_path / "last.pt")
     thresholds = ("--thresholds", write_thresholds(weights))
-    carried = ("--model", weights, *thresholds, "--format", "torchscript", "--no-speed", "--data", data)
+    carried = (
+        "--model",
+        weights,
+        *thresholds,
+        "--format",
+        "torchscript",
+        "--no-speed",
+        "--data",
+        data,
+    )
     assert run_main(export, monkeypatch, *carried) == 0
     with pytest.raises(UserError, match="judged with --img-size 64, the export's is 96"):
         run_main(export, monkeypatch, *carried, "--img-size", "96")
@@ -289,14 +380,30 @@ def test_thresholds_go_from_the_pt_file_to_its_export(
     run_main(inference, monkeypatch, *of_export)
     said = capsys.readouterr().out
     run_main(inference, monkeypatch, "--model", weights, *thresholds, *where, "found")
-    ours, theirs = (json.loads(Path(f"{folder}/predictions.json").read_text()) for folder in ("found", "exported"))
-    classes = [[one["class"] for entry in found for one in entry["detections"]] for found in (ours, theirs)]
+    ours, theirs = (
+        json.loads(Path(f"{folder}/predictions.json").read_text())
+        for folder in ("found", "exported")
+    )
+    classes = [
+        [one["class"] for entry in found for one in entry["detections"]] for found in (ours, theirs)
+    ]
     assert classes[0] == classes[1]
     assert set(classes[0]) == set(NAMES)
-    assert theirs[0]["guarantee"]["model_sha256"] == ours[0]["guarantee"]["model_sha256"], "of the .pt file"
-    assert theirs[0]["guarantee"]["proof"] == "proved; judged with the .pt file, whose outputs the export has"
-    assert all(line in said for line in ("wire 0.4, pole 0.5, sign none", "Like the folders it was checked on"))
-    for flags, cure in ((("--iou", "0.5"), "judged with --iou"), (thresholds, "made for another model file")):
+    assert theirs[0]["guarantee"]["model_sha256"] == ours[0]["guarantee"]["model_sha256"], (
+        "of the .pt file"
+    )
+    assert (
+        theirs[0]["guarantee"]["proof"]
+        == "proved; judged with the .pt file, whose outputs the export has"
+    )
+    assert all(
+        line in said
+        for line in ("wire 0.4, pole 0.5, sign none", "Like the folders it was checked on")
+    )
+    for flags, cure in (
+        (("--iou", "0.5"), "judged with --iou"),
+        (thresholds, "made for another model file"),
+    ):
         with pytest.raises(UserError, match=cure):
             run_main(inference, monkeypatch, *of_export, *flags)
     run_main(inference, monkeypatch, *of_export, "--thresholds", "off")
@@ -304,7 +411,9 @@ def test_thresholds_go_from_the_pt_file_to_its_export(
 
 
 def test_the_command_runs_on_a_gpu(weights: Path, data: Path, tmp_path: Path) -> None:
-    line = f"--model {weights} --data {data} --format torchscript --tiles off --output {tmp_path}/out"
+    line = (
+        f"--model {weights} --data {data} --format torchscript --tiles off --output {tmp_path}/out"
+    )
     (seen,) = pretended_gpu.run(tmp_path, 1, "export", line)
     assert seen["code"] == 0, (tmp_path / "printed.txt").read_text()
     assert seen["copies"] > 0

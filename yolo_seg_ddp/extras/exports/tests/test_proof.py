@@ -46,13 +46,17 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def judge(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Judge:
-    """Knows the torch model; its photographs are smooth colours, not square, with one object each."""
+    """Knows the torch model; its photographs are smooth colours, not square,
+    with one object each.
+    """
     folder = tmp_path_factory.mktemp("photos")
     photos = []
     for index in range(3):
         rough = np.random.default_rng(index).integers(0, 255, (5, 8, 3), np.uint8)
         file = folder / f"{index}.png"
-        cv2.imwrite(str(file), cv2.resize(rough, (160, 90 + 10 * index), interpolation=cv2.INTER_CUBIC))
+        cv2.imwrite(
+            str(file), cv2.resize(rough, (160, 90 + 10 * index), interpolation=cv2.INTER_CUBIC)
+        )
         square = np.array([[0.2, 0.2], [0.7, 0.2], [0.7, 0.7], [0.2, 0.7]], np.float32)
         photos.append(Photo(file, np.array([index]), [square]))
     found = Judge(photos, NAMES, SIZE_PX, CPU, None)
@@ -63,7 +67,9 @@ def judge(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Judge:
 def through_torch(
     weights: Path, change: Run | None = None, precision: str = "fp32", rounds: bool = False
 ) -> ExportedModel:
-    """Return an export without any runtime: torch's own decoded outputs, with a fault in front, or rounded weights."""
+    """Return an export without any runtime: torch's own decoded outputs, with a fault in front, or
+    rounded weights.
+    """
     model = load_for_prediction(str(weights), CPU)
     if rounds:
         with torch.no_grad():
@@ -88,7 +94,9 @@ def test_the_inputs_are_each_photograph_and_its_lower_right_quarter(judge: Judge
     whole, quarter = judge.inputs[:2]
     image = read_image(judge.photos[0].file)
     for shown, part in ((whole, image), (quarter, image[45:, 80:])):
-        assert torch.equal(shown, prepare_images(torch.from_numpy(letterbox(part, SIZE_PX)[0][None]), CPU)[0])
+        assert torch.equal(
+            shown, prepare_images(torch.from_numpy(letterbox(part, SIZE_PX)[0][None]), CPU)[0]
+        )
 
 
 def another_resize(images: torch.Tensor) -> Any:
@@ -98,7 +106,9 @@ def another_resize(images: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("fault", [another_resize, lambda images: images[:, [2, 1, 0]]])
-def test_another_resize_and_swapped_channels_are_noticed(fault: Run, weights: Path, judge: Judge) -> None:
+def test_another_resize_and_swapped_channels_are_noticed(
+    fault: Run, weights: Path, judge: Judge
+) -> None:
     proof = judge.prove(through_torch(weights, fault), facts())
     assert any("its probabilities of class" in failure for failure in proof.failures)
     assert judge.prove(through_torch(weights, fault, "fp16"), facts("fp16")).failures
@@ -107,13 +117,17 @@ def test_another_resize_and_swapped_channels_are_noticed(fault: Run, weights: Pa
 def test_an_overflow_in_fp16_is_noticed(judge: Judge, tmp_path: Path) -> None:
     """A real conversion of weights that fp16 cannot hold; fp32 can."""
     for package in ("onnx", "onnxruntime", "onnxslim"):
-        pytest.importorskip(package, reason="needs the packages of exports (pip install -r requirements-export.txt)")
+        pytest.importorskip(
+            package, reason="needs the packages of exports (pip install -r requirements-export.txt)"
+        )
     large = tiny_weights(tmp_path / "best.pt", prototype_scale=1e6)
     mine = Judge(judge.photos, NAMES, SIZE_PX, CPU, None)
     mine.learn(load_for_prediction(str(large), CPU))
     path = export(large, "onnx", tmp_path / "half", facts("fp16"))
     failures = mine.prove(open_export(path, CPU), facts("fp16")).failures
-    assert any("its prototypes differ" in line or "prototypes are infinite" in line for line in failures)
+    assert any(
+        "its prototypes differ" in line or "prototypes are infinite" in line for line in failures
+    )
     assert not any("probabilities" in line for line in failures)
 
 
@@ -150,7 +164,9 @@ def test_facts_other_than_those_asked_for_are_noticed(weights: Path, judge: Judg
         "stretch": [3, 4000],
     }
     wanted = facts(windows=windows, source_sha256="1" * 64, thin_classes=[1], **labels)
-    failures = judge.prove(through_torch(weights), replace(wanted, size_px=96, batch_size=4)).failures
+    failures = judge.prove(
+        through_torch(weights), replace(wanted, size_px=96, batch_size=4)
+    ).failures
     named = [failure.split()[1] for failure in failures]
     assert named == ["size_px", "batch_size", "windows", "thin_classes", *labels, "source_sha256"]
     assert failures[0] == "its size_px is 64, expected 96"
@@ -181,7 +197,9 @@ def test_two_classes_that_change_places_show_in_the_ap_of_each(tmp_path: Path) -
     wanted = facts(batch_size=8, names=ORACLE_NAMES, size_px=ORACLE_PX)
 
     def prove(order: list[int]) -> Proof:
-        return judge.prove(ExportedModel(Path("x.onnx"), "onnx", wanted, Decoded(oracle, order)), wanted)
+        return judge.prove(
+            ExportedModel(Path("x.onnx"), "onnx", wanted, Decoded(oracle, order)), wanted
+        )
 
     right = prove([0, 1, 2])
     assert right.failures == []
@@ -195,13 +213,21 @@ def test_two_classes_that_change_places_show_in_the_ap_of_each(tmp_path: Path) -
 
 def ap(value: float, num_targets: int = 5) -> dict[str, Any]:
     names = ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95")
-    return {"per_class": [{"name": "wire", "num_targets": num_targets, **dict.fromkeys(names, value)}]}
+    return {
+        "per_class": [{"name": "wire", "num_targets": num_targets, **dict.fromkeys(names, value)}]
+    }
 
 
 @pytest.mark.parametrize(
     ("precision", "found", "num_failures"),
     [
-        *(("fp32", 0.5019, 0), ("fp32", 0.4979, 4), ("fp32", 0.5021, 4), ("fp16", 0.4951, 0), ("fp16", 0.4949, 4)),
+        *(
+            ("fp32", 0.5019, 0),
+            ("fp32", 0.4979, 4),
+            ("fp32", 0.5021, 4),
+            ("fp16", 0.4951, 0),
+            ("fp16", 0.4949, 4),
+        ),
         *(("int8", 0.481, 0), ("int8", 0.479, 4), ("int8", 0.6, 0)),
     ],
 )
@@ -214,7 +240,10 @@ def test_the_bounds_of_ap(precision: str, found: float, num_failures: int) -> No
 
 
 def test_the_largest_change_has_its_sign_and_one_class_that_is_found_is_enough() -> None:
-    rows = [*compare_ap(ap(0.5), ap(0.4), BOUNDS["fp32"])[0], *compare_ap(ap(0.0), ap(0.05), BOUNDS["fp32"])[0]]
+    rows = [
+        *compare_ap(ap(0.5), ap(0.4), BOUNDS["fp32"])[0],
+        *compare_ap(ap(0.0), ap(0.05), BOUNDS["fp32"])[0],
+    ]
     assert [*(export_proof.largest_change(rows) or ())] == [pytest.approx(-0.1), "box mAP50, wire"]
     assert [export_proof.finds_nothing(chosen) for chosen in (rows, rows[1:])] == [False, True]
 
@@ -222,13 +251,28 @@ def test_the_largest_change_has_its_sign_and_one_class_that_is_found_is_enough()
 def export_row(
     ap_of_torch: float, precision: str = "fp32", failures: Sequence[str] = (), **more: Any
 ) -> dict[str, Any]:
-    per_class = [{"name": "wire"} | {key: ap_of_torch for name in AP_NAMES for key in (name, f"{name}_torch")}]
-    facts = {"format": "onnx", "precision": precision, "compute": "off", "file": f"best_{precision}.onnx", "bytes": 9}
-    found = {"largest_difference": {"probabilities": 1e-6}, "per_class": per_class, "mask_iou": (0.9991, 0.97)}
+    per_class = [
+        {"name": "wire"}
+        | {key: ap_of_torch for name in AP_NAMES for key in (name, f"{name}_torch")}
+    ]
+    facts = {
+        "format": "onnx",
+        "precision": precision,
+        "compute": "off",
+        "file": f"best_{precision}.onnx",
+        "bytes": 9,
+    }
+    found = {
+        "largest_difference": {"probabilities": 1e-6},
+        "per_class": per_class,
+        "mask_iou": (0.9991, 0.97),
+    }
     return {**facts, "failures": list(failures), **found, **more}
 
 
-def test_equal_ap_near_zero_is_not_called_a_proof_and_the_masks_that_were_compared_are_named() -> None:
+def test_equal_ap_near_zero_is_not_called_a_proof_and_the_masks_that_were_compared_are_named() -> (
+    None
+):
     for ap_of_torch, precision, verdict in (
         (0.009, "fp32", "outputs only"),
         (0.009, "int8", "finite"),
@@ -240,12 +284,24 @@ def test_equal_ap_near_zero_is_not_called_a_proof_and_the_masks_that_were_compar
         assert bool(lines) == (verdict != "proven")
         if lines:
             assert "best.pt finds nothing" in lines[0]
-            assert "0.9991 with torch's, the lowest 0.9700; probabilities differ by at most 1e-06" in lines[1]
+            assert (
+                "0.9991 with torch's, the lowest 0.9700; probabilities differ by at most 1e-06"
+                in lines[1]
+            )
 
 
 def test_the_last_line_is_a_command_with_the_fastest_export_that_was_written() -> None:
-    torch_row = {"format": "torch", "precision": "fp32", "compute": "off", "file": "best.pt", "failures": []}
-    slow, fast = export_row(0.5, images_per_second=5.0), export_row(0.5, "fp16", images_per_second=7.0)
+    torch_row = {
+        "format": "torch",
+        "precision": "fp32",
+        "compute": "off",
+        "file": "best.pt",
+        "failures": [],
+    }
+    slow, fast = (
+        export_row(0.5, images_per_second=5.0),
+        export_row(0.5, "fp16", images_per_second=7.0),
+    )
     refused = export_row(0.5, "int8", ["its AP"], images_per_second=9.0)
     folder = Path("my models")
     assert how_to_use([torch_row, slow, fast, refused], folder) == (
@@ -253,14 +309,20 @@ def test_the_last_line_is_a_command_with_the_fastest_export_that_was_written() -
         "python inference.py --model 'my models/best_fp16.onnx' --source PHOTOGRAPHS"
     )
     assert how_to_use([torch_row, slow], folder).startswith("Use my models/best_fp32.onnx: python")
-    assert how_to_use([{**fast, "compute": "bf16"}], folder).endswith("--source PHOTOGRAPHS --amp bf16")
+    assert how_to_use([{**fast, "compute": "bf16"}], folder).endswith(
+        "--source PHOTOGRAPHS --amp bf16"
+    )
     assert how_to_use([torch_row, refused], folder) == ""
 
 
-def test_masks_before_suppression_tell_a_changed_export_from_a_faithful_one(weights: Path, judge: Judge) -> None:
+def test_masks_before_suppression_tell_a_changed_export_from_a_faithful_one(
+    weights: Path, judge: Judge
+) -> None:
     ours = decoded_outputs(load_for_prediction(str(weights), CPU), judge.inputs)
     assert export_proof.masks_alike(ours, ours) == (1.0, 1.0)
-    mean, lowest = export_proof.masks_alike(ours, {**ours, "coefficients": ours["coefficients"] + 0.3})
+    mean, lowest = export_proof.masks_alike(
+        ours, {**ours, "coefficients": ours["coefficients"] + 0.3}
+    )
     assert 0 <= lowest < mean < 0.999
     assert judge.prove(through_torch(weights), facts()).mask_iou == (1.0, 1.0)
 
@@ -272,14 +334,24 @@ def test_tensorrt_in_fp32_gets_the_bounds_of_fp16_for_outputs_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "precision", "distance", "is_near"),
     [
-        *(("boxes", "fp16", 1.6, True), ("boxes", "fp16", 1.8, False), ("boxes", "fp32", 0.2, False)),
-        *((name, "fp16", far, far < 0.07) for name in export_proof.OUTPUTS[1:] for far in (0.0695, 0.0705)),
+        *(
+            ("boxes", "fp16", 1.6, True),
+            ("boxes", "fp16", 1.8, False),
+            ("boxes", "fp32", 0.2, False),
+        ),
+        *(
+            (name, "fp16", far, far < 0.07)
+            for name in export_proof.OUTPUTS[1:]
+            for far in (0.0695, 0.0705)
+        ),
     ],
 )
 def test_boxes_in_fp16_and_nothing_else_may_move_by_a_hundredth_of_the_input(
     name: str, precision: str, distance: float, is_near: bool
 ) -> None:
-    ours = {name: torch.full((1, 2, 4), -1.0) for name in ("boxes", "probabilities", "coefficients")}
+    ours = {
+        name: torch.full((1, 2, 4), -1.0) for name in ("boxes", "probabilities", "coefficients")
+    }
     ours["prototypes"] = torch.full((1, 32, 40, 40), -1.0)  # of an input of 160 px
     moved = {**ours, name: ours[name] + distance}
     assert (compare_outputs(ours, moved, BOUNDS[precision])[1] == []) == is_near

@@ -21,11 +21,15 @@ def threshold_of(promise: Promise, losses: np.ndarray) -> float | None:
 
 
 def words_of(losses: np.ndarray, objects: int = 9) -> str:
-    return str(report_class("pole", [Assessed.of(NINE_OF_TEN, losses, 0.05)], objects, "flights")["words"])
+    return str(
+        report_class("pole", [Assessed.of(NINE_OF_TEN, losses, 0.05)], objects, "flights")["words"]
+    )
 
 
 def failures(units: list[np.ndarray], truth: np.ndarray, promise: Promise) -> tuple[int, int]:
-    """Count the draws of 50 flights, units: of each (n, levels), in which the guarantee and the naive threshold fail."""
+    """Count the draws of 50 flights, units: of each (n, levels), in which the guarantee and the
+    naive threshold fail.
+    """
     rng = np.random.default_rng(50)
     failed = [0, 0]
     for _ in range(DRAWS):
@@ -38,33 +42,45 @@ def failures(units: list[np.ndarray], truth: np.ndarray, promise: Promise) -> tu
 
 
 def test_the_guarantee_fails_in_at_most_its_share_of_draws_and_objects_as_units_break_it() -> None:
-    """Haze lowers the confidences of all of a flight's objects. The true risk is the mean over the flights that are drawn from."""
+    """Haze lowers the confidences of all of a flight's objects.
+
+    The true risk is the mean over the flights that are drawn from.
+    """
     promise, rng = Promise("recall", 0.8), np.random.default_rng(0)
     scores = np.repeat(rng.beta(1.5, 1, FLIGHTS), OBJECTS) * rng.beta(9, 1, FLIGHTS * OBJECTS)
     results = [one_image([score], [True], 1, place) for place, score in enumerate(scores)]
-    losses = promise.losses(results, [f"flight {place // OBJECTS}" for place in range(len(results))], 0)
+    losses = promise.losses(
+        results, [f"flight {place // OBJECTS}" for place in range(len(results))], 0
+    )
     of_objects = promise.losses(results, [f"{place:06}" for place in range(len(results))], 0)
     truth = losses.mean(axis=0)
     assert of_objects.mean(axis=0) == pytest.approx(truth)
     flights, objects = list(losses[:, None]), list(of_objects.reshape(FLIGHTS, OBJECTS, -1))
     right, naive = failures(flights, truth, promise)
     assert right <= MOST_FAILURES < naive
-    assert failures(objects, truth, promise)[0] > 2 * MOST_FAILURES, "a unit that is not independent must be noticed"
+    assert failures(objects, truth, promise)[0] > 2 * MOST_FAILURES, (
+        "a unit that is not independent must be noticed"
+    )
 
 
 def test_false_alarms_are_promised_from_the_high_end_and_both_promises_meet() -> None:
     rng = np.random.default_rng(0)
     alarms = np.sort(rng.uniform(0.01, 0.6, (200, 4)))[:, ::-1]
     results = [
-        one_image([0.9, *scores], [True, *[False] * 4], 1, number) for number, scores in enumerate(alarms.tolist())
+        one_image([0.9, *scores], [True, *[False] * 4], 1, number)
+        for number, scores in enumerate(alarms.tolist())
     ]
     names = [str(number // 2) for number in range(200)]
     promises = [NINE_OF_TEN, Promise("false_alarms", 0.5)]
     both = [Assessed.of(one, one.losses(results, names, 0), 0.025) for one in promises]
     assert [one.holds[[0, -1]].tolist() for one in both] == [[True, False], [False, True]]
-    for one, safest, uncertain in zip(both, (0, len(LEVELS) - 1), (1, len(LEVELS) - 2), strict=True):
+    for one, safest, uncertain in zip(
+        both, (0, len(LEVELS) - 1), (1, len(LEVELS) - 2), strict=True
+    ):
         bounds = (np.arange(len(LEVELS)) == uncertain).astype(float)
-        assert np.flatnonzero(replace(one, bounds=bounds).holds).tolist() == [safest], "not those beyond the uncertain"
+        assert np.flatnonzero(replace(one, bounds=bounds).holds).tolist() == [safest], (
+            "not those beyond the uncertain"
+        )
     assert both[1].means[0] == 1, "four a photograph, of which 2.5 count: five times the limit"
     report = report_class("pole", both, 200, "flights")
     assert report["threshold"] == 0.9, "the highest that keeps both"
@@ -73,26 +89,34 @@ def test_false_alarms_are_promised_from_the_high_end_and_both_promises_meet() ->
     losses = [one.losses(ignored, names, 0) for one in promises]
     assert losses[1].sum() == 0 < losses[0].sum() == both[0].losses.sum()
     early = Assessed.of(NINE_OF_TEN, np.ones((100, 1)) * (LEVELS >= 0.1), 0.025)
-    assert "no confidence keeps both promises" in report_class("pole", [early, both[1]], 9, "flights")["words"]
+    assert (
+        "no confidence keeps both promises"
+        in report_class("pole", [early, both[1]], 9, "flights")["words"]
+    )
 
 
 def test_too_few_flights_get_no_threshold_but_the_number_that_is_missing() -> None:
     def losses(number: int) -> np.ndarray:
-        return NINE_OF_TEN.losses([one_image([0.7], [True])] * number, [f"{place}" for place in range(number)], 0)
+        return NINE_OF_TEN.losses(
+            [one_image([0.7], [True])] * number, [f"{place}" for place in range(number)], 0
+        )
 
     for number, more in ((28, 1), (5, 24)):
         assert threshold_of(NINE_OF_TEN, losses(number)) is None
         words = (
-            f"pole: no threshold: {number} flights are too few; {more} more are needed, with about {2 * more} objects"
+            f"pole: no threshold: {number} flights are too few; {more} more are needed, with about "
+            f"{2 * more} objects"
         )
         assert words_of(losses(number), 2 * number) == words
     assert threshold_of(NINE_OF_TEN, losses(29)) == 0.7
     missed = np.full((500, len(LEVELS)), 0.2)
-    assert words_of(missed) == "pole: no threshold: recall is 0.8 at best; more flights would not help"
+    assert (
+        words_of(missed) == "pole: no threshold: recall is 0.8 at best; more flights would not help"
+    )
     assert words_of(missed[:0]) == "pole: no threshold: none of the flights has an object"
 
 
-def test_the_bound_fails_for_coins_in_at_most_its_share_and_is_lower_for_losses_that_vary_less() -> None:
+def test_the_bound_fails_in_at_most_its_share_and_is_lower_for_losses_that_vary_less() -> None:
     coins = (np.random.default_rng(0).random((100, 4000)) < 0.1).astype(float)
     bounds = upper_bound(coins, 0.1, 0.05)
     assert 0.02 * 4000 < (bounds < 0.1).sum() <= binom.ppf(0.999, 4000, 0.05)
@@ -105,18 +129,23 @@ def test_the_bound_fails_for_coins_in_at_most_its_share_and_is_lower_for_losses_
     even = np.full((100, 1), 0.05)
     assert upper_bound(even, 0.1, 0.05)[0] < 0.08, "Hoeffding's and Bentkus' bounds are 0.13"
     for number, limit in ((29, 0.1), (59, 0.05), (14, 0.2), (5, 0.5)):  # no method needs fewer
-        assert [upper_bound(np.zeros((n, 1)), limit, 0.05)[0] <= limit for n in (number, number - 1)] == [True, False]
+        assert [
+            upper_bound(np.zeros((n, 1)), limit, 0.05)[0] <= limit for n in (number, number - 1)
+        ] == [True, False]
 
 
 def test_of_a_thin_class_its_own_missed_length_counts() -> None:
     lengths = [
-        [number, total, *np.where(LEVELS <= 0.5, found, 0)] for number, total, found in ((0, 90, 30), (1, 20, 5))
+        [number, total, *np.where(LEVELS <= 0.5, found, 0)]
+        for number, total, found in ((0, 90, 30), (1, 20, 5))
     ]
     result = replace(one_image([0.7], [True]), lengths=np.array(lengths))
     assert (NINE_OF_TEN.losses([result], ["a"], 1) == np.where(LEVELS <= 0.5, 0.75, 1)).all()
 
 
-@pytest.mark.parametrize("word", ["recall", "recall=1", "recall=x", "precision=0.9", "false_alarms=0", "recall=nan"])
+@pytest.mark.parametrize(
+    "word", ["recall", "recall=1", "recall=x", "precision=0.9", "false_alarms=0", "recall=nan"]
+)
 def test_an_odd_promise_is_refused(word: str) -> None:
     with pytest.raises(UsageError, match="must be recall=SHARE"):
         Promise.parse(word)

@@ -48,25 +48,70 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
     monkeypatch.chdir(tmp_path)
     weights = tiny_weights(tmp_path / "last.pt")
     write_flights(tmp_path)
-    run_main(inference, monkeypatch, "--model", weights, "--source", ".", "--output", "labelled", "--conf", "0.5")
+    run_main(
+        inference,
+        monkeypatch,
+        "--model",
+        weights,
+        "--source",
+        ".",
+        "--output",
+        "labelled",
+        "--conf",
+        "0.5",
+    )
     for number in range(FLIGHTS):
         shutil.copy(f"labelled/labels/{number}.txt", f"flight{number}/labels")
     folders = [f"flight{number}/images" for number in range(FLIGHTS)]
-    Path("data.yaml").write_text(yaml.safe_dump({"train": folders, "val": folders, "names": [*NAMES]}))
-    promises = ("--guarantee", "recall=0.15", "false_alarms=400", "--mask-resolution", "native", "--data", "data.yaml")
-    run_main(evaluate_model, monkeypatch, "--model", weights, "--output", "out", *promises, "--thin-classes", "none")
-    metrics, judged = (json.loads(Path(f"out/{name}.json").read_text()) for name in ("metrics", "predictions"))
+    Path("data.yaml").write_text(
+        yaml.safe_dump({"train": folders, "val": folders, "names": [*NAMES]})
+    )
+    promises = (
+        "--guarantee",
+        "recall=0.15",
+        "false_alarms=400",
+        "--mask-resolution",
+        "native",
+        "--data",
+        "data.yaml",
+    )
+    run_main(
+        evaluate_model,
+        monkeypatch,
+        "--model",
+        weights,
+        "--output",
+        "out",
+        *promises,
+        "--thin-classes",
+        "none",
+    )
+    metrics, judged = (
+        json.loads(Path(f"out/{name}.json").read_text()) for name in ("metrics", "predictions")
+    )
     written = yaml.safe_load(Path("out/thresholds.yaml").read_text())
     levels = {row["class"]: row["threshold"] for row in written["classes"]}
     assert all(0 < level < 1 for level in levels.values())
     printed = capsys.readouterr().out
     words = [row["words"] for row in metrics["guarantee"]["classes"]]
     assert all(line in printed for line in [*words, "groups (folders): 20; not proved"])
-    options = ("--model", weights, "--thresholds", "out/thresholds.yaml", "--output", "found", "--source")
+    options = (
+        "--model",
+        weights,
+        "--thresholds",
+        "out/thresholds.yaml",
+        "--output",
+        "found",
+        "--source",
+    )
     run_main(inference, monkeypatch, *options, "flight*/images/*.png")
     found = json.loads(Path("found/predictions.json").read_text())
     counts = Counter(one["class"] for photograph in found for one in photograph["detections"])
-    names = (NAMES[one["category_id"]] for one in judged if one["score"] >= round(levels[NAMES[one["category_id"]]], 5))
+    names = (
+        NAMES[one["category_id"]]
+        for one in judged
+        if one["score"] >= round(levels[NAMES[one["category_id"]]], 5)
+    )
     assert counts == Counter(names), "as many as were judged"
     assert found[0]["guarantee"]["classes"] == words
     assert "Like the folders it was checked on" in capsys.readouterr().out
@@ -78,23 +123,37 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
     step = open_model(weights, thresholds="out/thresholds.yaml").predictor.steps[-1]
     assert isinstance(step, AboveThresholds)
     assert step.least == pytest.approx([*levels.values()])
-    with pytest.raises(UserError, match=r"judged with --iou=0\.7, here it is --iou=0\.5; give the same"):
+    with pytest.raises(
+        UserError, match=r"judged with --iou=0\.7, here it is --iou=0\.5; give the same"
+    ):
         run_main(inference, monkeypatch, *options, "dark.png", "--iou", "0.5")
-    with pytest.raises(UserError, match="judged with --mask-score, here it is --no-mask-score; give the same option"):
+    with pytest.raises(
+        UserError,
+        match="judged with --mask-score, here it is --no-mask-score; give the same option",
+    ):
         run_main(inference, monkeypatch, *options, "dark.png", "--no-mask-score")
     assert written["settings"].pop("mask_score") is True
     Path("out/thresholds.yaml").write_text(yaml.safe_dump(written))  # as earlier versions wrote it
-    with pytest.raises(UserError, match="judged with --no-mask-score, here it is --mask-score; give the same option"):
+    with pytest.raises(
+        UserError,
+        match="judged with --no-mask-score, here it is --mask-score; give the same option",
+    ):
         run_main(inference, monkeypatch, *options, "dark.png")
     run_main(inference, monkeypatch, *options, "dark.png", "--no-mask-score")
     other = tiny_weights(tmp_path / "other.pt", prototype_scale=2)
-    with pytest.raises(UserError, match=r"made for another model file than .*other\.pt; evaluate this one"):
+    with pytest.raises(
+        UserError, match=r"made for another model file than .*other\.pt; evaluate this one"
+    ):
         run_main(inference, monkeypatch, *options, "dark.png", "--model", other)
 
 
 def test_two_promises_share_the_error_and_need_more_flights_than_one(tmp_path: Path) -> None:
-    """Without a miss, 29 flights keep recall=0.9 with 95 %, and 36 with 97.5 %, which leaves as much for the other."""
-    (tmp_path / "manifest.json").write_text(json.dumps({"options": {"split_by": "hash"}, "copies": [], "series": []}))
+    """Without a miss, 29 flights keep recall=0.9 with 95 %, and 36 with 97.5 %, which leaves as
+    much for the other.
+    """
+    (tmp_path / "manifest.json").write_text(
+        json.dumps({"options": {"split_by": "hash"}, "copies": [], "series": []})
+    )
     photos = []
     for number in range(36):
         (tmp_path / f"{number}.png").write_bytes(bytes([number]))
@@ -110,17 +169,34 @@ def test_two_promises_share_the_error_and_need_more_flights_than_one(tmp_path: P
         return calibrator.finish(results, predictor)["classes"][0]["threshold"] is not None
 
     assert [is_kept(number, "recall=0.9") for number in (28, 29)] == [False, True]
-    assert [is_kept(number, "recall=0.9", "false_alarms=400") for number in (29, 35, 36)] == [False, False, True]
+    assert [is_kept(number, "recall=0.9", "false_alarms=400") for number in (29, 35, 36)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_groups_are_those_of_the_split(tmp_path: Path) -> None:
     spec = load_dataset_yaml(smooth_data(tmp_path))
     photos = read_photos(spec, "val")
     assert groups_of(spec, photos)[1] == "folders", "without a manifest"
-    records = [{"file": photo.file.name, "circuit": "7", "source": f"f{n}/x.jpg"} for n, photo in enumerate(photos)]
-    of_split = {"circuit": ["7", "7"], "hash": ["0.png", "0.png"], "time": ["0.png", "1.png"], "folders": ["f0", "f1"]}
+    records = [
+        {"file": photo.file.name, "circuit": "7", "source": f"f{n}/x.jpg"}
+        for n, photo in enumerate(photos)
+    ]
+    of_split = {
+        "circuit": ["7", "7"],
+        "hash": ["0.png", "0.png"],
+        "time": ["0.png", "1.png"],
+        "folders": ["f0", "f1"],
+    }
     for by, expected in of_split.items():
-        manifest = {"options": {"split_by": by}, "photographs": records, "copies": [["0.png", "1.png"]], "series": []}
+        manifest = {
+            "options": {"split_by": by},
+            "photographs": records,
+            "copies": [["0.png", "1.png"]],
+            "series": [],
+        }
         (tmp_path / "manifest.json").write_text(json.dumps(manifest))
         assert groups_of(spec, photos)[0] == expected
 
@@ -130,7 +206,10 @@ def test_a_model_is_not_judged_on_what_it_was_trained_on(tmp_path: Path) -> None
     photos = {split: read_photos(spec, split) for split in ("train", "val")}
     (tmp_path / DATA_FILE).write_text(take_fingerprint(spec.names, photos, spec.root).to_json())
     best, last = str(tmp_path / "best.pt"), str(tmp_path / "last.pt")
-    assert prove(last, spec, "val", photos["val"])[1] == "none is among the 2 that the model was trained on"
+    assert (
+        prove(last, spec, "val", photos["val"])[1]
+        == "none is among the 2 that the model was trained on"
+    )
     assert "best epoch was chosen with some of them" in prove(best, spec, "val", photos["val"])[1]
     shutil.copy(photos["train"][0].file, photos["val"][0].file)  # under another name
     with pytest.raises(UserError, match="trained on 1 of the photographs, such as val "):
@@ -145,14 +224,18 @@ def test_one_flight_in_twenty_of_the_same_kind_is_called_unlike() -> None:
         traits = rng.standard_t(2, (41, 37))  # heavy tails
         traits[rng.random(traits.shape) < 0.1] = np.nan
         flights = Thresholds(Path("t.yaml"), {"unit": "flights"}, traits[:-1])
-        alarms.append(flights.compare([np.append(0, traits[-1])[None]], [Path("a.jpg")]).startswith("NOT"))
+        alarms.append(
+            flights.compare([np.append(0, traits[-1])[None]], [Path("a.jpg")]).startswith("NOT")
+        )
     assert 0 < sum(alarms) <= 0.08 * 400, "5 %, and what 400 draws may add"
     few = Thresholds(Path("t.yaml"), {"unit": "flights"}, traits[: FEWEST_GROUPS - 1])
     assert few.compare([], []).endswith("18 were judged")
     assert np.isfinite(deviations(np.full((30, 37), np.nan))).all()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "version: 1\nclasses: []", "version: 2\nclasses: [{threshold: 7}]", "{"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "version: 1\nclasses: []", "version: 2\nclasses: [{threshold: 7}]", "{"]
+)
 def test_a_damaged_file_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(text)
     with pytest.raises(UserError, match="--guarantee writes it"):

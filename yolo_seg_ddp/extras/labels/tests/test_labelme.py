@@ -21,7 +21,13 @@ def write(folder: Path, file: str, shapes: Any, image: Any = "a.jpg", **more: An
     """Write a LabelMe file, and the photograph `a.jpg` beside it."""
     (folder / file).parent.mkdir(parents=True, exist_ok=True)
     (folder / file).with_name("a.jpg").write_bytes(photo(WIDTH, HEIGHT))
-    content = {"version": "5.4.1", "flags": {}, "shapes": shapes, "imagePath": image, "imageData": "iVBO" * 9}
+    content = {
+        "version": "5.4.1",
+        "flags": {},
+        "shapes": shapes,
+        "imagePath": image,
+        "imageData": "iVBO" * 9,
+    }
     content |= {"imageHeight": HEIGHT, "imageWidth": WIDTH, **more}
     (folder / file).write_text(json.dumps(content))
     return folder
@@ -47,7 +53,10 @@ def test_a_photograph_that_was_renamed_with_its_file_is_found(tmp_path: Path) ->
 
 def test_a_line_drawn_on_a_smaller_copy_keeps_its_width_in_the_photograph(tmp_path: Path) -> None:
     wire = shape([[5, 40], [70, 40]], "wire", "linestrip")
-    build(write(tmp_path / "raw", "a.json", [wire], imageWidth=WIDTH // 2, imageHeight=HEIGHT // 2), line_width_px=8.0)
+    build(
+        write(tmp_path / "raw", "a.json", [wire], imageWidth=WIDTH // 2, imageHeight=HEIGHT // 2),
+        line_width_px=8.0,
+    )
     ((_, strip),) = labels_of(tmp_path / "processed", num_classes=1)
     assert box_of(strip) == (10, 76, 140, 84)
 
@@ -67,7 +76,9 @@ def test_each_folder_has_its_own_photograph_of_a_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("image", ["../a.jpg", "/etc/a.jpg", "../raw/../../a.jpg", "b.jpg"])
 def test_a_path_outside_the_folder_finds_nothing(tmp_path: Path, image: str) -> None:
     (tmp_path / "a.jpg").write_bytes(photo())
-    raw = write(write(tmp_path / "raw", "sub/a.json", [shape()]), "sub/b.json", [shape()], f"../{image}")
+    raw = write(
+        write(tmp_path / "raw", "sub/a.json", [shape()]), "sub/b.json", [shape()], f"../{image}"
+    )
     manifest = build(raw)
     assert [item["source"] for item in manifest["photographs"]] == ["sub/a.jpg"]
     assert sum(manifest["skipped"].values()) == 1
@@ -75,7 +86,9 @@ def test_a_path_outside_the_folder_finds_nothing(tmp_path: Path, image: str) -> 
 
 def test_a_label_file_that_is_a_link_out_of_the_folder_is_not_read(tmp_path: Path) -> None:
     raw = write(tmp_path / "raw", "a.json", [shape()])
-    outside = write(tmp_path / "outside", "secret.json", [shape([[1, 2]], "a secret")]) / "secret.json"
+    outside = (
+        write(tmp_path / "outside", "secret.json", [shape([[1, 2]], "a secret")]) / "secret.json"
+    )
     (raw / "b.json").symlink_to(outside)
     manifest = build(raw)
     assert "b.json: a link that leaves" in texts_of(manifest)
@@ -97,7 +110,9 @@ def test_a_label_file_that_is_a_link_out_of_the_folder_is_not_read(tmp_path: Pat
         ("shape", "a shape has no label"),
     ],
 )
-def test_a_bad_shape_is_named_and_the_others_are_kept(tmp_path: Path, bad: Any, reason: str) -> None:
+def test_a_bad_shape_is_named_and_the_others_are_kept(
+    tmp_path: Path, bad: Any, reason: str
+) -> None:
     manifest = build(write(tmp_path / "raw", "a.json", [shape(), bad]))
     assert len(labels_of(tmp_path / "processed", num_classes=1)) == 1
     (problem,) = manifest["problems"]
@@ -111,11 +126,16 @@ def test_a_bad_shape_is_named_and_the_others_are_kept(tmp_path: Path, bad: Any, 
         ('{"shapes": [', "not valid JSON"),
         ('{"setting": 1}', "not LabelMe's"),
         ('{"shapes": [], "imagePath": 3}', "not LabelMe's"),
-        ('{"shapes": [], "imagePath": "a.jpg", "imageWidth": -1, "imageHeight": 4}', "image of -1x4 pixels"),
+        (
+            '{"shapes": [], "imagePath": "a.jpg", "imageWidth": -1, "imageHeight": 4}',
+            "image of -1x4 pixels",
+        ),
         (f'{{"imageData": "{"A" * 3_000_000}", "shapes": []}}', "larger than 1 MB"),
     ],
 )
-def test_bad_files_are_named(tmp_path: Path, content: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_files_are_named(
+    tmp_path: Path, content: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(label_file, "MAX_LABEL_BYTES", 1_000_000)
     raw = write(tmp_path / "raw", "a.json", [shape()])
     (raw / "0.json").write_text(content)

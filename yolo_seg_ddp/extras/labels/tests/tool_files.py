@@ -10,7 +10,9 @@ from tests.prepare.parsing.tool_folder import BOX, HEIGHT, WIDTH, Mask, corners
 
 
 def brush(mask: Mask, first_values: Sequence[int] = (0, 0, 0)) -> list[int]:
-    """Pack a mask as Label Studio does; with `first_values` for red, green and blue runs end inside pixels."""
+    """Pack a mask as Label Studio does; with `first_values` for red, green and blue runs end inside
+    pixels.
+    """
     rgba = np.zeros((*mask.shape, 4), np.uint8)
     rgba[mask] = [*first_values, 255]
     values = rgba.reshape(-1)
@@ -43,19 +45,33 @@ def region(number: int, kind: str, label: str = "pole", **value: Any) -> dict[st
 
 
 def task(number: int, image: str, regions: Sequence[Any], **more: Any) -> dict[str, Any]:
-    annotations = [{"id": 1, "result": list(regions), "was_cancelled": False, "ground_truth": False}]
+    annotations = [
+        {"id": 1, "result": list(regions), "was_cancelled": False, "ground_truth": False}
+    ]
     return {"id": number, "data": {"image": image}, "annotations": annotations, **more}
 
 
 def shape(tag: str, label: str, **attributes: object) -> str:
-    return f'<{tag} label="{label}" ' + " ".join(f'{key}="{value}"' for key, value in attributes.items()) + "/>"
+    return (
+        f'<{tag} label="{label}" '
+        + " ".join(f'{key}="{value}"' for key, value in attributes.items())
+        + "/>"
+    )
 
 
 def cvat(*shapes: str, head: str = "") -> str:
-    labels = "".join(f"<label><name>{name}</name><attributes></attributes></label>" for name in ("pole", "wire"))
-    image = f'<image id="0" name="sub/a.jpg" width="{WIDTH}" height="{HEIGHT}">{"".join(shapes)}</image>'
+    labels = "".join(
+        f"<label><name>{name}</name><attributes></attributes></label>" for name in ("pole", "wire")
+    )
+    image = (
+        f'<image id="0" name="sub/a.jpg" width="{WIDTH}" '
+        f'height="{HEIGHT}">{"".join(shapes)}</image>'
+    )
     text = '<?xml version="1.0" encoding="utf-8"?>'
-    return f"{text}{head}<annotations><meta><task><labels>{labels}</labels></task></meta>{image}</annotations>"
+    return (
+        f"{text}{head}<annotations><meta><task><labels>{labels}</labels></task></meta>{image}</"
+        "annotations>"
+    )
 
 
 POLE = shape("polygon", "pole", points=";".join(f"{x}.00,{y}.00" for x, y in corners(BOX)))
@@ -68,10 +84,14 @@ def via_region(label: str, **values: object) -> dict[str, Any]:
 
 def via(regions: Any, **more: Any) -> str:
     entry = {"filename": "a.jpg", "size": 1, "regions": regions, "file_attributes": {}}
-    return json.dumps(more | {"_via_img_metadata": {"a.jpg1": entry}} if more else {"a.jpg1": entry})
+    return json.dumps(
+        more | {"_via_img_metadata": {"a.jpg1": entry}} if more else {"a.jpg1": entry}
+    )
 
 
 REGIONS = [
-    via_region("pole", name="polygon", all_points_x=[30, 60, 60, 30], all_points_y=[20, 20, 50, 50]),
+    via_region(
+        "pole", name="polygon", all_points_x=[30, 60, 60, 30], all_points_y=[20, 20, 50, 50]
+    ),
     via_region("wire", name="polyline", all_points_x=[10, 140], all_points_y=[80, 80]),
 ]

@@ -6,6 +6,8 @@ from yolo_seg_ddp.extras.maps.metadata import FOCAL_LENGTH_35_MM, PhotoMetadata
 FOCAL_TAGS = {FOCAL_LENGTH_35_MM: 30}
 
 
-def metadata(*, size: tuple[int, int] = SIZE, orientation: int = 1, **changes: str | None) -> PhotoMetadata:
+def metadata(
+    *, size: tuple[int, int] = SIZE, orientation: int = 1, **changes: str | None
+) -> PhotoMetadata:
     """Return what a photograph with DJI's fields tells."""
     return PhotoMetadata(*size, orientation=orientation, dji=dji(**changes))

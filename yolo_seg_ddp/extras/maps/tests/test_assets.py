@@ -1,4 +1,6 @@
-"""Assets out of simulated flights with known truth: each once, honest ellipses, changes; and bad files of an earlier flight."""
+"""Assets out of simulated flights with known truth: each once, honest ellipses, changes; and bad
+files of an earlier flight.
+"""
 
 import json
 import tracemalloc
@@ -16,7 +18,14 @@ from yolo_seg_ddp.extras.maps.association import place_flight
 from yolo_seg_ddp.extras.maps.camera import Camera, Errors, rotation, sight_lines
 from yolo_seg_ddp.extras.maps.changes import covariance_of, ellipse_of, read_before
 from yolo_seg_ddp.extras.maps.findings import Site
-from yolo_seg_ddp.extras.maps.simulated_flights import HOME, NUM_POLES, Setting, draw_poles, fly, simulate
+from yolo_seg_ddp.extras.maps.simulated_flights import (
+    HOME,
+    NUM_POLES,
+    Setting,
+    draw_poles,
+    fly,
+    simulate,
+)
 from yolo_seg_ddp.extras.maps.survey import Places, Survey, View, match, places_of, survey, view_of
 from yolo_seg_ddp.extras.maps.tests.photographs import metadata
 from yolo_seg_ddp.extras.maps.wgs84 import geocentric, moved, offsets_m
@@ -33,7 +42,8 @@ def flight(num_poles: int = 8, seed: int = 0, setting: Setting = DRONE) -> list[
 
 def facts_of(found: Survey) -> list[tuple[Any, ...]]:
     return [
-        (asset.latitude, asset.longitude, asset.covariance.tolist(), asset.views, asset.looks) for asset in found.assets
+        (asset.latitude, asset.longitude, asset.covariance.tolist(), asset.views, asset.looks)
+        for asset in found.assets
     ]
 
 
@@ -53,8 +63,12 @@ def test_the_line_of_sight_to_a_pole_passes_through_its_middle_although_its_near
     assert ray.distance[0] == pytest.approx(np.linalg.norm(middle), abs=0.3)
 
 
-@pytest.mark.parametrize(("errors", "sides"), [(Errors(3.0, 0.1), (20, 20)), (Errors(0.0, 0.0), (400, 20))])
-def test_a_direction_is_as_unsure_to_the_side_as_heading_and_box_are(errors: Errors, sides: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("errors", "sides"), [(Errors(3.0, 0.1), (20, 20)), (Errors(0.0, 0.0), (400, 20))]
+)
+def test_a_direction_is_as_unsure_to_the_side_as_heading_and_box_are(
+    errors: Errors, sides: tuple[int, int]
+) -> None:
     box = np.array([[2000, 1500] * 2]) + np.array([-1, -1, 1, 1]) * np.tile(sides, 2) / 2
     ray = sight_lines(DRONE_CAMERA, np.zeros(3), (0.03, 1.0), box, np.zeros(1, int), 0, 6.0, errors)
     level, upright = np.sqrt(np.diagonal(ray.angle_covariance[0]))
@@ -70,7 +84,9 @@ def test_the_order_of_the_photographs_changes_nothing() -> None:
 def test_photographs_that_show_nothing_take_no_memory_in_the_search_for_one_asset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It took an eighth of pairs x photographs in bytes, three times: 64 GB for 15,000 photographs."""
+    """It took an eighth of pairs x photographs in bytes, three times:
+    64 GB for 15,000 photographs.
+    """
     given: list[Any] = []
 
     def noted(*facts: Any) -> Any:
@@ -95,10 +111,13 @@ def test_photographs_that_show_nothing_take_no_memory_in_the_search_for_one_asse
     ("setting", "num_flights"),
     [(Setting(1.5, 2.0, 45.0), 60), (Setting(0.03, 0.5, 15.0), 30), (Setting(0.03, 2.0, 7.5), 20)],
 )
-def test_each_pole_is_found_once_and_the_ellipses_hold_95_percent(setting: Setting, num_flights: int) -> None:
+def test_each_pole_is_found_once_and_the_ellipses_hold_95_percent(
+    setting: Setting, num_flights: int
+) -> None:
     found = simulate(setting, num_flights, seed=1, num_poles=4)
     assert (found["times"] == 1).mean() > 0.97
-    # The poles of a flight share errors: its flights are what is independent. Three standard deviations, and 2 points.
+    # The poles of a flight share errors: its flights are what is independent. Three standard
+    # deviations, and 2 points.
     tolerance = 0.02 + 3 * np.sqrt(0.05 * 0.95 / num_flights)
     assert found["is_covered"].mean() == pytest.approx(0.95, abs=tolerance)
     assert np.median(found["error"]) < 0.6 * np.median(found["single"])
@@ -110,11 +129,15 @@ def test_the_error_that_a_flight_has_in_common_has_its_share_of_the_variance(sha
     site = replace(setting.site, errors=replace(setting.site.errors, common_shares=(share, 0.5)))
     found = survey(flight(4, setting=setting), site)
     assert found.common_m == pytest.approx(1.5 * np.sqrt(share))
-    assert all(np.linalg.eigvalsh(asset.covariance)[0] > found.common_m**2 for asset in found.assets)
+    assert all(
+        np.linalg.eigvalsh(asset.covariance)[0] > found.common_m**2 for asset in found.assets
+    )
 
 
 def test_a_pitch_offset_and_another_heading_on_the_way_back_leave_no_ellipse_too_small() -> None:
-    """RTK, and all errors of the gimbal are common: turns about north, east and down for the flight left 52 % inside."""
+    """RTK, and all errors of the gimbal are common: turns about north, east and down for the flight
+    left 52 % inside.
+    """
     found = simulate(Setting(0.03, 2.0, 7.5, (0.8, 1.0)), 6, seed=1, num_poles=8)
     assert found["is_covered"].mean() >= 0.95
     assert np.median(found["error"]) < 0.4  # 1.0 m with those
@@ -127,12 +150,17 @@ def test_ten_changes_are_found_and_without_changes_nothing_is_reported() -> None
 
 
 def from_above(points: np.ndarray) -> list[View]:
-    """Photograph points of the ground (n, 2), metres north and east, straight down on two strips, there and back."""
+    """Photograph points of the ground (n, 2), metres north and east, straight down on two strips,
+    there and back.
+    """
     views: list[View] = []
     for east, yaw in ((0.0, 0.0), (20.0, 180.0)):
         camera = replace(DRONE_CAMERA, attitude=rotation(yaw, -90, 0))
         for north in np.arange(0.0, 90.0, 15.0):
-            body = np.column_stack([points - (north, east), np.full(len(points), 40.0)]) @ camera.attitude
+            body = (
+                np.column_stack([points - (north, east), np.full(len(points), 40.0)])
+                @ camera.attitude
+            )
             pixels = 2700 * body[:, 1:] / body[:, :1] + (2000, 1500)
             seen = pixels[((pixels > 20) & (pixels < (3980, 2980))).all(axis=1)]
             facts = (
@@ -147,7 +175,9 @@ def from_above(points: np.ndarray) -> list[View]:
 
 
 @pytest.mark.parametrize("chosen", [set(), {3}, {6, 7, 8, 9}])
-def test_photographs_turned_by_180_degrees_are_found_by_their_neighbours_and_left_out(chosen: set[int]) -> None:
+def test_photographs_turned_by_180_degrees_are_found_by_their_neighbours_and_left_out(
+    chosen: set[int],
+) -> None:
     views = from_above(np.random.default_rng(0).uniform((-10, -15), (90, 35), (60, 2)))
     size = np.array([4000, 3000] * 2)
     turned = [
@@ -167,7 +197,9 @@ def beside(views: list[View], metres: float) -> list[View]:
     return [
         replace(
             view,
-            boxes=np.concatenate([view.boxes, view.boxes + (step if view.longitude > HOME[1] else -step)]),
+            boxes=np.concatenate(
+                [view.boxes, view.boxes + (step if view.longitude > HOME[1] else -step)]
+            ),
             class_ids=np.tile(view.class_ids, 2),
             numbers=list(range(2 * len(view.boxes))),
         )
@@ -176,20 +208,29 @@ def beside(views: list[View], metres: float) -> list[View]:
 
 
 def later(views: list[View], hour: str = "04T12:0") -> list[View]:
-    return [replace(view, file=f"b{view.file}", time=view.time.replace("04T10:0", hour)) for view in views]
+    return [
+        replace(view, file=f"b{view.file}", time=view.time.replace("04T10:0", hour))
+        for view in views
+    ]
 
 
 def other_class(views: list[View]) -> list[View]:
-    return [replace(view, class_ids=view.class_ids + number % 2) for number, view in enumerate(views)]
+    return [
+        replace(view, class_ids=view.class_ids + number % 2) for number, view in enumerate(views)
+    ]
 
 
 @pytest.mark.parametrize(
     ("change", "gps_m", "times", "sigma"),
     [
-        (lambda views: beside(views, 1.5), 0.03, 2, (0.8, 1.2)),  # two insulators 1.5 m apart stay two
-        (lambda views: views + later(views), 1.5, 1, (0.65, 0.75)),  # another flight: independent errors
-        (lambda views: views + later(views, "05T10:1"), 1.5, 1, (0.65, 0.75)),  # a day and ten minutes later
-        (lambda views: views + later(views, "04T10:0"), 1.5, 1, (0.95, 1.0)),  # the same flight: a common error stays
+        # two insulators 1.5 m apart stay two
+        (lambda views: beside(views, 1.5), 0.03, 2, (0.8, 1.2)),
+        # another flight: independent errors
+        (lambda views: views + later(views), 1.5, 1, (0.65, 0.75)),
+        # a day and ten minutes later
+        (lambda views: views + later(views, "05T10:1"), 1.5, 1, (0.65, 0.75)),
+        # the same flight: a common error stays
+        (lambda views: views + later(views, "04T10:0"), 1.5, 1, (0.95, 1.0)),
         (other_class, 0.03, 2, (1.1, 2.0)),  # an asset has one class
     ],
 )
@@ -199,9 +240,12 @@ def test_what_is_one_asset(
     quiet = flight(6, seed=3, setting=replace(DRONE, spacing_m=9.0, gps_m=gps_m))
     alone = [asset for asset in survey(quiet, DRONE.site).assets if asset.is_sure]
     found = survey(change(quiet), DRONE.site)
-    several = [asset for asset in found.assets if len(asset.views) > 2]  # two may be a false detection and its copy
+    # two may be a false detection and its copy
+    several = [asset for asset in found.assets if len(asset.views) > 2]
     assert len(several) == pytest.approx(times * len(alone), abs=1)
-    ratio = np.median([asset.sigma_m for asset in several]) / np.median([asset.sigma_m for asset in alone])
+    ratio = np.median([asset.sigma_m for asset in several]) / np.median(
+        [asset.sigma_m for asset in alone]
+    )
     assert sigma[0] < ratio < sigma[1]
     for asset in several:
         assert len({file for file, _ in asset.views}) == len(asset.views)
@@ -209,9 +253,12 @@ def test_what_is_one_asset(
 
 def test_of_two_flights_the_more_exact_one_says_where_assets_are() -> None:
     exact = flight(6, seed=3, setting=replace(DRONE, gps_m=0.03))
-    rough = [replace(view, latitude=view.latitude + 2e-5, sigma_m=3.0) for view in later(exact)]  # 2.2 m
+    # 2.2 m
+    rough = [replace(view, latitude=view.latitude + 2e-5, sigma_m=3.0) for view in later(exact)]
     truth = places_of([asset for asset in survey(exact, DRONE.site).assets if asset.is_sure], 0.0)
-    places = places_of([asset for asset in survey(exact + rough, DRONE.site).assets if asset.is_sure], 0.0)
+    places = places_of(
+        [asset for asset in survey(exact + rough, DRONE.site).assets if asset.is_sure], 0.0
+    )
     offsets = truth.around(*HOME)[:, None] - places.around(*HOME)
     assert np.hypot(*np.moveaxis(offsets, -1, 0)).min(axis=1).max() < 0.3
 
@@ -234,7 +281,11 @@ def test_a_photograph_without_height_still_gives_a_direction_and_a_wire_is_no_as
     for yaw in (0, -25, -50, -75):  # from the south to the east, 30 m from the pole
         away = -30 * np.array([np.cos(np.radians(yaw)), np.sin(np.radians(yaw))])
         north, east = moved(*HOME, away)
-        at = {"GpsLatitude": f"{north:.9f}", "GpsLongitude": f"{east:.9f}", "RelativeAltitude": None}
+        at = {
+            "GpsLatitude": f"{north:.9f}",
+            "GpsLongitude": f"{east:.9f}",
+            "RelativeAltitude": None,
+        }
         photo = metadata(**at, GimbalYawDegree=str(yaw), GimbalPitchDegree="-20")  # type: ignore[arg-type]
         view = view_of(photo, {**entry, "file": f"{yaw}.jpg"})
         assert view is not None
@@ -250,17 +301,29 @@ def test_two_surveys_are_matched_whatever_the_shift_between_them() -> None:
     north_east = np.stack([40.0 * np.arange(12), rng.normal(0, 4, 12)], axis=1)
 
     def places(offset: np.ndarray, rows: np.ndarray) -> Places:
-        latitude, longitude = np.array([moved(*HOME, point + offset) for point in north_east[rows]]).T
-        return Places(np.zeros(len(rows), int), latitude, longitude, np.tile(0.04 * np.eye(2), (len(rows), 1, 1)), 5.0)
+        latitude, longitude = np.array(
+            [moved(*HOME, point + offset) for point in north_east[rows]]
+        ).T
+        return Places(
+            np.zeros(len(rows), int),
+            latitude,
+            longitude,
+            np.tile(0.04 * np.eye(2), (len(rows), 1, 1)),
+            5.0,
+        )
 
     rows = rng.permutation(12)[:9]
     pairs = match(places(np.zeros(2), np.arange(12)), places(np.array([6.0, -7.0]), rows))
-    assert sorted((int(i), int(rows[j])) for i, j in pairs) == [(row, row) for row in sorted(rows.tolist())]
+    assert sorted((int(i), int(rows[j])) for i, j in pairs) == [
+        (row, row) for row in sorted(rows.tolist())
+    ]
 
 
 @pytest.mark.parametrize("ellipse", [(3.0, 1.0, 30.0), (2.0, 2.0, 0.0), (5.0, 0.1, 179.0)])
 def test_an_ellipse_keeps_its_covariance(ellipse: tuple[float, float, float]) -> None:
-    assert covariance_of(*ellipse_of(covariance_of(*ellipse))) == pytest.approx(covariance_of(*ellipse))
+    assert covariance_of(*ellipse_of(covariance_of(*ellipse))) == pytest.approx(
+        covariance_of(*ellipse)
+    )
 
 
 def feature(longitude: Any, latitude: Any, **more: Any) -> dict[str, Any]:
@@ -275,8 +338,17 @@ def write(path: Path, *features: Any, **more: Any) -> Path:
 
 def measured(number: int, **changes: Any) -> dict[str, Any]:
     """Return an asset of an earlier survey."""
-    ellipse = {"ellipse_major_m": 2.0, "ellipse_minor_m": 1.0, "ellipse_bearing_deg": 9.0, "common_sigma_m": 0.3}
-    properties = {key: value for key, value in {"class": "pole", **ellipse, **changes}.items() if value is not None}
+    ellipse = {
+        "ellipse_major_m": 2.0,
+        "ellipse_minor_m": 1.0,
+        "ellipse_bearing_deg": 9.0,
+        "common_sigma_m": 0.3,
+    }
+    properties = {
+        key: value
+        for key, value in {"class": "pole", **ellipse, **changes}.items()
+        if value is not None
+    }
     return feature(8.0, 47.0 + number / 1000, id=f"pole {number}", properties=properties)
 
 
@@ -297,7 +369,10 @@ BAD_ASSETS = [
     (feature(500123.5, 4649776.0), "feature 2: 500123.5, 4649776.0 are not longitude and latitude"),
     (feature("8", 47), "feature 2: coordinates"),
     (feature(float("nan"), 47), "feature 2: nan, 47 are not longitude and latitude"),
-    (feature(8, 47, geometry={"type": "LineString", "coordinates": []}), "feature 2: geometry 'LineString'"),
+    (
+        feature(8, 47, geometry={"type": "LineString", "coordinates": []}),
+        "feature 2: geometry 'LineString'",
+    ),
     (feature(8, 47, geometry=[]), "feature 2: geometry None"),
     (feature(8, 47, id=None), "feature 2: no id"),
     (7, "feature 2: not a GeoJSON Feature"),
@@ -307,15 +382,27 @@ BAD_EARLIER_ASSETS = [
         measured(2, **{"class": None}),
         "feature 2: no property class: pass an assets.geojson of python -m yolo_seg_ddp maps",
     ),
-    (measured(2, ellipse_major_m=None), "feature 2: ellipse_major_m None: a number from 0.001 is expected"),
+    (
+        measured(2, ellipse_major_m=None),
+        "feature 2: ellipse_major_m None: a number from 0.001 is expected",
+    ),
     (measured(2, ellipse_minor_m="1"), "feature 2: ellipse_minor_m '1': a number"),
     (measured(2, ellipse_minor_m=float("nan")), "feature 2: ellipse_minor_m nan: a number"),
     (measured(2, common_sigma_m=-1), "feature 2: common_sigma_m -1: a number from 0"),
-    (measured(2, common_sigma_m=0.9), "feature 2: ellipse_minor_m is above ellipse_major_m or below"),
-    (measured(2, ellipse_minor_m=3), "feature 2: ellipse_minor_m is above ellipse_major_m or below"),
+    (
+        measured(2, common_sigma_m=0.9),
+        "feature 2: ellipse_minor_m is above ellipse_major_m or below",
+    ),
+    (
+        measured(2, ellipse_minor_m=3),
+        "feature 2: ellipse_minor_m is above ellipse_major_m or below",
+    ),
     (measured(1), "two features have the id pole 1"),
     ({**measured(2), "id": None}, "feature 2: no id"),
-    ({**measured(2), "geometry": {"type": "Polygon", "coordinates": []}}, "feature 2: geometry 'Polygon'"),
+    (
+        {**measured(2), "geometry": {"type": "Polygon", "coordinates": []}},
+        "feature 2: geometry 'Polygon'",
+    ),
 ]
 
 
@@ -337,7 +424,9 @@ def test_a_bad_feature_is_named_with_its_file(
 
 
 def test_only_some_assets_have_sizes_that_fit(tmp_path: Path) -> None:
-    file = write(tmp_path / "assets.geojson", measured(1, looks=10**401), measured(2, sure=True, looks=4))
+    file = write(
+        tmp_path / "assets.geojson", measured(1, looks=10**401), measured(2, sure=True, looks=4)
+    )
     before = read_before(file)
     assert before.is_sure.tolist() == [False, True]
     assert before.looks == 4
@@ -353,9 +442,18 @@ def test_only_some_assets_have_sizes_that_fit(tmp_path: Path) -> None:
         ("[" * 100_000, "nested too deeply"),
         ("[]", "export it as a GeoJSON FeatureCollection"),
         ('{"type": "FeatureCollection", "features": []}', "no points"),
-        ('{"type": "FeatureCollection", "features": [], "crs": {"name": "EPSG:25832"}}', "export it in WGS84"),
-        ('{"type": "FeatureCollection", "features": [], "crs": {"name": "EPSG:43260"}}', "export it in WGS84"),
-        ('{"type": "FeatureCollection", "features": [], "crs": {"name": "EPSG:4326"}}', "no points"),
+        (
+            '{"type": "FeatureCollection", "features": [], "crs": {"name": "EPSG:25832"}}',
+            "export it in WGS84",
+        ),
+        (
+            '{"type": "FeatureCollection", "features": [], "crs": {"name": "EPSG:43260"}}',
+            "export it in WGS84",
+        ),
+        (
+            '{"type": "FeatureCollection", "features": [], "crs": {"name": "EPSG:4326"}}',
+            "no points",
+        ),
     ],
 )
 def test_a_bad_file_is_named(text: str, complaint: str, tmp_path: Path) -> None:
@@ -369,8 +467,12 @@ def test_a_bad_file_is_named(text: str, complaint: str, tmp_path: Path) -> None:
 
 def test_only_assets_in_range_are_near_also_across_the_180th_meridian(tmp_path: Path) -> None:
     home = (-16.5, 179.9999)
-    places = [moved(*home, np.array(offset, float)) for offset in ((0, 40), (30, 0), (0, -120), (0, 2e7))]
-    assets = read_assets(write(tmp_path / "p", *(feature(longitude, latitude) for latitude, longitude in places)))
+    places = [
+        moved(*home, np.array(offset, float)) for offset in ((0, 40), (30, 0), (0, -120), (0, 2e7))
+    ]
+    assets = read_assets(
+        write(tmp_path / "p", *(feature(longitude, latitude) for latitude, longitude in places))
+    )
     assert assets.longitudes[0] < 0 < assets.longitudes[1]
     numbers, offsets = assets.near(*home, 100)
     assert numbers.tolist() == [0, 1]

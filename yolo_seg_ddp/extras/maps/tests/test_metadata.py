@@ -33,19 +33,23 @@ from yolo_seg_ddp.extras.maps.tests.photographs import FOCAL_TAGS, metadata
 from yolo_seg_ddp.extras.maps.tests.test_camera import entry
 from yolo_seg_ddp.extras.maps.xmp import MAX_DEPTH, MAX_PACKET_BYTES, XmpError, read_dji_fields
 
-# --- Each trap of a drone's metadata ---------------------------------------------------------------------------------
+# --- Each trap of a drone's metadata --------------------------------------------------------------
 
 
 CENTRE = np.array([300.0, 200.0])
 
 
-def located(photo: PhotoMetadata, site: Site | None = None, point: np.ndarray = CENTRE) -> dict[str, Any]:
+def located(
+    photo: PhotoMetadata, site: Site | None = None, point: np.ndarray = CENTRE
+) -> dict[str, Any]:
     (found,) = locate(photo, entry(point), site or Site())
     return found
 
 
 def test_djis_fields_and_exif_are_read_from_a_file(tmp_path: Path) -> None:
-    photo = read_metadata(write_photo(tmp_path / "a.jpg", exif=exif_of(GPS, {**FOCAL_TAGS, TIME_OFFSET: "+02:00"})))
+    photo = read_metadata(
+        write_photo(tmp_path / "a.jpg", exif=exif_of(GPS, {**FOCAL_TAGS, TIME_OFFSET: "+02:00"}))
+    )
     assert (photo.width, photo.height, photo.problem) == (600, 400, None)
     assert photo.position == HOME
     assert photo.gimbal_deg == (0, -90, 0)
@@ -54,7 +58,9 @@ def test_djis_fields_and_exif_are_read_from_a_file(tmp_path: Path) -> None:
     assert photo.direction_problem is None
 
 
-def test_without_xmp_the_position_is_that_of_exif_and_the_direction_is_unknown(tmp_path: Path) -> None:
+def test_without_xmp_the_position_is_that_of_exif_and_the_direction_is_unknown(
+    tmp_path: Path,
+) -> None:
     photo = read_metadata(write_photo(tmp_path / "a.jpg", exif=exif_of(GPS, FOCAL_TAGS), xmp=None))
     assert photo.position == pytest.approx((-33.857, -70.5))
     assert (photo.altitude_m, photo.altitude_reference) == (80.5, "unknown")
@@ -67,7 +73,9 @@ def test_without_xmp_the_position_is_that_of_exif_and_the_direction_is_unknown(t
     assert found["reason"] == "no GimbalYawDegree, GimbalPitchDegree, GimbalRollDegree in XMP"
 
 
-def test_the_header_is_read_and_not_the_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_header_is_read_and_not_the_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (400, 600, 3), np.uint8)
     file = write_photo(tmp_path / "a.jpg", noise)
     data = file.read_bytes()
@@ -78,15 +86,27 @@ def test_the_header_is_read_and_not_the_pixels(tmp_path: Path, monkeypatch: pyte
     assert read_metadata(file).problem == "header not readable (OSError)"
 
 
-def test_what_is_no_jpeg_is_missing_or_has_a_damaged_header_has_nulls_and_a_reason(tmp_path: Path) -> None:
+def test_what_is_no_jpeg_is_missing_or_has_a_damaged_header_has_nulls_and_a_reason(
+    tmp_path: Path,
+) -> None:
     picture = tmp_path / "a.png"
     Image.new("RGB", (60, 40)).save(picture)
     short = tmp_path / "short.jpg"
     short.write_bytes(b"\xff\xd8\xff\xe1\0")
-    for file, reason in ((picture, "not a JPEG"), (short, "header not readable"), (tmp_path / "none", "not readable")):
+    for file, reason in (
+        (picture, "not a JPEG"),
+        (short, "header not readable"),
+        (tmp_path / "none", "not readable"),
+    ):
         found = located(read_metadata(file))
         assert reason in found["reason"]
-        assert found["position_kind"] is found["latitude"] is found["camera_latitude"] is found["time"] is None
+        assert (
+            found["position_kind"]
+            is found["latitude"]
+            is found["camera_latitude"]
+            is found["time"]
+            is None
+        )
 
 
 def test_damaged_exif_gives_a_place_on_earth_or_none(tmp_path: Path) -> None:
@@ -99,13 +119,20 @@ def test_damaged_exif_gives_a_place_on_earth_or_none(tmp_path: Path) -> None:
         Image.new("RGB", (60, 40)).save(file, exif=bytes(damaged))
         found = located(read_metadata(file))
         assert found["reason"]
-        if found["camera_latitude"] is not None:  # the damage spared it, or changed it to another place on Earth
+        # the damage spared it, or changed it to another place on Earth
+        if found["camera_latitude"] is not None:
             assert abs(found["camera_latitude"]) <= 90
             assert abs(found["camera_longitude"]) <= 180
 
 
 @pytest.mark.parametrize(
-    "gps", [{**GPS, 2: (0.0, 0.0, 0.0), 4: (0.0, 0.0, 0.0)}, {**GPS, 2: (91.0, 0.0, 0.0)}, {**GPS, 1: "X"}, {}]
+    "gps",
+    [
+        {**GPS, 2: (0.0, 0.0, 0.0), 4: (0.0, 0.0, 0.0)},
+        {**GPS, 2: (91.0, 0.0, 0.0)},
+        {**GPS, 1: "X"},
+        {},
+    ],
 )
 def test_an_impossible_position_is_none(gps: dict[int, Any], tmp_path: Path) -> None:
     photo = read_metadata(write_photo(tmp_path / "a.jpg", exif=exif_of(gps), xmp=None))
@@ -127,7 +154,9 @@ def test_a_receiver_without_a_fix_has_no_position_but_the_bearing_stays() -> Non
         *(("16", 2.0), ("0", 5.0), (None, 5.0), ("x", 5.0)),
     ],
 )
-def test_the_rtk_flag_gives_the_positions_standard_deviation(flag: str | None, sigma_m: float) -> None:
+def test_the_rtk_flag_gives_the_positions_standard_deviation(
+    flag: str | None, sigma_m: float
+) -> None:
     photo = metadata(RtkFlag=flag)
     assert photo.position_sigma_m == sigma_m
     found = located(photo)
@@ -138,10 +167,17 @@ def test_the_rtk_flag_gives_the_positions_standard_deviation(flag: str | None, s
 def test_relative_altitude_is_above_the_take_off_point_and_not_above_the_ground() -> None:
     edge = np.array([300.0, 0.0])  # 0.4 m ahead for each metre of height
     assert located(metadata(), point=edge)["distance_m"] == pytest.approx(20, abs=0.01)
-    assert located(metadata(), Site(ground_height_m=20), edge)["distance_m"] == pytest.approx(12, abs=0.01)
-    assert located(metadata(), Site(ground_height_m=-20), edge)["distance_m"] == pytest.approx(28, abs=0.01)
+    assert located(metadata(), Site(ground_height_m=20), edge)["distance_m"] == pytest.approx(
+        12, abs=0.01
+    )
+    assert located(metadata(), Site(ground_height_m=-20), edge)["distance_m"] == pytest.approx(
+        28, abs=0.01
+    )
     below = located(metadata(), Site(ground_height_m=50), edge)
-    assert (below["position_kind"], below["reason"]) == ("camera", "camera not above the ground height")
+    assert (below["position_kind"], below["reason"]) == (
+        "camera",
+        "camera not above the ground height",
+    )
 
 
 def test_an_unknown_height_of_the_object_grows_sigma_by_the_cotangent_of_the_depression() -> None:
@@ -151,18 +187,26 @@ def test_an_unknown_height_of_the_object_grows_sigma_by_the_cotangent_of_the_dep
     assert added == pytest.approx(12 / np.tan(np.radians(30)), rel=0.01)
 
 
-def test_the_altitudes_zero_is_the_ellipsoid_only_with_rtk_and_older_firmware_misspells_the_longitude() -> None:
+def test_the_altitudes_zero_is_the_ellipsoid_only_with_rtk_and_a_misspelt_longitude_is_read() -> (
+    None
+):
     assert metadata(GpsLongitude=None, GpsLongtitude="8.5417").position == HOME
     assert metadata().altitude_reference == "unknown"
-    altitudes = [PhotoMetadata(gps={**GPS, ALTITUDE_REF: of}).altitude_m for of in (b"\0", 0, b"\1", 1)]
+    altitudes = [
+        PhotoMetadata(gps={**GPS, ALTITUDE_REF: of}).altitude_m for of in (b"\0", 0, b"\1", 1)
+    ]
     assert altitudes == [80.5, 80.5, -80.5, -80.5], "above and below the sea"
     assert metadata(AltitudeType="RtkAlt").altitude_reference == "ellipsoid"
     assert metadata(AbsoluteAltitude=None).altitude_reference is None
 
 
 @pytest.mark.parametrize(("pitch", "kind"), [("-14.9", "camera"), ("-15.1", "ground")])
-def test_a_gimbal_pitch_above_minus_15_degrees_gives_the_camera_and_a_bearing_only(pitch: str, kind: str) -> None:
-    found = located(metadata(GimbalPitchDegree=pitch, GimbalYawDegree="33"), point=np.array([300.0, 390.0]))
+def test_a_gimbal_pitch_above_minus_15_degrees_gives_the_camera_and_a_bearing_only(
+    pitch: str, kind: str
+) -> None:
+    found = located(
+        metadata(GimbalPitchDegree=pitch, GimbalYawDegree="33"), point=np.array([300.0, 390.0])
+    )
     assert (found["position_kind"], found["bearing_deg"]) == (kind, pytest.approx(33, abs=0.01))
 
 
@@ -177,7 +221,8 @@ def test_a_line_of_sight_near_the_horizon_gives_the_camera_although_the_gimbal_l
     ("changes", "reason"),
     [
         ({"GimbalRollDegree": None}, "no GimbalRollDegree in XMP"),
-        ({"GimbalYawDegree": None}, "no GimbalYawDegree in XMP"),  # the aircraft's never stands in for it
+        # the aircraft's never stands in for it
+        ({"GimbalYawDegree": None}, "no GimbalYawDegree in XMP"),
         ({"GimbalPitchDegree": "nan"}, "no GimbalPitchDegree in XMP"),
         ({"GimbalPitchDegree": "1e1"}, "no GimbalPitchDegree in XMP"),
         ({"GimbalYawDegree": "9" * 9}, "no GimbalYawDegree in XMP"),
@@ -190,7 +235,9 @@ def test_a_line_of_sight_near_the_horizon_gives_the_camera_although_the_gimbal_l
         ({"CalibratedOpticalCenterY": "300.0"}, "cropped or rotated"),
     ],
 )
-def test_a_missing_or_doubtful_field_leaves_the_cameras_position(changes: dict[str, Any], reason: str) -> None:
+def test_a_missing_or_doubtful_field_leaves_the_cameras_position(
+    changes: dict[str, Any], reason: str
+) -> None:
     found = located(metadata(**changes))
     assert found["position_kind"] == "camera"
     assert (found["latitude"], found["longitude"]) == HOME
@@ -199,10 +246,19 @@ def test_a_missing_or_doubtful_field_leaves_the_cameras_position(changes: dict[s
 
 
 def test_gimbal_angles_are_those_of_djis_maker_note_where_xmp_is_lost(tmp_path: Path) -> None:
-    entries = [struct.pack("<HHIf", tag, 11, 1, value) for tag, value in ((6, 1.5), (9, -75.0), (10, 89.5), (11, 0.5))]
+    entries = [
+        struct.pack("<HHIf", tag, 11, 1, value)
+        for tag, value in ((6, 1.5), (9, -75.0), (10, 89.5), (11, 0.5))
+    ]
     note = b"\5\0" + struct.pack("<HHI4s", 1, 2, 4, b"DJI") + b"".join(entries)
-    for data, angles in ((note, (89.5, -75.0, 0.5)), (note[:-1], None), (note.replace(b"DJI", b"HAL"), None)):
-        file = write_photo(tmp_path / "a.jpg", exif=exif_of(GPS, {**FOCAL_TAGS, MAKER_NOTE: data}), xmp=None)
+    for data, angles in (
+        (note, (89.5, -75.0, 0.5)),
+        (note[:-1], None),
+        (note.replace(b"DJI", b"HAL"), None),
+    ):
+        file = write_photo(
+            tmp_path / "a.jpg", exif=exif_of(GPS, {**FOCAL_TAGS, MAKER_NOTE: data}), xmp=None
+        )
         assert read_metadata(file).gimbal_deg == angles
     both = PhotoMetadata(600, 400, exif={MAKER_NOTE: note}, dji=DJI)
     assert both.gimbal_deg == (0, -90, 0)
@@ -214,11 +270,28 @@ TAKEN = {EXIF_TIME_TAG: "2016:06:23 16:32:43"}
 @pytest.mark.parametrize(
     ("exif", "fields", "program"),
     [
-        ({SOFTWARE: "Microsoft Windows Photo Viewer 10.0.10240.16384"}, {}, "Microsoft Windows Photo Viewer"),
-        ({}, {"CreatorTool": "Microsoft Windows Photo Viewer 10.0.10240.16384"}, "Microsoft Windows Photo Viewer"),
-        ({**TAKEN, TIME_WRITTEN: "2016:06:23 19:24:38"}, {}, "an unknown program at 2016-06-23 19:24:38"),
-        ({**TAKEN, TIME_WRITTEN: "2016:06:23 18:32:44", SOFTWARE: "v01.23.4920     \0"}, {}, None),  # two time zones
-        ({**TAKEN, TIME_WRITTEN: "2016:06:23 16:32:43", SOFTWARE: "10.00.12.07"}, {"CreatorTool": "DJI"}, None),
+        (
+            {SOFTWARE: "Microsoft Windows Photo Viewer 10.0.10240.16384"},
+            {},
+            "Microsoft Windows Photo Viewer",
+        ),
+        (
+            {},
+            {"CreatorTool": "Microsoft Windows Photo Viewer 10.0.10240.16384"},
+            "Microsoft Windows Photo Viewer",
+        ),
+        (
+            {**TAKEN, TIME_WRITTEN: "2016:06:23 19:24:38"},
+            {},
+            "an unknown program at 2016-06-23 19:24:38",
+        ),
+        # two time zones
+        ({**TAKEN, TIME_WRITTEN: "2016:06:23 18:32:44", SOFTWARE: "v01.23.4920     \0"}, {}, None),
+        (
+            {**TAKEN, TIME_WRITTEN: "2016:06:23 16:32:43", SOFTWARE: "10.00.12.07"},
+            {"CreatorTool": "DJI"},
+            None,
+        ),
     ],
 )
 def test_a_photograph_that_a_viewer_wrote_again_and_may_have_turned_has_no_direction(
@@ -228,7 +301,9 @@ def test_a_photograph_that_a_viewer_wrote_again_and_may_have_turned_has_no_direc
     block.update({tag: exif[tag] for tag in (SOFTWARE, TIME_WRITTEN) if tag in exif})
     packet = xmp_of({**DJI, **fields})
     for _ in fields:
-        packet = packet.replace(b"drone-dji:CreatorTool", b'xmlns:x="http://ns.adobe.com/xap/1.0/" x:CreatorTool')
+        packet = packet.replace(
+            b"drone-dji:CreatorTool", b'xmlns:x="http://ns.adobe.com/xap/1.0/" x:CreatorTool'
+        )
     photo = read_metadata(write_photo(tmp_path / "a.jpg", exif=block, xmp=packet))
     assert photo.position == HOME
     if program is None:
@@ -239,10 +314,16 @@ def test_a_photograph_that_a_viewer_wrote_again_and_may_have_turned_has_no_direc
 
 @pytest.mark.parametrize("flight", [None, "+179.90", "+0.00"])
 @pytest.mark.parametrize("angles", [("+0.00", "+0.00", "+0.00"), ("0", "-0.00", "0.0")])
-def test_gimbal_angles_that_are_all_zero_are_no_direction(angles: tuple[str, ...], flight: str | None) -> None:
+def test_gimbal_angles_that_are_all_zero_are_no_direction(
+    angles: tuple[str, ...], flight: str | None
+) -> None:
     photo = metadata(**dict(zip(GIMBAL_FIELDS, angles, strict=True)), FlightYawDegree=flight)  # type: ignore[arg-type]
     found = located(photo)
-    assert (found["position_kind"], found["bearing_deg"], found["ground_latitude"]) == ("camera", None, None)
+    assert (found["position_kind"], found["bearing_deg"], found["ground_latitude"]) == (
+        "camera",
+        None,
+        None,
+    )
     assert "are all 0" in found["reason"]
     assert view_of(photo, {"file": "a.jpg", "width": 600, "height": 400, "detections": []}) is None
     north = metadata(GimbalYawDegree="0", GimbalRollDegree="0", FlightYawDegree=flight)
@@ -270,15 +351,23 @@ def test_a_shrunk_photograph_that_kept_its_metadata_has_the_shrunk_focal_length(
 def test_a_photograph_cropped_to_another_shape_has_the_focal_length_of_its_whole_sensor(
     size: tuple[int, int], focal_mm: float | None, equivalent_mm: int, focal_px: float
 ) -> None:
-    photo = PhotoMetadata(*size, exif={FOCAL_LENGTH_MM: focal_mm, FOCAL_LENGTH_35_MM: equivalent_mm})
+    photo = PhotoMetadata(
+        *size, exif={FOCAL_LENGTH_MM: focal_mm, FOCAL_LENGTH_35_MM: equivalent_mm}
+    )
     assert photo.focal_px == pytest.approx((focal_px, 0.03 * focal_px), rel=1e-3)
 
 
 @pytest.mark.parametrize(
     ("tags", "reason"),
-    [({DIGITAL_ZOOM: 2.0}, "digital zoom"), ({0xA405: 60}, "contradict each other"), ({0xA405: 31}, None)],
+    [
+        ({DIGITAL_ZOOM: 2.0}, "digital zoom"),
+        ({0xA405: 60}, "contradict each other"),
+        ({0xA405: 31}, None),
+    ],
 )
-def test_zoom_and_contradicting_focal_lengths_leave_the_direction_unknown(tags: dict[int, Any], reason: str) -> None:
+def test_zoom_and_contradicting_focal_lengths_leave_the_direction_unknown(
+    tags: dict[int, Any], reason: str
+) -> None:
     problem = PhotoMetadata(600, 400, exif=tags, dji=DJI).direction_problem
     assert problem is None if reason is None else reason in str(problem)
 
@@ -287,7 +376,9 @@ def test_zoom_and_contradicting_focal_lengths_leave_the_direction_unknown(tags: 
 def test_pixels_are_those_of_the_stored_frame_in_each_orientation_and_when_decoded_smaller(
     orientation: int, tmp_path: Path
 ) -> None:
-    """The gimbal's angles hold for the frame as stored, detections are found in the upright, shrunk picture."""
+    """The gimbal's angles hold for the frame as stored, detections are found in the upright, shrunk
+    picture.
+    """
     stored = np.zeros((400, 600, 3), np.uint8)
     stored[80:112, 440:488] = 255  # centre (464, 96)
     file = write_photo(tmp_path / "a.jpg", stored, exif=exif_of(orientation=orientation))
@@ -306,11 +397,17 @@ LENS = "2018-09-04;500.0,505.0,6.0,-4.0,-0.42,0.2,0.001,-0.002,-0.05"
 
 @pytest.mark.parametrize("size", [(600, 400), (300, 200)])
 @pytest.mark.parametrize("flag", ["0", "1"])
-def test_a_point_far_from_the_middle_is_where_djis_lens_data_say(size: tuple[int, int], flag: str) -> None:
-    """OpenCV projects points of the ground; DewarpFlag 1 says that the drone has corrected the photograph."""
+def test_a_point_far_from_the_middle_is_where_djis_lens_data_say(
+    size: tuple[int, int], flag: str
+) -> None:
+    """OpenCV projects points of the ground; DewarpFlag 1 says that the drone has corrected the
+    photograph.
+    """
     ground = np.array([[0.5, -0.3, 1.0], [-0.55, 0.35, 1.0], [0.01, 0.02, 1.0]])
     camera = np.array([[500.0, 0, 306], [0, 505.0, 196], [0, 0, 1]])
-    bent = cv2.projectPoints(ground, np.zeros(3), np.zeros(3), camera, np.array([-0.42, 0.2, 0.001, -0.002, -0.05]))[0]
+    bent = cv2.projectPoints(
+        ground, np.zeros(3), np.zeros(3), camera, np.array([-0.42, 0.2, 0.001, -0.002, -0.05])
+    )[0]
     photo = metadata(size=size, DewarpData=LENS, DewarpFlag=flag)
     found = stored_pixels(bent[:, 0] * size[0] / 600, *size, photo) * 600 / size[0]
     straight = 500 * ground[:, :2] + (300, 200)
@@ -319,7 +416,15 @@ def test_a_point_far_from_the_middle_is_where_djis_lens_data_say(size: tuple[int
 
 
 @pytest.mark.parametrize(
-    "data", ["", "2018", LENS[:-6], LENS.replace("500.0", "0"), LENS.replace("0.42", "90"), "x;" + "9," * 9]
+    "data",
+    [
+        "",
+        "2018",
+        LENS[:-6],
+        LENS.replace("500.0", "0"),
+        LENS.replace("0.42", "90"),
+        "x;" + "9," * 9,
+    ],
 )
 def test_damaged_lens_data_move_no_point_out_of_the_world(data: str) -> None:
     corners = np.array([[0.0, 0], [600, 400], [300, 200]])
@@ -327,7 +432,7 @@ def test_damaged_lens_data_move_no_point_out_of_the_world(data: str) -> None:
     assert np.abs(found - corners).max() < 600
 
 
-# --- The XMP reader on what drones write and on what attackers write -------------------------------------------------
+# --- The XMP reader on what drones write and on what attackers write ------------------------------
 
 
 LONG = {"SelfData": "x" * 5000, "RtkFlag": "50"}
@@ -335,24 +440,36 @@ LONG = {"SelfData": "x" * 5000, "RtkFlag": "50"}
 
 @pytest.mark.parametrize("as_elements", [False, True])
 @pytest.mark.parametrize(
-    ("fields", "namespace", "expected"), [(DJI, "dji", DJI), (DJI, "other", {}), (LONG, "dji", {"RtkFlag": "50"})]
+    ("fields", "namespace", "expected"),
+    [(DJI, "dji", DJI), (DJI, "other", {}), (LONG, "dji", {"RtkFlag": "50"})],
 )
 def test_djis_short_fields_are_read_from_attributes_and_elements(
     fields: dict[str, str], namespace: str, expected: dict[str, str], as_elements: bool
 ) -> None:
-    elements = "".join(f"<drone-dji:{name}>{value}</drone-dji:{name}>" for name, value in fields.items())
-    data = xmp_of({}).replace(b"></rdf", f">{elements}</rdf".encode(), 1) if as_elements else xmp_of(fields)
+    elements = "".join(
+        f"<drone-dji:{name}>{value}</drone-dji:{name}>" for name, value in fields.items()
+    )
+    data = (
+        xmp_of({}).replace(b"></rdf", f">{elements}</rdf".encode(), 1)
+        if as_elements
+        else xmp_of(fields)
+    )
     data = data.replace(b"www.dji", f"www.{namespace}".encode())
     assert read_dji_fields(data + b"\0\0 \n") == expected
 
 
-@pytest.mark.parametrize("name", ["http://www.dji.com/drone-dji/1.0/", "http://www.dji.com/", "http://www.dji.com"])
+@pytest.mark.parametrize(
+    "name", ["http://www.dji.com/drone-dji/1.0/", "http://www.dji.com/", "http://www.dji.com"]
+)
 def test_a_packet_with_djis_namespace_declared_twice_or_short_is_read(name: str) -> None:
     data = xmp_of(DJI).replace(b"drone-dji:", b"DJI:").replace(b":drone-dji=", b":DJI=")
     data = data.replace(b"http://www.dji.com/drone-dji/1.0/", name.encode())
     twice = f'<rdf:Description xmlns:DJI="{name}"'.encode()
     assert read_dji_fields(data.replace(b"<rdf:Description", twice)) == DJI
-    assert read_dji_fields(data.replace(b'="500.00"', b'="500.00" DJI:CalibratedFocalLength="7"')) == DJI
+    assert (
+        read_dji_fields(data.replace(b'="500.00"', b'="500.00" DJI:CalibratedFocalLength="7"'))
+        == DJI
+    )
 
 
 def entities(secret: Path) -> dict[str, str]:
@@ -371,7 +488,9 @@ def test_a_document_type_is_refused_whatever_it_declares(kind: str, tmp_path: Pa
     secret.write_text("5")
     for value in ("&l9;", "&e;", "5"):
         with pytest.raises(XmpError, match="DOCTYPE"):
-            read_dji_fields(xmp_of({"RtkFlag": value}).replace(b"<x:", entities(secret)[kind].encode() + b"<x:"))
+            read_dji_fields(
+                xmp_of({"RtkFlag": value}).replace(b"<x:", entities(secret)[kind].encode() + b"<x:")
+            )
 
 
 @pytest.mark.parametrize(

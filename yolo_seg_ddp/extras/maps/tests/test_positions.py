@@ -1,4 +1,6 @@
-"""`python -m yolo_seg_ddp maps` on photographs with a drone's metadata, predicted by a stand-in for the network."""
+"""`python -m yolo_seg_ddp maps` on photographs with a drone's metadata, predicted by a stand-in for
+the network.
+"""
 
 import csv
 import json
@@ -34,7 +36,9 @@ def picture(*corners: tuple[int, int]) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Seven files: four with findings, one whose XMP is hostile, one without metadata, one that is no photograph."""
+    """Seven files: four with findings, one whose XMP is hostile, one without metadata, one that is
+    no photograph.
+    """
     folder = tmp_path_factory.mktemp("flight")
     down, oblique = dji(**CENTRE), dji(GimbalPitchDegree="-45", GimbalYawDegree="90", **CENTRE)
     turned = {**down, "CalibratedOpticalCenterX": "250.0", "CalibratedOpticalCenterY": "350.0"}
@@ -42,7 +46,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_photo(folder / "a down.jpg", two, exif=exif_of(), xmp=xmp_of(down))
     write_photo(folder / "b.jpg", picture((330, 220)), exif=exif_of(), xmp=xmp_of(oblique))
     (folder / "c.jpg").write_bytes(b"no photograph")
-    write_photo(folder / "d turned.jpg", np.rot90(two), exif=exif_of(orientation=6), xmp=xmp_of(turned))
+    write_photo(
+        folder / "d turned.jpg", np.rot90(two), exif=exif_of(orientation=6), xmp=xmp_of(turned)
+    )
     hostile = xmp_of(down).replace(b"<x:", HOSTILE.encode() + b"<x:")
     write_photo(folder / "e.jpg", two, exif=exif_of(GPS), xmp=hostile)
     level = {**oblique, "GimbalPitchDegree": "-3"}
@@ -58,7 +64,9 @@ def poles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, east in enumerate((50, 90)):
         latitude, longitude = moved(*HOME, np.array([0.0, east]))
         point = {"type": "Point", "coordinates": [longitude, latitude]}
-        features.append({"type": "Feature", "geometry": point, "properties": {"pole_id": f"=P{number}"}})
+        features.append(
+            {"type": "Feature", "geometry": point, "properties": {"pole_id": f"=P{number}"}}
+        )
     file = tmp_path_factory.mktemp("assets") / "poles.geojson"
     file.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
     return file
@@ -75,7 +83,9 @@ def output(photos: Path, poles: Path, tmp_path_factory: pytest.TempPathFactory) 
 def test_each_finding_is_at_its_asset_on_the_ground_at_the_camera_or_nowhere(output: Path) -> None:
     text = (output / "detections.geojson").read_bytes()
     collection: FeatureCollection[Any] = FeatureCollection.model_validate_json(text)
-    found = [feature.properties for feature in collection.features if feature.properties is not None]
+    found = [
+        feature.properties for feature in collection.features if feature.properties is not None
+    ]
     place = [(Path(item["photograph"]).name, item["position_kind"]) for item in found]
     assert place == [
         *[("a down.jpg", "ground")] * 2,
@@ -85,18 +95,23 @@ def test_each_finding_is_at_its_asset_on_the_ground_at_the_camera_or_nowhere(out
         ("f.jpg", "asset"),
         ("g.png", None),
     ]
-    by_name = {name: [item for item in found if item["photograph"].endswith(name)] for name, _ in place}
+    by_name = {
+        name: [item for item in found if item["photograph"].endswith(name)] for name, _ in place
+    }
     assert [item["asset_id"] for item in by_name["b.jpg"] + by_name["f.jpg"]] == ["=P0", "=P0"]
     assert by_name["b.jpg"][0]["ground_sigma_m"] > 7
     assert by_name["f.jpg"][0]["reason"] == "gimbal pitch above -15 degrees"
     assert "DOCTYPE" in by_name["e.jpg"][0]["reason"]
-    # 20 m north, 25 m east of the camera's centre, at 500 px focal length and 50 m height: 10 px are 1 m.
+    # 20 m north, 25 m east of the camera's centre, at 500 px focal length and 50 m height: 10 px
+    # are 1 m.
     distances = sorted(item["distance_m"] for item in by_name["a down.jpg"])
     assert distances == pytest.approx([20, 27], abs=0.3)
 
 
 def test_turning_a_photograph_in_its_file_moves_no_finding(output: Path) -> None:
-    """`d turned.jpg` is stored turned, so its camera is turned too; shown upright it is the picture of `a down.jpg`."""
+    """`d turned.jpg` is stored turned, so its camera is turned too; shown upright it is the picture
+    of `a down.jpg`.
+    """
     features = json.loads((output / "detections.geojson").read_text())["features"]
     places = {"a": [], "d": []}  # type: dict[str, list[list[float]]]
     for item in features:
@@ -107,7 +122,9 @@ def test_turning_a_photograph_in_its_file_moves_no_finding(output: Path) -> None
             places[name].append(metres.tolist())
     east, north = np.array(sorted(places["a"])).T
     # Stored pixels of `d` are those of `a` turned by 90 degrees against the clock.
-    assert np.array(sorted(places["d"])) == pytest.approx(np.array(sorted(zip(-north, east, strict=True))), abs=0.4)
+    assert np.array(sorted(places["d"])) == pytest.approx(
+        np.array(sorted(zip(-north, east, strict=True))), abs=0.4
+    )
 
 
 def test_the_work_list_links_thumbnails_and_pictures_and_escapes_asset_ids(output: Path) -> None:
@@ -141,10 +158,26 @@ def test_the_run_says_what_is_on_the_map_and_why_not(
         ("poles.geojson", "{}", r"poles.geojson: not a GeoJSON FeatureCollection"),
         ("poles.geojson", "[" * 100_000, r"poles.geojson: .*nested too deeply"),
         ("about.json", '{"model": "x.pt"}', r"about.json: lacks 'classes'; run inference.py again"),
-        ("about.json", None, r"about.json: no such file; name the --output of inference.py, run with this version"),
-        ("predictions.json", '[\n{"file": "a.jpg"}\n]\n', r"predictions.json:2: no detections; run inference.py again"),
-        ("predictions.json", None, r"predictions.json: no such file; name the --output of inference.py"),
-        ("photograph", None, r"b.jpg: .*; the map needs the photographs where inference.py found them"),
+        (
+            "about.json",
+            None,
+            r"about.json: no such file; name the --output of inference.py, run with this version",
+        ),
+        (
+            "predictions.json",
+            '[\n{"file": "a.jpg"}\n]\n',
+            r"predictions.json:2: no detections; run inference.py again",
+        ),
+        (
+            "predictions.json",
+            None,
+            r"predictions.json: no such file; name the --output of inference.py",
+        ),
+        (
+            "photograph",
+            None,
+            r"b.jpg: .*; the map needs the photographs where inference.py found them",
+        ),
     ],
 )
 def test_a_damaged_or_missing_file_is_named_and_nothing_is_written(

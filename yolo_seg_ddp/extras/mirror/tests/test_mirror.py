@@ -1,4 +1,6 @@
-"""The copy of a run's folder in an object storage: complete, in an order that can always be resumed, and harmless."""
+"""The copy of a run's folder in an object storage: complete, in an order that can always be
+resumed, and harmless.
+"""
 
 import os
 import re
@@ -55,7 +57,9 @@ class Run:
         for name in ("last.pt", "best.pt"):
             (self.folder / "new").write_bytes(b"weights %d" % step)
             os.replace(self.folder / "new", self.folder / name)
-        save_checkpoint(self.folder / "checkpoint", step, {"step": torch.tensor(step)}, manifest={"epoch": step})
+        save_checkpoint(
+            self.folder / "checkpoint", step, {"step": torch.tensor(step)}, manifest={"epoch": step}
+        )
 
 
 @pytest.fixture
@@ -85,7 +89,9 @@ def is_copied(server: S3Server, step: int) -> bool:
     return f"mine/run/checkpoint/step-{step:08d}/manifest.json" in server.names()
 
 
-def test_each_save_is_copied_and_an_older_checkpoint_goes_when_the_new_one_is_there(server: S3Server, run: Run) -> None:
+def test_each_save_is_copied_and_an_older_checkpoint_goes_when_the_new_one_is_there(
+    server: S3Server, run: Run
+) -> None:
     with mirror.Mirror(run.folder, ADDRESS, resumes=False):
         for step in (1, 2, 3):
             server.requests.clear()
@@ -95,8 +101,15 @@ def test_each_save_is_copied_and_an_older_checkpoint_goes_when_the_new_one_is_th
     assert copies_in(server) == files_of(run.folder)
     kinds = [f"{method} {Path(path).name}" for method, path in map(str.split, server.requests)]
     state, manifest = kinds.index("PUT state.pt"), kinds.index("PUT manifest.json")
-    removed = next(number for number, kind in enumerate(kinds) if kind.startswith(("DELETE", "POST")))
-    assert max(kinds.index(f"PUT {name}") for name in ("best.pt", "metrics.jsonl")) < state < manifest < removed
+    removed = next(
+        number for number, kind in enumerate(kinds) if kind.startswith(("DELETE", "POST"))
+    )
+    assert (
+        max(kinds.index(f"PUT {name}") for name in ("best.pt", "metrics.jsonl"))
+        < state
+        < manifest
+        < removed
+    )
 
 
 def test_a_copy_that_breaks_at_any_request_leaves_a_checkpoint_that_can_be_resumed(
@@ -206,7 +219,9 @@ def test_a_copy_slower_than_the_saves_goes_on_with_the_newest_and_warns_of_nothi
     assert capfd.readouterr().err == ""
 
 
-def test_a_new_run_sets_the_copy_of_an_earlier_one_aside(server: S3Server, run: Run, tmp_path: Path) -> None:
+def test_a_new_run_sets_the_copy_of_an_earlier_one_aside(
+    server: S3Server, run: Run, tmp_path: Path
+) -> None:
     for step in (7, 2):
         with mirror.Mirror(run.folder, ADDRESS, resumes=False):
             run.save(step)
@@ -254,9 +269,15 @@ def test_a_storage_that_cannot_be_asked_for_a_lost_run_is_an_error(
 def test_a_folder_with_a_checkpoint_is_left_as_it_is(server: S3Server, run: Run) -> None:
     run.save(1)
     before = files_of(run.folder)
-    server.put({"mine/run/checkpoint/step-00000009/manifest.json": b"{}", "mine/run/config.yaml": b"other: 1"})
+    server.put(
+        {
+            "mine/run/checkpoint/step-00000009/manifest.json": b"{}",
+            "mine/run/config.yaml": b"other: 1",
+        }
+    )
     mirror.fetch_lost_run(run.folder, ADDRESS, print)
     assert files_of(run.folder) == before
     assert server.requests[1:] == [
-        f"PUT /{BUCKET}/mine/run/{name}" for name in ("checkpoint/step-00000009/manifest.json", "config.yaml")
+        f"PUT /{BUCKET}/mine/run/{name}"
+        for name in ("checkpoint/step-00000009/manifest.json", "config.yaml")
     ]

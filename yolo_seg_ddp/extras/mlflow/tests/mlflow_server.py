@@ -1,4 +1,6 @@
-"""A local HTTP server with the part of MLflow's REST API that the project uses, and faults on demand."""
+"""A local HTTP server with the part of MLflow's REST API that the project uses, and faults on
+demand.
+"""
 
 import json
 import re
@@ -12,9 +14,11 @@ from tests.support.local_server import LocalServer
 
 
 class FakeMlflow(LocalServer):
-    """Serves `runs` under `root` while it is a context manager. It keeps duplicates of metrics, which MLflow would drop.
+    """Serves `runs` under `root` while it is a context manager. It keeps duplicates of metrics,
+    which MLflow would drop.
 
-    `after` are faults that follow a request which took effect; each writes the answer by itself. `always` replaces every answer.
+    `after` are faults that follow a request which took effect; each writes the answer by itself.
+    `always` replaces every answer.
     """
 
     def __init__(self, artifact_root: str = "mlflow-artifacts:/") -> None:
@@ -23,42 +27,65 @@ class FakeMlflow(LocalServer):
         self.runs: list[dict[str, Any]] = []
         self.files: dict[str, bytes] = {}  # by their name without folders
         self.authorizations: list[str | None] = []  # one a request
-        self.after: dict[str, Callable[[_Handler], None]] = {}  # by the request's last word; used once
+        # by the request's last word; used once
+        self.after: dict[str, Callable[[_Handler], None]] = {}
         self.always: Callable[[_Handler], None] | None = None
         super().__init__(_Handler)
 
     def metrics(self, number: int = 0) -> list[tuple[int, str, float]]:
-        """Return (step, name, value) of everything that was logged to a run, duplicates included, in order."""
-        return sorted((metric["step"], metric["key"], metric["value"]) for metric in self.runs[number]["metrics"])
+        """Return (step, name, value) of everything that was logged to a run, duplicates included,
+        in order.
+        """
+        return sorted(
+            (metric["step"], metric["key"], metric["value"])
+            for metric in self.runs[number]["metrics"]
+        )
 
     def do(self, method: str, content: dict[str, Any]) -> dict[str, Any] | None:
         """Carry out a request of the API; None: what it asks for does not exist."""
         run = self.runs[int(content["run_id"])] if "run_id" in content else {}
         match method:
             case "experiments/get-by-name" if content["experiment_name"] in self.experiments:
-                return {"experiment": {"experiment_id": str(self.experiments.index(content["experiment_name"]))}}
+                return {
+                    "experiment": {
+                        "experiment_id": str(self.experiments.index(content["experiment_name"]))
+                    }
+                }
             case "experiments/create":
                 self.experiments.append(content["name"])
                 return {"experiment_id": str(len(self.experiments) - 1)}
             case "runs/create":
                 run_id = str(len(self.runs))
-                self.runs.append({**content, "id": run_id, "status": "RUNNING", "params": {}, "metrics": []})
+                self.runs.append(
+                    {**content, "id": run_id, "status": "RUNNING", "params": {}, "metrics": []}
+                )
                 return {"run": self.shown(self.runs[-1])}
             case "runs/get":
                 return {"run": self.shown(run)}
             case "runs/search":
                 _, key, _ = content["filter"].split("'")
                 places = content["experiment_ids"]
-                return {"runs": [self.shown(run) for run in self.runs if self.has(run, key, places)]}
+                return {
+                    "runs": [self.shown(run) for run in self.runs if self.has(run, key, places)]
+                }
             case "metrics/get-history":
-                return {"metrics": [metric for metric in run["metrics"] if metric["key"] == content["metric_key"]]}
+                return {
+                    "metrics": [
+                        metric
+                        for metric in run["metrics"]
+                        if metric["key"] == content["metric_key"]
+                    ]
+                }
             case "runs/update":
                 run.update(content)
                 return {"run_info": {}}
             case "runs/log-batch":
                 metrics, params = content.get("metrics", []), content.get("params", [])
                 assert max(len(metrics) / 10, len(params)) <= 100, "MLflow's limits"
-                assert all(run["params"].setdefault(one["key"], one["value"]) == one["value"] for one in params)
+                assert all(
+                    run["params"].setdefault(one["key"], one["value"]) == one["value"]
+                    for one in params
+                )
                 run["metrics"] += metrics
                 return {}
         return None
@@ -68,9 +95,16 @@ class FakeMlflow(LocalServer):
         return is_there and {"key": "run_folder_key", "value": key} in run["tags"]
 
     def shown(self, run: dict[str, Any]) -> dict[str, Any]:
-        facts = {"run_id": run["id"], "experiment_id": run["experiment_id"], "status": run["status"]}
+        facts = {
+            "run_id": run["id"],
+            "experiment_id": run["experiment_id"],
+            "status": run["status"],
+        }
         params = [{"key": key, "value": value} for key, value in run["params"].items()]
-        return {"info": {**facts, "artifact_uri": f"{self.artifact_root}{run['id']}"}, "data": {"params": params}}
+        return {
+            "info": {**facts, "artifact_uri": f"{self.artifact_root}{run['id']}"},
+            "data": {"params": params},
+        }
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -94,7 +128,8 @@ class _Handler(BaseHTTPRequestHandler):
             answer = server.do(re.sub("^/api/2.0/mlflow/", "", address.path), content)
         missing = {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": self.path}
         reply_as_usual = reply(
-            200 if answer is not None else 404, json.dumps(missing if answer is None else answer).encode()
+            200 if answer is not None else 404,
+            json.dumps(missing if answer is None else answer).encode(),
         )
         return server.after.pop(name, reply_as_usual)(self)
 

@@ -1,4 +1,6 @@
-"""Trainings of two ranks beside a real MLflow server, which has its own process and an SQLite database."""
+"""Trainings of two ranks beside a real MLflow server, which has its own process and an SQLite
+database.
+"""
 
 import os
 import signal
@@ -23,7 +25,8 @@ from yolo_seg_ddp.run.records import read_status
 MLFLOW = os.environ.get("MLFLOW_SERVER")  # mlflow-skinny's own command has no server
 EPOCHS = 10  # of about a second: the server has the first ones before the last begins
 FLAGS = (
-    "--model yolov8n-seg.yaml --img-size 64 --batch-size 2 --seed 3 --num-workers 0 --cache none --no-tensorboard "
+    "--model yolov8n-seg.yaml --img-size 64 --batch-size 2 --seed 3 --num-workers 0 --cache none "
+    "--no-tensorboard "
     f"--val-pictures-every 0 --amp off --epochs {EPOCHS}"
 ).split()
 pytestmark = pytest.mark.skipif(
@@ -51,14 +54,23 @@ class Server:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     port, files, database = free_port(), tmp_path / "files", tmp_path / "mlflow.db"
-    command = [str(MLFLOW), "server", "--backend-store-uri", f"sqlite:///{database}", "--port", str(port)]
+    command = [
+        str(MLFLOW),
+        "server",
+        "--backend-store-uri",
+        f"sqlite:///{database}",
+        "--port",
+        str(port),
+    ]
     command += ["--artifacts-destination", str(files), "--workers", "1"]
     with patch.dict(os.environ, SETTINGS):
         from mlflow import MlflowClient
 
         client = MlflowClient(f"http://127.0.0.1:{port}")
         with (tmp_path / "server.log").open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=tmp_path, start_new_session=True
+            )
         running = Server(f"http://127.0.0.1:{port}", files, client)
         try:
             wait_until(running.answers, timeout_s=180)
@@ -84,7 +96,10 @@ def test_a_training_killed_and_resumed_is_one_run_that_equals_its_metrics_jsonl(
     with log.open("wb") as file:
         words = [sys.executable, *command[1:]]
         training = subprocess.Popen(words, cwd=PROJECT, env=environment, stdout=file, stderr=file)
-    wait_until(lambda: any(one.data.metrics for one in server.runs()) or training.poll() is not None, timeout_s=200)
+    wait_until(
+        lambda: any(one.data.metrics for one in server.runs()) or training.poll() is not None,
+        timeout_s=200,
+    )
     os.kill(read_status(run)["pid"], signal.SIGKILL)
     assert training.wait(timeout=60) == 1, log.read_text()[-3000:]
     assert [found.info.status for found in server.runs()] == ["RUNNING"]
@@ -94,9 +109,16 @@ def test_a_training_killed_and_resumed_is_one_run_that_equals_its_metrics_jsonl(
     assert f"MLflow: {server.url}/#/experiments/0/runs/{run_id}" in said
     assert found.info.status == "FINISHED"
     histories = [server.client.get_metric_history(run_id, name) for name in found.data.metrics]
-    accepted = sorted((metric.step, metric.key, metric.value) for history in histories for metric in history)
+    accepted = sorted(
+        (metric.step, metric.key, metric.value) for history in histories for metric in history
+    )
     assert accepted == recorded(run)
     assert {step for step, _, _ in recorded(run)} == set(range(1, EPOCHS + 1))
-    assert (found.data.params["epochs"], found.data.params["model"]) == (str(EPOCHS), "yolov8n-seg.yaml")
+    assert (found.data.params["epochs"], found.data.params["model"]) == (
+        str(EPOCHS),
+        "yolov8n-seg.yaml",
+    )
     for name in ("best.pt", "config.yaml", "results.csv", "metrics.jsonl", "results.png"):
-        assert (server.files / "0" / run_id / "artifacts" / name).read_bytes() == (run / name).read_bytes()
+        assert (server.files / "0" / run_id / "artifacts" / name).read_bytes() == (
+            run / name
+        ).read_bytes()

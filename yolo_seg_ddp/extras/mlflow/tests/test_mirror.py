@@ -1,4 +1,6 @@
-"""The mirror of a run's folder on an MLflow server: complete, without duplicates, and harmless when the server is not."""
+"""The mirror of a run's folder on an MLflow server: complete, without duplicates, and harmless when
+the server is not.
+"""
 
 import json
 import os
@@ -49,14 +51,18 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir(parents=True)
-        (path / "config.yaml").write_text("# torch: 2.11\n# git_revision: abc\nepochs: 3\nlr: 0.1\n")
+        (path / "config.yaml").write_text(
+            "# torch: 2.11\n# git_revision: abc\nepochs: 3\nlr: 0.1\n"
+        )
         write_status(path, RUNNING)
 
     def epoch(self, number: int, is_saved: bool = True, loss: float = 0.5) -> None:
         values = {"train_loss": loss, "mask_map50": None, "note": "text"}
         with (self.path / "metrics.jsonl").open("a") as file:
             for record in ({"kind": "batch", "time_s": time.time()}, {"kind": "epoch", **values}):
-                file.write(json.dumps({**record, "epoch": number, "global_step": 2 * number}) + "\n")
+                file.write(
+                    json.dumps({**record, "epoch": number, "global_step": 2 * number}) + "\n"
+                )
         (self.path / "best.pt").write_bytes(b"weights %d" % number)
         if is_saved:
             checkpoint = self.path / "checkpoint" / f"step-{2 * number:08d}"
@@ -78,7 +84,9 @@ class Folder:
 def recorded(folder: Path) -> list[tuple[int, str, float]]:
     """Return (epoch, name, value) of every number in metrics.jsonl."""
     rows = [(record["epoch"], item) for record in read_epochs(folder) for item in record.items()]
-    return sorted((step, name, value) for step, (name, value) in rows if isinstance(value, int | float))
+    return sorted(
+        (step, name, value) for step, (name, value) in rows if isinstance(value, int | float)
+    )
 
 
 @pytest.fixture
@@ -86,23 +94,35 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("state", "status"), [(FINISHED, "FINISHED"), (STOPPED, "KILLED"), (FAILED, "FAILED")])
+@pytest.mark.parametrize(
+    ("state", "status"), [(FINISHED, "FINISHED"), (STOPPED, "KILLED"), (FAILED, "FAILED")]
+)
 def test_a_run_is_on_the_server_with_options_metrics_files_and_status(
     server: FakeMlflow, folder: Folder, capsys: pytest.CaptureFixture[str], state: str, status: str
 ) -> None:
     os.environ.update(MLFLOW_EXPERIMENT_NAME="wires", MLFLOW_RUN_NAME="first")
-    os.environ.update(MLFLOW_TRACKING_USERNAME="me", MLFLOW_TRACKING_PASSWORD="pw", MLFLOW_TRACKING_TOKEN=TOKEN)
+    os.environ.update(
+        MLFLOW_TRACKING_USERNAME="me", MLFLOW_TRACKING_PASSWORD="pw", MLFLOW_TRACKING_TOKEN=TOKEN
+    )
     with mlflow.Mirror(folder.path, server.root):
         folder.epoch(1)
-        wait_until(lambda: server.runs and server.metrics() == recorded(folder.path) and server.files)
+        wait_until(
+            lambda: server.runs and server.metrics() == recorded(folder.path) and server.files
+        )
         assert (server.runs[0]["status"], server.files) == ("RUNNING", {"best.pt": b"weights 1"})
         folder.epoch(2)
         write_status(folder.path, state)
     (run,) = server.runs
     assert set(server.authorizations) == {"Basic bWU6cHc="}
     assert server.metrics() == recorded(folder.path)
-    assert len(server.metrics()) == 2 * 3, "epoch, global_step and loss; null and text are no numbers"
-    assert (run["params"], run["run_name"], run["status"]) == ({"epochs": "3", "lr": "0.1"}, "first", status)
+    assert len(server.metrics()) == 2 * 3, (
+        "epoch, global_step and loss; null and text are no numbers"
+    )
+    assert (run["params"], run["run_name"], run["status"]) == (
+        {"epochs": "3", "lr": "0.1"},
+        "first",
+        status,
+    )
     assert server.experiments[int(run["experiment_id"])] == "wires"
     tags = {tag["key"]: tag["value"] for tag in run["tags"]}
     assert (tags["torch"], tags["mlflow.source.git.commit"]) == ("2.11", "abc")
@@ -122,14 +142,18 @@ def test_an_epoch_that_a_run_repeats_after_its_checkpoint_is_sent_once(
         os.environ["MLFLOW_EXPERIMENT_NAME"] = "another"
         (folder.path / "config.yaml").write_text("epochs: 30\nworkers: 2\n")
     with mlflow.Mirror(folder.path, server.root):
-        wait_until(lambda: server.runs and server.metrics() and server.runs[0]["status"] == "RUNNING")
+        wait_until(
+            lambda: server.runs and server.metrics() and server.runs[0]["status"] == "RUNNING"
+        )
         assert {step for step, _, _ in server.metrics()} == {1}
         folder.drop_after(1)
         folder.epoch(2, loss=8.0)
         write_status(folder.path, FINISHED)
     assert (len(server.runs), server.metrics()) == (1, recorded(folder.path))
     assert server.runs[0]["status"] == "FINISHED"
-    assert server.runs[0]["params"] == {"epochs": "3", "lr": "0.1"} | ({"workers": "2"} if is_resumed else {})
+    assert server.runs[0]["params"] == {"epochs": "3", "lr": "0.1"} | (
+        {"workers": "2"} if is_resumed else {}
+    )
     assert capsys.readouterr().err == ""
 
 
@@ -141,7 +165,9 @@ def test_a_request_whose_answer_is_lost_is_not_done_twice(
     server.after[request_name] = hang_up
     folder.send(server, RUNNING)  # as if the process had been killed then
     note_file = folder.path / "mlflow.json"  # notes of an older version name no experiment
-    note_file.write_text(json.dumps({**json.loads(note_file.read_text()), "experiment_id": None, "run_id": "0"}))
+    note_file.write_text(
+        json.dumps({**json.loads(note_file.read_text()), "experiment_id": None, "run_id": "0"})
+    )
     folder.send(server)
     assert (len(server.runs), server.metrics()) == (1, recorded(folder.path))
 
@@ -160,7 +186,9 @@ def test_what_a_dead_server_missed_is_sent_when_it_answers_or_by_the_same_comman
         first, *more = capsys.readouterr().err.splitlines()
         assert first.startswith("WARNING: MLflow: ")
         assert first.endswith("; training continues, and the rest is sent when this works")
-        assert [line[-42:] for line in more] == ["; the same training command sends the rest"] * (number == 1)
+        assert [line[-42:] for line in more] == ["; the same training command sends the rest"] * (
+            number == 1
+        )
     assert server.metrics() == recorded(folder.path)
 
 
@@ -185,12 +213,17 @@ def test_what_contradicts_its_run_a_deleted_run_and_another_server_get_new_runs(
 @pytest.mark.parametrize(
     "root", ["file:///srv/mlruns/", "s3://bucket/", "mlflow-artifacts://elsewhere:80/", "http://["]
 )
-def test_files_are_not_sent_to_another_place(folder: Folder, root: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_are_not_sent_to_another_place(
+    folder: Folder, root: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder.epoch(1)
     with FakeMlflow(root) as server:
         folder.send(server)
         assert (server.metrics(), server.files) == (recorded(folder.path), {})
-    assert capsys.readouterr() == (f"MLflow: {server.root}/#/experiments/0/runs/0 (without files: it keeps them elsewhere)\n", "")  # fmt: skip
+    assert capsys.readouterr() == (
+        f"MLflow: {server.root}/#/experiments/0/runs/0 (without files: it keeps them elsewhere)\n",
+        "",
+    )
 
 
 HOSTILE: dict[str, Callable[[Any], None]] = {
@@ -209,7 +242,9 @@ HOSTILE: dict[str, Callable[[Any], None]] = {
 def test_a_hostile_server_costs_two_short_lines_and_no_time(
     server: FakeMlflow, folder: Folder, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    os.environ.update(MLFLOW_TRACKING_USERNAME="me", MLFLOW_TRACKING_PASSWORD="", MLFLOW_TRACKING_TOKEN=TOKEN)
+    os.environ.update(
+        MLFLOW_TRACKING_USERNAME="me", MLFLOW_TRACKING_PASSWORD="", MLFLOW_TRACKING_TOKEN=TOKEN
+    )
     folder.epoch(1)
     server.always = HOSTILE[kind]
     with mlflow.Mirror(folder.path, server.root):
@@ -221,15 +256,25 @@ def test_a_hostile_server_costs_two_short_lines_and_no_time(
     said = capsys.readouterr()
     lines = said.err.splitlines()
     assert (len(lines), said.out) == (2, ""), lines
-    assert all(line.startswith("WARNING: MLflow") and line.isprintable() and len(line) < 500 for line in lines)
-    assert TOKEN not in said.err + "".join(file.read_text() for file in folder.path.rglob("*.json*"))
+    assert all(
+        line.startswith("WARNING: MLflow") and line.isprintable() and len(line) < 500
+        for line in lines
+    )
+    assert TOKEN not in said.err + "".join(
+        file.read_text() for file in folder.path.rglob("*.json*")
+    )
 
 
 SEND_AND_LIST_ADDRESSES = """
 import atexit, pathlib, socket, sys
 addresses, lookup, connect = set(), socket.getaddrinfo, socket.socket.connect
-socket.getaddrinfo = lambda host, *rest, **more: (addresses.add(str(host)), lookup(host, *rest, **more))[1]
-socket.socket.connect = lambda self, address: (addresses.add(str(address[0])), connect(self, address))[1]
+def get_address(host, *rest, **more):
+    addresses.add(str(host))
+    return lookup(host, *rest, **more)
+def connect_noted(self, address):
+    addresses.add(str(address[0]))
+    return connect(self, address)
+socket.getaddrinfo, socket.socket.connect = get_address, connect_noted
 from yolo_seg_ddp.extras.mlflow import sending as mlflow
 from yolo_seg_ddp.run.status import write_status
 with mlflow.Mirror(pathlib.Path(sys.argv[1]), sys.argv[2]):
@@ -239,19 +284,39 @@ print(sorted(addresses))
 """
 
 
-def test_no_other_address_than_the_server_s_is_looked_up_or_called(server: FakeMlflow, folder: Folder) -> None:
+def test_no_other_address_than_the_server_s_is_looked_up_or_called(
+    server: FakeMlflow, folder: Folder
+) -> None:
     folder.epoch(1)
     # MLflow itself sends no statistics where it sees a test or a build server.
     unset = {"PYTEST_CURRENT_TEST", "CI", *mlflow.SETTINGS}
     plain = {name: text for name, text in os.environ.items() if name not in unset}
     command = [sys.executable, "-c", SEND_AND_LIST_ADDRESSES, str(folder.path), server.root]
-    done = subprocess.run(command, env=plain, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        command, env=plain, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=True
+    )
     assert (done.stdout.splitlines()[-1], done.stderr) == ("['127.0.0.1']", "")
     assert server.metrics() == recorded(folder.path)
 
 
-@pytest.mark.parametrize("text", ["sqlite:///a.db", "127.0.0.1:5000", "https://", "https://h:x/", "https://[", "https://h/#/runs/0", "databricks", f"me:{TOKEN}@h", f"https://me:{TOKEN}@h/", f"https://h/?sig={TOKEN}"])  # fmt: skip
-def test_another_text_is_no_address(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sqlite:///a.db",
+        "127.0.0.1:5000",
+        "https://",
+        "https://h:x/",
+        "https://[",
+        "https://h/#/runs/0",
+        "databricks",
+        f"me:{TOKEN}@h",
+        f"https://me:{TOKEN}@h/",
+        f"https://h/?sig={TOKEN}",
+    ],
+)
+def test_another_text_is_no_address(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(UsageError, match=r"--mlflow .*: expected a server's address") as refused:
         mlflow.checked_uri(text, "--mlflow")
     os.environ["MLFLOW_TRACKING_URI"] = text
@@ -265,7 +330,9 @@ def test_a_broken_token_and_a_missing_package_are_refused(tmp_path: Path) -> Non
     os.environ["MLFLOW_TRACKING_URI"] = "https://example.org/mlflow/"
     assert isinstance(mlflow.mirror(tmp_path, None), mlflow.Mirror)
     assert not isinstance(mlflow.mirror(tmp_path, ""), mlflow.Mirror)
-    refused = pytest.raises(UsageError, match=r"--mlflow: .* pip install -r requirements-mlflow.txt")
+    refused = pytest.raises(
+        UsageError, match=r"--mlflow: .* pip install -r requirements-mlflow.txt"
+    )
     with patch("importlib.util.find_spec", lambda name: None), refused:
         mlflow.checked_uri("http://127.0.0.1", "--mlflow")
     os.environ["MLFLOW_TRACKING_TOKEN"] = f"{TOKEN}\n"

@@ -11,8 +11,12 @@ rasterio = pytest.importorskip("rasterio")  # requirements-geo.txt
 CRS, ORIGIN, PIXEL_M = "EPSG:32633", (500_000.0, 5_300_000.0), 0.03
 
 
-def write_raster(path: Path, pixels: np.ndarray, tags: dict[str, str] | None = None, **changes: Any) -> Path:
-    """Write pixels (H, W, bands) as a GeoTIFF in UTM zone 33 with pixels of 3 cm; `changes` are rasterio's options."""
+def write_raster(
+    path: Path, pixels: np.ndarray, tags: dict[str, str] | None = None, **changes: Any
+) -> Path:
+    """Write pixels (H, W, bands) as a GeoTIFF in UTM zone 33 with pixels of 3 cm; `changes` are
+    rasterio's options.
+    """
     height, width, count = pixels.shape
     transform = rasterio.Affine(PIXEL_M, 0, ORIGIN[0], 0, -PIXEL_M, ORIGIN[1])
     options = {"crs": CRS, "transform": transform, "tiled": True, "compress": "deflate", **changes}

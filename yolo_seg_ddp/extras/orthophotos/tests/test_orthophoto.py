@@ -25,7 +25,14 @@ from yolo_seg_ddp.data.mask_rings import outline_of
 from yolo_seg_ddp.extras.orthophotos import blocks as blocks_module
 from yolo_seg_ddp.extras.orthophotos import map_layers
 from yolo_seg_ddp.extras.orthophotos.__main__ import main
-from yolo_seg_ddp.extras.orthophotos.blocks import NO_GAPS, BlockPiece, cut_blocks, join_blocks, lines_of, piece_of
+from yolo_seg_ddp.extras.orthophotos.blocks import (
+    NO_GAPS,
+    BlockPiece,
+    cut_blocks,
+    join_blocks,
+    lines_of,
+    piece_of,
+)
 from yolo_seg_ddp.extras.orthophotos.map_layers import BLOCKS, GEOJSON, GEOPACKAGE, write_orthophoto
 from yolo_seg_ddp.extras.orthophotos.raster import open_orthophoto
 from yolo_seg_ddp.extras.orthophotos.tests.rasters import CRS, ORIGIN, PIXEL_M, write_raster
@@ -46,20 +53,42 @@ Whole = tuple[Path, dict[str, list[Any]], int]
 
 @pytest.fixture(scope="module")
 def truth() -> list[Truth]:
-    """Two wires from corner to corner, a third with a bend, and poles: one in the part that two blocks share, one in four."""
-    ways = [[(30, 860), (1470, 60)], [(30, 780), (1400, 20)], [(700, 880), (1000, 500), (1470, 500)]]
+    """Two wires from corner to corner, a third with a bend, and poles: one in the part that two
+    blocks share, one in four.
+    """
+    ways = [
+        [(30, 860), (1470, 60)],
+        [(30, 780), (1400, 20)],
+        [(700, 880), (1000, 500), (1470, 500)],
+    ]
     poles = [[(350, 60), (350, 200)], [(600, 640), (600, 780)], [(1100, 700), (1340, 700)]]
-    return [*((0, stroke(SIZE, way, 8)) for way in ways), *((1, stroke(SIZE, way, 30)) for way in poles)]
+    return [
+        *((0, stroke(SIZE, way, 8)) for way in ways),
+        *((1, stroke(SIZE, way, 30)) for way in poles),
+    ]
 
 
 def predictor_of(thin: tuple[int, ...] = ()) -> Predictor:
     limits = {"confidence": 0.25, "iou": 0.7}
     model = ColourNetwork()
-    return Predictor(model, 320, torch.device("cpu"), 8, Tiling(320), limits, thin=thin, steps=steps_for(model, thin))
+    return Predictor(
+        model,
+        320,
+        torch.device("cpu"),
+        8,
+        Tiling(320),
+        limits,
+        thin=thin,
+        steps=steps_for(model, thin),
+    )
 
 
-def predicted(folder: Path, raster: Path, predictor: Predictor | None = None) -> dict[str, list[Any]]:
-    """Predict on a raster; return the layers of the GeoPackage, geometries in pixels and columns, as pyogrio reads them."""
+def predicted(
+    folder: Path, raster: Path, predictor: Predictor | None = None
+) -> dict[str, list[Any]]:
+    """Predict on a raster; return the layers of the GeoPackage, geometries in pixels and columns,
+    as pyogrio reads them.
+    """
     model = folder / "model.pt"
     folder.mkdir(exist_ok=True)
     model.write_bytes(b"weights")
@@ -86,11 +115,17 @@ def eight_blocks() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def whole(truth: list[Truth], tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """Predict the scene in eight blocks; return the folder, its layers, and how many views were computed."""
+    """Predict the scene in eight blocks; return the folder, its layers, and how many views were
+    computed.
+    """
     folder, predictor, model = tmp_path_factory.mktemp("whole"), predictor_of(), ColourNetwork()
     raster = write_raster(folder / "a.tif", paint(truth, SIZE))
     with eight_blocks():
-        return folder, predicted(folder, raster, replace(predictor, model=model)), sum(model.batch_sizes)
+        return (
+            folder,
+            predicted(folder, raster, replace(predictor, model=model)),
+            sum(model.batch_sizes),
+        )
 
 
 def drawn(shape: Any) -> np.ndarray:
@@ -120,7 +155,9 @@ def test_a_raster_of_one_block_has_the_photographs_detections_to_the_pixel(
     install(monkeypatch)
     photo = paint(truth, SIZE)
     ((*_, expected),) = predictor_of().predict([(0, photo)])
-    shapes, names, scores, areas = predicted(tmp_path, write_raster(tmp_path / "a.tif", photo))["polygons"]
+    shapes, names, scores, areas = predicted(tmp_path, write_raster(tmp_path / "a.tif", photo))[
+        "polygons"
+    ]
     order = np.argsort(-expected.detections.scores.numpy(), kind="stable")
     assert len(shapes) == len(order) >= 6
     assert names.tolist() == [NAMES[expected.class_ids[number]] for number in order]
@@ -163,23 +200,32 @@ def test_wires_are_lines_over_all_blocks_with_their_length_and_width_in_metres(
     assert ORIGIN[0] == 500_000  # on the zone's middle meridian, 15 degrees east
 
 
-def test_tiles_without_photograph_are_not_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_without_photograph_are_not_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(monkeypatch)
     photo = np.full((900, 1500, 3), 20, np.uint8)
     photo[:, 400:] = 0
     predictor, model = predictor_of(), ColourNetwork()
-    predicted(tmp_path, write_raster(tmp_path / "a.tif", photo, nodata=0), replace(predictor, model=model))
+    predicted(
+        tmp_path, write_raster(tmp_path / "a.tif", photo, nodata=0), replace(predictor, model=model)
+    )
     assert sum(model.batch_sizes) == 16  # 1 + 5 x 3 of 41 views
     assert FILL != 0
 
 
 def test_a_killed_run_goes_on_and_writes_the_same_files(
-    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    whole: Whole,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     computed: list[int] = []
     compute = map_layers.predict_block
 
-    def counts(predictor: Predictor, photo: np.ndarray, number: int, *rest: Any) -> list[BlockPiece]:
+    def counts(
+        predictor: Predictor, photo: np.ndarray, number: int, *rest: Any
+    ) -> list[BlockPiece]:
         if number == 2 and computed == [0, 1]:
             raise UserError("killed")
         computed.append(number)
@@ -210,7 +256,11 @@ def test_objects_are_complete_as_soon_as_no_further_row_can_change_them() -> Non
 
     def load(number: int) -> list[BlockPiece]:
         top = rows[number][0][1]
-        spots = [top + 10, *([top + 32, top + 45] if number < 2 else []), *([top + 5] if number else [])]
+        spots = [
+            top + 10,
+            *([top + 32, top + 45] if number < 2 else []),
+            *([top + 5] if number else []),
+        ]
         masks = [Runs.of(np.ones((8, 8), bool), 20, spot) for spot in spots]
         return [piece_of(number, 0, 0.9, mask) for mask in masks]
 
@@ -228,7 +278,10 @@ def test_a_hair_that_the_next_block_shows_beside_is_one(below_px: int, num_objec
 
 def test_a_wires_width_is_the_mean_over_its_length() -> None:
     ends, mask = ((0.0, 300.0, 10.0), (250.0, 400.0, 4.0)), Runs.of(np.ones((4, 4), bool))
-    lines = [Line(np.array([[low, 50], [high, 50]]), np.full(2, width), NO_GAPS) for low, high, width in ends]
+    lines = [
+        Line(np.array([[low, 50], [high, 50]]), np.full(2, width), NO_GAPS)
+        for low, high, width in ends
+    ]
     ((points, width),) = lines_of(
         MergedInstance(tuple(piece_of(n, 0, 0.9, mask, line) for n, line in enumerate(lines)))
     )
@@ -245,7 +298,9 @@ def _on_a_rank(source: Path, folder: Path) -> tuple[bytes, int]:
     photo, ranks = open_orthophoto(source / "a.tif"), distributed.read_rank_environment()
     predictor, model = predictor_of(), ColourNetwork()
     with eight_blocks():
-        write_orthophoto(replace(predictor, model=model), photo, source / "model.pt", NAMES, folder, ranks)
+        write_orthophoto(
+            replace(predictor, model=model), photo, source / "model.pt", NAMES, folder, ranks
+        )
     distributed.barrier()
     return (folder / GEOJSON).read_bytes(), sum(model.batch_sizes)
 
@@ -262,9 +317,22 @@ def test_two_ranks_write_what_one_writes(truth: list[Truth], whole: Whole, tmp_p
 def test_the_command_predicts_and_photographs_commands_name_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = write_raster(tmp_path / "a.tif", paint([(1, stroke((700, 500), [(0, 60), (699, 80)], 8))], (700, 500)))
-    monkeypatch.setattr("yolo_seg_ddp.predict.opening.open_model", lambda *given, **named: ColourNetwork())
-    flags = ["--model", "x.pt", "--source", str(source), "--output", str(tmp_path / "out"), "--device", "cpu"]
+    source = write_raster(
+        tmp_path / "a.tif", paint([(1, stroke((700, 500), [(0, 60), (699, 80)], 8))], (700, 500))
+    )
+    monkeypatch.setattr(
+        "yolo_seg_ddp.predict.opening.open_model", lambda *given, **named: ColourNetwork()
+    )
+    flags = [
+        "--model",
+        "x.pt",
+        "--source",
+        str(source),
+        "--output",
+        str(tmp_path / "out"),
+        "--device",
+        "cpu",
+    ]
     (tmp_path / "x.pt").write_bytes(b"a stand-in")
     with eight_blocks():
         assert main([*flags, "--img-size", "320"]) == 0
@@ -272,21 +340,32 @@ def test_the_command_predicts_and_photographs_commands_name_it(
     assert "700 x 500 pixels; found 1 " in said
     assert (tmp_path / "out" / GEOPACKAGE).exists()
     for run, place in ((inference.main, "--source"), (parse_labels.main, "--input")):
-        monkeypatch.setattr("sys.argv", ["script", *(flags if place == "--source" else (place, str(source)))])
-        with pytest.raises(UserError, match=rf"^{place} .*a\.tif: an orthophoto; python -m yolo_seg_ddp orthophotos"):
+        monkeypatch.setattr(
+            "sys.argv", ["script", *(flags if place == "--source" else (place, str(source)))]
+        )
+        with pytest.raises(
+            UserError,
+            match=rf"^{place} .*a\.tif: an orthophoto; python -m yolo_seg_ddp orthophotos",
+        ):
             run()
     monkeypatch.setattr("sys.argv", ["parse_labels.py"])
     with pytest.raises(SystemExit):
         parse_labels.main(["--labels", "poles.geojson"])
     assert (
-        "unknown argument --labels; python -m yolo_seg_ddp orthophotos.cut reads labels of" in capsys.readouterr().err
+        "unknown argument --labels; python -m yolo_seg_ddp orthophotos.cut reads labels of"
+        in capsys.readouterr().err
     )
 
 
 def test_the_command_runs_on_a_gpu(tmp_path: Path) -> None:
-    source = write_raster(tmp_path / "a.tif", paint([(1, stroke((200, 150), [(0, 60), (199, 80)], 8))], (200, 150)))
+    source = write_raster(
+        tmp_path / "a.tif", paint([(1, stroke((200, 150), [(0, 60), (199, 80)], 8))], (200, 150))
+    )
     model = tiny_weights(tmp_path / "best.pt")
-    line = f"--model {model} --source {source} --output {tmp_path}/out --tiles 96 --conf 0.001 --thin-classes wire"
+    line = (
+        f"--model {model} --source {source} --output {tmp_path}/out --tiles 96 --conf 0.001 "
+        "--thin-classes wire"
+    )
     (seen,) = pretended_gpu.run(tmp_path, 1, "yolo_seg_ddp.extras.orthophotos.__main__", line)
     assert seen["code"] == 0, (tmp_path / "printed.txt").read_text()
     assert seen["copies"] > 0

@@ -23,25 +23,41 @@ from yolo_seg_ddp.utils.errors import UserError
 pyogrio = pytest.importorskip("pyogrio")
 SIZE = (1000, 900)
 POLE, WIRE = shapely.box(110, 260, 130, 500), shapely.LineString([(0, 700), (1000, 900)])
-RING = shapely.Polygon([(620, 20), (780, 20), (780, 180), (620, 180)], [[(660, 60), (740, 60), (740, 140), (660, 140)]])
+RING = shapely.Polygon(
+    [(620, 20), (780, 20), (780, 180), (620, 180)], [[(660, 60), (740, 60), (740, 140), (660, 140)]]
+)
 
 
 @pytest.fixture
 def raster(tmp_path: Path) -> Path:
-    pixels = np.random.default_rng(0).integers(1, 255, (*SIZE[::-1], 1), dtype=np.uint8).repeat(3, axis=2)
+    pixels = (
+        np.random.default_rng(0)
+        .integers(1, 255, (*SIZE[::-1], 1), dtype=np.uint8)
+        .repeat(3, axis=2)
+    )
     pixels[:200, :200] = 0
     return write_raster(tmp_path / "a.tif", pixels, nodata=0)
 
 
 def write_geojson(file: Path, raster: Path, crs: str | None = None, **properties: Any) -> Path:
-    """Write the pole and the ring in WGS84, or in the raster's system with the member `crs` that QGIS writes."""
+    """Write the pole and the ring in WGS84, or in the raster's system with the member `crs` that
+    QGIS writes.
+    """
     photo = open_orthophoto(raster)
     to_map = transformer(photo.crs, CRS if crs else WGS84)
     features = []
     for shape in (POLE, RING):
-        placed = shapely.transform(shape, lambda points: np.stack(to_map.transform(*photo.to_map(points).T), axis=1))
+        placed = shapely.transform(
+            shape, lambda points: np.stack(to_map.transform(*photo.to_map(points).T), axis=1)
+        )
         facts = {"class": "pole", **properties}
-        features.append({"type": "Feature", "properties": facts, "geometry": json.loads(shapely.to_geojson(placed))})
+        features.append(
+            {
+                "type": "Feature",
+                "properties": facts,
+                "geometry": json.loads(shapely.to_geojson(placed)),
+            }
+        )
     system = {"crs": {"type": "name", "properties": {"name": crs}}} if crs else {}
     file.write_text(json.dumps({"type": "FeatureCollection", **system, "features": features}))
     return file
@@ -51,7 +67,9 @@ def write_geopackage(file: Path, raster: Path, crs: str, **columns: Any) -> Path
     """Write the wire in a reference system."""
     photo = open_orthophoto(raster)
     to_map = transformer(photo.crs, crs)
-    line = shapely.transform(WIRE, lambda points: np.stack(to_map.transform(*photo.to_map(points).T), axis=1))
+    line = shapely.transform(
+        WIRE, lambda points: np.stack(to_map.transform(*photo.to_map(points).T), axis=1)
+    )
     fields = {"Label": np.array(["wire"], object), **columns}
     wkb = np.array([shapely.to_wkb(line)], object)
     kind = {"geometry_type": "LineString", "crs": crs, "driver": "GPKG", "layer": 'my "wires"'}
@@ -61,7 +79,9 @@ def write_geopackage(file: Path, raster: Path, crs: str, **columns: Any) -> Path
 
 @pytest.mark.parametrize("crs", [None, "urn:ogc:def:crs:EPSG::32633"])
 @pytest.mark.parametrize("of_lines", ["EPSG:4326", "EPSG:3857", "EPSG:25833"])
-def test_labels_of_any_system_lie_on_their_pixels(crs: str | None, of_lines: str, raster: Path, tmp_path: Path) -> None:
+def test_labels_of_any_system_lie_on_their_pixels(
+    crs: str | None, of_lines: str, raster: Path, tmp_path: Path
+) -> None:
     geojson = write_geojson(tmp_path / "a.geojson", raster, crs)
     files = [geojson, write_geopackage(tmp_path / "b.gpkg", raster, of_lines)]
     photo = open_orthophoto(raster)
@@ -74,11 +94,27 @@ def test_labels_of_any_system_lie_on_their_pixels(crs: str | None, of_lines: str
 
 def test_pixels_are_kept_and_neighbours_together(raster: Path, tmp_path: Path) -> None:
     width = {"width_m": np.array([0.3])}
-    files = [write_geojson(tmp_path / "a.geojson", raster), write_geopackage(tmp_path / "b.gpkg", raster, CRS, **width)]
+    files = [
+        write_geojson(tmp_path / "a.geojson", raster),
+        write_geopackage(tmp_path / "b.gpkg", raster, CRS, **width),
+    ]
     cut, output = tmp_path / "cut", tmp_path / "set"
-    arguments = ["--input", raster, "--labels", *files, "--output", cut, "--long-side", "200", "--line-width", "3"]
+    arguments = [
+        "--input",
+        raster,
+        "--labels",
+        *files,
+        "--output",
+        cut,
+        "--long-side",
+        "200",
+        "--line-width",
+        "3",
+    ]
     assert main([str(word) for word in arguments]) == 0
-    assert parse_labels.main(["--input", str(cut), "--output", str(output), "--long-side", "200"]) == 0
+    assert (
+        parse_labels.main(["--input", str(cut), "--output", str(output), "--long-side", "200"]) == 0
+    )
     names = (output / "dataset.yaml").read_text()
     assert names.index("pole") < names.index("wire")
     photo = open_orthophoto(raster)
@@ -116,7 +152,10 @@ def view_for_table(file: Path) -> None:
 
 
 def with_crs(crs: str) -> Any:
-    feature = '{"properties": {"class": "a"}, "geometry": {"type": "LineString", "coordinates": [[15, 47], [15, 48]]}}'
+    feature = (
+        '{"properties": {"class": "a"}, "geometry": {"type": "LineString", "coordinates": [[15, '
+        "47], [15, 48]]}}"
+    )
     return lambda file: file.write_text(f'{{"crs": {crs}, "features": [{feature}]}}')
 
 
@@ -131,18 +170,34 @@ def with_unknown_system(file: Path) -> None:
         (lambda file: file.write_bytes(file.read_bytes()[:3000]), "malformed|not a GeoPackage"),
         (view_for_table, "not a GeoPackage with a plain table"),
         (lambda file: file.write_text("a,b"), "not valid JSON"),
-        (lambda file: file.write_text('{"crs": {"properties": {"name": "+proj=x +nadgrids=/a"}}}'), "reference system"),
-        (lambda file: file.write_text('{"features": [{"geometry": {"type": "Point"}}]}'), "export it again"),
+        (
+            lambda file: file.write_text(
+                '{"crs": {"properties": {"name": "+proj=x +nadgrids=/a"}}}'
+            ),
+            "reference system",
+        ),
+        (
+            lambda file: file.write_text('{"features": [{"geometry": {"type": "Point"}}]}'),
+            "export it again",
+        ),
         (lambda file: file.write_text('{"features": [7]}'), "export it again"),
-        (with_crs('{"properties": {"name": "urn:ogc:def:crs:EPSG::999999"}}'), "reference system EPSG:999999"),
-        (with_crs('{"type": "link", "properties": {"href": "http://127.0.0.1:9/x"}}'), 'system {"type": "link"'),
+        (
+            with_crs('{"properties": {"name": "urn:ogc:def:crs:EPSG::999999"}}'),
+            "reference system EPSG:999999",
+        ),
+        (
+            with_crs('{"type": "link", "properties": {"href": "http://127.0.0.1:9/x"}}'),
+            'system {"type": "link"',
+        ),
         (with_crs('{"properties": [1]}'), "reference system"),
         (with_crs("4326"), "reference system 4326: export with EPSG:4326"),
         (with_unknown_system, "its coordinate reference system"),
         (lambda file: file.unlink(), "No such file"),
     ],
 )
-def test_unusable_label_files_are_refused_in_one_line(change: Any, message: str, raster: Path, tmp_path: Path) -> None:
+def test_unusable_label_files_are_refused_in_one_line(
+    change: Any, message: str, raster: Path, tmp_path: Path
+) -> None:
     file = write_geopackage(tmp_path / "b.gpkg", raster, CRS)
     change(file)
     with pytest.raises(UserError, match=message) as caught:
@@ -153,10 +208,20 @@ def test_unusable_label_files_are_refused_in_one_line(change: Any, message: str,
 
 def test_a_feature_needs_a_class_and_points_are_counted(raster: Path, tmp_path: Path) -> None:
     photo = open_orthophoto(raster)
-    with pytest.raises(UserError, match="a feature without a class: it needs a text in the column `class`"):
-        read_map_labels([write_geojson(tmp_path / "a.geojson", raster, None, **{"class": 3})], photo)
-    point = {"type": "Feature", "properties": {}, "geometry": {"type": "Point", "coordinates": [15, 47]}}
-    (tmp_path / "b.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": [point, point]}))
+    with pytest.raises(
+        UserError, match="a feature without a class: it needs a text in the column `class`"
+    ):
+        read_map_labels(
+            [write_geojson(tmp_path / "a.geojson", raster, None, **{"class": 3})], photo
+        )
+    point = {
+        "type": "Feature",
+        "properties": {},
+        "geometry": {"type": "Point", "coordinates": [15, 47]},
+    }
+    (tmp_path / "b.geojson").write_text(
+        json.dumps({"type": "FeatureCollection", "features": [point, point]})
+    )
     assert read_map_labels([tmp_path / "b.geojson"], photo) == ([], 2)
 
 
@@ -168,7 +233,11 @@ def test_a_feature_needs_a_class_and_points_are_counted(raster: Path, tmp_path: 
             lambda points: points[:, ::-1],
             "none of 2 objects .* 4,[0-9.,]+ km away; latitude and longitude look sw",
         ),
-        ("EPSG:4326", lambda points: np.add(points[:, ::-1], [0, 80]), "cannot hold|none of 2 objects"),
+        (
+            "EPSG:4326",
+            lambda points: np.add(points[:, ::-1], [0, 80]),
+            "cannot hold|none of 2 objects",
+        ),
         ("EPSG:32633", lambda points: points[:, ::-1], "none of 2 objects .*look swapped"),
         (
             "EPSG:32633",
@@ -179,7 +248,12 @@ def test_a_feature_needs_a_class_and_points_are_counted(raster: Path, tmp_path: 
     ],
 )
 def test_labels_outside_the_raster_are_said(
-    crs: str, move: Any, message: str, raster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    crs: str,
+    move: Any,
+    message: str,
+    raster: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = write_geojson(tmp_path / "a.geojson", raster, None if crs == WGS84 else crs)
     content = json.loads(file.read_text())
@@ -197,7 +271,9 @@ def test_labels_outside_the_raster_are_said(
     assert (tmp_path / "cut").exists() == said.startswith("WARNING")
 
 
-def test_a_refused_cut_leaves_nothing_and_takes_no_folder_that_is_in_use(raster: Path, tmp_path: Path) -> None:
+def test_a_refused_cut_leaves_nothing_and_takes_no_folder_that_is_in_use(
+    raster: Path, tmp_path: Path
+) -> None:
     labels = write_geojson(tmp_path / "a.geojson", raster)
     output = tmp_path / "cut"
     words = ["--input", str(raster), "--labels", str(labels), "--output", str(output)]

@@ -10,7 +10,12 @@ import pytest
 
 from tests.evaluation.made_up import random_results
 from yolo_seg_ddp.data.images import encode_jpeg
-from yolo_seg_ddp.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves, summarise
+from yolo_seg_ddp.evaluation.metrics.summary import (
+    calibration,
+    operating_points,
+    precision_recall_curves,
+    summarise,
+)
 from yolo_seg_ddp.extras.report.gallery import Card
 from yolo_seg_ddp.extras.report.page import Subject
 from yolo_seg_ddp.extras.report.tables import value_at
@@ -35,7 +40,10 @@ def made_up_subject(names: Sequence[str], seed: int) -> Subject:
         "mask_resolution": "proto",
         **summarise(results, list(names)),
         "val_loss": 1.25 + seed,
-        "by_size": {size: {"num_targets": 7, **dict.fromkeys(scores, value)} for size, value in sizes.items()},
+        "by_size": {
+            size: {"num_targets": 7, **dict.fromkeys(scores, value)}
+            for size, value in sizes.items()
+        },
         "operating_points": operating_points(results, names),
         "calibration": calibration(results),
         "worst_images": [made_up_card(1, number).errors for number in range(3)],
@@ -51,7 +59,9 @@ def made_up_card(num_models: int, number: int, file: str = "photo.jpg") -> Card:
 
 
 class Elements(HTMLParser):
-    """Lists what a page consists of: (element, attributes), and the text right behind each `data-key`."""
+    """Lists what a page consists of: (element, attributes), and the text right behind each
+    `data-key`.
+    """
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -74,10 +84,14 @@ class Elements(HTMLParser):
 
 
 def check_figures(page: str, metrics: Sequence[dict[str, Any]]) -> int:
-    """Compare every figure of a page with metrics.json, to the last bit; return how many there are."""
+    """Compare every figure of a page with metrics.json, to the last bit;
+    return how many there are.
+    """
     figures = Elements(page).figures
     for attributes, text in figures:
-        value = value_at(metrics[int(attributes.get("data-model") or 0)], str(attributes["data-key"]))
+        value = value_at(
+            metrics[int(attributes.get("data-model") or 0)], str(attributes["data-key"])
+        )
         if value is None:
             assert text == "–", attributes
         else:

@@ -1,4 +1,6 @@
-"""The report and the list of photographs in a real browser: no complaint, no request, and every control works."""
+"""The report and the list of photographs in a real browser: no complaint, no request, and every
+control works.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -20,7 +22,12 @@ from yolo_seg_ddp.extras.report.photographs import (
     region_outlines,
     write_photographs,
 )
-from yolo_seg_ddp.extras.report.tests.made_up import HOSTILE, Elements, made_up_card, made_up_subject
+from yolo_seg_ddp.extras.report.tests.made_up import (
+    HOSTILE,
+    Elements,
+    made_up_card,
+    made_up_subject,
+)
 from yolo_seg_ddp.predict.regions import Region
 
 
@@ -38,9 +45,13 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("reports")
     many = tuple(f"class number {number}" for number in range(80))
     pages = {
-        "plain": build_page([made_up_subject(many[:8], 1)], [made_up_card(1, number) for number in range(3)]),
+        "plain": build_page(
+            [made_up_subject(many[:8], 1)], [made_up_card(1, number) for number in range(3)]
+        ),
         "large": build_page([made_up_subject(many, seed) for seed in (1, 2)], [made_up_card(2, 1)]),
-        "hostile": build_page([made_up_subject((*HOSTILE, "x" * 400), 1)], [made_up_card(1, 1, HOSTILE[1] * 5)]),
+        "hostile": build_page(
+            [made_up_subject((*HOSTILE, "x" * 400), 1)], [made_up_card(1, 1, HOSTILE[1] * 5)]
+        ),
     }
     for name, text in pages.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
@@ -48,13 +59,19 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", ["plain", "large", "hostile"])
-def test_a_browser_shows_it_without_a_complaint_at_any_width(page: Page, reports: dict[str, Path], name: str) -> None:
+def test_a_browser_shows_it_without_a_complaint_at_any_width(
+    page: Page, reports: dict[str, Path], name: str
+) -> None:
     page.complaints.clear()
     page.requests.clear()
     for width_px, scheme in ((400, "light"), (1400, "dark")):
         page.open(reports[name], width_px, scheme)
-        assert page.run("document.documentElement.scrollWidth") <= width_px, "the page scrolls sideways"
-        assert page.run("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+        assert page.run("document.documentElement.scrollWidth") <= width_px, (
+            "the page scrolls sideways"
+        )
+        assert page.run(
+            "[...document.images].every(image => image.complete && image.naturalWidth > 0)"
+        )
         assert page.run("document.images.length") > 0
         bright = page.run("getComputedStyle(document.body).backgroundColor")
         assert (bright == "rgb(255, 255, 255)") == (scheme == "light")
@@ -63,7 +80,9 @@ def test_a_browser_shows_it_without_a_complaint_at_any_width(page: Page, reports
     assert all(url.startswith(("file:", "data:")) for url in page.requests), page.requests
 
 
-def test_the_browser_does_report_what_it_refuses(page: Page, reports: dict[str, Path], tmp_path: Path) -> None:
+def test_the_browser_does_report_what_it_refuses(
+    page: Page, reports: dict[str, Path], tmp_path: Path
+) -> None:
     """The control: a page that loads and runs what it may not is complained about."""
     spoilt = tmp_path / "spoilt.html"
     text = reports["plain"].read_text(encoding="utf-8")
@@ -76,7 +95,10 @@ def test_the_browser_does_report_what_it_refuses(page: Page, reports: dict[str, 
 
 def test_a_click_on_a_heading_sorts_the_table(page: Page, reports: dict[str, Path]) -> None:
     page.open(reports["plain"], 1400)
-    column = "[...document.querySelectorAll('#classes .kind-mask tbody tr')].map(row => row.cells[1].dataset.value)"
+    column = (
+        "[...document.querySelectorAll('#classes .kind-mask tbody tr')].map(row => "
+        "row.cells[1].dataset.value)"
+    )
     heading = "document.querySelectorAll('#classes .kind-mask thead th')[1]"
     before = [float(value) for value in page.run(column)]
     assert before not in (sorted(before), sorted(before, reverse=True)), "they are in order already"
@@ -86,37 +108,58 @@ def test_a_click_on_a_heading_sorts_the_table(page: Page, reports: dict[str, Pat
     page.run(f"{heading}.querySelector('button').click()")
     assert [float(value) for value in page.run(column)] == sorted(before)
     page.run("document.querySelector('#classes .kind-mask thead button').click()")
-    names = page.run("[...document.querySelectorAll('#classes .kind-mask tbody th')].map(cell => cell.textContent)")
+    names = page.run(
+        "[...document.querySelectorAll('#classes .kind-mask tbody th')].map(cell => "
+        "cell.textContent)"
+    )
     assert names == sorted(names)
     assert page.run(f"{heading}.getAttribute('aria-sort')") is None
     below = page.run("document.querySelector('#classes .kind-mask tfoot th').textContent")
     assert below == "all", "the sum stays there"
 
 
-def test_masks_and_boxes_curves_and_pictures_answer_to_clicks(page: Page, reports: dict[str, Path]) -> None:
+def test_masks_and_boxes_curves_and_pictures_answer_to_clicks(
+    page: Page, reports: dict[str, Path]
+) -> None:
     page.open(reports["plain"], 1400)
-    shown = "[...document.querySelectorAll('#classes > div')].map(part => part.offsetParent !== null)"
+    shown = (
+        "[...document.querySelectorAll('#classes > div')].map(part => part.offsetParent !== null)"
+    )
     assert page.run(shown) == [True, False]
     page.run("document.querySelector('#show-box').click()")
     assert page.run(shown) == [False, True]
     page.run("document.querySelector('.legend button').click()")
-    assert page.run("document.querySelectorAll('polyline.lit').length") == 8, "four charts of masks and four of boxes"
-    cards = "[...document.querySelectorAll('.gallery article')].map(card => Number(card.dataset.missed))"
+    assert page.run("document.querySelectorAll('polyline.lit').length") == 8, (
+        "four charts of masks and four of boxes"
+    )
+    cards = (
+        "[...document.querySelectorAll('.gallery article')].map(card => "
+        "Number(card.dataset.missed))"
+    )
     page.run("document.querySelector('.order button[data-by=missed]').click()")
     assert page.run(cards) == [3, 2, 1]
     page.run("document.querySelector('.order button[data-by=all]').click()")
     assert page.run(cards) == [1, 2, 3]
     page.run("document.querySelector('.zoom').click()")
-    assert page.run("document.querySelector('dialog').open && document.querySelectorAll('dialog img').length") == 1
+    assert (
+        page.run(
+            "document.querySelector('dialog').open && document.querySelectorAll('dialog "
+            "img').length"
+        )
+        == 1
+    )
 
 
-def test_the_pointer_over_a_curve_shows_the_value_of_the_curve_there(page: Page, reports: dict[str, Path]) -> None:
+def test_the_pointer_over_a_curve_shows_the_value_of_the_curve_there(
+    page: Page, reports: dict[str, Path]
+) -> None:
     page.open(reports["plain"], 1400)
     subject = made_up_subject(tuple(f"class number {number}" for number in range(8)), 1)
     mean = subject.curves["mask"]["recall"].mean(axis=0)[round(999 * 0.3)]
     page.run("document.querySelectorAll('#curves .kind-mask svg.curves')[3].scrollIntoView()")
     x, y = page.run(
-        "(() => { const box = document.querySelectorAll('#curves .kind-mask svg.curves')[3].getBoundingClientRect();"
+        "(() => { const box = document.querySelectorAll('#curves .kind-mask "
+        "svg.curves')[3].getBoundingClientRect();"
         " return [box.left + box.width * (46 + 0.3 * 402) / 460, box.top + box.height / 2] })()"
     )
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
@@ -127,7 +170,8 @@ def test_the_pointer_over_a_curve_shows_the_value_of_the_curve_there(page: Page,
     assert float(value) == pytest.approx(mean, abs=0.001)
 
 
-# --- the list of photographs and their large view: filters, what keyboard and mouse do, outlines and files ------------
+# --- the list of photographs and their large view: filters, what keyboard and mouse do, outlines
+# and files
 
 SIZE = (3000, 2000)
 CLASSES = ("conductor", "insulator", "cutout")
@@ -151,7 +195,10 @@ def made_up_view(name: str = "conductor") -> FullView:
         SIZE,
         jpeg,
         [Shape(wire, name, RIGHT, ""), Shape(insulator, "insulator", MISSED, "missed")],
-        [Shape(wire, name, RIGHT, "", 0.8), *(Shape([part], "cutout", FALSE, "false", 0.51) for part in false)],
+        [
+            Shape(wire, name, RIGHT, "", 0.8),
+            *(Shape([part], "cutout", FALSE, "false", 0.51) for part in false),
+        ],
     )
 
 
@@ -177,7 +224,9 @@ def open_large(page: Page, folder: Path) -> None:
 
 def scale_of(page: Page) -> float:
     """Return how many pixels of the screen show one of the photograph."""
-    return float(page.run("document.querySelector('.world').getBoundingClientRect().width")) / SIZE[0]
+    return (
+        float(page.run("document.querySelector('.world').getBoundingClientRect().width")) / SIZE[0]
+    )
 
 
 def press(page: Page, key: str, modifiers: int = 0) -> None:
@@ -196,7 +245,10 @@ def middle_of(page: Page, selector: str) -> tuple[float, float]:
 def test_a_browser_shows_the_photograph_without_a_complaint(page: Page, folder: Path) -> None:
     page.complaints.clear()
     page.requests.clear()
-    wide = "[...document.querySelectorAll('html, nav, .bar, header')].filter(one => one.scrollWidth > one.clientWidth).length"
+    wide = (
+        "[...document.querySelectorAll('html, nav, .bar, header')].filter(one => one.scrollWidth > "
+        "one.clientWidth).length"
+    )
     for width_px in (400, 1400):
         page.open(folder / PAGE, width_px)
         page.run("document.querySelector('details').open = true")
@@ -212,14 +264,21 @@ def test_a_browser_shows_the_photograph_without_a_complaint(page: Page, folder: 
         assert shown["right"] <= frame["right"] + 1
         assert shown["bottom"] <= frame["bottom"] + 1
     assert page.run("document.title") == "Photographs", "a name has run as a script"
-    assert not any(url.endswith("/1.jpg") for url in page.requests), "the second is loaded only when it is shown"
+    assert not any(url.endswith("/1.jpg") for url in page.requests), (
+        "the second is loaded only when it is shown"
+    )
     assert page.complaints == []
     assert all(url.startswith(("file:", "data:")) for url in page.requests), page.requests
 
 
-def test_filters_and_order_choose_what_the_arrow_keys_walk_through(page: Page, folder: Path) -> None:
+def test_filters_and_order_choose_what_the_arrow_keys_walk_through(
+    page: Page, folder: Path
+) -> None:
     page.open(folder / PAGE, 1400)
-    script = "((id, value) => { const one = document.getElementById(id); one.value = value; one.dispatchEvent(new Event('input')); })"
+    script = (
+        "((id, value) => { const one = document.getElementById(id); one.value = value; "
+        "one.dispatchEvent(new Event('input')); })"
+    )
     listed = "[...document.querySelectorAll('#list b')].map(one => one.textContent)"
     every = ["1 (1).JPG", HOSTILE[1], "a/2.jpg", "4.jpg", "a/3.jpg"]  # the most errors first
 
@@ -232,9 +291,9 @@ def test_filters_and_order_choose_what_the_arrow_keys_walk_through(page: Page, f
     assert choose() == every
     assert choose(kind="error", order="name") == [HOSTILE[1], "1 (1).JPG", "a/2.jpg"]
     assert choose(kind="false") == ["1 (1).JPG"]
-    assert choose(**{"kind": "confused", "class": "2"}) == choose(**{"class": "1"}) == ["a/2.jpg"], (
-        "taken for it, and it"
-    )
+    assert (
+        choose(**{"kind": "confused", "class": "2"}) == choose(**{"class": "1"}) == ["a/2.jpg"]
+    ), "taken for it, and it"
     assert choose(**{"kind": "none", "class": ""}) == ["4.jpg", "a/3.jpg"]
     assert choose(kind="correct", order="name", high=0.79) == []
     assert page.run("document.querySelector('#save').disabled")
@@ -242,17 +301,27 @@ def test_filters_and_order_choose_what_the_arrow_keys_walk_through(page: Page, f
     assert choose(low=0.3, order="sure") == ["a/2.jpg", HOSTILE[1], "1 (1).JPG", "a/3.jpg"]
     assert choose(order="unsure")[0] == "1 (1).JPG"
     choose(kind="error", low=0.25, order="missed")
-    assert page.run("document.querySelector('#count').textContent") == "3 of 5 photographs, 5 objects"
+    assert (
+        page.run("document.querySelector('#count').textContent") == "3 of 5 photographs, 5 objects"
+    )
     page.run("document.querySelector('#list button').click()")
     for key, place in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowRight", 0), ("ArrowLeft", 2)):
         press(page, key)
         assert page.run("document.querySelector('.world img').alt") == choose()[place]
 
 
-def test_5000_photographs_open_within_two_seconds_and_their_page_stays_small(page: Page, tmp_path: Path) -> None:
+def test_5000_photographs_open_within_two_seconds_and_their_page_stays_small(
+    page: Page, tmp_path: Path
+) -> None:
     rng = np.random.default_rng(0)
-    rows = np.stack([rng.integers(0, high, 5000 * 12) for high in (4, 3, 3, 101, 9000, 9000, 9000, 9000)], axis=1)
-    listed = {number: made_up_listed(f"{number:05}.jpg", *rows[12 * number :][:12]) for number in range(5000)}
+    rows = np.stack(
+        [rng.integers(0, high, 5000 * 12) for high in (4, 3, 3, 101, 9000, 9000, 9000, 9000)],
+        axis=1,
+    )
+    listed = {
+        number: made_up_listed(f"{number:05}.jpg", *rows[12 * number :][:12])
+        for number in range(5000)
+    }
     text = build_photographs(listed, {}, CLASSES, "best.pt")
     assert len(text) < 3_000_000
     (tmp_path / PAGE).write_text(text, encoding="utf-8")
@@ -261,7 +330,9 @@ def test_5000_photographs_open_within_two_seconds_and_their_page_stays_small(pag
         page.open(tmp_path / PAGE, 1400)
         opened_ms.append(page.run("performance.getEntriesByType('navigation')[0].loadEventEnd"))
     assert min(opened_ms) < 2000
-    assert page.run("document.querySelectorAll('#list li').length") < 200, "the rest follows when one scrolls"
+    assert page.run("document.querySelectorAll('#list li').length") < 200, (
+        "the rest follows when one scrolls"
+    )
 
 
 def test_keys_and_buttons_zoom_move_and_toggle(page: Page, folder: Path) -> None:
@@ -276,7 +347,10 @@ def test_keys_and_buttons_zoom_move_and_toggle(page: Page, folder: Path) -> None
     assert middle_of(page, ".world")[0] == pytest.approx(left - 80)
     press(page, "0")
     assert scale_of(page) == pytest.approx(whole, rel=1e-3)
-    drawn = "[...document.querySelectorAll('.world g')].map(one => one.getBoundingClientRect().width > 0)"
+    drawn = (
+        "[...document.querySelectorAll('.world g')].map(one => one.getBoundingClientRect().width > "
+        "0)"
+    )
     assert page.run(drawn) == [True] * 4, "predictions and labels, each above its edges"
     press(page, "p")
     assert page.run(drawn) == [False, False, True, True]
@@ -285,30 +359,52 @@ def test_keys_and_buttons_zoom_move_and_toggle(page: Page, folder: Path) -> None
     assert page.run("document.querySelector('#show-predictions').checked") is False
 
 
-def test_the_wheel_keeps_the_point_under_the_pointer_and_dragging_moves_it(page: Page, folder: Path) -> None:
+def test_the_wheel_keeps_the_point_under_the_pointer_and_dragging_moves_it(
+    page: Page, folder: Path
+) -> None:
     open_large(page, folder)
-    point = "(() => { const box = document.querySelector('.world').getBoundingClientRect(); return [(300 - box.left) / box.width, (500 - box.top) / box.height] })()"
+    point = (
+        "(() => { const box = document.querySelector('.world').getBoundingClientRect(); return "
+        "[(300 - box.left) / box.width, (500 - box.top) / box.height] })()"
+    )
     before, whole = page.run(point), scale_of(page)
     page.call("Input.dispatchMouseEvent", type="mouseWheel", x=300, y=500, deltaX=0, deltaY=-400)
     assert scale_of(page) > 1.5 * whole
     assert page.run(point) == pytest.approx(before, abs=1e-3)
     corner = page.run("document.querySelector('.world').getBoundingClientRect().left")
     for kind, x in (("mousePressed", 300), ("mouseMoved", 350), ("mouseReleased", 350)):
-        page.call("Input.dispatchMouseEvent", type=kind, x=x, y=500, button="left", buttons=1, clickCount=1)
+        page.call(
+            "Input.dispatchMouseEvent",
+            type=kind,
+            x=x,
+            y=500,
+            button="left",
+            buttons=1,
+            clickCount=1,
+        )
     moved = page.run("document.querySelector('.world').getBoundingClientRect().left")
     assert moved == pytest.approx(corner + 50, abs=1)
 
 
 def test_the_next_error_is_brought_to_the_middle(page: Page, folder: Path) -> None:
     open_large(page, folder)
-    entries = page.run("[...document.querySelectorAll('nav button')].map(entry => entry.textContent)")
+    entries = page.run(
+        "[...document.querySelectorAll('nav button')].map(entry => entry.textContent)"
+    )
     assert entries == ["2 × false: cutout 0.51 0.51", "1 × missed: insulator"]
-    assert page.run("document.querySelector('#file').textContent") == "1 (1).JPG (1 of 5): 2 objects, 1 missed, 2 false"
+    assert (
+        page.run("document.querySelector('#file').textContent")
+        == "1 (1).JPG (1 of 5): 2 objects, 1 missed, 2 false"
+    )
     assert page.run("location.hash") == "#4", "as report.html links it"
     title = page.run("document.querySelector('.predictions path:nth-of-type(2) title').textContent")
     assert title == "cutout 0.51: false"
     stage = middle_of(page, "#stage")
-    shown = (".predictions path:nth-of-type(2)", ".predictions path:nth-of-type(3)", ".truth path:nth-of-type(2)")
+    shown = (
+        ".predictions path:nth-of-type(2)",
+        ".predictions path:nth-of-type(3)",
+        ".truth path:nth-of-type(2)",
+    )
     for selector in shown:
         press(page, "e")
         assert middle_of(page, selector) == pytest.approx(stage, abs=2)
@@ -318,12 +414,22 @@ def test_the_next_error_is_brought_to_the_middle(page: Page, folder: Path) -> No
         assert middle_of(page, selector) == pytest.approx(stage, abs=2)
 
 
-def test_the_page_lists_results_with_class_and_confidence_and_names_the_command_for_other_tools(folder: Path) -> None:
+def test_the_page_lists_results_with_class_and_confidence_and_names_the_command_for_other_tools(
+    folder: Path,
+) -> None:
     parsed = Elements((folder / PAGE).read_text(encoding="utf-8"))
-    assert {"kind", "class", "low", "high", "order"} <= {facts.get("id") for _, facts in parsed.found}
+    assert {"kind", "class", "low", "high", "order"} <= {
+        facts.get("id") for _, facts in parsed.found
+    }
     (data,) = [json.loads(text) for text in parsed.text if text.startswith('{"results"')]
-    assert (data["results"], data["names"]) == (["correct", "missed", "false", "confused"], list(CLASSES))
-    assert data["command"] == "python inference.py --model 'models/a b/best.pt' --source photographs.txt --save-coco"
+    assert (data["results"], data["names"]) == (
+        ["correct", "missed", "false", "confused"],
+        list(CLASSES),
+    )
+    assert (
+        data["command"]
+        == "python inference.py --model 'models/a b/best.pt' --source photographs.txt --save-coco"
+    )
     shown = {photo["file"]: photo["rows"] for photo in data["photos"]}
     errors = [[*row[:2], *row[3:], row[2]] for row in (*FALSE_ROWS, MISSED_ROW)]
     assert shown["1 (1).JPG"] == [*errors, [0, 0, 80]]
@@ -332,7 +438,9 @@ def test_the_page_lists_results_with_class_and_confidence_and_names_the_command_
 
 def test_an_evaluation_removes_the_pictures_of_an_earlier_one(tmp_path: Path) -> None:
     other = tmp_path / "photographs" / "mine.jpg"
-    write_photographs(tmp_path, {3: made_up_listed("a.jpg", MISSED_ROW)}, {3: made_up_view()}, CLASSES, "best.pt")
+    write_photographs(
+        tmp_path, {3: made_up_listed("a.jpg", MISSED_ROW)}, {3: made_up_view()}, CLASSES, "best.pt"
+    )
     assert (tmp_path / "photographs" / "0.jpg").exists()
     assert (tmp_path / "photographs" / "small" / "3.jpg").exists()
     other.write_bytes(b"not ours")

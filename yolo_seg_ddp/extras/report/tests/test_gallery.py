@@ -15,7 +15,15 @@ from yolo_seg_ddp.evaluation.metrics.results import ImageResult
 from yolo_seg_ddp.evaluation.metrics.summary import KINDS_OF_ERROR, choose_worst, count_errors
 from yolo_seg_ddp.evaluation.tile_search import Candidate
 from yolo_seg_ddp.extras.report import gallery
-from yolo_seg_ddp.extras.report.gallery import CONFUSED, FALSE, IGNORED, MISSED, RIGHT, Thumbnails, draw_cards
+from yolo_seg_ddp.extras.report.gallery import (
+    CONFUSED,
+    FALSE,
+    IGNORED,
+    MISSED,
+    RIGHT,
+    Thumbnails,
+    draw_cards,
+)
 from yolo_seg_ddp.extras.report.photographs import RESULTS
 from yolo_seg_ddp.yolo.loss import SegmentationLoss
 
@@ -28,8 +36,12 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Judged:
     photos = draw_photos(tmp_path_factory.mktemp("photos"), 9)
     model = Oracle(photos)
     how = (torch.device("cpu"), FULL_PRECISION, False, AP_LIMITS)
-    candidate = Candidate("best.pt", model, SegmentationLoss(model), WithRegions(photos, SIZE_PX), NAMES, *how)
-    return candidate, evaluate_oracle(photos, regions=True, photo=PhotoPixels(sizes_on_disk(photos))).results
+    candidate = Candidate(
+        "best.pt", model, SegmentationLoss(model), WithRegions(photos, SIZE_PX), NAMES, *how
+    )
+    return candidate, evaluate_oracle(
+        photos, regions=True, photo=PhotoPixels(sizes_on_disk(photos))
+    ).results
 
 
 def test_the_pictures_show_what_was_counted_and_stay_within_their_bytes(judged: Judged) -> None:
@@ -46,7 +58,11 @@ def test_the_pictures_show_what_was_counted_and_stay_within_their_bytes(judged: 
         assert card.predictions[0] == card.predictions[1]
         assert shows(card.truth, MISSED) == (card.errors["missed"] > 0), card.errors
         assert shows(card.predictions[0], FALSE) == (card.errors["false"] > 0), card.errors
-        assert shows(card.truth, CONFUSED) == shows(card.predictions[0], CONFUSED) == (card.errors["confused"] > 0)
+        assert (
+            shows(card.truth, CONFUSED)
+            == shows(card.predictions[0], CONFUSED)
+            == (card.errors["confused"] > 0)
+        )
         told: dict[str, int] = {"missed": 0, "false": 0, "confused": 0}
         for line in card.lines:
             number, kind = line.split(": ")[0].split(" × ")
@@ -76,19 +92,31 @@ def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of
     evaluate_oracle(photos, regions=True, photo=PhotoPixels(size_of, on_masks=thumbnails.see_masks))
     listed = thumbnails.gather()
     assert list(listed) == sorted(set(seen)) == list(range(len(photos)))
-    for row, drawn in zip(count_errors(results, len(NAMES), candidate.dataset.photos), colors, strict=True):
-        counts = {kind: drawn.count(color) for kind, color in (("missed", MISSED), ("false", FALSE))}
-        assert {**counts, "confused": drawn.count(CONFUSED)} == {kind: row[kind] for kind in KINDS_OF_ERROR}
+    for row, drawn in zip(
+        count_errors(results, len(NAMES), candidate.dataset.photos), colors, strict=True
+    ):
+        counts = {
+            kind: drawn.count(color) for kind, color in (("missed", MISSED), ("false", FALSE))
+        }
+        assert {**counts, "confused": drawn.count(CONFUSED)} == {
+            kind: row[kind] for kind in KINDS_OF_ERROR
+        }
         photo = listed[row["image_id"]]
         assert photo.size == size_of(row["image_id"])
         assert decode_image(photo.jpeg).shape[1::-1] == (2 * photo.size[0], 2 * photo.size[1]), (
             "small ones are enlarged"
         )
         kinds, rows = [RESULTS[kind] for kind in photo.rows[:, 0]], photo.rows
-        assert {kind: kinds.count(kind) for kind in KINDS_OF_ERROR} == {kind: row[kind] for kind in KINDS_OF_ERROR}
+        assert {kind: kinds.count(kind) for kind in KINDS_OF_ERROR} == {
+            kind: row[kind] for kind in KINDS_OF_ERROR
+        }
         assert len(rows) == row["num_targets"] + row["false"]
-        assert ((rows[:, 1] != rows[:, 2]) == [kind in ("missed", "confused") for kind in kinds]).all(), "the classes"
-        assert ((rows[:, 3] == -1) == [kind == "missed" for kind in kinds]).all(), "what is missed has no confidence"
+        assert (
+            (rows[:, 1] != rows[:, 2]) == [kind in ("missed", "confused") for kind in kinds]
+        ).all(), "the classes"
+        assert ((rows[:, 3] == -1) == [kind == "missed" for kind in kinds]).all(), (
+            "what is missed has no confidence"
+        )
         assert (rows[:, 4:6] < rows[:, 6:]).all()
         assert (rows[:, 4:].reshape(-1, 2, 2) <= np.array(photo.size) + 1).all()
     assert any(IGNORED in drawn for drawn in colors)

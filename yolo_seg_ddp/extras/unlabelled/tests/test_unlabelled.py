@@ -1,4 +1,6 @@
-"""Photographs without labels: what is sure, what is ignored, what is left out; killed runs, ranks and the page."""
+"""Photographs without labels: what is sure, what is ignored, what is left out; killed runs, ranks
+and the page.
+"""
 
 from collections import Counter
 from dataclasses import replace
@@ -22,7 +24,13 @@ from yolo_seg_ddp.data.polygons import polygon_boxes
 from yolo_seg_ddp.extras.unlabelled import __main__ as command
 from yolo_seg_ddp.extras.unlabelled import data_set
 from yolo_seg_ddp.extras.unlabelled.data_set import NewData, Originals
-from yolo_seg_ddp.extras.unlabelled.judging import Teacher, confirmed, num_needed, sure_from, upper_bound
+from yolo_seg_ddp.extras.unlabelled.judging import (
+    Teacher,
+    confirmed,
+    num_needed,
+    sure_from,
+    upper_bound,
+)
 from yolo_seg_ddp.pages import save_image
 from yolo_seg_ddp.predict.regions import Region
 from yolo_seg_ddp.predict.tiles import Predictor
@@ -41,9 +49,13 @@ class HalfBlind(ColourNetwork):
 
 
 def write_scene(file: Path, seed: int, *others: tuple[int, ...]) -> None:
-    """Draw nine poles, which are labelled, and others, which are not, on a background of its own."""
+    """Draw nine poles, which are labelled, and others, which are not, on
+    a background of its own.
+    """
     random = np.random.default_rng(seed)
-    photo = cv2.resize(random.integers(60, 160, (12, 16), np.uint8), SIZE)[..., None].repeat(3, axis=2)
+    photo = cv2.resize(random.integers(60, 160, (12, 16), np.uint8), SIZE)[..., None].repeat(
+        3, axis=2
+    )
     places = [(30 + 95 * (number % 3), 15 + 70 * (number // 3)) for number in range(9)]
     poles = [(*place, *random.integers(22, 50, 2).tolist()) for place in places]
     for left, top, width, height in (*poles, *others):
@@ -51,18 +63,30 @@ def write_scene(file: Path, seed: int, *others: tuple[int, ...]) -> None:
     for folder in ("images", "labels", "ignore"):
         (file.parents[1] / folder).mkdir(parents=True, exist_ok=True)
     save_image(file, photo)
-    outlines = [np.array([(x, y), (x + w, y), (x + w, y + h), (x, y + h)]) / SIZE for x, y, w, h in poles]
-    (file.parents[1] / "labels" / f"{file.stem}.txt").write_text(format_yolo_label((1, each) for each in outlines))
+    outlines = [
+        np.array([(x, y), (x + w, y), (x + w, y + h), (x, y + h)]) / SIZE for x, y, w, h in poles
+    ]
+    (file.parents[1] / "labels" / f"{file.stem}.txt").write_text(
+        format_yolo_label((1, each) for each in outlines)
+    )
 
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a labelled data set, and photographs: two of one name, a mirrored one of val, and no photograph."""
+    """Write a labelled data set, and photographs: two of one name, a mirrored one of val, and no
+    photograph.
+    """
     root = tmp_path_factory.mktemp("scene")
     for number in range(8):
-        write_scene(root / "mine" / ("val" if number else "train") / "images" / f"{number}.png", number, SPOT)
+        write_scene(
+            root / "mine" / ("val" if number else "train") / "images" / f"{number}.png",
+            number,
+            SPOT,
+        )
     (root / "mine/train/ignore/0.txt").write_text("-1 0 0 1 0 1 1\n")
-    (root / "mine/dataset.yaml").write_text("train: train/images\nval: val/images\nnames: [wire, pole]\n")
+    (root / "mine/dataset.yaml").write_text(
+        "train: train/images\nval: val/images\nnames: [wire, pole]\n"
+    )
     write_scene(root / "photos/images/a.png", 20, SPOT, WIRE)
     write_scene(root / "photos/more/images/a.png", 21)
     save_image(root / "photos/copy.jpg", read_image(root / "mine/val/images/3.png")[:, ::-1].copy())
@@ -82,7 +106,10 @@ def run(root: Path, output: Path, *more: str) -> dict[str, bytes]:
         patch.setattr("yolo_seg_ddp.predict.opening.open_model", lambda *given, **named: network)
         assert command.main([*words, f"--output={output}", "--device=cpu", *more]) == 0
     files = (file for file in output.rglob("*") if file.is_file())
-    return {str(file.relative_to(output)): file.read_bytes().replace(bytes(output), b"") for file in files}
+    return {
+        str(file.relative_to(output)): file.read_bytes().replace(bytes(output), b"")
+        for file in files
+    }
 
 
 def test_sure_detections_become_labels_and_unsure_ones_regions_to_ignore(
@@ -90,15 +117,27 @@ def test_sure_detections_become_labels_and_unsure_ones_regions_to_ignore(
 ) -> None:
     files, mine = run(scene, tmp_path / "new"), scene / "mine"
     said = capsys.readouterr().out
-    assert "2 photographs added, 1 left out: not readable, 1 left out: shows a labelled photograph" in said
-    assert "wire: 0 labels; ignored: 1 (class not sure enough); no detection becomes a label, because " in said
     assert (
-        "pole: 18 labels; ignored: 1 (not sure enough); these become labels, because 0 of its 63 validation detections"
+        "2 photographs added, 1 left out: not readable, 1 left out: shows a labelled photograph"
         in said
     )
-    assert f"Next: python train_yolo_ddp.py --data {tmp_path}/new/dataset.yaml --save-dir models/new" in said
+    assert (
+        "wire: 0 labels; ignored: 1 (class not sure enough); no detection becomes a label, because "
+        in said
+    )
+    assert (
+        "pole: 18 labels; ignored: 1 (not sure enough); these become labels, because 0 of its 63 "
+        "validation detections" in said
+    )
+    assert (
+        f"Next: python train_yolo_ddp.py --data {tmp_path}/new/dataset.yaml --save-dir models/new"
+        in said
+    )
     spec = load_dataset_yaml(tmp_path / "new/dataset.yaml")
-    assert "train has each labelled photograph 6 times: 75% of a training is on labels of people\n" in said
+    assert (
+        "train has each labelled photograph 6 times: 75% of a training is on labels of people\n"
+        in said
+    )
     assert "An epoch has 8 times as many steps as before: " in said
     (old, again, two, *more, one), val = read_photos(spec, "train"), read_photos(spec, "val")
     assert [each.file.name for each in (old, again, two, *more)] == [
@@ -117,15 +156,23 @@ def test_sure_detections_become_labels_and_unsure_ones_regions_to_ignore(
     for photo, place in ((one, "photos"), (two, "photos/more")):
         assert photo.file.read_bytes() == (scene / place / "images/a.png").read_bytes()
         _, labels = read_yolo_label(scene / place / "labels/a.txt", 2)
-        found, expected = (np.sort(polygon_boxes(each), axis=0) for each in (photo.polygons, labels))
+        found, expected = (
+            np.sort(polygon_boxes(each), axis=0) for each in (photo.polygons, labels)
+        )
         np.testing.assert_allclose(found, expected, atol=1.01 / 240)  # a pixel
     assert one.ignored_ids.tolist() == [0, 1]
     regions = polygon_boxes([outline * SIZE for outline in one.ignored])
     np.testing.assert_allclose(regions, [(8, 228, 208, 234), (300, 2, 305, 7)], atol=1.1)
     assert not two.ignored
     assert files["unlabelled.html"].count(b"<article>") == 2
-    assert b"9 labels, 1 ignored (class not sure enough), 1 ignored (not sure enough)" in files["unlabelled.html"]
-    assert b"cd /train &amp;&amp; rm images/2-a.png labels/2-a.txt ignore/2-a.txt" in files["unlabelled.html"]
+    assert (
+        b"9 labels, 1 ignored (class not sure enough), 1 ignored (not sure enough)"
+        in files["unlabelled.html"]
+    )
+    assert (
+        b"cd /train &amp;&amp; rm images/2-a.png labels/2-a.txt ignore/2-a.txt"
+        in files["unlabelled.html"]
+    )
     for file in (tmp_path / "new/train").glob("*/2-a.*"):
         file.unlink()
     assert "train/labels/2-a.txt" not in run(scene, tmp_path / "new")
@@ -137,7 +184,11 @@ def test_photographs_like_no_labelled_one_are_left_out_unless_they_are_kept(
 ) -> None:
     for name in ("FEWEST_GROUPS", "MOST_FALSE_ALARMS"):
         monkeypatch.setattr(command, name, 1)  # each is unlike
-    assert not {name for name in run(scene, tmp_path / "new") if name.startswith("train/images/") and "a.png" in name}
+    assert not {
+        name
+        for name in run(scene, tmp_path / "new")
+        if name.startswith("train/images/") and "a.png" in name
+    }
     assert "train/images/a.png" in run(scene, tmp_path / "kept", "--keep-unlike")
 
 
@@ -158,14 +209,19 @@ def test_a_killed_run_goes_on_and_two_ranks_write_the_same_files(
     assert not (tmp_path / "killed/dataset.yaml").exists()
     assert run(scene, tmp_path / "killed") == whole
     files, *num_read = zip(
-        *run_ranks(run_counting, 2, scene, tmp_path / "ranks", join=False, timeout_s=240), strict=True
+        *run_ranks(run_counting, 2, scene, tmp_path / "ranks", join=False, timeout_s=240),
+        strict=True,
     )
     assert files[0] == whole
-    assert num_read == [(4, 4)], "each labelled photograph is decoded once to find its copies, on one rank"
+    assert num_read == [(4, 4)], (
+        "each labelled photograph is decoded once to find its copies, on one rank"
+    )
 
 
 def run_counting(root: Path, output: Path) -> tuple[dict[str, bytes], int]:
-    """Return what `run` does, and how many photographs this rank decodes for comparisons with new ones."""
+    """Return what `run` does, and how many photographs this rank decodes for comparisons with new
+    ones.
+    """
     counts: Counter[Path] = Counter()
 
     def counted(file: Path, size_px: int) -> np.ndarray:
@@ -189,13 +245,17 @@ LOOKS = {
 
 @pytest.mark.parametrize("split", ["val", "test", "train"])
 def test_no_photograph_that_shows_one_of_val_comes_into_train(tmp_path: Path, split: str) -> None:
-    """A copy is left out whatever it is of; of a photograph that only overlaps, as in a series, one of train is welcome."""
+    """A copy is left out whatever it is of; of a photograph that only overlaps, as in a series, one
+    of train is welcome.
+    """
     rough = np.random.default_rng(3).integers(0, 90, (13, 17, 3), np.uint8)
     view = cv2.resize(rough, (350, 260)) + np.linspace(0, 160, 260).astype(np.uint8)[:, None, None]
     photo = view[:240, :320]
     for name, pixels in {"own": photo, "other": rough}.items():
         save_image(tmp_path / f"{name}.png", np.ascontiguousarray(pixels))
-    originals = Originals([(split, tmp_path / "own.png"), ("train", tmp_path / "other.png")], distributed.RankInfo())
+    originals = Originals(
+        [(split, tmp_path / "own.png"), ("train", tmp_path / "other.png")], distributed.RankInfo()
+    )
     looks = {name: look(photo) for name, look in LOOKS.items()} | {"next": view[12:252, 20:340]}
     shown = {}
     for name, pixels in looks.items():
@@ -207,14 +267,20 @@ def test_no_photograph_that_shows_one_of_val_comes_into_train(tmp_path: Path, sp
 
 def test_bad_input_is_one_line(scene: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match=rf"^--output {tmp_path}: holds something else, or .*; name a new folder$"):
+    with pytest.raises(
+        UserError, match=rf"^--output {tmp_path}: holds something else, or .*; name a new folder$"
+    ):
         run(scene, tmp_path)
     run(scene, tmp_path / "new")
-    with pytest.raises(UserError, match=r"^--output .*/new: .* made of other .*; name a new folder$"):
+    with pytest.raises(
+        UserError, match=r"^--output .*/new: .* made of other .*; name a new folder$"
+    ):
         run(scene, tmp_path / "new", "--wrong=0.01")
     with pytest.raises(UserError, match=r"^--photos .*/none: no such file or folder$"):
         run(scene, tmp_path / "other", f"--photos={tmp_path / 'none'}")
-    with pytest.raises(UserError, match=r"^.*/none\.yaml: No such .*; name a data-set YAML with --labelled$"):
+    with pytest.raises(
+        UserError, match=r"^.*/none\.yaml: No such .*; name a data-set YAML with --labelled$"
+    ):
         run(scene, tmp_path / "other", f"--labelled={tmp_path / 'none.yaml'}")
     assert not (tmp_path / "other").exists()
 
@@ -233,7 +299,8 @@ def test_the_bound_is_exact_and_the_share_of_wrong_detections_keeps_the_limit() 
     few = sure_from(np.full(44, 0.9), np.zeros(44, bool), 0.05, 0.9)[1]
     as_many = "; 45 as good ones would be enough"
     assert few == (
-        "no detection becomes a label, because 0 of its 44 validation detections from confidence 0.20 on are wrong"
+        "no detection becomes a label, because 0 of its 44 validation detections from confidence "
+        "0.20 on are wrong"
         f"{as_many}; --wrong 0.06 would be kept now"
     )
     # "0 of its 0 validation detections are wrong" was said.
@@ -248,7 +315,11 @@ def strip(top: int, height: int, right: int = 100) -> Region:
 
 
 def test_a_mask_agrees_by_its_overlap_and_a_thin_one_by_its_centreline() -> None:
-    found, others, ids = [strip(10, 10), strip(11, 10), strip(50, 9)], [strip(10, 10), strip(53, 3)], np.zeros(3, int)
+    found, others, ids = (
+        [strip(10, 10), strip(11, 10), strip(50, 9)],
+        [strip(10, 10), strip(53, 3)],
+        np.zeros(3, int),
+    )
     assert confirmed(found, ids, others, ids[:2], ())[0].tolist() == [True, False, False]
     assert confirmed(found, ids, others, ids[:2], (0,))[0].tolist() == [True, True, True]
     assert confirmed([strip(10, 3, 140)], ids[:1], others, ids[:2], (0,))[0].tolist() == [False]
@@ -259,7 +330,11 @@ def test_a_view_that_disagrees_a_region_to_ignore_and_an_unlike_photograph(
     scene: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch)
-    teacher = Teacher(Predictor(ColourNetwork(), 320, torch.device("cpu"), 8, None, {"confidence": 0.1, "iou": 0.7}))
+    teacher = Teacher(
+        Predictor(
+            ColourNetwork(), 320, torch.device("cpu"), 8, None, {"confidence": 0.1, "iou": 0.7}
+        )
+    )
     labels = read_photos(load_dataset_yaml(scene / "mine/dataset.yaml"), "val")[0]
     photo = read_image(labels.file)
     found, agrees = teacher.see(photo)
@@ -275,7 +350,12 @@ def test_a_view_that_disagrees_a_region_to_ignore_and_an_unlike_photograph(
     assert found.traits is not None
     near = found.traits + np.tile([[1.0], [-1.0]], (15, 8))
     unlike, unsure = "looks like no labelled photograph", "no object is sure"
-    for judged, level, why in ((near, 0.2, ""), (near + 9, 0.2, unlike), (near[:9] + 9, 0.2, ""), (near, 0.99, unsure)):
+    for judged, level, why in (
+        (near, 0.2, ""),
+        (near + 9, 0.2, unlike),
+        (near[:9] + 9, 0.2, ""),
+        (near, 0.99, unsure),
+    ):
         assert command.look_at(photo, teacher, judged, [None, level])[1]["left_out"] == why
 
 
@@ -289,5 +369,8 @@ def test_the_command_runs_on_a_gpu(tmp_path: Path) -> None:
     printed = (tmp_path / "printed.txt").read_text()
     assert seen["code"] == 0, printed
     assert seen["copies"] > 0
-    assert "0 photographs added, 1 left out: shows a labelled photograph, 1 left out: no object is sure" in printed
+    assert (
+        "0 photographs added, 1 left out: shows a labelled photograph, 1 left out: no object is "
+        "sure" in printed
+    )
     assert "Next: label more photographs, or name others with --photos: none was added" in printed
