@@ -243,7 +243,10 @@ def test_an_option_of_a_call_applies_to_that_call(tmp_path: Path) -> None:
     assert len(list(stream)) == 8
 
 
-def test_the_wheel_gives_the_module_and_the_command(tmp_path: Path) -> None:
+def test_the_wheel_works_beside_a_project_with_such_names_and_gives_all_commands(
+    tmp_path: Path,
+) -> None:
+    """`import yolo_seg_ddp` took the project's own `utils.py` for a part of the wheel."""
     (tmp_path / "source").mkdir()
     for each in [
         *PROJECT.glob("*.[lmpty]*"),
@@ -254,33 +257,45 @@ def test_the_wheel_gives_the_module_and_the_command(tmp_path: Path) -> None:
     python = tmp_path / "env" / "bin" / "python"
     [packages] = (tmp_path / "env").glob("lib/*/site-packages")
     (packages / "rest.pth").write_text(sysconfig.get_path("purelib"))  # torch and the others
+    project = tmp_path / "project"
+    for name in ("utils", "inference", "export", "dataset", "extras/__init__", "tests/__init__"):
+        file = project / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("raise RuntimeError('a stranger')\n")
 
-    def run(*words: str | Path) -> str:
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def run(*words: str | Path, code: int = 0) -> str:
+        done = subprocess.run(words, cwd=project, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr * (code != 0)
 
-    run(
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--no-index",
-        "--no-build-isolation",
-        tmp_path / "source",
-    )
+    options = ("--no-deps", "--no-index", "--no-build-isolation")
+    run(python, "-m", "pip", "install", *options, tmp_path / "source")
+    names = {file.relative_to(packages).parts[0] for file in packages.rglob("*.py")}
+    assert names == {"yolo_seg_ddp"}
+    assert not [file for file in packages.rglob("test_*.py") if file.name != "test_ddp.py"]
+
     command = python.with_name("yolo-seg-ddp")
+    module = (python, "-m", "yolo_seg_ddp")
     assert "yolo-seg-ddp train --model yolov8n-seg.pt" in run(command, "train", "--help")
     assert "Next: yolo-seg-ddp parse --input=" in run(command, "download", "--sample", "4")
-    run(command, "parse", "--long-side", "64")
-    assert (tmp_path / "data" / "processed" / "dataset.yaml").exists()
-    code = (
-        "from yolo_seg_ddp.utils.text import SCRIPTS as found; from importlib.util import "
-        "find_spec; print(all(find_spec(f'yolo_seg_ddp.scripts.{name}') for name in "
-        "found.values()))"
+    assert "Next: python -m yolo_seg_ddp check" in run(*module, "parse", "--long-side", "64")
+    assert (project / "data" / "processed" / "dataset.yaml").exists()
+    places = (
+        "--model",
+        tiny_weights(tmp_path / "best.pt"),
+        "--source",
+        "data/processed/val/images",
     )
-    assert run(python, "-c", code) == "True\n"
+    assert "Results in outputs/predictions" in run(*module, "predict", *places, "--img-size", "64")
+    assert "yolo-seg-ddp maps --predictions" in run(command, "maps", "--help")
+
+    listed = run(command)
+    for name in (*SCRIPTS, "maps", "orthophotos", "unlabelled"):
+        assert re.search(rf"^  {name} +[A-Z].+\.$", listed, re.MULTILINE), name
+        assert "--" in run(command, name, "--help")
+    assert "wires is no command; yolo-seg-ddp lists them" in run(command, "wires", code=2)
+    code = "from yolo_seg_ddp import open_model, train, evaluate; print(open_model.__module__)"
+    assert run(python, "-c", code) == "yolo_seg_ddp.api\n"
 
 
 def test_a_prediction_becomes_arrays_polygons_and_a_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,8 @@ class Options:
                     )
                     rule = " or ".join([rule, *field.metadata["words"]])
                     if step := bounds.get("multiple_of"):
-                        rule += f", such as {max(bounds.get('at_least', step), round(number / step) * step)}"
+                        nearest = max(bounds.get("at_least", step), round(number / step) * step)
+                        rule += f", such as {nearest}"
                     raise UsageError(f"{flag_of(field.name)} {number}: must be {rule}")
 
 
@@ -158,7 +159,8 @@ def ignored(config: Any, names: Collection[str], *kinds: str) -> Iterator[str]:
                 if not any(_is_true(config, term) for term in each.split(" or "))
             ]
             if failing:
-                yield f"{flag_of(field.name)} has no effect {_reason(config, field.name, failing[0])}"
+                reason = _reason(config, field.name, failing[0])
+                yield f"{flag_of(field.name)} has no effect {reason}"
 
 
 def _is_true(config: Any, term: str) -> bool:
