@@ -189,7 +189,15 @@ def detect(
         kept = _chosen_of_each(found, most_confident, judge)  # waits once per image
     else:
         kept = _suppress(found, iou, max_detections, judge)
-    best_scores = [0.0] * len(kept) if any(found.counts) else probabilities.amax((1, 2)).tolist()
+    best_scores = [0.0] * len(kept)
+    if not any(found.counts):
+        best, place = probabilities.flatten(1).max(1, keepdim=True)
+        anchors = place // probabilities.shape[2]
+        judged = [
+            score * judge(image, anchor, boxes[image, anchor])
+            for image, (score, anchor) in enumerate(zip(best, anchors, strict=True))
+        ]
+        best_scores = torch.cat(judged).tolist()
     detections = []
     for (boxes, scores, class_ids, anchor), image, best_score in zip(
         kept, coefficients, best_scores, strict=True

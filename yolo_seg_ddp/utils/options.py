@@ -209,9 +209,8 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def section_of(config: Any, section: type[T]) -> T:
     """Return the options of one section of a configuration."""
-    return section(
-        **{field.name: getattr(config, field.name) for field in dataclasses.fields(section)}
-    )  # type: ignore[arg-type]
+    fields = dataclasses.fields(section)  # type: ignore[arg-type]
+    return section(**{field.name: getattr(config, field.name) for field in fields})
 
 
 def folder_option(config_class: type) -> dataclasses.Field[Any] | None:
