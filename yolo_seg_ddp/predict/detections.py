@@ -156,8 +156,8 @@ def detect(
     With `multi_label` an anchor may become a detection of each class, as for AP. Unlike in
     Ultralytics, there is no time limit. The scores of thin boxes of `thin` classes are raised to
     those of equally good thick boxes (BOX_ERROR_PX). These scores decide what is suppressed, and
-    which `max_detections` remain. Then `mask_score` multiplies them by `mask_certainty`. The
-    products have to exceed `confidence`, and are sorted.
+    which `max_detections` remain. Then `mask_score` multiplies them by `mask_certainty`, but for
+    `thin` classes. The products have to exceed `confidence`, and are sorted.
     """
     boxes, probabilities = decode(outputs, strides, size_px)
 
@@ -177,11 +177,18 @@ def detect(
         probabilities = probabilities * flags(classes)
     coefficients = outputs["mask_coefficient"].float().transpose(1, 2)
 
-    def judge(image: int, anchor: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor | float:
+    is_thick = 1 - flags(thin)
+
+    def judge(
+        image: int, anchor: torch.Tensor, boxes: torch.Tensor, class_ids: torch.Tensor
+    ) -> torch.Tensor | float:
         if not mask_score:
             return 1.0
         maps = outputs["proto"][image]
-        return mask_certainty(maps, coefficients[image, anchor], boxes * (maps.shape[-1] / size_px))
+        boxes = boxes * (maps.shape[-1] / size_px)
+        certainty = mask_certainty(maps, coefficients[image, anchor], boxes)
+        # A wire is narrower than a pixel of the prototypes, so its mask is sure of none.
+        return 1 + is_thick[class_ids] * (certainty - 1)
 
     found = _find_candidates(boxes, probabilities, confidence, multi_label)
     if isinstance(outputs, OneToOne):
@@ -194,8 +201,10 @@ def detect(
         best, place = probabilities.flatten(1).max(1, keepdim=True)
         anchors = place // probabilities.shape[2]
         judged = [
-            score * judge(image, anchor, boxes[image, anchor])
-            for image, (score, anchor) in enumerate(zip(best, anchors, strict=True))
+            score * judge(image, anchor, boxes[image, anchor], class_id)
+            for image, (score, anchor, class_id) in enumerate(
+                zip(best, anchors, place % probabilities.shape[2], strict=True)
+            )
         ]
         best_scores = torch.cat(judged).tolist()
     detections = []
@@ -253,9 +262,9 @@ def _find_candidates(
 # An image's boxes, scores and class ids in the host's memory, and the anchors of its detections on
 # the device.
 _Kept = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
-# Returns what multiplies the scores of an image's detections: of its number, and their anchors (n,)
-# and boxes (n, 4) on the device.
-_Judge = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor | float]
+# Returns what multiplies the scores of an image's detections: of its number, and their anchors
+# (n,), boxes (n, 4) and class ids (n,) on the device.
+_Judge = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | float]
 
 
 def _suppress(found: _Candidates, iou: float, most: int, judge: _Judge) -> _Kept:
@@ -290,7 +299,8 @@ def _chosen_of_each(
     ):
         apart, boxes, scores, class_ids, anchor = image
         chosen = choose(apart, scores)
-        scores = scores[chosen] * judge(number, anchor[chosen], boxes[chosen])
+        factors = judge(number, anchor[chosen], boxes[chosen], class_ids[chosen])
+        scores = scores[chosen] * factors
         order = _best_first(scores)
         chosen = chosen[order]
         kept.append(
@@ -319,7 +329,7 @@ def _suppress_at_once(found: _Candidates, iou: float, most: int, judge: _Judge) 
     )
     row = row.gather(1, position)
     judged = [
-        found.scores[own] * judge(image, found.anchor[own], found.boxes[own])
+        found.scores[own] * judge(image, found.anchor[own], found.boxes[own], found.class_ids[own])
         for image, own in enumerate(row)
     ]
     is_kept = torch.arange(row.shape[1], device=device) < number[:, None]
