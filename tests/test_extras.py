@@ -109,7 +109,7 @@ def test_thin_objects_keep_their_masks_without_their_extra(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "yolo_seg_ddp.extras.wires", None)
     model, device = ColourNetwork(), torch.device("cpu")
     model.args["thin_classes"] = [0]
-    options = PredictOptions(model="a.pt", source="a.jpg", img_size=320)
+    options = PredictOptions(model="a.pt", img_size=320)
     predictor = predictor_for(options, model, device)
     assert predictor.thin == (0,)
     assert predictor.steps == (MeanWithWhole(),)

@@ -64,7 +64,7 @@ class Segmentation(SegmentationStep):
             rules = (
                 wires.line_rules(self.metadata, self.names)
                 if wires
-                else "Thin objects keep their masks: yolo_seg_ddp/extras/wires is not in this folder"
+                else "yolo_seg_ddp/extras/wires is not in this folder: thin objects keep masks"
             )
             print(rules, flush=True)
         labels = [data.val.labels(index) for index in range(min(len(data.val), CHOSEN_FROM))]
