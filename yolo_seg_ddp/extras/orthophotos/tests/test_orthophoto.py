@@ -82,9 +82,10 @@ class Strips(Step):
         lines = []
         for class_id, region in zip(prediction.class_ids, prediction.masks, strict=True):
             pixels = np.argwhere(region.mask)[:, ::-1] + (region.left + 0.5, region.top + 0.5)
-            ends, width = long_axis(pixels)
+            ends, _ = long_axis(pixels)
+            width = len(pixels) / np.hypot(*(ends[1] - ends[0]))
             is_line = int(class_id) in self.classes
-            lines.append(Line(ends, np.full(2, width + 1), NO_GAPS) if is_line else None)
+            lines.append(Line(ends, np.full(2, width), NO_GAPS) if is_line else None)
         return replace(prediction, lines=lines if self.classes else ())
 
 
