@@ -46,9 +46,9 @@ from yolo_seg_ddp.evaluation.shared_classes import number_classes_as, only_class
 from yolo_seg_ddp.evaluation.tables import all_tables
 from yolo_seg_ddp.evaluation.tile_search import Candidate, TileSearch
 from yolo_seg_ddp.pages import plot_confusion_matrix, plot_curves
-from yolo_seg_ddp.predict.line_step import steps_for
 from yolo_seg_ddp.predict.models import open_model
 from yolo_seg_ddp.predict.opening import cores_of
+from yolo_seg_ddp.predict.postprocess import steps_for
 from yolo_seg_ddp.predict.tiles import Predictor, choose_tiling
 from yolo_seg_ddp.utils import distributed
 from yolo_seg_ddp.utils.cores import choose_threads_and_workers

@@ -6,15 +6,21 @@
 import ast
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 import check_data
 import export
 from tests.support.plugin import PROJECT, run_main
+from tests.yolo.colour_network import ColourNetwork
 from yolo_seg_ddp import open_model
+from yolo_seg_ddp.predict.opening import predictor_for
+from yolo_seg_ddp.predict.options import PredictOptions
+from yolo_seg_ddp.predict.postprocess import MeanWithWhole
 from yolo_seg_ddp.utils.errors import UserError
 from yolo_seg_ddp.utils.extras import find_extra, require_extra
 
@@ -97,3 +103,16 @@ def test_a_command_whose_extra_is_not_there_says_so_in_one_line(
     monkeypatch.setitem(sys.modules, "yolo_seg_ddp.extras.check", None)
     with pytest.raises(UserError, match=r"^yolo_seg_ddp/extras/check is not in this folder: "):
         check_data.main()
+
+
+def test_thin_objects_keep_their_masks_without_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yolo_seg_ddp.extras.wires", None)
+    model, device = ColourNetwork(), torch.device("cpu")
+    model.args["thin_classes"] = [0]
+    options = PredictOptions(model="a.pt", img_size=320)
+    predictor = predictor_for(options, model, device)
+    assert predictor.thin == (0,)
+    assert predictor.steps == (MeanWithWhole(),)
+    options = replace(options, thin_classes=("wire",))
+    with pytest.raises(UserError, match=r"^yolo_seg_ddp/extras/wires is not in this folder: "):
+        predictor_for(options, model, device)

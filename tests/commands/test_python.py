@@ -30,7 +30,7 @@ from yolo_seg_ddp import evaluate, open_model, train
 from yolo_seg_ddp.api import Names, Prediction, Predictions
 from yolo_seg_ddp.data.images import ImageError, decode_image, read_image
 from yolo_seg_ddp.predict.detections import Detections, PhotoPrediction
-from yolo_seg_ddp.predict.lines.line import Line
+from yolo_seg_ddp.predict.line import Line
 from yolo_seg_ddp.predict.regions import Region
 from yolo_seg_ddp.run.records import read_epochs
 from yolo_seg_ddp.utils.errors import UsageError, UserError

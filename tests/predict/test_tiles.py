@@ -1,6 +1,5 @@
 import itertools
 from typing import Any, ClassVar
-from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -12,11 +11,10 @@ from torch.nn import functional
 from tests.predict.tile_scenes import iou_of, stroke, wires_and_pole
 from tests.yolo.colour_network import ColourNetwork, install, paint
 from yolo_seg_ddp.predict.detections import Detections, Letterbox, PhotoPrediction
-from yolo_seg_ddp.predict.line_step import steps_for
-from yolo_seg_ddp.predict.lines.line import Line
+from yolo_seg_ddp.predict.line import Line
 from yolo_seg_ddp.predict.merge_tiles import MergedInstance, TileDetection
 from yolo_seg_ddp.predict.options import check_tiles
-from yolo_seg_ddp.predict.postprocess import average_with_whole
+from yolo_seg_ddp.predict.postprocess import average_with_whole, steps_for
 from yolo_seg_ddp.predict.regions import Region, Runs
 from yolo_seg_ddp.predict.tiles import Predictor, Tiling, choose_tiling, cut_tiles, overlap_px
 from yolo_seg_ddp.utils.errors import UsageError
@@ -179,23 +177,6 @@ def test_wires_across_24_tiles_are_found_whole_whatever_the_batch_size(
     np.testing.assert_array_equal(alone[0][2].detections.scores, prediction.detections.scores)
     for one, other in zip(alone[0][2].masks, prediction.masks, strict=True):
         np.testing.assert_array_equal(one.mask, other.mask)
-
-
-def test_lines_are_given_the_votes_of_tiles_where_labels_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    install(monkeypatch)
-    with_lines = Mock(side_effect=lambda prediction, *_: prediction)
-    monkeypatch.setattr("yolo_seg_ddp.predict.line_step.with_lines", with_lines)
-    monkeypatch.setattr(
-        "yolo_seg_ddp.predict.line_step.trained_wire_labels", lambda _: {"wires_end_at": [1]}
-    )
-    predict_all([paint(SCENE, SIZE)], 16, Tiling(320), thin=(0,))
-    votes = with_lines.call_args.args[-1][0]
-    assert (
-        votes[np.any([mask for class_id, mask in SCENE if class_id == 0], axis=0)] > 0
-    ).mean() > 0.99
-    assert not votes[:, 984:].any(), "the pole is of another class"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from yolo_seg_ddp.predict.lines.line import Line
+from yolo_seg_ddp.predict.line import Line
 from yolo_seg_ddp.predict.mask_scores import mask_certainty, mask_logits
 from yolo_seg_ddp.predict.photo_masks import Letterbox, enlarge
 from yolo_seg_ddp.predict.regions import Region, Runs
@@ -61,7 +61,7 @@ class PhotoPrediction:
     """The detections of a photograph, with masks and boxes, float32 (n, 4) xyxy, in its pixels.
 
     lines: of each detection, None where it has none; empty if no line was looked for
-    (`yolo_seg_ddp/predict/lines/`). num_without_mask: how many detections were found whose mask is
+    (`yolo_seg_ddp/extras/wires/`). num_without_mask: how many detections were found whose mask is
     empty: only their boxes are known.
     """
 

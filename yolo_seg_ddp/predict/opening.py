@@ -3,15 +3,16 @@
 import torch
 
 from yolo_seg_ddp.data.label_shapes import named_classes
-from yolo_seg_ddp.predict.line_step import steps_for
 from yolo_seg_ddp.predict.models import open_model
 from yolo_seg_ddp.predict.options import PredictOptions
+from yolo_seg_ddp.predict.postprocess import steps_for
 from yolo_seg_ddp.predict.thresholds import Thresholds
 from yolo_seg_ddp.predict.tiles import Predictor, choose_tiling
 from yolo_seg_ddp.utils import distributed
 from yolo_seg_ddp.utils.cores import usable_cpu_count
 from yolo_seg_ddp.utils.devices import choose_device, choose_precision
 from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.utils.extras import require_extra
 from yolo_seg_ddp.yolo.model import (
     YoloModel,
     choose_mask_score,
@@ -48,6 +49,8 @@ def predictor_for(config: PredictOptions, model: YoloModel, device: torch.device
     }
     asked = config.thin_classes
     thin = trained_thin_classes(model) if asked == ("auto",) else named_classes(asked, names)
+    if thin and asked != ("auto",):
+        require_extra("wires")
     how = (
         limits,
         config.max_detections,

@@ -15,6 +15,8 @@ from yolo_seg_ddp.predict.detections import Detections, Letterbox, PhotoPredicti
 from yolo_seg_ddp.predict.merge_tiles import MIN_AGREEMENT, MergedInstance, TileDetection
 from yolo_seg_ddp.predict.overview import box_overlap
 from yolo_seg_ddp.predict.regions import Corners, LazyRegions
+from yolo_seg_ddp.utils.extras import find_extra
+from yolo_seg_ddp.yolo.model import YoloModel
 
 # longer side of a box in the network's input from which the whole photograph decides, too (rule 8)
 SHOWN_PX = 24
@@ -73,6 +75,14 @@ class MeanWithWhole(Step):
             return prediction
         limits = (context.min_score, context.max_detections)
         return average_with_whole(prediction, context.whole, context.placement, self.lines, *limits)
+
+
+def steps_for(model: YoloModel, thin: tuple[int, ...]) -> tuple[Step, ...]:
+    """Return the steps of a model. The extra `wires` puts lines in the place of the masks of
+    classes `thin`; without it they keep their masks.
+    """
+    wires = find_extra("wires") if thin else None
+    return wires.steps_for(model, thin) if wires else (MeanWithWhole(),)
 
 
 def average_with_whole(

@@ -19,12 +19,12 @@ import numpy as np
 
 from yolo_seg_ddp.data.images import write_jpeg
 from yolo_seg_ddp.predict.detections import PhotoPrediction
-from yolo_seg_ddp.predict.lines.line import Line
-from yolo_seg_ddp.predict.lines.routes import find_routes
+from yolo_seg_ddp.predict.line import Line
 from yolo_seg_ddp.predict.regions import Region
 from yolo_seg_ddp.utils import distributed
 from yolo_seg_ddp.utils.contents import BAD_CONTENT, mapping, parse_json, reason_of_content
 from yolo_seg_ddp.utils.errors import UserError, printable
+from yolo_seg_ddp.utils.extras import find_extra
 from yolo_seg_ddp.utils.files import new_text_file, write_text_atomic
 
 PREDICTIONS, ABOUT = "predictions.json", "about.json"
@@ -158,11 +158,11 @@ def photo_entry(
     for detection, line in zip(detections, prediction.lines, strict=False):
         detection |= line_fields(line) if line is not None else {}
     entry = {"width": shape[1], "height": shape[0], "detections": detections}
-    if prediction.lines:
+    if prediction.lines and (wires := find_extra("wires")):
         entry["wires"] = [
             {"class": detections[route.members[0]]["class"], "detections": list(route.members)}
             | line_fields(route.line)
-            for route in find_routes(prediction.lines, prediction.class_ids)
+            for route in wires.find_routes(prediction.lines, prediction.class_ids)
         ]
     return entry
 

@@ -33,11 +33,11 @@ from yolo_seg_ddp.data.label_shapes import (
 from yolo_seg_ddp.data.labels import Photo
 from yolo_seg_ddp.data.options import DataOptions
 from yolo_seg_ddp.data.windows import WindowConfig, open_windows
-from yolo_seg_ddp.predict.lines.label_facts import measure_wire_labels
 from yolo_seg_ddp.run.folder import read_fingerprint
 from yolo_seg_ddp.training.config import TrainConfig
 from yolo_seg_ddp.utils import distributed
 from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.utils.extras import find_extra
 from yolo_seg_ddp.utils.options import section_of
 from yolo_seg_ddp.utils.text import counted, format_bytes
 from yolo_seg_ddp.yolo.inputs import varies_colours_on
@@ -91,11 +91,17 @@ class Data:
             return metadata
         metadata["windows"] = asdict(self.policy.windows)
 
-        # Predictions follow thin objects as lines.
         labels = self.labels
         if labels.thin:
-            wire_labels = measure_wire_labels(labels.sample, labels.straight, labels.curved)
-            metadata |= {"thin_classes": [*labels.thin], **wire_labels}
+            metadata["thin_classes"] = [*labels.thin]
+
+            # Predictions follow thin objects as lines.
+            wires = find_extra("wires")
+            metadata |= (
+                wires.measure_wire_labels(labels.sample, labels.straight, labels.curved)
+                if wires
+                else {"wires_bent": [*labels.curved]}
+            )
 
         lengths = label_lengths_of(self.train.photos, self.train.windowed.store.index.sizes)
         return metadata | ({"label_lengths": lengths} if lengths else {})

@@ -19,12 +19,12 @@ from yolo_seg_ddp.training.loader_cost import LoaderCost
 from yolo_seg_ddp.training.pictures import CHOSEN_FROM, Curves, ValidationPictures
 from yolo_seg_ddp.training.plan import TrainPlan
 from yolo_seg_ddp.utils import distributed
+from yolo_seg_ddp.utils.extras import find_extra
 from yolo_seg_ddp.yolo.loss import PARTS
 from yolo_seg_ddp.yolo.loss26 import EndToEndLoss, loss_for
 from yolo_seg_ddp.yolo.model import (
     YoloModel,
     copy_for_prediction,
-    numbers_by_class,
     save_deployable,
 )
 from yolo_seg_ddp.yolo.training_step import SegmentationStep
@@ -39,28 +39,6 @@ COLUMNS = {  # Ultralytics' names, in its order
     **{f"val_{part}": f"val/{part}_loss" for part in PARTS},
     "lr": "lr/pg0",
 }
-
-
-def line_rules(metadata: dict[str, Any], names: tuple[str, ...]) -> str:
-    """Return a line that says which rules predictions of thin classes follow, from a model file's
-    metadata.
-    """
-    shares = numbers_by_class(metadata["wires_parallel"], 1)
-    alike = ", ".join(
-        f"{names[class_id]} (share of length {share:g})" for class_id, (share,) in shares.items()
-    )
-    ends = ", ".join(names[class_id] for class_id in metadata["wires_end_at"])
-    bent = ", ".join(names[class_id] for class_id in metadata["wires_bent"])
-    rules = (
-        [f"labels run alike in {alike}, so lines that run otherwise are less sure"] if alike else []
-    )
-    rules.append(
-        f"labels end at {ends}, and so do lines"
-        if ends
-        else "lines that continue each other are one"
-    )
-    rules += [f"those of {bent} do not, because its labels are curved"] if bent else []
-    return "Found lines: " + "; ".join(rules)
 
 
 class Segmentation(SegmentationStep):
@@ -82,7 +60,13 @@ class Segmentation(SegmentationStep):
         # Rank 0 calls `save`.
         self.metadata = distributed.run_on_main(data.metadata) or {}
         if "thin_classes" in self.metadata:
-            print(line_rules(self.metadata, self.names), flush=True)
+            wires = find_extra("wires")
+            rules = (
+                wires.line_rules(self.metadata, self.names)
+                if wires
+                else "yolo_seg_ddp/extras/wires is not in this folder: thin objects keep masks"
+            )
+            print(rules, flush=True)
         labels = [data.val.labels(index) for index in range(min(len(data.val), CHOSEN_FROM))]
         ranks, are_windows = (
             (distributed.rank(), distributed.world_size()),

@@ -17,8 +17,8 @@ from yolo_seg_ddp.evaluation.metrics.thin_objects import (
     measure,
     summarise_thin,
 )
-from yolo_seg_ddp.predict.lines.thinning import centreline
 from yolo_seg_ddp.predict.regions import Region
+from yolo_seg_ddp.predict.thinning import centreline
 
 WIRE, OTHER = 2, 5
 RATES = ("centreline_recall", "centreline_precision", "pieces_per_object")

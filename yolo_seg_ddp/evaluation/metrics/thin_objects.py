@@ -13,8 +13,8 @@ import numpy as np
 from yolo_seg_ddp.data.labels import ANY_CLASS
 from yolo_seg_ddp.evaluation.metrics.matching import LEVELS
 from yolo_seg_ddp.evaluation.metrics.results import ImageResult
-from yolo_seg_ddp.predict.lines.thinning import centreline
 from yolo_seg_ddp.predict.regions import Region
+from yolo_seg_ddp.predict.thinning import centreline
 
 TOLERANCE_PX = 3.0
 MIN_SCORE = 0.25

@@ -25,7 +25,7 @@ import shapely
 
 from yolo_seg_ddp.data.images import FILL
 from yolo_seg_ddp.predict.agreement import WIDEN_PX
-from yolo_seg_ddp.predict.lines.line import Line
+from yolo_seg_ddp.predict.line import Line
 from yolo_seg_ddp.predict.merge_tiles import MergedInstance, TileDetection, join_tiles
 from yolo_seg_ddp.predict.regions import ROW, Corners, Runs, has_pixels, hull, intersection
 from yolo_seg_ddp.predict.tiles import Predictor, Tiling, overlap_px

@@ -22,10 +22,10 @@ from yolo_seg_ddp.evaluation.metrics.matching import LEVELS, hit_targets
 from yolo_seg_ddp.evaluation.metrics.thin_objects import TOLERANCE_PX
 from yolo_seg_ddp.evaluation.native_masks import areas_of, mask_iou
 from yolo_seg_ddp.predict.detections import PhotoPrediction
-from yolo_seg_ddp.predict.lines.thinning import centreline
 from yolo_seg_ddp.predict.postprocess import Context, Step
 from yolo_seg_ddp.predict.regions import LazyRegions, Region, fill_outline
 from yolo_seg_ddp.predict.shift_features import image_statistics, photo_traits
+from yolo_seg_ddp.predict.thinning import centreline
 from yolo_seg_ddp.predict.tiles import Predictor
 from yolo_seg_ddp.utils.text import counted
 from yolo_seg_ddp.yolo.model import trained_wire_labels

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.predict.tiny_network import tiny_weights
 from tests.support.ranks import run_ranks
 from tests.yolo.colour_network import NAMES, ColourNetwork, install, paint
 from yolo_seg_ddp.data.images import FILL
+from yolo_seg_ddp.data.label_shapes import long_axis
 from yolo_seg_ddp.data.mask_rings import outline_of
 from yolo_seg_ddp.extras.orthophotos import blocks as blocks_module
 from yolo_seg_ddp.extras.orthophotos import map_layers
@@ -36,9 +37,10 @@ from yolo_seg_ddp.extras.orthophotos.blocks import (
 from yolo_seg_ddp.extras.orthophotos.map_layers import BLOCKS, GEOJSON, GEOPACKAGE, write_orthophoto
 from yolo_seg_ddp.extras.orthophotos.raster import open_orthophoto
 from yolo_seg_ddp.extras.orthophotos.tests.rasters import CRS, ORIGIN, PIXEL_M, write_raster
-from yolo_seg_ddp.predict.line_step import steps_for
-from yolo_seg_ddp.predict.lines.line import Line
+from yolo_seg_ddp.predict.detections import PhotoPrediction
+from yolo_seg_ddp.predict.line import Line
 from yolo_seg_ddp.predict.merge_tiles import MergedInstance
+from yolo_seg_ddp.predict.postprocess import Context, MeanWithWhole, Step
 from yolo_seg_ddp.predict.regions import Runs
 from yolo_seg_ddp.predict.tiles import Predictor, Tiling, cut_tiles
 from yolo_seg_ddp.utils import distributed
@@ -68,6 +70,25 @@ def truth() -> list[Truth]:
     ]
 
 
+@dataclass(frozen=True)
+class Strips(Step):
+    """A line through the middle of each object of some classes, as the extra `wires` finds it."""
+
+    classes: tuple[int, ...]
+
+    def __call__(
+        self, prediction: PhotoPrediction, context: Context, seen: None
+    ) -> PhotoPrediction:
+        lines = []
+        for class_id, region in zip(prediction.class_ids, prediction.masks, strict=True):
+            pixels = np.argwhere(region.mask)[:, ::-1] + (region.left + 0.5, region.top + 0.5)
+            ends, _ = long_axis(pixels)
+            width = len(pixels) / np.hypot(*(ends[1] - ends[0]))
+            is_line = int(class_id) in self.classes
+            lines.append(Line(ends, np.full(2, width), NO_GAPS) if is_line else None)
+        return replace(prediction, lines=lines if self.classes else ())
+
+
 def predictor_of(thin: tuple[int, ...] = ()) -> Predictor:
     limits = {"confidence": 0.25, "iou": 0.7}
     model = ColourNetwork()
@@ -79,7 +100,7 @@ def predictor_of(thin: tuple[int, ...] = ()) -> Predictor:
         Tiling(320),
         limits,
         thin=thin,
-        steps=steps_for(model, thin),
+        steps=(Strips(thin), MeanWithWhole(thin)),
     )
 
 

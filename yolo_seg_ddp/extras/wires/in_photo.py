@@ -7,8 +7,9 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
-from yolo_seg_ddp.predict.lines.line import Line
-from yolo_seg_ddp.predict.lines.numbers import NUMBERS
+from yolo_seg_ddp.extras.wires.along import samples
+from yolo_seg_ddp.extras.wires.numbers import NUMBERS
+from yolo_seg_ddp.predict.line import Line
 
 ALONG_PX, ACROSS_PX = 2.0, 0.5  # between samples of the photograph
 NUM_ACROSS = 17  # samples across a line, of `likeness`
@@ -20,11 +21,11 @@ def profiles(line: Line, photo: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     along it.
 
     Return for each block that shows the wire, in pixels, float64 (B,): its place along the line,
-    how far beside the line the wire's middle lies, to the side of `Line.samples`, and the wire's
+    how far beside the line the wire's middle lies, to the side of `samples`, and the wire's
     full width at half of its contrast to the ground. The colour with the highest contrast counts,
     and the ground changes evenly from one side to the other.
     """
-    points, across, _ = line.samples(ALONG_PX)
+    points, across, _ = samples(line, ALONG_PX)
     width = max(line.width_px, NUMBERS.min_width_px)
     reach = NUMBERS.reach_widths * width
     offsets = np.arange(-reach, reach + ACROSS_PX / 2, ACROSS_PX)
@@ -76,7 +77,7 @@ def fit_to_photo(line: Line, photo: np.ndarray, gain: float, margin_px: float) -
     places, beside, widths = profiles(line, photo)
     if not len(places):
         return line
-    points, across, _ = line.samples(ALONG_PX)
+    points, across, _ = samples(line, ALONG_PX)
     along = np.linspace(0, line.length_px, len(points))
     limit = max(line.width_px / 2, 3.0)
     shift = _smooth(places, beside, limit, along).clip(-limit, limit)
@@ -112,7 +113,7 @@ def likeness(line: Line, grey: np.ndarray) -> float:
     that a wire may pass from dark to light ground and in front of a pole. The result is multiplied
     by `length_factor`.
     """
-    points, across, _ = line.samples()
+    points, across, _ = samples(line)
     offsets = np.linspace(-NUMBERS.reach_widths, NUMBERS.reach_widths, NUM_ACROSS)
     seen = (
         points[:, None]

@@ -13,10 +13,10 @@ from functools import cached_property
 import cv2
 import numpy as np
 
-from yolo_seg_ddp.predict.lines.line import Line
-from yolo_seg_ddp.predict.lines.numbers import NUMBERS
-from yolo_seg_ddp.predict.lines.thinning import centreline
+from yolo_seg_ddp.extras.wires.numbers import NUMBERS
+from yolo_seg_ddp.predict.line import Line
 from yolo_seg_ddp.predict.regions import Region
+from yolo_seg_ddp.predict.thinning import centreline
 
 SLICE_PX = NUMBERS.step_px
 # points that stand for a mask, and parabolas that are tried through three of them

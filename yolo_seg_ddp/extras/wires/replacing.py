@@ -15,13 +15,14 @@ from dataclasses import replace
 import cv2
 import numpy as np
 
-from yolo_seg_ddp.predict.lines.confidence import Row, lower_crossing, lower_wide, raise_continuing
-from yolo_seg_ddp.predict.lines.from_mask import find_lines
-from yolo_seg_ddp.predict.lines.in_photo import fit_to_photo, length_factor, likeness
-from yolo_seg_ddp.predict.lines.label_facts import LabelFacts
-from yolo_seg_ddp.predict.lines.line import Line
-from yolo_seg_ddp.predict.lines.numbers import NUMBERS
-from yolo_seg_ddp.predict.lines.routes import find_routes
+from yolo_seg_ddp.extras.wires.along import outside, values_on
+from yolo_seg_ddp.extras.wires.confidence import Row, lower_crossing, lower_wide, raise_continuing
+from yolo_seg_ddp.extras.wires.from_mask import find_lines
+from yolo_seg_ddp.extras.wires.in_photo import fit_to_photo, length_factor, likeness
+from yolo_seg_ddp.extras.wires.label_facts import LabelFacts
+from yolo_seg_ddp.extras.wires.numbers import NUMBERS
+from yolo_seg_ddp.extras.wires.routes import find_routes
+from yolo_seg_ddp.predict.line import Line
 from yolo_seg_ddp.predict.merge_tiles import MOSTLY, WIDEN_KERNEL, TileDetection
 from yolo_seg_ddp.predict.regions import Corners, Region, canvas_of, fill_outline
 
@@ -84,11 +85,11 @@ def _parts(line: Line, ends: np.ndarray, votes: np.ndarray | None) -> list[Line]
     """Return what is left of a line without the objects at which labels end, and where the tiles
     see it; both (H, W).
     """
-    is_end = line.values_on(ends)
+    is_end = values_on(line, ends)
     if votes is not None:
-        seen = line.values_on(votes)
+        seen = values_on(line, votes)
         is_end |= seen < NUMBERS.end_votes * np.median(seen)
-    return line.outside(is_end)
+    return outside(line, is_end)
 
 
 def _without_copies(rows: list[Row], size: tuple[int, int]) -> list[Row]:
@@ -100,7 +101,7 @@ def _without_copies(rows: list[Row], size: tuple[int, int]) -> list[Row]:
     for row in sorted(rows, key=lambda row: -row.score):
         if row.line is not None:
             canvas = taken[row.class_id]
-            if row.line.values_on(canvas).mean() > MOSTLY:
+            if values_on(row.line, canvas).mean() > MOSTLY:
                 continue
             fill_outline(row.line.outline, size).add_to(canvas)
         kept.append(row)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from yolo_seg_ddp.predict.lines.line import Line
-from yolo_seg_ddp.predict.lines.numbers import NUMBERS
-from yolo_seg_ddp.predict.lines.routes import continued_ends
+from yolo_seg_ddp.extras.wires.numbers import NUMBERS
+from yolo_seg_ddp.extras.wires.routes import continued_ends
+from yolo_seg_ddp.predict.line import Line
 
 
 @dataclass(frozen=True, eq=False)

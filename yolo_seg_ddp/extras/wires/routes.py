@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from yolo_seg_ddp.predict.lines.line import Line
-from yolo_seg_ddp.predict.lines.numbers import NUMBERS
+from yolo_seg_ddp.extras.wires.along import directions
+from yolo_seg_ddp.extras.wires.numbers import NUMBERS
+from yolo_seg_ddp.predict.line import Line
 
 End = tuple[int, int]  # a line's number; 0: its first point, 1: its last
 
@@ -80,7 +81,7 @@ def continued_ends(lines: Sequence[Line], class_ids: np.ndarray) -> list[tuple[i
     if len(lines) < 2:
         return []
     at = np.concatenate([line.points[[0, -1]] for line in lines])  # (2 n, 2)
-    outward = np.concatenate([line.directions for line in lines])
+    outward = np.concatenate([directions(line) for line in lines])
     width, length = (
         np.repeat([getattr(line, name) for line in lines], 2) for name in ("width_px", "length_px")
     )

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.predict.tile_scenes import stroke
-from yolo_seg_ddp.predict.lines.line import Line
+from yolo_seg_ddp.predict.line import Line
 
 SIZE = (900, 600)
 Points = list[tuple[float, float]]

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from yolo_seg_ddp.extras.wires.confidence import Row
+from yolo_seg_ddp.extras.wires.from_mask import band_line
+from yolo_seg_ddp.extras.wires.label_facts import LabelFacts
+from yolo_seg_ddp.extras.wires.numbers import NUMBERS
+from yolo_seg_ddp.extras.wires.replacing import replace_masks, votes_of
 from yolo_seg_ddp.predict.detections import Detections, Letterbox, PhotoPrediction, boxes_to_input
-from yolo_seg_ddp.predict.lines.confidence import Row
-from yolo_seg_ddp.predict.lines.from_mask import band_line
-from yolo_seg_ddp.predict.lines.label_facts import LabelFacts
-from yolo_seg_ddp.predict.lines.numbers import NUMBERS
-from yolo_seg_ddp.predict.lines.replacing import replace_masks, votes_of
 from yolo_seg_ddp.predict.postprocess import Context, MeanWithWhole, Step
 from yolo_seg_ddp.predict.regions import LazyRegions, fill_outline
 from yolo_seg_ddp.yolo.model import YoloModel, trained_wire_labels
@@ -23,7 +23,7 @@ def steps_for(model: YoloModel, thin: tuple[int, ...]) -> tuple[Step, ...]:
     """Return the steps of a model whose classes `thin` become lines, or keep their masks if they
     are curved.
     """
-    labels = LabelFacts.of_model(thin, trained_wire_labels(model) if thin else {})
+    labels = LabelFacts.of_model(thin, trained_wire_labels(model))
     return Lines(labels), MeanWithWhole(labels.lines)
 
 

@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 
 from yolo_seg_ddp.data.label_shapes import LabelledPhoto, long_axis
-from yolo_seg_ddp.predict.lines.confidence import parallel_shares
-from yolo_seg_ddp.predict.lines.from_mask import find_lines
-from yolo_seg_ddp.predict.lines.in_photo import profiles
-from yolo_seg_ddp.predict.lines.line import Line, values_at
-from yolo_seg_ddp.predict.lines.numbers import NUMBERS
-from yolo_seg_ddp.predict.lines.routes import find_routes
+from yolo_seg_ddp.extras.wires.along import outside, values_at, values_on
+from yolo_seg_ddp.extras.wires.confidence import parallel_shares
+from yolo_seg_ddp.extras.wires.from_mask import find_lines
+from yolo_seg_ddp.extras.wires.in_photo import profiles
+from yolo_seg_ddp.extras.wires.numbers import NUMBERS
+from yolo_seg_ddp.extras.wires.routes import find_routes
+from yolo_seg_ddp.predict.line import Line
 from yolo_seg_ddp.predict.regions import canvas_of, fill_outline
+from yolo_seg_ddp.yolo.model import numbers_by_class
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,9 @@ def classes_at_ends(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> t
             canvas = canvas_of(
                 (fill_outline(photo.outlines[number], photo.size) for number in same), photo.size
             )
-            passed[class_id] += sum(len(line.outside(line.values_on(canvas))) > 1 for line in lines)
+            passed[class_id] += sum(
+                len(outside(line, values_on(line, canvas))) > 1 for line in lines
+            )
             ended[class_id] += sum(
                 values_at(np.linspace(gap[0], gap[1], 64), canvas).mean() > 0.5 for gap in gaps
             )
@@ -163,3 +167,25 @@ def label_width(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> tuple
         return ()
     gain = max(float(theilslopes(labelled, visible).slope), 0.0)
     return round(gain, 3), round(float(np.median(np.array(labelled) - gain * np.array(visible))), 2)
+
+
+def line_rules(metadata: dict[str, Any], names: tuple[str, ...]) -> str:
+    """Return a line that says which rules predictions of thin classes follow, from a model file's
+    metadata.
+    """
+    shares = numbers_by_class(metadata["wires_parallel"], 1)
+    alike = ", ".join(
+        f"{names[class_id]} (share of length {share:g})" for class_id, (share,) in shares.items()
+    )
+    ends = ", ".join(names[class_id] for class_id in metadata["wires_end_at"])
+    bent = ", ".join(names[class_id] for class_id in metadata["wires_bent"])
+    rules = (
+        [f"labels run alike in {alike}, so lines that run otherwise are less sure"] if alike else []
+    )
+    rules.append(
+        f"labels end at {ends}, and so do lines"
+        if ends
+        else "lines that continue each other are one"
+    )
+    rules += [f"those of {bent} do not, because its labels are curved"] if bent else []
+    return "Found lines: " + "; ".join(rules)

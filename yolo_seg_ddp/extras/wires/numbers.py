@@ -1,4 +1,4 @@
-"""The numbers of this room in one place: what each one means, its unit, and the measurement that
+"""The numbers of this extra in one place: what each one means, its unit, and the measurement that
 keeps it.
 
 Headings in quotes are those of docs/research/wires.md, which compares with other values under

@@ -6,12 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from tests.predict.lines.drawn import CROSSARM, SAGGING, SIZE, STRAIGHT, drawn, parabola, straight
 from tests.predict.tile_scenes import iou_of
+from yolo_seg_ddp.extras.wires.along import outside, samples
+from yolo_seg_ddp.extras.wires.label_facts import LabelFacts
+from yolo_seg_ddp.extras.wires.replacing import votes_of
+from yolo_seg_ddp.extras.wires.step import with_lines
+from yolo_seg_ddp.extras.wires.tests.drawn import (
+    CROSSARM,
+    SAGGING,
+    SIZE,
+    STRAIGHT,
+    drawn,
+    parabola,
+    straight,
+)
 from yolo_seg_ddp.predict.detections import Detections, Letterbox, PhotoPrediction
-from yolo_seg_ddp.predict.line_step import with_lines
-from yolo_seg_ddp.predict.lines.label_facts import LabelFacts
-from yolo_seg_ddp.predict.lines.replacing import votes_of
 from yolo_seg_ddp.predict.merge_tiles import TileDetection
 from yolo_seg_ddp.predict.regions import Region, Runs, fill_outline
 
@@ -205,11 +214,11 @@ def test_gaps_stay_with_the_part_of_the_line_that_has_them() -> None:
 
 def test_one_sample_of_a_hair_thin_wire_is_no_line() -> None:
     hair = straight((0, 0), (40, 0), width=0.1)
-    is_inside = np.ones(len(hair.samples()[0]), bool)
+    is_inside = np.ones(len(samples(hair)[0]), bool)
     is_inside[2] = False
-    assert hair.outside(is_inside) == []
+    assert outside(hair, is_inside) == []
     is_inside[3] = False
-    assert len(hair.outside(is_inside)) == 1
+    assert len(outside(hair, is_inside)) == 1
 
 
 def test_a_wire_ends_where_tiles_hardly_see_it() -> None:

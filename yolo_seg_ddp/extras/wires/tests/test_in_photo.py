@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.predict.lines.drawn import straight
-from yolo_seg_ddp.predict.lines.in_photo import likeness, profiles
+from yolo_seg_ddp.extras.wires.in_photo import likeness, profiles
+from yolo_seg_ddp.extras.wires.tests.drawn import straight
 
 ACROSS, ALONG = np.mgrid[:600, :900]
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.predict.lines.drawn import SIZE, Points, straight
+from yolo_seg_ddp.extras.wires.routes import find_routes
+from yolo_seg_ddp.extras.wires.tests.drawn import SIZE, Points, straight
 from yolo_seg_ddp.predict.detections import Detections, PhotoPrediction
-from yolo_seg_ddp.predict.lines.routes import find_routes
 from yolo_seg_ddp.predict.prediction_files import PredictionWriter, Source
 from yolo_seg_ddp.predict.regions import Region, fill_outline
 

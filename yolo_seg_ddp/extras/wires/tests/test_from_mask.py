@@ -4,9 +4,17 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.predict.lines.drawn import CROSSARM, SAGGING, SIZE, STRAIGHT, Points, drawn, parabola
 from tests.predict.tile_scenes import blur_edges, iou_of
-from yolo_seg_ddp.predict.lines.from_mask import Curve, SlicedMask, find_lines, medial_line
+from yolo_seg_ddp.extras.wires.from_mask import Curve, SlicedMask, find_lines, medial_line
+from yolo_seg_ddp.extras.wires.tests.drawn import (
+    CROSSARM,
+    SAGGING,
+    SIZE,
+    STRAIGHT,
+    Points,
+    drawn,
+    parabola,
+)
 from yolo_seg_ddp.predict.regions import Region, fill_outline
 
 HOOK = [(450 - 200 * np.cos(a), 400 - 200 * np.sin(a)) for a in np.linspace(0, np.pi, 60)]

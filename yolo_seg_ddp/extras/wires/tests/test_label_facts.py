@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.predict.lines.drawn import SIZE, straight
 from tests.prepare.parsing.tool_folder import whole
 from yolo_seg_ddp.data.label_shapes import LabelledPhoto
-from yolo_seg_ddp.predict.lines.label_facts import measure_wire_labels
-from yolo_seg_ddp.predict.lines.line import Line
+from yolo_seg_ddp.extras.wires.label_facts import measure_wire_labels
+from yolo_seg_ddp.extras.wires.tests.drawn import SIZE, straight
+from yolo_seg_ddp.predict.line import Line
 from yolo_seg_ddp.predict.regions import fill_outline
 
 POLE_OUTLINE = np.array([[400.0, 0.0], [440.0, 0.0], [440.0, 600.0], [400.0, 600.0]])
