@@ -127,11 +127,8 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
             counts[-2:] += (prediction.num_without_mask, 1)
             spent_s += prediction.spent_s
             best_score = np.maximum(best_score, prediction.best_score)
-            features += (
-                []
-                if prediction.features is None
-                else [np.append(source.position, prediction.features)]
-            )
+            if prediction.features is not None:
+                features.append(np.append(source.position, prediction.features))
     gathered = {
         "counts": counts,
         "features": np.array(features),
