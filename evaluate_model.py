@@ -42,6 +42,7 @@ from yolo_seg_ddp.evaluation.evaluate import (
 )
 from yolo_seg_ddp.evaluation.metrics import summary
 from yolo_seg_ddp.evaluation.metrics.thin_objects import ThinRule
+from yolo_seg_ddp.evaluation.native_masks import OnMasks
 from yolo_seg_ddp.evaluation.shared_classes import number_classes_as, only_classes, shared_classes
 from yolo_seg_ddp.evaluation.tables import all_tables
 from yolo_seg_ddp.evaluation.tile_search import Candidate, TileSearch
@@ -85,7 +86,9 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
 
 def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
     """Do the work of `run`."""
+    # 1. This process and the models.
     ranks = distributed.read_rank_environment()
+    say = distributed.main_printer(ranks.rank)
     device = choose_device(config.device, ranks.local_rank)
     threads, workers = choose_threads_and_workers(
         ranks.local_world_size, config.num_workers, device.type
@@ -93,8 +96,9 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
     torch.set_num_threads(config.threads or threads)
     paths = [config.model, config.compare] if config.compare else [config.model]
     models = [open_model(path, device, config.amp, nms=config.nms) for path in paths]
+
+    # 2. The photographs, with the classes that all models know.
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
-    say = distributed.main_printer(ranks.rank)
     shared = shared_classes(models, spec.names) if config.compare else []
     for path, model in zip(paths, models, strict=True):
         if shared:
@@ -102,87 +106,94 @@ def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
         require_classes(path, model, config.data, spec.names)
     photos = read_photos(spec, config.split, say)
     if shared:
-        photos = [
-            only_classes(photo, [spec.names.index(name) for name in shared]) for photo in photos
-        ]
+        class_ids = [spec.names.index(name) for name in shared]
+        photos = [only_classes(photo, class_ids) for photo in photos]
         say(f"Compared on the classes that both models know: {printable(', '.join(shared), 1000)}")
     size_of = sizes_on_disk(photos)
+
+    # 3. How they are judged. What `auto` becomes depends on the models.
     config = choose_resolution(config, models)
     is_native = config.mask_resolution == "native"
     thin_classes = thin_classes_for(config, models[0], photos, size_of, spec.names)
-    asked_of = (config.certainty, config.model, spec, config.split, photos)
-    guarantor = (
-        require_extra("guarantee").ThresholdCalibrator(config.guarantee, *asked_of)
-        if config.guarantee
-        else None
-    )
-    thin = ThinRule(
-        thin_classes,
-        config.centreline_tolerance,
-        config.centreline_confidence,
-        guarantor is not None,
-    )
+    tolerance_px, min_score = config.centreline_tolerance, config.centreline_confidence
+    thin = ThinRule(thin_classes, tolerance_px, min_score, at_levels=bool(config.guarantee))
+
+    # 4. What else looks at the detections of --model while they are measured.
+    folder = Path(config.output)
+    on_image: list[OnImage] = []
+    on_masks: list[OnMasks] = []
+    calibrator = collector = thumbnails = None
+    if config.guarantee:
+        calibrator = require_extra("guarantee").ThresholdCalibrator(
+            config.guarantee, config.certainty, config.model, spec, config.split, photos
+        )
+        on_image.append(calibrator.see_image)
     candidates = [
         get_candidate(path, model, photos, config, device, thin)
         for path, model in zip(paths, models, strict=True)
     ]
     loaders = [get_loader(candidate, config, ranks, workers) for candidate in candidates]
     setup_ddp(device, ranks)
-    folder = Path(config.output)
-    collector = CocoCollector([photo.file for photo in photos], size_of, folder)
+    if config.predictions:
+        collector = CocoCollector([photo.file for photo in photos], size_of, folder)
+        on_masks.append(collector.see_masks)
+    if collector and config.coco_eval:
+        on_image.append(collector.see_image)
     report = find_extra("report")
-    thumbnails = (
-        report.Thumbnails(photos, is_native, collector.see_masks, folder) if report else None
-    )
+    if report and config.predictions:
+        thumbnails = report.Thumbnails(photos, is_native, folder)
+        on_masks.append(thumbnails.see_masks)
+
+    # 5. The measurement. Every rank must reach this, and all of 6.
     evaluations = []
     for candidate, loader in zip(candidates, loaders, strict=True):
-        is_main = candidate is candidates[0]  # the COCO files are written for --model alone
-        on_masks = (thumbnails or collector).see_masks if config.predictions and is_main else None
-        on_image: OnImage | None = collector.see_image if config.coco_eval and is_main else None
-        on_image = guarantor.watch(on_image) if guarantor and is_main else on_image
-        photo = PhotoPixels(size_of, is_native, on_masks, thin, candidate.find)
+        is_first = candidate is candidates[0]
+        masks = on_masks if is_first else ()
         progress = Progress("batches", len(loader), ranks.is_main and candidate.find is None)
-        judged = (
+        evaluation = evaluate(
             candidate.model,
             distributed.apart(progress(loader)),
             spec.names,
             candidate.criterion,
             device,
+            precision=candidate.precision,
+            limits=candidate.limits,
+            on_image=on_image if is_first else (),
+            photo=PhotoPixels(size_of, is_native, masks, thin, candidate.find),
         )
-        options: dict[str, Any] = {"precision": candidate.precision, "limits": candidate.limits}
-        evaluations.append(evaluate(*judged, **options, on_image=on_image, photo=photo))
+        evaluations.append(evaluation)
         if candidate.find:
-            number = int(
-                distributed.all_reduce_sum(
-                    torch.tensor([float(candidate.find.num_without_mask)])
-                ).item()
-            )
-            if number:
-                say(without_mask_line(number))
-    if guarantor:
+            count = torch.tensor([float(candidate.find.num_without_mask)])
+            if num_without_mask := int(distributed.all_reduce_sum(count).item()):
+                say(without_mask_line(num_without_mask))
+
+    # 6. What the ranks saw comes together.
+    if calibrator:
         first = candidates[0]
-        applied = first.model, first.dataset.size_px, device, config.batch_size, None, first.limits
-        whole = Predictor(*applied, autocast_dtype=first.precision.dtype)
-        predictor = first.find.predictor if first.find else whole
-        evaluations[0].metrics["guarantee"] = guarantor.finish(evaluations[0].results, predictor)
-    collector.gather()
+        predictor = first.find.predictor if first.find else whole_photos(first, config.batch_size)
+        evaluations[0].metrics["guarantee"] = calibrator.finish(evaluations[0].results, predictor)
+    if collector:
+        collector.gather()
     listed = thumbnails.gather() if thumbnails else {}
+
+    # 7. The files, which rank 0 writes: the pages show what the others hold.
     metrics: list[dict[str, Any]] = []
     if ranks.is_main:
         metrics = write_results(config, candidates, evaluations, collector)
-        if guarantor:
-            guarantor.write(folder)
+        if calibrator:
+            calibrator.write(folder)
         curves = [
             summary.precision_recall_curves(evaluation.results, spec.names)
             for evaluation in evaluations
         ]
         plot_curves(curves[0], spec.names, folder)
-        plot_confusion_matrix(
-            np.array(metrics[0]["confusion_matrix"]), spec.names, folder / "confusion_matrix.png"
-        )
+        confusion = np.array(metrics[0]["confusion_matrix"])
+        plot_confusion_matrix(confusion, spec.names, folder / "confusion_matrix.png")
         if report:
             report.write_pages(folder, candidates, metrics, curves, listed)
-    cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
+
+    # Not after an error: NCCL would wait for ranks that have not failed.
+    cleanup_ddp()
     return metrics
 
 
@@ -192,11 +203,12 @@ def choose_resolution(config: EvaluationConfig, models: Sequence[nn.Module]) -> 
     """
     if config.mask_resolution != "auto":
         return config
-    has_tiles = config.tiles.isdecimal() or (
-        config.tiles == "auto" and any(map(trained_windows, models))
+    as_trained = config.tiles == "auto" and any(map(trained_windows, models))
+    has_tiles = config.tiles.isdecimal() or as_trained
+    needs_native = any(
+        getattr(config, name) != getattr(EvaluationConfig, name) for name in NATIVE_ONLY
     )
-    asks = any(getattr(config, name) != getattr(EvaluationConfig, name) for name in NATIVE_ONLY)
-    return replace(config, mask_resolution="native" if has_tiles or asks else "proto")
+    return replace(config, mask_resolution="native" if has_tiles or needs_native else "proto")
 
 
 def thin_classes_for(
@@ -209,10 +221,10 @@ def thin_classes_for(
     """Return the classes that are judged by their centrelines: by default those that were thin in
     the model's training.
     """
-    asked = config.thin_classes if config.mask_resolution == "native" else ("none",)
-    if asked == ("auto",):
-        asked = tuple(names[class_id] for class_id in trained_thin_classes(model)) or asked
-    return choose_thin_classes(asked, photos, size_of, names)
+    classes = config.thin_classes if config.mask_resolution == "native" else ("none",)
+    if classes == ("auto",):
+        classes = tuple(names[class_id] for class_id in trained_thin_classes(model)) or classes
+    return choose_thin_classes(classes, photos, size_of, names)
 
 
 def get_candidate(
@@ -226,14 +238,21 @@ def get_candidate(
     """Return a model with the split at its input size, and with the search on tiles if there are to
     be tiles.
     """
-    size_px, precision = (
-        config.img_size or trained_size_px(model),
-        choose_precision(config.amp, device),
-    )
-    dataset, is_native = SegmentationDataset(photos, size_px), config.mask_resolution == "native"
+    size_px = config.img_size or trained_size_px(model)
+    precision = choose_precision(config.amp, device)
+    is_native = config.mask_resolution == "native"
     limits = {**AP_LIMITS, "mask_score": choose_mask_score(config.mask_score, model)}
-    applied = criterion_of(model), dataset, class_names(model), device, precision, is_native, limits
-    candidate = Candidate(path, model, *applied)
+    candidate = Candidate(
+        path,
+        model,
+        criterion_of(model),
+        SegmentationDataset(photos, size_px),
+        class_names(model),
+        device,
+        precision,
+        is_native,
+        limits,
+    )
     tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
     if tiling is None:
         return candidate
@@ -243,14 +262,28 @@ def get_candidate(
             "--mask-resolution native"
         )
         return candidate
-    thin = rule.classes
-    how = model, size_px, device, config.batch_size, tiling, limits
-    predictor = Predictor(
-        *how, autocast_dtype=precision.dtype, thin=thin, steps=steps_for(model, thin)
+    predictor = replace(
+        whole_photos(candidate, config.batch_size),
+        tiling=tiling,
+        thin=rule.classes,
+        steps=steps_for(model, rule.classes),
     )
     ranks = distributed.read_rank_environment()
     progress = Progress("photographs", len(photos[ranks.rank :: ranks.world_size]), ranks.is_main)
     return replace(candidate, find=TileSearch(predictor, photos, progress, cores_of(ranks)))
+
+
+def whole_photos(candidate: Candidate, batch_size: int) -> Predictor:
+    """Return what predicts on whole photographs as a model is judged on them."""
+    return Predictor(
+        candidate.model,
+        candidate.dataset.size_px,
+        candidate.device,
+        batch_size,
+        tiling=None,
+        limits=candidate.limits,
+        autocast_dtype=candidate.precision.dtype,
+    )
 
 
 def get_loader(
@@ -272,7 +305,7 @@ def write_results(
     config: EvaluationConfig,
     candidates: Sequence[Candidate],
     evaluations: Sequence[Evaluation],
-    collector: CocoCollector,
+    collector: CocoCollector | None,
 ) -> list[dict[str, Any]]:
     """Write COCO files and metrics; with --coco-eval also compute COCO's AP.
 
@@ -280,12 +313,13 @@ def write_results(
     """
     folder = Path(config.output)
     metrics = [metrics_of(config, *judged) for judged in zip(candidates, evaluations, strict=True)]
-    if config.predictions:
+    if collector:
         predictions = collector.write_predictions()
-    if config.coco_eval:  # needs predictions
+    if collector and config.coco_eval:
         ground_truth = collector.write_ground_truth(candidates[0].names)
         metrics[0]["coco_eval"] = evaluate_with_faster_coco_eval(ground_truth, predictions)
-    if len(metrics) < len(METRICS_FILES):  # left by an earlier --compare
+    # An earlier --compare may have left it.
+    if len(metrics) < len(METRICS_FILES):
         (folder / METRICS_FILES[1]).unlink(missing_ok=True)
     for file_name, content in zip(METRICS_FILES, metrics, strict=False):
         write_text_atomic(folder / file_name, json.dumps(content, indent=2) + "\n")
@@ -301,11 +335,9 @@ def metrics_of(
     )
     settings: dict[str, Any] = candidate.find.settings if candidate.find else {}
     if config.mask_resolution == "native":
-        judged = {
-            "tolerance_px": config.centreline_tolerance,
-            "confidence": config.centreline_confidence,
-        }
-        settings = {**settings, "centrelines": judged}
+        tolerance_px, min_score = config.centreline_tolerance, config.centreline_confidence
+        rule = {"tolerance_px": tolerance_px, "confidence": min_score}
+        settings = {**settings, "centrelines": rule}
     return {
         "model": candidate.path,
         "data": config.data,
@@ -326,14 +358,16 @@ def result_lines(config: EvaluationConfig, metrics: dict[str, Any]) -> list[str]
     errors.
     """
     names = ("report.html", "photographs.html", "metrics.json", "predictions.json")
-    found = [name for name in names if (Path(config.output) / name).exists()]
-    files = f"Results in {config.output}: {', '.join(found)}, *_curve.png, confusion_matrix.png"
+    written = [name for name in names if (Path(config.output) / name).exists()]
+    files = f"Results in {config.output}: {', '.join(written)}, *_curve.png, confusion_matrix.png"
     worst = [
         f"{printable(row['file'], 60)} ({summary.num_errors(row)})"
         for row in metrics["worst_images"][:3]
     ]
-    pages = [f"; {config.output}/{name} shows them" for name in found if name.endswith(".html")]
-    return [files, *([f"Most errors: {', '.join(worst)}{''.join(pages[-1:])}"] if worst else [])]
+    pages = [f"; {config.output}/{name} shows them" for name in written if name.endswith(".html")]
+    if not worst:
+        return [files]
+    return [files, f"Most errors: {', '.join(worst)}{''.join(pages[-1:])}"]
 
 
 def main() -> int:
@@ -345,19 +379,14 @@ def main() -> int:
         print("\n".join(result_lines(config, metrics[0])))
         spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
         source = os.path.relpath(spec.splits[config.split][0])
-        words = (
-            ["--thresholds", os.path.join(config.output, "thresholds.yaml")]
-            if config.guarantee
-            else []
-        )
-        if metrics[0]["mask_f1"] and not words:
-            # of the best F1
+        words: list[str] = []
+        if config.guarantee:
+            words = ["--thresholds", os.path.join(config.output, "thresholds.yaml")]
+        elif metrics[0]["mask_f1"]:
+            # The confidence of the best F1.
             words = ["--conf", f"{max(metrics[0]['mask_best_confidence'], 0.01):.2f}"]
-        print(
-            next_command(
-                "python", "inference.py", "--model", config.model, "--source", source, *words
-            )
-        )
+        command = ("python", "inference.py", "--model", config.model, "--source", source, *words)
+        print(next_command(*command))
     return 0
 
 

@@ -101,13 +101,13 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     model = Path(config.model).absolute()
     version, root = f"{model.parent.name}/{model.stem}", common_folder(config.source, files)
     tools = ToolFiles(output, names, root, version, config.save_coco, config.save_label_studio)
-    promise = Thresholds.of(predictor)
-    traits: list[np.ndarray] = []
+    guarantee = Thresholds.of(predictor)
+    features: list[np.ndarray] = []
     spent_s, best_score = np.zeros(3), np.zeros(1)  # on predictions; see PhotoPrediction
     former = distributed.run_on_main(lambda: keys_of(output))
     with (
         PredictionWriter(
-            output, names, ranks.rank, promise.statement if promise else None
+            output, names, ranks.rank, guarantee.statement if guarantee else None
         ) as writer,
         ToolWriter(tools, ranks.rank) as tool_writer,
     ):
@@ -127,22 +127,22 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
             counts[-2:] += (prediction.num_without_mask, 1)
             spent_s += prediction.spent_s
             best_score = np.maximum(best_score, prediction.best_score)
-            traits += (
-                [] if prediction.traits is None else [np.append(source.position, prediction.traits)]
-            )
+            if prediction.features is not None:
+                features.append(np.append(source.position, prediction.features))
     gathered = {
         "counts": counts,
-        "traits": np.array(traits),
+        "features": np.array(features),
         "spent_s": spent_s,
         "best_score": best_score,
     }
     parts = distributed.gather_arrays(gathered)
-    *totals, num_without_mask, num_read = np.sum(
-        [part["counts"] for part in parts], axis=0
-    ).tolist()
-    traits = [part["traits"] for part in parts]
-    is_alike = [promise.line, promise.compare(traits, files)] if promise and num_read else []
-    about = {"model": config.model, "classes": names, "notes": is_alike}
+    summed = np.sum([part["counts"] for part in parts], axis=0)
+    *totals, num_without_mask, num_read = summed.tolist()
+    features = [part["features"] for part in parts]
+    notes: list[str] = []
+    if guarantee and num_read:
+        notes = [guarantee.line, guarantee.compare(features, files)]
+    about = {"model": config.model, "classes": names, "notes": notes}
 
     def finish() -> None:
         merge_parts(output, ranks.world_size)
@@ -152,25 +152,16 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     distributed.run_on_main(finish)
     if ranks.is_main:
         highest = max(float(part["best_score"].max()) for part in parts)
-        nothing = (
-            f"nothing (the highest confidence seen is {highest:.3f}, --conf is {config.conf:g})"
-        )
-        summary = (
-            ", ".join(f"{count} {name}" for name, count in zip(names, totals, strict=True) if count)
-            or nothing
-        )
-        print(
-            f"{counted(num_read, 'photograph')}, {len(files) - num_read} skipped; found {summary}"
-        )
+        pairs = zip(names, totals, strict=True)
+        summary = ", ".join(f"{count} {name}" for name, count in pairs if count)
+        if not summary:
+            seen = f"the highest confidence seen is {highest:.3f}"
+            summary = f"nothing ({seen}, --conf is {config.conf:g})"
+        skipped = len(files) - num_read
+        print(f"{counted(num_read, 'photograph')}, {skipped} skipped; found {summary}")
         if num_read:
-            print(
-                ", ".join(
-                    [
-                        f"Results in {config.output}: pictures, labels/, predictions.json",
-                        *tools.written,
-                    ]
-                )
-            )
+            results = f"Results in {config.output}: pictures, labels/, predictions.json"
+            print(", ".join([results, *tools.written]))
             each_ms = 1000 * float(sum(part["spent_s"].sum() for part in parts)) / num_read
             print(f"{each_ms:,.0f} ms per photograph to predict, without reading and writing")
         num_removed = remove_results(output, (former or set()) - keys_of(output))
@@ -179,7 +170,7 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
             if num_removed
             else ""
         )
-        for line in filter(None, [without_mask_line(num_without_mask), *is_alike, removed]):
+        for line in filter(None, [without_mask_line(num_without_mask), *notes, removed]):
             print(line)
     cleanup_ddp()
     return 0 if num_read else 1

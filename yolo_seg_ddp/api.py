@@ -23,12 +23,12 @@ from yolo_seg_ddp.data.dataset_yaml import list_photos
 from yolo_seg_ddp.data.images import ImageError, Stretch, encode_jpeg, fit_long_side, read_image
 from yolo_seg_ddp.data.mask_rings import outline_of
 from yolo_seg_ddp.pages import NO_DETECTIONS, READABLE_PX, draw_instances, save_image
-from yolo_seg_ddp.run.records import read_config
-from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.run.records import CONFIG_FILE, read_config
+from yolo_seg_ddp.utils.config import config_of
 from yolo_seg_ddp.utils.errors import UsageError, UserError, print_warning, printable
 from yolo_seg_ddp.utils.extras import require_extra
 from yolo_seg_ddp.utils.option_names import known_name, nearest, other_names
-from yolo_seg_ddp.utils.options import words_of
+from yolo_seg_ddp.utils.options import flag_of, words_of
 from yolo_seg_ddp.utils.text import counted, without_secrets
 
 if TYPE_CHECKING:
@@ -51,12 +51,16 @@ def train(config: str | Path | None = None, **options: Any) -> dict[str, list[fl
     Every rank must reach this; without a launcher it is one process. Like the script it continues
     an interrupted run.
     """
-    from yolo_seg_ddp.run.folder import resume_arguments
+    from yolo_seg_ddp.run.folder import run_to_resume
     from yolo_seg_ddp.scripts.train_yolo_ddp import train as run
     from yolo_seg_ddp.training.config import TrainConfig
 
-    words = resume_arguments(words_of({"config": config, **options}))
-    return run(parse_config(TrainConfig, "", words, exits=False))[0]
+    if resume := options.get("resume"):
+        given = [flag_of(name) for name, value in options.items() if value is not None]
+        folder = run_to_resume(os.fspath(resume), given)
+        config = config or folder / CONFIG_FILE
+        options["save_dir"] = folder
+    return run(config_of(TrainConfig, {"config": config, **options}))[0]
 
 
 def evaluate(model: str | Path, **options: Any) -> dict[str, Any]:
@@ -67,9 +71,7 @@ def evaluate(model: str | Path, **options: Any) -> dict[str, Any]:
     """
     from yolo_seg_ddp.scripts.evaluate_model import EvaluationConfig, run
 
-    metrics = run(
-        parse_config(EvaluationConfig, "", words_of({"model": model, **options}), exits=False)
-    )
+    metrics = run(config_of(EvaluationConfig, {"model": model, **options}))
     return metrics[0] if metrics else {}
 
 
@@ -97,7 +99,7 @@ def _options(
             raise UsageError(f"{wrong}; known are {words}")
         if known_name(name, known) == "img_size" and isinstance(value, list | tuple):
             raise UsageError(f"{name}={value}: the network's input is square; give its side")
-    return parse_config(PredictOptions, "", words_of({**opened, **given}), exits=False)
+    return config_of(PredictOptions, {**opened, **given})
 
 
 # What to type instead of Ultralytics' names that are not here.
@@ -169,8 +171,10 @@ class Model(WithAdvice):
                 _options(self.options, options, FIXED), model, predictor.device
             )
         predicted = predictor.predict(_photos(source, trained_stretch(model)))
-        found = (Prediction(photo, self.names, result, file) for file, photo, result in predicted)
-        return found if stream else Predictions(found)
+        predictions = (
+            Prediction(photo, self.names, result, file) for file, photo, result in predicted
+        )
+        return predictions if stream else Predictions(predictions)
 
     __call__ = predict
 
@@ -190,12 +194,13 @@ class Model(WithAdvice):
         folder says so.
         """
         model = self.options["model"]
-        words = words_of(
-            {"model": model, "data": read_config(Path(model).parent).get("data"), **options}
-        )
-        files, failed = require_extra("exports").main("", words)
+        data = read_config(Path(model).parent).get("data")
+        arguments = {"model": model, "data": data, **options}
+        files, failed = require_extra("exports").main("", arguments)
         if failed:
-            raise UserError(f"export {' '.join(words)}: a proof failed, as the lines above say")
+            raise UserError(
+                f"export {' '.join(words_of(arguments))}: a proof failed, as the lines above say"
+            )
         return files[0]
 
 

@@ -97,8 +97,8 @@ def coco_files(photographs: Path) -> list[str]:
         collector = CocoCollector(
             [photo.file for photo in photos], sizes_on_disk(photos), Path(folder)
         )
-        pixels = PhotoPixels(collector.size_of, compare=True, on_masks=collector.see_masks)
-        evaluate_photos(photographs, 7, photo=pixels, on_image=collector.see_image, regions=True)
+        pixels = PhotoPixels(collector.size_of, compare=True, on_masks=[collector.see_masks])
+        evaluate_photos(photographs, 7, photo=pixels, on_image=[collector.see_image], regions=True)
         collector.gather()
         files = (
             [collector.write_predictions(), collector.write_ground_truth(NAMES)]
@@ -307,8 +307,12 @@ def test_native_results_agree_with_faster_coco_eval(
     photos = draw_photos(folder, NUM_PHOTOS)
     size_of = sizes_on_disk(photos)
     collector = CocoCollector([photo.file for photo in photos], size_of, tmp_path)
-    pixels = PhotoPixels(size_of, compare=True, on_masks=collector.see_masks)
-    options: dict[str, Any] = {"photo": pixels, "on_image": collector.see_image, "regions": regions}
+    pixels = PhotoPixels(size_of, compare=True, on_masks=[collector.see_masks])
+    options: dict[str, Any] = {
+        "photo": pixels,
+        "on_image": [collector.see_image],
+        "regions": regions,
+    }
     evaluation = evaluate_photos(folder, NUM_PHOTOS, **options)
     ours = evaluation.metrics
     collector.gather()

@@ -66,12 +66,12 @@ def evaluate_wires(
     predictor = Predictor(ColourNetwork(), 320, CPU, batch_size, Tiling(320), AP_LIMITS)
     find = TileSearch(predictor, photos) if tiles else None
     pixels = PhotoPixels(
-        sizes_on_disk(photos), True, collector.see_masks if collector else None, find=find
+        sizes_on_disk(photos), True, [collector.see_masks] if collector else [], find=find
     )
     with pytest.MonkeyPatch.context() as monkeypatch:
         install(monkeypatch)
         return evaluate_oracle(
-            photos, 3, photo=pixels, on_image=collector.see_image if collector else None
+            photos, 3, photo=pixels, on_image=[collector.see_image] if collector else []
         )
 
 

@@ -164,7 +164,7 @@ def start_each(folder: Path) -> dict[str, Any]:
             *words,
         )
         try:
-            train_yolo_ddp.train(parse_config(TrainConfig, "", [*given], exits=False))
+            train_yolo_ddp.train(parse_config(TrainConfig, "", [*given]))
         except (UserError, SystemExit, Agreed) as error:
             ends[name] = f"{type(error).__name__}: {error}"
         distributed.cleanup_ddp()

@@ -22,7 +22,7 @@ from yolo_seg_ddp.run.records import RunState, read_config, read_epochs, read_st
 from yolo_seg_ddp.run.view import view_lines
 from yolo_seg_ddp.training.config import TrainConfig
 from yolo_seg_ddp.training.launch import trainer_settings
-from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.config import config_of
 from yolo_seg_ddp.utils.errors import UserError
 from yolo_seg_ddp.utils.files import read_bytes
 
@@ -37,7 +37,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "thresholds.yaml": (lambda file: Thresholds.read(file, __file__), "--guarantee writes it"),
     "dataset.yaml": (load_dataset_yaml, "expected keys `path`"),
     "options.yaml": (
-        lambda file: parse_config(TrainConfig, "", ["--config", str(file)], exits=False),
+        lambda file: config_of(TrainConfig, {"config": file}),
         "correct the file",
     ),
     "download.json": (lambda file: Ledger(file.parent), "delete it"),

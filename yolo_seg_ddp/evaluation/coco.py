@@ -31,7 +31,7 @@ class CocoCollector:
     """Writes detections and, if wanted, labels to disk while a split is evaluated; `gather` then
     joins those of all ranks.
 
-    Pass `see_masks` as `PhotoPixels.on_masks` and `see_image` as `on_image`
+    Pass `see_masks` in `PhotoPixels.on_masks` and `see_image` in `on_image`
     (yolo_seg_ddp/evaluation/evaluate.py). Coordinates are pixels of the photographs; an image's id
     is its position in `files`. folder: of this rank, for the results.
     """

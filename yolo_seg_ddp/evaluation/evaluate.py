@@ -71,14 +71,14 @@ class PhotoPixels:
 
     size_of: returns width and height of photograph `index`, from which follows AP by object size.
     compare: whether IoU is computed on boxes and masks enlarged to the photograph, instead of on
-    the network's input. on_masks: is called with the enlarged masks of each photograph, some at a
+    the network's input. on_masks: are called with the enlarged masks of each photograph, some at a
     time. thin: with `compare`, how to judge wires. find: with `compare`, replaces the detections
     and their masks, not the loss.
     """
 
     size_of: Callable[[int], tuple[int, int]]
     compare: bool = False
-    on_masks: OnMasks | None = None
+    on_masks: Sequence[OnMasks] = ()
     thin: ThinRule = NOTHING_THIN
     find: Find | None = None
 
@@ -113,14 +113,14 @@ def evaluate(
     *,
     precision: Precision = FULL_PRECISION,
     limits: dict[str, Any] = AP_LIMITS,
-    on_image: OnImage | None = None,
+    on_image: Sequence[OnImage] = (),
     photo: PhotoPixels | None = None,
 ) -> Evaluation:
     """Measure loss and box and mask AP over all ranks' shares. Every rank must reach this.
 
     The validation loss is the sum of all images' loss terms over the sum of their normalisers, so
     it depends neither on the batch size nor on the number of ranks. `limits`: the further arguments
-    of `detect`. `on_image(sample, detections, prototypes (32, h, w))` is called for each image.
+    of `detect`. `on_image` are called for each image: (sample, detections, prototypes (32, h, w)).
     With `photo` the metrics also contain `by_size` (see `summarise_sizes`) and, for each class,
     `native_mask_map50`, `native_mask_map50_95` and what `summarise_thin` returns. Without a
     criterion, as for exports, `val_loss` is None.
@@ -143,9 +143,11 @@ def evaluate(
         else:
             found = detect(outputs, strides_of(criterion), images.shape[-1], **limits)
             end_last = match_batch_async(batch.samples, found, outputs["proto"], len(names), photo)
-        if on_image is not None:
-            for arguments in zip(batch.samples, found, outputs["proto"], strict=True):
-                on_image(*arguments)
+        for look in on_image:
+            for sample, detections, prototypes in zip(
+                batch.samples, found, outputs["proto"], strict=True
+            ):
+                look(sample, detections, prototypes)
     local += end_last()
     model.train(was_training)
     results = merge_results(
@@ -200,7 +202,7 @@ def match_batch_async(
         else [place(one, photo.size_of(one.index)) for one in samples]
     )
     images = list(zip(samples, found, placements, strict=True))
-    if photo is not None and (photo.compare or photo.on_masks is not None):
+    if photo is not None and (photo.compare or photo.on_masks):
         in_photo = [
             _compare_in_photo(
                 sample, detections, photo_masks(maps, detections, placement), placement, photo
@@ -269,8 +271,8 @@ def _compare_in_photo(
             if kept
         ]
         start += len(masks.found)
-        if photo.on_masks is not None:
-            photo.on_masks(sample, placement, masks.detections, masks.found)
+        for look in photo.on_masks:
+            look(sample, placement, masks.detections, masks.found)
     iou, areas = (np.concatenate(parts, axis=-1) for parts in zip(*overlaps, strict=True))
     chosen = (detections.class_ids.numpy()[is_thin], detections.scores.numpy()[is_thin])
     compared = (masks.truth, masks.truth_class_ids, thin, *chosen, photo.thin)

@@ -70,13 +70,12 @@ class PhotoPrediction:
     boxes: np.ndarray
     lines: Sequence[Line | None] = ()
     num_without_mask: int = 0
-    traits: np.ndarray | None = (
-        None  # what the photograph is like, with a guarantee: yolo_seg_ddp/predict/thresholds.py
-    )
-    best_score: float = 0.0  # the highest confidence seen, if none was high enough for a detection
-    spent_s: np.ndarray = field(
-        default_factory=lambda: np.zeros(3)
-    )  # on its inputs; on the network; on masks and joining
+    # What the photograph is like, with a guarantee: yolo_seg_ddp/predict/thresholds.py.
+    features: np.ndarray | None = None
+    # The highest confidence seen, if none was high enough for a detection.
+    best_score: float = 0.0
+    # On its inputs; on the network; on masks and joining.
+    spent_s: np.ndarray = field(default_factory=lambda: np.zeros(3))
 
     @property
     def class_ids(self) -> np.ndarray:

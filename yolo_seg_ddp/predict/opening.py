@@ -47,18 +47,23 @@ def predictor_for(config: PredictOptions, model: YoloModel, device: torch.device
         "classes": wanted_classes(config.classes, names),
         "mask_score": choose_mask_score(config.mask_score, model),
     }
-    asked = config.thin_classes
-    thin = trained_thin_classes(model) if asked == ("auto",) else named_classes(asked, names)
-    if thin and asked != ("auto",):
-        require_extra("wires")
-    how = (
+    thin = trained_thin_classes(model)
+    if config.thin_classes != ("auto",):
+        thin = named_classes(config.thin_classes, names)
+        if thin:
+            require_extra("wires")
+    predictor = Predictor(
+        model,
+        size_px,
+        device,
+        config.batch_size,
+        tiling,
         limits,
         config.max_detections,
         choose_precision(config.amp, device).dtype,
         thin,
         steps_for(model, thin),
     )
-    predictor = Predictor(model, size_px, device, config.batch_size, tiling, *how)
     thresholds = Thresholds.chosen(config.thresholds, config.model, model)
     return thresholds.apply(predictor, names) if thresholds else predictor
 
@@ -77,10 +82,8 @@ def wanted_classes(
     """
     if classes is None:
         return None
-    known = {
-        **{name: index for index, name in enumerate(names)},
-        **{str(index): index for index in range(len(names))},
-    }
+    known = {name: index for index, name in enumerate(names)}
+    known |= {str(index): index for index in range(len(names))}
     for name in classes:
         if name not in known:
             advice = "; several stand apart, as in --classes 0 1" if "," in name else ""

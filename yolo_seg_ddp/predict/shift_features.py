@@ -13,7 +13,7 @@ from yolo_seg_ddp.predict.photo_masks import Letterbox
 COUNTED = 0.25  # confidence from which detections count for what a photograph is like
 # Of a photograph: logarithm of the number of detections, their mean confidence, logarithm of their
 # mean side, brightness, contrast.
-TRAITS = (
+FEATURES = (
     ("fewer objects", "more objects"),
     ("less certain objects", "more certain objects"),
     ("smaller objects", "larger objects"),
@@ -39,49 +39,46 @@ def image_statistics(
     )
 
 
-def photo_traits(found: Detections, look: np.ndarray, size_px: int) -> np.ndarray:
-    """Return what a photograph is like, float64 (5 + 32,): TRAITS, and the means of the network's
+def photo_features(detections: Detections, statistics: np.ndarray, size_px: int) -> np.ndarray:
+    """Return what a photograph is like, float64 (5 + 32,): FEATURES, and the means of the network's
     prototypes.
 
-    found: with boxes in pixels of the input, whose side is `size_px`. look: see `image_statistics`.
+    detections: with boxes in pixels of the input, whose side is `size_px`. statistics: of
+    `image_statistics`.
     What needs a detection is NaN without.
     """
-    counted = found.scores.numpy() >= COUNTED
+    scores = detections.scores.numpy()
+    counted = scores >= COUNTED
     confidence = scale = np.nan
     if counted.any():
-        sides = (
-            (found.boxes[:, 2:] - found.boxes[:, :2])
-            .clamp(min=1e-3)
-            .prod(dim=1)
-            .sqrt()
-            .numpy()[counted]
-        )
-        confidence, scale = found.scores.numpy()[counted].mean(), np.log(sides.mean() / size_px)
-    return np.array([np.log1p(counted.sum()), confidence, scale, *look], np.float64)
+        extents = detections.boxes[:, 2:] - detections.boxes[:, :2]
+        sides = extents.clamp(min=1e-3).prod(dim=1).sqrt().numpy()[counted]
+        confidence, scale = scores[counted].mean(), np.log(sides.mean() / size_px)
+    return np.array([np.log1p(counted.sum()), confidence, scale, *statistics], np.float64)
 
 
-def mean_traits(traits: np.ndarray) -> np.ndarray:
-    """Return a group's traits (5 + 32,): the means of its photographs', (n, 5 + 32), without what
+def mean_features(features: np.ndarray) -> np.ndarray:
+    """Return a group's features (5 + 32,): the means of its photographs', (n, 5 + 32), without what
     is not known.
     """
-    known = np.isfinite(traits)
-    sums = np.where(known, traits, 0).sum(axis=0)
+    known = np.isfinite(features)
+    sums = np.where(known, features, 0).sum(axis=0)
     return np.divide(
-        sums, known.sum(axis=0), out=np.full(traits.shape[1], np.nan), where=known.any(axis=0)
+        sums, known.sum(axis=0), out=np.full(features.shape[1], np.nan), where=known.any(axis=0)
     )
 
 
-def deviations(traits: np.ndarray) -> np.ndarray:
-    """Return how far each row of traits (n, 5 + 32) is from the others in TRAITS, and in all
+def deviations(features: np.ndarray) -> np.ndarray:
+    """Return how far each row of features (n, 5 + 32) is from the others in FEATURES, and in all
     together: (n, 6).
 
     What all are together is their root mean square, which counts only where it is larger than that
     of the others. All rows are treated alike, so the deviations of exchangeable rows are
     exchangeable.
     """
-    apart = _standardised(traits)
+    apart = _standardised(features)
     together = _standardised(np.sqrt((apart**2).mean(axis=1, keepdims=True))).clip(min=0)
-    return np.hstack([apart[:, : len(TRAITS)], together])
+    return np.hstack([apart[:, : len(FEATURES)], together])
 
 
 def _standardised(rows: np.ndarray) -> np.ndarray:
@@ -89,7 +86,7 @@ def _standardised(rows: np.ndarray) -> np.ndarray:
     0 for what is not known.
     """
     known, others = np.isfinite(rows), len(rows) - 1
-    apart = np.where(known, rows - mean_traits(rows), 0)
+    apart = np.where(known, rows - mean_features(rows), 0)
     means = (apart.sum(axis=0) - apart) / others
     variances = ((apart**2).sum(axis=0) - apart**2) / others - means**2
     return np.where(known, (apart - means) / np.sqrt(variances.clip(min=1e-12)), 0)

@@ -20,11 +20,11 @@ from yolo_seg_ddp.predict.detections import PhotoPrediction
 from yolo_seg_ddp.predict.postprocess import Context
 from yolo_seg_ddp.predict.shift_features import (
     COUNTED,
-    TRAITS,
+    FEATURES,
     deviations,
     image_statistics,
-    mean_traits,
-    photo_traits,
+    mean_features,
+    photo_features,
 )
 from yolo_seg_ddp.predict.tiles import Predictor
 from yolo_seg_ddp.utils.contents import BAD_CONTENT, parse_yaml, reason_of_content
@@ -36,9 +36,9 @@ from yolo_seg_ddp.yolo.model import YoloModel
 VERSION = 2
 AMP = {None: "off", torch.bfloat16: "bf16", torch.float16: "fp16"}
 MOST_FALSE_ALARMS = 0.05
-NUM_TRAITS = len(TRAITS) + 32  # and the means of the prototypes
+NUM_FEATURES = len(FEATURES) + 32  # and the means of the prototypes
 FEWEST_GROUPS = 19  # with fewer, no group can be further off than 19 of 20
-FAR = 3.0  # standard deviations beyond which a trait is named
+FAR = 3.0  # standard deviations beyond which a feature is named
 
 
 def digest_of_model(source: str | Path) -> str:
@@ -68,21 +68,21 @@ class Thresholds:
     calibration: np.ndarray
 
     @classmethod
-    def chosen(cls, asked: str | None, source: str | Path, model: YoloModel) -> Thresholds | None:
+    def chosen(cls, file: str | None, source: str | Path, model: YoloModel) -> Thresholds | None:
         """Return those that `--thresholds` asks for; if it is unset those that the model, opened
         from `source`, carries.
 
         Only an export carries some: those of the .pt file that it was made from, whose outputs it
         was proved to have.
         """
-        facts = getattr(model, "facts", None)
-        if asked is not None or facts is None or not facts.thresholds:
-            return None if asked in (None, "off") else cls.read(asked, source)
-        mine = cls.read(source, source, facts.thresholds, facts.source_sha256)
-        mine.content["proof"] = (
-            f"{mine.content.get('proof')}; judged with the .pt file, whose outputs the export has"
-        )
-        return mine
+        metadata = getattr(model, "facts", None)
+        if file is not None or metadata is None or not metadata.thresholds:
+            return None if file in (None, "off") else cls.read(file, source)
+        carried = cls.read(source, source, metadata.thresholds, metadata.source_sha256)
+        proof = carried.content.get("proof")
+        judged = "judged with the .pt file, whose outputs the export has"
+        carried.content["proof"] = f"{proof}; {judged}"
+        return carried
 
     @classmethod
     def of(cls, predictor: Predictor) -> Thresholds | None:
@@ -103,13 +103,15 @@ class Thresholds:
         try:
             content = parse_yaml(text or read_text(path))
             levels = [row["threshold"] for row in content["classes"]]
-            if content["version"] != VERSION or not all(
-                level is None or 0 < level <= 1 for level in levels
-            ):
+            is_possible = all(level is None or 0 < level <= 1 for level in levels)
+            if content["version"] != VERSION or not is_possible:
                 raise ValueError("impossible values, or of another version")
-            rows = [[float(trait) for trait in row] for row in content["calibration"]]
-            mine = cls(path, content, np.array(rows, np.float64).reshape(len(rows), NUM_TRAITS))
-            mine.line.encode()  # its parts must be there, and the settings
+            rows = [[float(feature) for feature in row] for row in content["calibration"]]
+            thresholds = cls(
+                path, content, np.array(rows, np.float64).reshape(len(rows), NUM_FEATURES)
+            )
+            # Its parts must be there, and the settings.
+            thresholds.line.encode()
             float(content["settings"]["confidence"])
             is_same = content["model_sha256"] == (digest or digest_of_model(model))
         except (OSError, *BAD_CONTENT) as error:
@@ -119,7 +121,7 @@ class Thresholds:
             raise UserError(
                 f"--thresholds {path}: made for another model file than {model}; evaluate this one"
             )
-        return mine
+        return thresholds
 
     @classmethod
     def text_of(cls, source: str, model: str, size_px: int) -> str:
@@ -177,26 +179,23 @@ class Thresholds:
                 )
         levels = {row.get("class"): row["threshold"] for row in rows}
         rest = predictor.limits["confidence"]
-        keep = np.array(
-            [rest if levels.get(name) is None else levels[name] for name in names], np.float32
-        )
+        confidences = [rest if levels.get(name) is None else levels[name] for name in names]
+        keep = np.array(confidences, np.float32)
         # Joined tiles and wires depend on what is less certain, too: find that as when the model
         # was judged.
-        is_joined = predictor.tiling or predictor.thin
-        least = (
-            judged["confidence"]
-            if is_joined
-            else np.nextafter(min(*keep, np.float32(COUNTED)), np.float32(0))
-        )
+        if predictor.tiling or predictor.thin:
+            least = judged["confidence"]
+        else:
+            least = np.nextafter(min(*keep, np.float32(COUNTED)), np.float32(0))
         limits = {**predictor.limits, "confidence": float(least), "multi_label": True}
-        return replace(
-            predictor, limits=limits, steps=(*predictor.steps, AboveThresholds(keep, self))
-        )
+        steps = (*predictor.steps, AboveThresholds(keep, self))
+        return replace(predictor, limits=limits, steps=steps)
 
     def compare(self, parts: Sequence[np.ndarray], files: Sequence[Path]) -> str:
         """Return in words whether new photographs are one more group like those that were judged.
 
-        parts: of each rank, (n, 1 + 5 + 32): each photograph's position in `files`, and its traits.
+        parts: of each rank, (n, 1 + 5 + 32): each photograph's position in `files`, and its
+        features.
         A conformal test (Vovk, Gammerman and Shafer 2005, section 2.2): the new group's largest
         deviation is ranked among all groups'. A group like those is called unlike with a
         probability of at most MOST_FALSE_ALARMS.
@@ -207,22 +206,21 @@ class Thresholds:
                 f"Not compared with the {unit} that were judged: {FEWEST_GROUPS} are needed, "
                 f"{len(groups)} were judged"
             )
-        found = np.concatenate([part for part in parts if len(part)])
-        traits = found[:, 1:]
-        rows = deviations(np.vstack([groups, mean_traits(traits)]))
+        photos = np.concatenate([part for part in parts if len(part)])
+        features = photos[:, 1:]
+        rows = deviations(np.vstack([groups, mean_features(features)]))
         furthest = np.abs(rows).max(axis=1)
         p_value = (furthest >= furthest[-1]).mean()
         if p_value > MOST_FALSE_ALARMS:
             return f"Like the {unit} it was checked on (p {p_value:.2f})"
         far = [
             words[int(value > 0)]
-            for value, words in zip(rows[-1], TRAITS, strict=False)
+            for value, words in zip(rows[-1], FEATURES, strict=False)
             if abs(value) > FAR
         ]
-        apart = [-np.abs(deviations(np.vstack([groups, row]))[-1]).max() for row in traits]
-        first = ", ".join(
-            files[int(row[0])].name for row in found[np.argsort(apart, kind="stable")[:3]]
-        )
+        apart = [-np.abs(deviations(np.vstack([groups, row]))[-1]).max() for row in features]
+        furthest_three = photos[np.argsort(apart, kind="stable")[:3]]
+        first = ", ".join(files[int(row[0])].name for row in furthest_three)
         what = ", ".join(far) or "other features in the network"
         return (
             f"NOT like the {unit} it was checked on (p {p_value:.2f}): {what}; label first: {first}"
@@ -259,7 +257,7 @@ class AboveThresholds:
         self, prediction: PhotoPrediction, context: Context, seen: np.ndarray
     ) -> PhotoPrediction:
         """Return the detections that are kept."""
-        found = prediction.detections
-        chosen = np.flatnonzero(found.scores.numpy() >= self.least[prediction.class_ids]).tolist()
-        traits = photo_traits(found, seen, context.placement.size_px)
-        return replace(prediction.chosen(chosen), traits=traits)
+        detections = prediction.detections
+        is_kept = detections.scores.numpy() >= self.least[prediction.class_ids]
+        features = photo_features(detections, seen, context.placement.size_px)
+        return replace(prediction.chosen(np.flatnonzero(is_kept).tolist()), features=features)

@@ -8,7 +8,7 @@ import argparse
 import itertools
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
@@ -75,16 +75,23 @@ def resume_arguments(argv: list[str], folder_flag: str = "--save-dir") -> list[s
                 "--resume needs the run's folder: --resume models/mine; or type the same command "
                 "again"
             )
-        run = run_folder_of(value)
-        flags = {argument.split("=")[0] for argument in argv}
-        for flag in (folder_flag, *(f"--{part}" for part in FOLDER_PARTS)):
-            if flag in flags:
-                raise UsageError(
-                    f"{flag} has no effect with --resume, which names the run's folder: leave it "
-                    "out"
-                )
+        run = run_to_resume(value, {argument.split("=")[0] for argument in argv}, folder_flag)
         return ["--config", str(run / CONFIG_FILE), *argv, folder_flag, str(run)]
     return argv
+
+
+def run_to_resume(resume: str, flags: Collection[str], folder_flag: str = "--save-dir") -> Path:
+    """Return the folder of the run of `--resume RUN`.
+
+    Raises UsageError if one of the given flags names a folder, too.
+    """
+    run = run_folder_of(resume)
+    for flag in (folder_flag, *(f"--{part}" for part in FOLDER_PARTS)):
+        if flag in flags:
+            raise UsageError(
+                f"{flag} has no effect with --resume, which names the run's folder: leave it out"
+            )
+    return run
 
 
 def without_local_rank(argv: list[str]) -> list[str]:

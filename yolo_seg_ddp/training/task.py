@@ -86,11 +86,11 @@ class Segmentation(SegmentationStep):
     def evaluate(self, model: torch.nn.Module, loader: Any, epoch: Epoch) -> dict[str, float]:
         """Return the validation loss and the mean average precisions over all ranks."""
         predictor, criterion = copy_for_prediction(model), self.val_criterion
-        on_image = self.pictures.observer(epoch.number, epoch.is_last)
+        observer = self.pictures.observer(epoch.number, epoch.is_last)
         limits = {**AP_LIMITS, "mask_score": self.options.mask_score}
         observed: dict[str, Any] = {
             "precision": epoch.precision,
-            "on_image": on_image,
+            "on_image": [observer] if observer else (),
             "limits": limits,
         }
         metrics = evaluate(

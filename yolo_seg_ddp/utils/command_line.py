@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from yolo_seg_ddp.utils.errors import EXIT_USAGE, UsageError
+from yolo_seg_ddp.utils.errors import EXIT_USAGE
 from yolo_seg_ddp.utils.option_names import FOLDER_PARTS, instead, nearest, other_names
 from yolo_seg_ddp.utils.options import GROUPS, fields_of, flag_of, folder_option, unpack
 from yolo_seg_ddp.utils.text import as_called, coloured, without_secrets
@@ -38,17 +38,10 @@ class Parser(argparse.ArgumentParser):
         return known
 
 
-class RaisingParser(Parser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(without_secrets(message))
-
-
-def build_parser(
-    config_class: type, description: str, parser_class: type[Parser]
-) -> argparse.ArgumentParser:
+def build_parser(config_class: type, description: str) -> argparse.ArgumentParser:
     sentence, *examples = as_called(description.strip()).split("\n\n")[:2]
     module = getattr(sys.modules["__main__"].__spec__, "name", "")  # of `python -m`
-    parser = parser_class(
+    parser = Parser(
         prog=f"python -m {module.removesuffix('.__main__')}"
         if module.startswith("yolo_seg_ddp.extras.")
         else None,

@@ -11,11 +11,11 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from yolo_seg_ddp.utils.command_line import Parser, RaisingParser, build_parser, lower_if_chosen
+from yolo_seg_ddp.utils.command_line import build_parser, lower_if_chosen
 from yolo_seg_ddp.utils.contents import mapping, read_back
 from yolo_seg_ddp.utils.errors import UsageError, UserError, print_warning
 from yolo_seg_ddp.utils.option_names import FOLDER_PARTS, instead, known_name, nearest
@@ -58,11 +58,11 @@ def read_yaml(
                 f"{flag}{path}: unknown key {key}"
                 + (instead(name, kinds) or nearest(name, list(kinds)))
             )
-        values[name] = _checked(f"{flag}{path}", name, value, *kinds[name])
+        values[name] = _checked(f"{flag}{path}: {name}", value, *kinds[name])
     return values
 
 
-def _checked(place: str, name: str, value: Any, field: dataclasses.Field[Any], kind: Any) -> Any:
+def _checked(place: str, value: Any, field: dataclasses.Field[Any], kind: Any) -> Any:
     base, is_list, optional = unpack(kind)
     if value is None and optional:
         return None
@@ -94,12 +94,10 @@ def _checked(place: str, name: str, value: Any, field: dataclasses.Field[Any], k
                 if item is None or isinstance(item, str | int | float)
                 else f"a {type(item).__name__}"
             )
-            raise UsageError(f"{place}: {name}: expected {base.__name__}, found {shown}")
+            raise UsageError(f"{place}: expected {base.__name__}, found {shown}")
         choices = field.metadata["choices"]
         if choices and base(item) not in choices:
-            raise UsageError(
-                f"{place}: {name}: {item!r} is not one of {', '.join(map(str, choices))}"
-            )
+            raise UsageError(f"{place}: {item!r} is not one of {', '.join(map(str, choices))}")
         converted.append(base(item))
     return tuple(converted) if is_list else converted[0]
 
@@ -108,40 +106,69 @@ def parse_config(
     config_class: type[T],
     description: str,
     argv: Sequence[str] | None = None,
-    *,
-    exits: bool = True,
 ) -> T:
     """Build `config_class` from the command line `argv` and the YAML file of its `--config`.
 
     `description`: one sentence, or a script's docstring, whose second paragraph is example
     commands; `--help` begins with them. Prints one line and exits with code 2 when a flag, key or
-    value is wrong; with `exits=False` raises UsageError.
+    value is wrong.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = build_parser(config_class, description, Parser if exits else RaisingParser)
+    parser = build_parser(config_class, description)
     given = vars(parser.parse_args(arguments))
     try:
-        _join_folder(config_class, given)
-        from_file = (
-            read_yaml(_kinds(config_class), Path(file), "--config ")
-            if (file := given.get("config"))
-            else {}
-        )
-        _join_folder(config_class, from_file)
-        values = {**from_file, **given}
-        _require(config_class, values)
-        config = config_class(**values)
-        if refused := list(ignored(config, given, "needs")):
-            raise UsageError("; ".join(refused))
-        _warn("", ignored(config, given, "wants"))
-        if "resume" not in given:  # a run's own file may hold what an `auto` became
-            _warn(
-                f"--config {file}: ",
-                ignored(config, from_file.keys() - given.keys(), "needs", "wants"),
-            )
-        return config
+        return _over_file(config_class, given)
     except UsageError as error:
         parser.error(str(error))
+
+
+def config_of(config_class: type[T], arguments: Mapping[str, Any]) -> T:
+    """Build `config_class` from arguments by their Python names; None is one that is not given.
+
+    They act as on the command line, beside the file of `config`. Raises UsageError.
+    """
+    kinds = _kinds(config_class)
+    given = {}
+    try:
+        for name, value in arguments.items():
+            known = known_name(name, kinds)
+            if known not in kinds:
+                flag = flag_of(name)
+                advice = instead(flag, kinds) or nearest(flag, list(map(flag_of, kinds)))
+                raise UsageError(f"unknown argument {flag}={value}{advice}")
+            if value is not None:
+                given[known] = _checked(name, _plain(value), *kinds[known])
+        return _over_file(config_class, given)
+    except UsageError as error:
+        raise UsageError(without_secrets(str(error))) from error
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a YAML file would hold it: paths as text, NumPy's numbers as numbers."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item() if hasattr(value, "item") else value
+
+
+def _over_file(config_class: type[T], given: dict[str, Any]) -> T:
+    """Build `config_class` from given options, which win over those of the file of `config`."""
+    _join_folder(config_class, given)
+    file = given.get("config")
+    from_file = read_yaml(_kinds(config_class), Path(file), "--config ") if file else {}
+    _join_folder(config_class, from_file)
+    values = {**from_file, **given}
+    _require(config_class, values)
+    config = config_class(**values)
+    if refused := list(ignored(config, given, "needs")):
+        raise UsageError("; ".join(refused))
+    _warn("", ignored(config, given, "wants"))
+    # The file of a run that continues may hold what an `auto` became.
+    if "resume" not in given:
+        others = from_file.keys() - given.keys()
+        _warn(f"--config {file}: ", ignored(config, others, "needs", "wants"))
+    return config
 
 
 def show_help(config_class: type, description: str) -> None:

@@ -5,7 +5,7 @@ In: a checkpoint. Out: an exported model with its facts, a report. Read `command
 `conversion.py` and `proof.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from yolo_seg_ddp.extras.exports.options import ExportConfig
@@ -22,11 +22,11 @@ def open_export(*arguments: Any, **options: Any) -> Any:
     return exported.open_export(*arguments, **options)
 
 
-def main(description: str, words: Sequence[str] | None = None) -> tuple[list[str], int]:
-    """Run the command `export.py`, or its steps with the words of a command line; return the files
-    and the exit code.
+def main(description: str, arguments: Mapping[str, Any] | None = None) -> tuple[list[str], int]:
+    """Run the command `export.py`, or its steps with options by their Python names; return the
+    files and the exit code.
     """
     show_help(ExportConfig, description)
     from yolo_seg_ddp.extras.exports.command import run
 
-    return run(description, words)
+    return run(description, arguments)

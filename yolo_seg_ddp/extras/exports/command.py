@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from yolo_seg_ddp.extras.exports.proof import Judge
 from yolo_seg_ddp.extras.exports.report import add_speed, how_to_use, instead_of_ap, row_of, table
 from yolo_seg_ddp.predict.thresholds import Thresholds, digest_of_model
 from yolo_seg_ddp.predict.tiles import choose_tiling
-from yolo_seg_ddp.utils.config import parse_config
+from yolo_seg_ddp.utils.config import config_of, parse_config
 from yolo_seg_ddp.utils.cores import choose_threads_and_workers
 from yolo_seg_ddp.utils.devices import choose_device
 from yolo_seg_ddp.utils.environment import environment_report
@@ -52,12 +52,15 @@ from yolo_seg_ddp.yolo.model import (
 )
 
 
-def run(description: str, words: Sequence[str] | None = None) -> tuple[list[str], int]:
+def run(description: str, arguments: Mapping[str, Any] | None = None) -> tuple[list[str], int]:
     """Export and prove; return the files that passed, and the exit code: 1 if a proof failed.
 
-    words: of a command line; errors in them are raised. None: the command line of this process.
+    arguments: options by their Python names; errors in them are raised. None: the command line.
     """
-    config = parse_config(ExportConfig, description, words, exits=words is None)
+    if arguments is None:
+        config = parse_config(ExportConfig, description)
+    else:
+        config = config_of(ExportConfig, arguments)
     with claimed_output(config.output or str(Path(config.model).parent)) as output:
         device = choose_device(config.device, 0)
         threads, workers = choose_threads_and_workers(1, 4, device.type)

@@ -13,7 +13,7 @@ import yaml
 from yolo_seg_ddp.data.dataset import Photo, Sample
 from yolo_seg_ddp.data.dataset_yaml import DatasetSpec
 from yolo_seg_ddp.data.fingerprint import take_fingerprint
-from yolo_seg_ddp.evaluation.evaluate import AP_CONFIDENCE, OnImage
+from yolo_seg_ddp.evaluation.evaluate import AP_CONFIDENCE
 from yolo_seg_ddp.evaluation.metrics.matching import LEVELS
 from yolo_seg_ddp.evaluation.metrics.results import ImageResult
 from yolo_seg_ddp.evaluation.native_masks import place
@@ -25,7 +25,7 @@ from yolo_seg_ddp.extras.guarantee.bounds import (
     report_class,
 )
 from yolo_seg_ddp.predict.detections import Detections
-from yolo_seg_ddp.predict.shift_features import image_statistics, mean_traits, photo_traits
+from yolo_seg_ddp.predict.shift_features import image_statistics, mean_features, photo_features
 from yolo_seg_ddp.predict.thresholds import VERSION, digest_of_model, settings_of
 from yolo_seg_ddp.predict.tiles import Predictor
 from yolo_seg_ddp.run.folder import CHANGES_FILE, read_fingerprint
@@ -36,7 +36,7 @@ from yolo_seg_ddp.utils.files import write_text_atomic
 from yolo_seg_ddp.utils.text import counted
 
 FILE = "thresholds.yaml"
-MOST_KEPT = 500  # groups whose traits are written; reading more takes seconds
+MOST_KEPT = 500  # groups whose features are written; reading more takes seconds
 MEANING = {
     RECALL: "the mean share that is found, over all {} of the kind that was judged which have an "
     "object of the class",
@@ -131,10 +131,10 @@ class ThresholdCalibrator:
             raise UsageError(f"--guarantee {' '.join(words)}: promises one thing twice")
         self.groups, self.unit = groups_of(spec, photos)
         self.names, self.error = spec.names, (1 - certainty) / len(words)
-        self.traits: dict[int, np.ndarray] = {}
+        self.features: dict[int, np.ndarray] = {}
         self.calibration: list[list[float]] = []
         digest, proof = prove(model, spec, split, photos)
-        self.facts: dict[str, Any] = {
+        self.metadata: dict[str, Any] = {
             "version": VERSION,
             "model": model,
             "model_sha256": digest_of_model(model),
@@ -150,18 +150,11 @@ class ThresholdCalibrator:
             },
         }
 
-    def watch(self, then: OnImage | None) -> OnImage:
-        """Return an `on_image` for `evaluate` that remembers what each photograph is like, and
-        calls `then`.
-        """
-
-        def see(sample: Sample, found: Detections, prototypes: torch.Tensor) -> None:
-            look = image_statistics(prototypes, sample.image, place(sample, (1, 1)))
-            self.traits[sample.index] = photo_traits(found, look, len(sample.image))
-            if then:
-                then(sample, found, prototypes)
-
-        return see
+    def see_image(self, sample: Sample, detections: Detections, prototypes: torch.Tensor) -> None:
+        """Remember what a photograph is like: an `on_image` for `evaluate`."""
+        statistics = image_statistics(prototypes, sample.image, place(sample, (1, 1)))
+        features = photo_features(detections, statistics, len(sample.image))
+        self.features[sample.index] = features
 
     def finish(self, results: Sequence[ImageResult], predictor: Predictor) -> dict[str, Any]:
         """Return what is guaranteed, for metrics.json, from the results of all ranks. Every rank
@@ -170,20 +163,23 @@ class ThresholdCalibrator:
         predictor: what predicts as the model was judged.
         """
         mine = {
-            "index": np.array([*self.traits], np.int64),
-            "traits": np.array([*self.traits.values()], np.float64),
+            "index": np.array([*self.features], np.int64),
+            "features": np.array([*self.features.values()], np.float64),
         }
         parts = distributed.gather_arrays(mine)
-        traits = {
+        features = {
             index: row
             for part in parts
-            for index, row in zip(part["index"], part["traits"], strict=True)
+            for index, row in zip(part["index"], part["features"], strict=True)
         }
         groups = np.array([self.groups[result.image_id] for result in results])
-        rows = np.stack([traits[result.image_id] for result in results])
+        rows = np.stack([features[result.image_id] for result in results])
         kept = np.unique(groups)[:: 1 + len(np.unique(groups)) // MOST_KEPT]
-        self.calibration = [mean_traits(rows[groups == name]).round(5).tolist() for name in kept]
-        self.facts["settings"] = {**settings_of(predictor, self.names), "confidence": AP_CONFIDENCE}
+        self.calibration = [mean_features(rows[groups == name]).round(5).tolist() for name in kept]
+        self.metadata["settings"] = {
+            **settings_of(predictor, self.names),
+            "confidence": AP_CONFIDENCE,
+        }
         classes = []
         for class_id, name in enumerate(self.names):
             assessed = [
@@ -192,18 +188,18 @@ class ThresholdCalibrator:
             ]
             number = sum(int((result.target_class_ids == class_id).sum()) for result in results)
             classes.append(report_class(name, assessed, number, self.unit))
-        self.facts["classes"] = classes
-        return {**self.facts, "levels": LEVELS.astype(float).round(3).tolist()}
+        self.metadata["classes"] = classes
+        return {**self.metadata, "levels": LEVELS.astype(float).round(3).tolist()}
 
     def write(self, folder: Path) -> None:
         """Write thresholds.yaml: what `finish` returned without the curves, and what the groups are
         like.
         """
-        rows = self.facts["classes"]
+        rows = self.metadata["classes"]
         classes = [
             {name: value for name, value in row.items() if name != "certain"} for row in rows
         ]
-        content = {**self.facts, "classes": classes, "calibration": self.calibration}
+        content = {**self.metadata, "classes": classes, "calibration": self.calibration}
         text = yaml.safe_dump(
             content, sort_keys=False, allow_unicode=True, default_flow_style=None, width=1000
         )

@@ -26,7 +26,7 @@ from yolo_seg_ddp.evaluation.metrics.matching import (
     ignored_shares,
     pair_ignoring_class,
 )
-from yolo_seg_ddp.evaluation.native_masks import OnMasks, compare_boxes, outlines_in_photo, place
+from yolo_seg_ddp.evaluation.native_masks import compare_boxes, outlines_in_photo, place
 from yolo_seg_ddp.evaluation.tile_search import Candidate
 from yolo_seg_ddp.extras.report.photographs import (
     MAX_LISTED,
@@ -214,14 +214,12 @@ class Thumbnails:
     """Pictures of the photographs with labels and detections for their list, drawn during the
     evaluation.
 
-    `see_masks` is called by the evaluation as OnMasks, and calls `on_masks` in turn. Of a large
-    split only every second, third, ... photograph is drawn.
+    `see_masks` is called by the evaluation as OnMasks. Of a large split only every
+    second, third, ... photograph is drawn.
     """
 
-    def __init__(
-        self, photos: Sequence[Photo], in_photo: bool, on_masks: OnMasks, folder: Path
-    ) -> None:
-        self.photos, self.in_photo, self.on_masks = photos, in_photo, on_masks
+    def __init__(self, photos: Sequence[Photo], in_photo: bool, folder: Path) -> None:
+        self.photos, self.in_photo = photos, in_photo
         self.wanted = set(range(0, len(photos), max(1, -(-len(photos) // MAX_LISTED))))
         self.long_side_px = LONG_SIDE_PX if len(photos) <= MAX_LARGE else READABLE_PX
         self._drawn = PhotoLines(folder)
@@ -232,7 +230,6 @@ class Thumbnails:
         """Draw a photograph when its first masks arrive, those of the most confident detections;
         later ones are ignored.
         """
-        self.on_masks(sample, placement, found, masks)
         if sample.index not in self.wanted:
             return
         self.wanted.remove(sample.index)

@@ -194,11 +194,11 @@ def look_at_val(
     ranks: distributed.RankInfo,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return class, confidence and whether right of detections on which both views agree, (n, 3),
-    and the photographs' traits.
+    and the photographs' features.
 
     The ranks share the photographs. Every rank must reach this.
     """
-    rows, traits = [np.zeros((0, 3))], []
+    rows, features = [np.zeros((0, 3))], []
     mine = range(ranks.rank, len(photos), ranks.world_size)
     for position in distributed.apart(
         Progress("validation photographs", len(mine), ranks.is_main)(mine)
@@ -208,9 +208,11 @@ def look_at_val(
         is_right, is_judged = teacher.judge(found, photos[position], photo.shape[1::-1])
         each = np.column_stack([found.class_ids, found.detections.scores.numpy(), is_right])
         rows.append(each[agrees & is_judged])
-        traits.append(np.append(position, np.array(found.traits)))
-    parts = distributed.gather_arrays({"rows": np.concatenate(rows), "traits": np.array(traits)})
-    every = np.concatenate([part["traits"] for part in parts if len(part["traits"])])
+        features.append(np.append(position, np.array(found.features)))
+    parts = distributed.gather_arrays(
+        {"rows": np.concatenate(rows), "features": np.array(features)}
+    )
+    every = np.concatenate([part["features"] for part in parts if len(part["features"])])
     return np.concatenate([part["rows"] for part in parts]), every[np.argsort(every[:, 0]), 1:]
 
 
@@ -219,14 +221,14 @@ def look_at(
 ) -> tuple[dict[str, Outlines], dict[str, Any]]:
     """Return a photograph's labels and regions to ignore, and a note.
 
-    It is left out if it is as far from the judged ones, traits (n, 5 + 32), as at most one in
+    It is left out if it is as far from the judged ones, features (n, 5 + 32), as at most one in
     twenty.
     """
     (found, agrees), size = teacher.see(photo), np.array(photo.shape[1::-1])
     outlines: dict[str, Any] = {"labels": [], "ignore": []}
     note: dict[str, Any] = {"left_out": "", "found": []}
     if len(judged) >= FEWEST_GROUPS:
-        furthest = np.abs(deviations(np.vstack([judged, np.array(found.traits)]))).max(axis=1)
+        furthest = np.abs(deviations(np.vstack([judged, np.array(found.features)]))).max(axis=1)
         is_far = (furthest >= furthest[-1]).mean() <= MOST_FALSE_ALARMS
         note["left_out"] = "looks like no labelled photograph" if is_far else ""
     for number, score in enumerate(found.detections.scores.tolist()):

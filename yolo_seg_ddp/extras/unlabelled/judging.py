@@ -24,7 +24,7 @@ from yolo_seg_ddp.evaluation.native_masks import areas_of, mask_iou
 from yolo_seg_ddp.predict.detections import PhotoPrediction
 from yolo_seg_ddp.predict.postprocess import Context, Step
 from yolo_seg_ddp.predict.regions import LazyRegions, Region, fill_outline
-from yolo_seg_ddp.predict.shift_features import image_statistics, photo_traits
+from yolo_seg_ddp.predict.shift_features import image_statistics, photo_features
 from yolo_seg_ddp.predict.thinning import centreline
 from yolo_seg_ddp.predict.tiles import Predictor
 from yolo_seg_ddp.utils.text import counted
@@ -117,9 +117,10 @@ class Traits(Step):
     def __call__(
         self, prediction: PhotoPrediction, context: Context, seen: np.ndarray
     ) -> PhotoPrediction:
-        """Return the prediction with traits."""
+        """Return the prediction with features."""
         return replace(
-            prediction, traits=photo_traits(prediction.detections, seen, context.placement.size_px)
+            prediction,
+            features=photo_features(prediction.detections, seen, context.placement.size_px),
         )
 
 

@@ -31,7 +31,7 @@ from yolo_seg_ddp.extras.exports.conversion import (
     scratch_folder,
 )
 from yolo_seg_ddp.extras.exports.speed import images_per_second
-from yolo_seg_ddp.predict.thresholds import FEWEST_GROUPS, NUM_TRAITS, VERSION, digest_of_model
+from yolo_seg_ddp.predict.thresholds import FEWEST_GROUPS, NUM_FEATURES, VERSION, digest_of_model
 from yolo_seg_ddp.predict.tiles import Tiling
 from yolo_seg_ddp.utils.errors import UsageError, UserError
 
@@ -348,7 +348,7 @@ def write_thresholds(weights: Path) -> Path:
         "confidence": 0.001,
     }
     settings = {**numbers, "amp": "off", "tiles": "off", "thin_classes": ["none"]}
-    groups = [[float("nan")] * NUM_TRAITS] * FEWEST_GROUPS
+    groups = [[float("nan")] * NUM_FEATURES] * FEWEST_GROUPS
     judged = {"version": VERSION, "classes": classes, "settings": settings, "calibration": groups}
     words = {"promises": ["recall=0.15"], "certainty": 0.95, "unit": "folders", "proof": "proved"}
     file = weights.with_name("thresholds.yaml")

@@ -164,7 +164,7 @@ def test_two_promises_share_the_error_and_need_more_flights_than_one(tmp_path: P
 
     def is_kept(num_flights: int, *words: str) -> bool:
         calibrator = ThresholdCalibrator(words, 0.95, model, spec, "val", photos[:num_flights])
-        calibrator.traits = {number: np.zeros(3) for number in range(num_flights)}
+        calibrator.features = {number: np.zeros(3) for number in range(num_flights)}
         results = [one_image([0.7], [True], image_id=number) for number in range(num_flights)]
         return calibrator.finish(results, predictor)["classes"][0]["threshold"] is not None
 
@@ -221,14 +221,14 @@ def test_a_model_is_not_judged_on_what_it_was_trained_on(tmp_path: Path) -> None
 def test_one_flight_in_twenty_of_the_same_kind_is_called_unlike() -> None:
     rng, alarms = np.random.default_rng(0), []
     for _ in range(400):
-        traits = rng.standard_t(2, (41, 37))  # heavy tails
-        traits[rng.random(traits.shape) < 0.1] = np.nan
-        flights = Thresholds(Path("t.yaml"), {"unit": "flights"}, traits[:-1])
+        features = rng.standard_t(2, (41, 37))  # heavy tails
+        features[rng.random(features.shape) < 0.1] = np.nan
+        flights = Thresholds(Path("t.yaml"), {"unit": "flights"}, features[:-1])
         alarms.append(
-            flights.compare([np.append(0, traits[-1])[None]], [Path("a.jpg")]).startswith("NOT")
+            flights.compare([np.append(0, features[-1])[None]], [Path("a.jpg")]).startswith("NOT")
         )
     assert 0 < sum(alarms) <= 0.08 * 400, "5 %, and what 400 draws may add"
-    few = Thresholds(Path("t.yaml"), {"unit": "flights"}, traits[: FEWEST_GROUPS - 1])
+    few = Thresholds(Path("t.yaml"), {"unit": "flights"}, features[: FEWEST_GROUPS - 1])
     assert few.compare([], []).endswith("18 were judged")
     assert np.isfinite(deviations(np.full((30, 37), np.nan))).all()
 

@@ -79,7 +79,7 @@ def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of
 ) -> None:
     candidate, results = judged
     photos, seen = candidate.dataset.photos, []
-    thumbnails = Thumbnails(photos, False, lambda sample, *_: seen.append(sample.index), tmp_path)
+    thumbnails = Thumbnails(photos, False, tmp_path)
     size_of = sizes_on_disk(photos)
     colors: list[list[Any]] = []
     draw = gallery.draw_instances
@@ -89,7 +89,8 @@ def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of
         return draw(*given, **named)
 
     monkeypatch.setattr(gallery, "draw_instances", noted)
-    evaluate_oracle(photos, regions=True, photo=PhotoPixels(size_of, on_masks=thumbnails.see_masks))
+    see = (thumbnails.see_masks, lambda sample, *_: seen.append(sample.index))
+    evaluate_oracle(photos, regions=True, photo=PhotoPixels(size_of, on_masks=see))
     listed = thumbnails.gather()
     assert list(listed) == sorted(set(seen)) == list(range(len(photos)))
     for row, drawn in zip(
@@ -121,7 +122,7 @@ def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of
         assert (rows[:, 4:].reshape(-1, 2, 2) <= np.array(photo.size) + 1).all()
     assert any(IGNORED in drawn for drawn in colors)
     monkeypatch.setattr(gallery, "MAX_LISTED", 5)
-    assert Thumbnails(photos, False, print, tmp_path).wanted == {0, 2, 4, 6, 8}
+    assert Thumbnails(photos, False, tmp_path).wanted == {0, 2, 4, 6, 8}
 
 
 def test_large_photographs_keep_their_size(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:

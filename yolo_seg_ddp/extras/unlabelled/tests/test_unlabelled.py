@@ -347,8 +347,8 @@ def test_a_view_that_disagrees_a_region_to_ignore_and_an_unlike_photograph(
     assert not blind.see(photo)[1][:3].any()
     note = command.look_at(photo, blind, np.zeros((0, 8)), [None, 0.2])[1]
     assert {each["why"] for each in note["found"]} == {"second view disagrees"}
-    assert found.traits is not None
-    near = found.traits + np.tile([[1.0], [-1.0]], (15, 8))
+    assert found.features is not None
+    near = found.features + np.tile([[1.0], [-1.0]], (15, 8))
     unlike, unsure = "looks like no labelled photograph", "no object is sure"
     for judged, level, why in (
         (near, 0.2, ""),
