@@ -43,8 +43,8 @@ def test_without_suppression_yolo26_finds_what_ultralytics_finds(saved: dict[str
                 outputs[name].shape, generator=torch.Generator().manual_seed(1)
             )
         strides = [float(stride) for stride in model.stride]
-        limits = {"confidence": 0.0, "iou": 0.7, "max_detections": 40, "multi_label": True}
-        found = detect(outputs, strides, SIZE_PX, **limits, mask_score=False)
+        limits: dict[str, Any] = {"confidence": 0.0, "iou": 0.7, "max_detections": 40}
+        found = detect(outputs, strides, SIZE_PX, **limits, multi_label=True, mask_score=False)
         head = model.model[-1]
         # (B, 84, 6 + 32): xyxy, score, class, …
         expected = head.postprocess(head._inference(outputs).transpose(1, 2))
