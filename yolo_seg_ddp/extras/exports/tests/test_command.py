@@ -111,7 +111,7 @@ def test_a_model_exports_itself_from_python_as_the_command_does(
     exported = model.export(format="onnx", ap_tolerance=1.0, batch=2, **options)
     assert Path(exported) == tmp_path / "best.onnx"
     assert open_model(exported).names == model.names
-    with pytest.raises(UsageError, match="--format"):
+    with pytest.raises(UsageError, match="format: 'tflite' is not one of"):
         model.export(format="tflite", **options)
 
 
@@ -346,6 +346,7 @@ def write_thresholds(weights: Path) -> Path:
         "iou": 0.7,
         "max_detections": 300,
         "confidence": 0.001,
+        "mask_score": True,
     }
     settings = {**numbers, "amp": "off", "tiles": "off", "thin_classes": ["none"]}
     groups = [[float("nan")] * NUM_FEATURES] * FEWEST_GROUPS
