@@ -383,10 +383,7 @@ def test_the_command_runs_on_a_gpu(tmp_path: Path) -> None:
         tmp_path / "a.tif", paint([(1, stroke((200, 150), [(0, 60), (199, 80)], 8))], (200, 150))
     )
     model = tiny_weights(tmp_path / "best.pt")
-    line = (
-        f"--model {model} --source {source} --output {tmp_path}/out --tiles 96 --conf 0.001 "
-        "--thin-classes wire"
-    )
+    line = f"--model {model} --source {source} --output {tmp_path}/out --tiles 96 --conf 0.001"
     (seen,) = pretended_gpu.run(tmp_path, 1, "yolo_seg_ddp.extras.orthophotos.__main__", line)
     assert seen["code"] == 0, (tmp_path / "printed.txt").read_text()
     assert seen["copies"] > 0
