@@ -312,6 +312,7 @@ def write_results(
     Return each model's metrics.
     """
     folder = Path(config.output)
+    folder.mkdir(parents=True, exist_ok=True)
     metrics = [metrics_of(config, *judged) for judged in zip(candidates, evaluations, strict=True)]
     if collector:
         predictions = collector.write_predictions()

@@ -171,12 +171,23 @@ def test_the_next_command_names_the_confidence_of_the_best_f1(
     assert capsys.readouterr().out.splitlines()[-1].endswith(end)
 
 
+@pytest.mark.parametrize(
+    ("flags", "files"),
+    [((), "metrics.json, predictions.json"), (("--no-predictions",), "metrics.json")],
+)
 def test_without_its_page_an_evaluation_names_the_files_that_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flags: tuple[str, ...],
+    files: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "yolo_seg_ddp.extras.report", None)
     model = ("--model", tiny_weights(tmp_path / "best.pt"), "--data", smooth_data(tmp_path))
-    assert run_main(evaluate_model, monkeypatch, *model, "--output", tmp_path / "out") == 0
-    files = f"{tmp_path}/out: metrics.json, predictions.json, *_curve.png, confusion_matrix.png"
-    assert f"Results in {files}\nMost errors: " in (printed := capsys.readouterr().out)
+    options = (*model, "--output", tmp_path / "out", *flags)
+    assert run_main(evaluate_model, monkeypatch, *options) == 0
+    results = (
+        f"Results in {tmp_path}/out: {files}, *_curve.png, confusion_matrix.png\nMost errors: "
+    )
+    assert results in (printed := capsys.readouterr().out)
     assert ".html" not in printed
