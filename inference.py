@@ -76,7 +76,7 @@ MAX_NAME_BYTES = 255  # of a file on Linux's file systems
 def main() -> int:
     """Predict; return the exit code."""
     film = find_extra("film")
-    if film and film.is_asked_for(sys.argv[1:]):
+    if film and film.names_film(sys.argv[1:]):
         return int(film.main())
     cv2.setNumThreads(0)
     config = parse_config(InferenceConfig, __doc__)

@@ -91,8 +91,8 @@ def main() -> int:
     print("\n".join(["", *report]))
 
     environment = environment_report()
-    facts = [f"{name}: {value}" for name, value in environment.items()]
-    text = "\n".join([*introduction, "Times are ms per step.", "", *report, *facts, ""])
+    machine = [f"{name}: {value}" for name, value in environment.items()]
+    text = "\n".join([*introduction, "Times are ms per step.", "", *report, *machine, ""])
     write_text_atomic(folder / "profiling_report.txt", text)
     record = {
         "environment": environment,

@@ -187,7 +187,7 @@ def scores(
             }
             options |= {"mask_resolution": "native" if evaluator == NATIVE else None, **size}
             run_script(["evaluate_model.py", *words_of(options)], output.with_suffix(".log"))
-            found = _read_json(output / "metrics.json")
+            metrics = _read_json(output / "metrics.json")
         else:
             job = {
                 "action": "val",
@@ -195,8 +195,8 @@ def scores(
                 "data": str(data.ultralytics_yaml),
                 "folder": str(output),
             }
-            found, _, _ = _ultralytics_job({**job, **size}, home, output.name)
-        _write_json(answer_file, {name: found[name] for name in SCORES})
+            metrics, _, _ = _ultralytics_job({**job, **size}, home, output.name)
+        _write_json(answer_file, {name: metrics[name] for name in SCORES})
     return _read_json(answer_file)
 
 
@@ -227,14 +227,14 @@ def _train_project(setting: Setting, data: Data, seed: int, start: Path, home: P
     records = read_epochs(folder)
     train_s = sum(record["epoch_time_s"] for record in records)
     epoch_s = statistics.median(record["total_epoch_time_s"] for record in records)
-    facts = {
+    measured = {
         "best": "run/best.pt",
         "train_s": train_s,
         "epoch_s": epoch_s,
         "epochs": len(records),
         "command": command,
     }
-    return {"wall_s": wall_s, **usage, **facts}
+    return {"wall_s": wall_s, **usage, **measured}
 
 
 def _train_ultralytics(setting: Setting, data: Data, seed: int, start: Path, home: Path) -> Json:

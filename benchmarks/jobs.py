@@ -104,15 +104,15 @@ class Job:
         """Return the living ranks of the launcher's start number `attempt` (from 0); empty unless
         all of them live.
         """
-        found = []
+        living = []
         with suppress(psutil.NoSuchProcess):
             for process in filter(is_alive, self.process.children()):
                 environment = process.environ()
                 if "RANK" in environment and environment.get("TORCHELASTIC_RESTART_COUNT") == str(
                     attempt
                 ):
-                    found.append(process)
-        return found if len(found) == world_size else []
+                    living.append(process)
+        return living if len(living) == world_size else []
 
     def output(self) -> str:
         """Return its stdout and stderr so far, as one text."""
@@ -179,12 +179,12 @@ def difference(run_folder: Path, reference: Path) -> str:
     are bitwise equal.
     """
     try:
-        found = [load_latest(folder / "checkpoint") for folder in (run_folder, reference)]
+        checkpoints = [load_latest(folder / "checkpoint") for folder in (run_folder, reference)]
     except UserError as error:
         return str(error)
-    if found[0] is None or found[1] is None:
+    if checkpoints[0] is None or checkpoints[1] is None:
         return "there is no checkpoint"
-    first, second = (_compared(checkpoint[1]) for checkpoint in found if checkpoint)
+    first, second = (_compared(checkpoint[1]) for checkpoint in checkpoints if checkpoint)
     if first.keys() != second.keys():
         return f"the checkpoints hold different values: {sorted(first.keys() ^ second.keys())[:3]}"
     names = [name for name in first if first[name] != second[name]]

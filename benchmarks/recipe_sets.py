@@ -95,14 +95,14 @@ def make_public_set(name: str, folder: Path, hub: str = HUB) -> Path:
 
     Raises UserError when git or the conversion fails.
     """
-    found = PUBLIC_SETS[name]
+    public_set = PUBLIC_SETS[name]
     processed = folder / name
     if (processed / "dataset.yaml").exists():
         return processed / "dataset.yaml"
     clone, raw = folder / "repositories" / name, folder / "raw" / name
-    fetch(f"{hub}{found.repository}", found.commit, clone)
+    fetch(f"{hub}{public_set.repository}", public_set.commit, clone)
     shutil.rmtree(raw, ignore_errors=True)
-    write_coco(clone, found, raw)
+    write_coco(clone, public_set, raw)
     shape = [
         "--long-side",
         str(LONG_SIDE_PX),
@@ -137,14 +137,17 @@ def fetch(url: str, commit: str, clone: Path) -> None:
     mark.write_text(commit, encoding="utf-8")
 
 
-def write_coco(clone: Path, found: PublicSet, raw: Path) -> None:
+def write_coco(clone: Path, public_set: PublicSet, raw: Path) -> None:
     """Write a repository's photographs and one COCO file into `raw`, with a folder for those that
     show the same.
     """
-    items, names = (_from_coco(clone, found.labels) if found.labels else _from_masks(clone)), set()
+    items, names = (
+        (_from_coco(clone, public_set.labels) if public_set.labels else _from_masks(clone)),
+        set(),
+    )
     groups: dict[str, list[tuple[Path, list[tuple[str, list[list[float]]]]]]] = defaultdict(list)
     for file, objects in items:
-        match = re.match(found.same, file.name)
+        match = re.match(public_set.same, file.name)
         groups[match[1] if match else file.stem].append((file, objects))
         names |= {name for name, _ in objects}
     categories = {name: number for number, name in enumerate(sorted(names), 1)}
@@ -216,8 +219,10 @@ def _from_masks(clone: Path) -> Iterator[tuple[Path, list[tuple[str, list[list[f
             if line.strip():
                 segment, row, first, last = map(int, line.split())
                 mask[row, first : last + 1] |= segment > 0
-        count, parts, facts, _ = cv2.connectedComponentsWithStats(mask, connectivity=8)
-        large = [part for part in range(1, count) if facts[part, cv2.CC_STAT_AREA] >= MIN_CRACK_PX]
+        count, parts, statistics, _ = cv2.connectedComponentsWithStats(mask, connectivity=8)
+        large = [
+            part for part in range(1, count) if statistics[part, cv2.CC_STAT_AREA] >= MIN_CRACK_PX
+        ]
         outlines = [join_rings(mask_rings(parts == part)).ravel().tolist() for part in large]
         yield clone / "image" / f"{file.stem}.jpg", [("crack", [outline]) for outline in outlines]
 

@@ -1,4 +1,4 @@
-"""Writes what a benchmark measured, with its options and the machine's facts."""
+"""Writes what a benchmark measured, with its options and the machine's report."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from yolo_seg_ddp.utils.options import Options, to_dict
 
 
 def write_results(
-    file: str | Path, config: Options, *, environment: dict[str, Any] | None = None, **found: Any
+    file: str | Path, config: Options, *, environment: dict[str, Any] | None = None, **results: Any
 ) -> None:
     """Write a benchmark's results; `environment` adds to the report of this machine."""
-    facts = {**environment_report(), **(environment or {})}
-    text = json.dumps({"config": to_dict(config), "environment": facts, **found}, indent=2)
+    machine = {**environment_report(), **(environment or {})}
+    text = json.dumps({"config": to_dict(config), "environment": machine, **results}, indent=2)
     Path(file).resolve().parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(Path(file), text + "\n")
 

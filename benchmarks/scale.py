@@ -381,13 +381,13 @@ def extrapolated_table(rows: Rows) -> Iterator[list[str]]:
 
 def about(rows: Rows) -> Row:
     """Return what docs/results/records.jsonl says of a measurement."""
-    facts = environment_report()
+    machine = environment_report()
     return {
         "id": "scale",
         "command": "python benchmarks/scale.py",
         "revision": ", ".join({row["revision"]: None for row in rows.values()}),
         "date": max(row["date"] for row in rows.values()),
-        "machine": f"one core of an {facts['cpu']}, torch {facts['torch']}",
+        "machine": f"one core of an {machine['cpu']}, torch {machine['torch']}",
     }
 
 

@@ -152,9 +152,9 @@ def report(figures: dict[str, Json]) -> str:
     """Return the figures as a table, one row per side; times are ms per step."""
     header = ["", *PHASES, "step", "loss share", "images/s"]
     rows = []
-    for name, found in figures.items():
-        times = [*found["phase_ms"].values(), found["step_ms"]]
-        last = [f"{found['loss_share']:.1%}", f"{found['images_per_s']:.1f}"]
+    for name, side in figures.items():
+        times = [*side["phase_ms"].values(), side["step_ms"]]
+        last = [f"{side['loss_share']:.1%}", f"{side['images_per_s']:.1f}"]
         rows.append([name, *(f"{value:.1f}" for value in times), *last])
     return format_table(header, rows)
 

@@ -64,14 +64,14 @@ def train(job: Json) -> Json:
     yolo = _open(job["weights"])
     skip_trial_of_amp()
     clock = EpochClock()
-    facts: Json = {"threads": threads, "workers": workers}
+    settings: Json = {"threads": threads, "workers": workers}
 
     def begin(trainer: Any) -> None:
         torch.set_num_threads(threads)  # select_device("cpu") takes one core away
-        facts["num_transferred"] = require_same_weights(job["weights"], trainer.model)
-        facts["optimizer"] = type(trainer.optimizer).__name__
-        facts["lr"] = max(group["initial_lr"] for group in trainer.optimizer.param_groups)
-        facts["mixed_precision"] = bool(trainer.amp)
+        settings["num_transferred"] = require_same_weights(job["weights"], trainer.model)
+        settings["optimizer"] = type(trainer.optimizer).__name__
+        settings["lr"] = max(group["initial_lr"] for group in trainer.optimizer.param_groups)
+        settings["mixed_precision"] = bool(trainer.amp)
 
     yolo.add_callback("on_train_start", begin)
     yolo.add_callback("on_val_start", lambda _: torch.set_num_threads(threads))
@@ -91,14 +91,14 @@ def train(job: Json) -> Json:
     folder = Path(job["folder"]).resolve()
     yolo.train(**arguments, project=str(folder), name="run", exist_ok=True)
     kept = ("close_mosaic", "warmup_epochs", "cos_lr", "amp", "patience")
-    facts.update({name: getattr(yolo.trainer.args, name) for name in kept})
+    settings.update({name: getattr(yolo.trainer.args, name) for name in kept})
     return {
         "best": "run/weights/best.pt",
         "train_s": clock.total_s,
         "epoch_s": statistics.median(clock.epochs_s),
         "epochs": clock.num_epochs,
         "arguments": arguments,
-        **facts,
+        **settings,
     }
 
 
@@ -125,7 +125,7 @@ def run_ultralytics_validator(job: Json) -> Json:
     device, threads, workers = machine_share(job["device"])
     yolo = _open(job["weights"])
     yolo.add_callback("on_val_start", lambda _: torch.set_num_threads(threads))
-    found = yolo.val(
+    results = yolo.val(
         data=job["data"],
         imgsz=job["img_size"],
         batch=job["batch_size"],
@@ -136,7 +136,7 @@ def run_ultralytics_validator(job: Json) -> Json:
         name="val",
         exist_ok=True,
     )
-    return {name: float(found.results_dict[theirs]) for name, theirs in SCORES.items()}
+    return {name: float(results.results_dict[theirs]) for name, theirs in SCORES.items()}
 
 
 class EpochClock:
@@ -174,13 +174,13 @@ def require_same_weights(weights: str, model: torch.nn.Module) -> int:
     Raises UserError unless all equal those of the file.
     """
     wanted = load_weights(weights).state_dict()
-    found = {name: tensor.detach().float().cpu() for name, tensor in model.state_dict().items()}
+    loaded = {name: tensor.detach().float().cpu() for name, tensor in model.state_dict().items()}
     different = [
         name
         for name, tensor in wanted.items()
-        if name not in found or not torch.equal(found[name], tensor)
+        if name not in loaded or not torch.equal(loaded[name], tensor)
     ]
-    if different or len(found) != len(wanted):
+    if different or len(loaded) != len(wanted):
         raise UserError(
             f"{weights}: Ultralytics starts from other weights ({len(different)} of {len(wanted)} "
             "tensors differ, "

@@ -95,18 +95,18 @@ def main() -> int:
         )
     root = Path(config.output).resolve()
     setting = Setting("cuda" if num_gpus else "cpu", num_gpus, root / "work")
-    facts = hardware(setting)
-    names = ", ".join(gpu["name"] for gpu in facts["gpus"]) or "no GPU: a dry run"
+    machine = hardware(setting)
+    names = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "no GPU: a dry run"
     print(
-        f"{names}; driver {facts['driver']}, torch {facts['torch']}, CUDA {facts['cuda']}",
+        f"{names}; driver {machine['driver']}, torch {machine['torch']}, CUDA {machine['cuda']}",
         flush=True,
     )
-    store = Store(root / "state", key_of(facts, setting))
+    store = Store(root / "state", key_of(machine, setting))
     parts = with_needed(config.only) if config.only else PARTS
     for part in parts:
         if config.again and (not config.only or part.name in config.only):
             store.forget(part)
-    kept = {part.name: found for part in PARTS if (found := store.finished(part))}
+    kept = {part.name: earlier for part in PARTS if (earlier := store.finished(part))}
     ended = {part.name: kept[part.name] for part in parts if part.name in kept}
     prepare_folders(setting.folder, [part for part in parts if part.name not in ended])
     total_s = 60 * (config.minutes or MINUTES[setting.device]) - 5  # a few for the table
@@ -116,7 +116,7 @@ def main() -> int:
     def write() -> None:
         minutes = round((time.monotonic() - start_s) / 60, 2)
         write_results(
-            folder, root, {**facts, "minutes": minutes}, command, PARTS, {**kept, **ended}
+            folder, root, {**machine, "minutes": minutes}, command, PARTS, {**kept, **ended}
         )
 
     def on_end(part: Part, outcome: Outcome) -> None:
@@ -151,13 +151,13 @@ def prepare_folders(folder: Path, parts: Sequence[Part]) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def key_of(facts: dict[str, object], setting: Setting) -> str:
+def key_of(machine: dict[str, object], setting: Setting) -> str:
     """Return a digest of what finished parts depend on: code, device, versions, sizes."""
-    named = {name: facts[name] for name in ("gpus", "driver", "torch", "ultralytics")}
-    own = [
+    named = {name: machine[name] for name in ("gpus", "driver", "torch", "ultralytics")}
+    sources = [
         file.read_bytes() for file in sorted(Path(__file__).resolve().parent.parent.rglob("*.py"))
     ]
-    digest = hashlib.sha256(b"".join(own)).hexdigest()
+    digest = hashlib.sha256(b"".join(sources)).hexdigest()
     return hashlib.sha256(
         f"{source_digest()} {digest} {named} {setting.sizes}".encode()
     ).hexdigest()[:16]

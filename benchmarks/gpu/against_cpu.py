@@ -83,7 +83,8 @@ def compare_with_cpu(setting: Setting) -> Finding:
             f"{name}: {line}" for line in beyond(on_device[name], limits_of(on_cpu, is_exact))
         ]
     worst = {
-        name: max(found[kind]["median"] for kind in KINDS) for name, found in on_device.items()
+        name: max(measured[kind]["median"] for kind in KINDS)
+        for name, measured in on_device.items()
     }
     said = ", ".join(
         f"{'fp32' if name == 'off' else name} {error:.1e}" for name, error in worst.items()
@@ -145,7 +146,7 @@ def errors(result: StepResult, exact: StepResult) -> Json:
     gradients = [
         of_tensors[name] for name, norm in norms.items() if norm > NEGLIGIBLE * max(norms.values())
     ]
-    detections, masks = found_again(result, exact)
+    detections, masks = same_detections(result, exact)
     loss = max(abs(result.loss[name] / value - 1) for name, value in exact.loss.items())
     shares = {"detections": detections, "masks": masks}
     return {
@@ -158,13 +159,13 @@ def errors(result: StepResult, exact: StepResult) -> Json:
 
 def quantiles(values: list[float]) -> dict[str, float]:
     """Return the median, the 90 % quantile and the largest."""
-    found = torch.tensor(values, dtype=torch.float64).quantile(
+    values_at = torch.tensor(values, dtype=torch.float64).quantile(
         torch.tensor([0.5, 0.9, 1.0], dtype=torch.float64)
     )
-    return dict(zip(("median", "most", "largest"), found.tolist(), strict=True))
+    return dict(zip(("median", "most", "largest"), values_at.tolist(), strict=True))
 
 
-def found_again(result: StepResult, exact: StepResult) -> tuple[float, float]:
+def same_detections(result: StepResult, exact: StepResult) -> tuple[float, float]:
     """Return the share of the reference's detections that have one of their class and box, and the
     mean IoU of their masks.
     """
@@ -173,14 +174,14 @@ def found_again(result: StepResult, exact: StepResult) -> tuple[float, float]:
         scores.flatten().topk(min(CANDIDATES * len(scores), scores.numel() // 2)).values[-1]
     )
     total, ious = 0, [torch.zeros(0)]
-    for (found, masks), (true, true_masks) in zip(
+    for (predicted, masks), (true, true_masks) in zip(
         *(detections(one, threshold) for one in (result, exact)), strict=True
     ):
         total += len(true)
-        if not len(found) or not len(true):
+        if not len(predicted) or not len(true):
             continue
         iou, partner = (
-            box_iou(true.boxes, found.boxes) * (true.class_ids[:, None] == found.class_ids)
+            box_iou(true.boxes, predicted.boxes) * (true.class_ids[:, None] == predicted.class_ids)
         ).max(1)
         ours, theirs = (
             masks[partner[iou > SAME_BOX]].flatten(1),
@@ -194,7 +195,7 @@ def found_again(result: StepResult, exact: StepResult) -> tuple[float, float]:
 def detections(result: StepResult, threshold: float) -> list[tuple[Detections, torch.Tensor]]:
     """Return each image's detections above a score, and their masks bool (n, h, w) on the CPU."""
     size_px = int(result.outputs["proto"].shape[-1] * PIXELS_PER_PROTOTYPE)
-    found = detect(
+    of_images = detect(
         result.outputs,
         result.strides,
         size_px,
@@ -205,7 +206,7 @@ def detections(result: StepResult, threshold: float) -> list[tuple[Detections, t
     maps = result.outputs["proto"]
     return [
         (one, prototype_masks(map, one, size_px).cpu())
-        for one, map in zip(found, maps, strict=True)
+        for one, map in zip(of_images, maps, strict=True)
     ]
 
 
@@ -225,23 +226,27 @@ def limits_of(on_cpu: Json, is_exact: bool) -> Json:
             **kinds,
             **shares,
         }
-    own = on_cpu["off"]
-    kinds = {kind: {name: SLACK * error for name, error in own[kind].items()} for kind in KINDS}
+    full = on_cpu["off"]
+    kinds = {kind: {name: SLACK * error for name, error in full[kind].items()} for kind in KINDS}
     # A loss's own error may be zero by chance. It averages over outputs, so it is not less accurate
     # than they are.
-    return {"loss": SLACK * max(own["loss"], own["outputs"]["median"]), **kinds, **EXACT}
+    return {"loss": SLACK * max(full["loss"], full["outputs"]["median"]), **kinds, **EXACT}
 
 
-def beyond(found: Json, limits: Json) -> list[str]:
+def beyond(measured: Json, limits: Json) -> list[str]:
     """Return a line for each bound that is exceeded, also by a value that is not a number."""
-    lines = [f"loss off by {found['loss']:.1e}"] if not found["loss"] <= limits["loss"] else []
+    lines = (
+        [f"loss off by {measured['loss']:.1e}"] if not measured["loss"] <= limits["loss"] else []
+    )
     for kind in KINDS:
         for name, limit in limits[kind].items():
-            if not found[kind][name] <= limit:
-                lines.append(f"{name} error of {kind} {found[kind][name]:.1e}, at most {limit:.1e}")
+            if not measured[kind][name] <= limit:
+                lines.append(
+                    f"{name} error of {kind} {measured[kind][name]:.1e}, at most {limit:.1e}"
+                )
     lines += [
-        f"{found[name]:.1%} of {name} found again"
+        f"{measured[name]:.1%} of {name} found again"
         for name in EXACT
-        if not found[name] >= limits[name]
+        if not measured[name] >= limits[name]
     ]
     return lines

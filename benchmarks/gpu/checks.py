@@ -84,39 +84,43 @@ def run_gpu_tests(setting: Setting) -> Finding:
     ]
     with Job(command, setting.folder / "tests" / "log") as job:
         code = job.wait(300)
-    found = {
+    counts = {
         word: int(number)
         for number, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", job.output())
     }
     said = (
-        ", ".join(f"{number} {word}" for word, number in found.items())
+        ", ".join(f"{number} {word}" for word, number in counts.items())
         or job.output().strip()[-300:]
     )
     if code:
-        raise PartFailed(said, **found)
+        raise PartFailed(said, **counts)
     if not setting.is_gpu:
-        raise NeedsGpu(said, **found)
-    return Finding(said, dict(found))
+        raise NeedsGpu(said, **counts)
+    return Finding(said, dict(counts))
 
 
 def check_nccl(setting: Setting) -> Finding:
     """Use NCCL on all GPUs. With one GPU, its single rank still calls NCCL for everything."""
     if not setting.is_gpu:
-        found = ranks_found(setting, ["cpu"], "gloo", ["off"])
-        raise NeedsGpu(f"over gloo instead: {said_of(found)}", **found)
+        figures = figures_of_ranks(setting, ["cpu"], "gloo", ["off"])
+        raise NeedsGpu(f"over gloo instead: {said_of(figures)}", **figures)
     devices = [f"cuda:{number}" for number in range(setting.num_gpus)]
-    found = ranks_found(setting, devices, "nccl", ["off", "auto", "fp16"])
-    return Finding(said_of(found), found)
+    figures = figures_of_ranks(setting, devices, "nccl", ["off", "auto", "fp16"])
+    return Finding(said_of(figures), figures)
 
 
 def check_two_ranks(setting: Setting) -> Finding:
     """Let two ranks share one device. NCCL refuses that, so they talk over gloo."""
     device = "cuda:0" if setting.is_gpu else "cpu"
-    found = ranks_found(setting, [device, device], "gloo", ["auto"] if setting.is_gpu else ["off"])
-    return Finding(said_of(found), found)
+    figures = figures_of_ranks(
+        setting, [device, device], "gloo", ["auto"] if setting.is_gpu else ["off"]
+    )
+    return Finding(said_of(figures), figures)
 
 
-def ranks_found(setting: Setting, devices: list[str], backend: str, precisions: list[str]) -> Json:
+def figures_of_ranks(
+    setting: Setting, devices: list[str], backend: str, precisions: list[str]
+) -> Json:
     """Run `check_ranks` on one rank per device.
 
     Raises UserError when a rank fails, PartFailed when an answer is wrong.
@@ -125,27 +129,28 @@ def ranks_found(setting: Setting, devices: list[str], backend: str, precisions: 
     answers = run_ranks(
         RANK_CODE, len(devices), {**job, "img_size": setting.sizes.small_px}, timeout_s=280
     )
-    found: Json = {
+    figures: Json = {
         "ranks": len(devices),
         "backend": answers[0]["backend"],
         "losses": answers[0]["losses"],
     }
-    found["synchronised_layers"] = answers[0]["synchronised_layers"]
+    figures["synchronised_layers"] = answers[0]["synchronised_layers"]
     wrong = sorted({name for answer in answers for name in answer["wrong"]})
-    if wrong or found["backend"] != backend:
+    if wrong or figures["backend"] != backend:
         raise PartFailed(
-            f"backend {found['backend']}, wrong answers of {', '.join(wrong) or 'none'}", **found
+            f"backend {figures['backend']}, wrong answers of {', '.join(wrong) or 'none'}",
+            **figures,
         )
-    return found
+    return figures
 
 
-def said_of(found: Json) -> str:
+def said_of(figures: Json) -> str:
     """Return one line about the ranks."""
-    layers = f", {found['synchronised_layers']} layers by synchronised BatchNorm's kernels"
+    layers = f", {figures['synchronised_layers']} layers by synchronised BatchNorm's kernels"
     return (
-        f"{found['ranks']} rank(s) over {found['backend']}: all collectives right, "
-        f"{len(found['losses'])} trainings equal"
-        f"{layers if found['synchronised_layers'] else ''}"
+        f"{figures['ranks']} rank(s) over {figures['backend']}: all collectives right, "
+        f"{len(figures['losses'])} trainings equal"
+        f"{layers if figures['synchronised_layers'] else ''}"
     )
 
 
@@ -178,11 +183,11 @@ def exhaust_memory(setting: Setting) -> Finding:
     with Job(command, folder / "log", PYTHON=sys.executable) as job:
         code = job.wait(200)
     lines = [line for line in job.output().splitlines() if "does not fit its memory" in line]
-    found = {"batch_size": batch_size, "exit_code": code, "ranks_that_said_so": len(lines)}
+    figures = {"batch_size": batch_size, "exit_code": code, "ranks_that_said_so": len(lines)}
     if code == 0 or not lines:
         raise PartFailed(
-            f"exit code {code}, {len(lines)} lines about memory; see {folder / 'log'}", **found
+            f"exit code {code}, {len(lines)} lines about memory; see {folder / 'log'}", **figures
         )
     return Finding(
-        f"batch {batch_size} at {LARGE_PX} px: exit code {code}, {lines[0].strip()[:90]}…", found
+        f"batch {batch_size} at {LARGE_PX} px: exit code {code}, {lines[0].strip()[:90]}…", figures
     )

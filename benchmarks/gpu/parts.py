@@ -182,7 +182,7 @@ def outcome_of(part: Part, setting: Setting) -> Outcome:
     An error's traceback goes to stderr, which is the part's log.
     """
     try:
-        found = part.run(setting)
+        finding = part.run(setting)
     except PartFailed as error:
         return Outcome(
             NEEDS_GPU if isinstance(error, NeedsGpu) else FAILED,
@@ -194,7 +194,7 @@ def outcome_of(part: Part, setting: Setting) -> Outcome:
     except Exception as error:  # noqa: BLE001 # it counts as failed, and the other parts still run
         traceback.print_exc()
         return Outcome(FAILED, said=f"{type(error).__name__}: {one_line(error, 600)}")
-    return Outcome(OK, said=found.said, figures=found.figures)
+    return Outcome(OK, said=finding.said, figures=finding.figures)
 
 
 if __name__ == "__main__":

@@ -56,16 +56,21 @@ def main() -> None:
     ) -> None:
         engine.begin(optimizer, criterion)
         batch = next(iter(batches_from(loader, 0, 0, engine.options.seed)))
-        found = {name: measure(engine, name, batch, int(steps)) for name in precisions_of(ONE_GPU)}
-        facts = {
+        steps_of = {
+            name: measure(engine, name, batch, int(steps)) for name in precisions_of(ONE_GPU)
+        }
+        content = {
             "command": " ".join([script, *options]),
             "environment": hardware(ONE_GPU),
-            "steps": found,
+            "steps": steps_of,
         }
-        write_text_atomic(Path(file), json.dumps(facts, indent=2) + "\n")
+        write_text_atomic(Path(file), json.dumps(content, indent=2) + "\n")
         print(f"\nTraining steps of {script} on {torch.cuda.get_device_name()}, also in {file}:")
-        for name, now in found.items():
-            share, memory = now["ms"] / found["off"]["ms"], format_bytes(now["peak_memory_bytes"])
+        for name, now in steps_of.items():
+            share, memory = (
+                now["ms"] / steps_of["off"]["ms"],
+                format_bytes(now["peak_memory_bytes"]),
+            )
             title = "fp32" if name == "off" else name
             print(
                 f"  {title}: {now['ms']:.1f} ms ({share:.2f} of fp32), {memory}, mean loss "
@@ -101,8 +106,8 @@ def measure(first: TrainingEngine, precision: str, batch: Any, steps: int) -> Js
     record: Any = engine.train_one_epoch(loader)
     model.load_state_dict(start[0])
     optimizer.load_state_dict(start[1])
-    found = {key: record[key] for key in ("peak_memory_bytes", "train_loss")}
-    return {"ms": 1000 * record["epoch_time_s"] / steps, **found}
+    figures = {key: record[key] for key in ("peak_memory_bytes", "train_loss")}
+    return {"ms": 1000 * record["epoch_time_s"] / steps, **figures}
 
 
 if __name__ == "__main__":

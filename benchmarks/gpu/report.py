@@ -55,12 +55,12 @@ def hardware(setting: Setting) -> Json:
     """Return versions and hardware, without host or user names."""
     gpus = []
     for number in range(setting.num_gpus):
-        facts = torch.cuda.get_device_properties(number)
-        capability = f"{facts.major}.{facts.minor}"
+        properties = torch.cuda.get_device_properties(number)
+        capability = f"{properties.major}.{properties.minor}"
         gpus.append(
             {
-                "name": facts.name,
-                "memory_bytes": facts.total_memory,
+                "name": properties.name,
+                "memory_bytes": properties.total_memory,
                 "compute_capability": capability,
             }
         )
@@ -83,7 +83,7 @@ def driver_version() -> str:
 def write_results(
     folder: Path,
     root: Path,
-    facts: Json,
+    machine: Json,
     command: str,
     parts: Sequence[Part],
     outcomes: Mapping[str, Outcome],
@@ -94,7 +94,7 @@ def write_results(
     Paths become relative to the project's folder. Call it after each part: what a killed run has
     found is kept.
     """
-    found = {}
+    entries = {}
     for part in parts:
         outcome = outcomes.get(part.name, NOT_YET)
         seen = {
@@ -102,12 +102,12 @@ def write_results(
             "seconds": round(outcome.seconds, 1),
             "said": outcome.said,
         }
-        found[part.name] = {"what": part.what, **seen, "figures": outcome.figures}
+        entries[part.name] = {"what": part.what, **seen, "figures": outcome.figures}
     content = {
         "command": command,
-        "environment": facts,
+        "environment": machine,
         "result": verdict(outcomes),
-        "parts": found,
+        "parts": entries,
     }
     text = (
         json.dumps(content, indent=2)
@@ -116,7 +116,7 @@ def write_results(
     )
     folder.mkdir(parents=True, exist_ok=True)
     write_text_atomic(folder / "results.json", text + "\n")
-    head = "\n".join(f"{name}: {value}" for name, value in facts.items())
+    head = "\n".join(f"{name}: {value}" for name, value in machine.items())
     write_text_atomic(
         folder / "report.txt", f"{head}\n\n{table(parts, outcomes)}\n\n{verdict(outcomes)}\n"
     )
@@ -135,7 +135,7 @@ def packed_logs(root: Path) -> bytes:
                 continue
             with suppress(FileNotFoundError):  # a part that runs may begin anew
                 content = file.read_bytes()[-LONGEST_LOG:]
-                facts = tarfile.TarInfo(str(file.relative_to(root)))
-                facts.size = len(content)
-                archive.addfile(facts, io.BytesIO(content))
+                header = tarfile.TarInfo(str(file.relative_to(root)))
+                header.size = len(content)
+                archive.addfile(header, io.BytesIO(content))
     return buffer.getvalue()

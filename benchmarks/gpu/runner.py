@@ -86,11 +86,11 @@ class Runner:
                     TOO_SLOW, said=f"not done after {limit_s:.0f} s; {job.last_line()}"
                 )
             else:
-                found = read_mapping(answer) or {
+                fields = read_mapping(answer) or {
                     "status": FAILED,
                     "said": f"ended with code {code}; {job.last_line()}",
                 }
-                outcome = Outcome(**found)
+                outcome = Outcome(**fields)
             self._running.remove(job)
         return replace(outcome, seconds=time.monotonic() - start_s)
 

@@ -29,7 +29,7 @@ NO_POLARS = '"""Stands in for polars."""\n'
 
 
 def script_figures(setting: Setting, name: str, answer: Path, *command: str) -> Json:
-    """Run a script that writes JSON to `answer`; return all but the machine's facts.
+    """Run a script that writes JSON to `answer`; return all but the machine's report.
 
     Raises PartFailed when it fails.
     """
@@ -68,13 +68,15 @@ def profile(setting: Setting) -> Finding:
         "--batch-sizes",
         *batches,
     ]
-    found = script_figures(setting, "profile_gpu.py", folder / "profile.json", *command)
-    (best,) = [one for one in found["profiles"] if one["batch_size"] == found["best_batch_size"]]
+    figures = script_figures(setting, "profile_gpu.py", folder / "profile.json", *command)
+    (best,) = [
+        one for one in figures["profiles"] if one["batch_size"] == figures["best_batch_size"]
+    ]
     return Finding(
         f"best batch {best['batch_size']}: {best['images_per_s']:.0f} images/s, "
         f"{format_bytes(best['allocated_bytes'])}, "
-        f"largest that fits: {found['largest_batch_size']}",
-        found,
+        f"largest that fits: {figures['largest_batch_size']}",
+        figures,
     )
 
 
@@ -99,13 +101,13 @@ def compare_steps(size: str, setting: Setting) -> Finding:
         *setting.threads,
         *flags,
     ]
-    found = script_figures(setting, "train_step.py", answer, *command)
-    ours, theirs = found["sides"]["project"], found["sides"]["ultralytics"]
+    figures = script_figures(setting, "train_step.py", answer, *command)
+    ours, theirs = figures["sides"]["project"], figures["sides"]["ultralytics"]
     said = (
         f"ours {ours['images_per_s']:.0f} images/s, Ultralytics {theirs['images_per_s']:.0f}: "
-        f"ratio {found['ratio']:.2f}"
+        f"ratio {figures['ratio']:.2f}"
     )
-    return Finding(said, found)
+    return Finding(said, figures)
 
 
 def loading(setting: Setting) -> Finding:
@@ -145,10 +147,10 @@ def loading(setting: Setting) -> Finding:
         seen = {name: best[name] for name in ("images_per_s", "data_wait_share")}
         figures[str(workers)] = {"loader_alone_images_per_s": alone, **seen}
     said = "; ".join(
-        f"{workers} processes: loader alone {found['loader_alone_images_per_s']:.0f} images/s, "
+        f"{workers} processes: loader alone {speeds['loader_alone_images_per_s']:.0f} images/s, "
         "training "
-        f"{found['images_per_s']:.0f}, {found['data_wait_share']:.0%} of it waiting"
-        for workers, found in figures.items()
+        f"{speeds['images_per_s']:.0f}, {speeds['data_wait_share']:.0%} of it waiting"
+        for workers, speeds in figures.items()
     )
     last = figures[str(max(default, 1))]["data_wait_share"]
     verdict = "bound by the loader" if last > LOADER_BOUND else "not bound by the loader"

@@ -53,8 +53,8 @@ def look_at_steps(setting: Setting) -> Finding:
             "host_waits_by_place": waits,
         }
     said = "; ".join(
-        f"{name}: {found['kernels']} kernels, {found['host_waits']} host waits"
-        for name, found in figures.items()
+        f"{name}: {counts['kernels']} kernels, {counts['host_waits']} host waits"
+        for name, counts in figures.items()
     )
     return Finding(said if setting.is_gpu else "a CPU launches no kernels", dict(figures))
 

@@ -78,12 +78,12 @@ def evaluation(setting: Setting) -> Finding:
             )
             start_s = time.perf_counter()
             precision = Precision("off" if dtype is None else name, dtype, False)
-            found = evaluate(
+            evaluated = evaluate(
                 model, loader, class_names(model), loss_for(model), device, precision=precision
             )
             seconds.append(time.perf_counter() - start_s)
         speeds[name] = len(dataset) / seconds[-1]
-        scores[name] = found.metrics["mask_map50_95"]
+        scores[name] = evaluated.metrics["mask_map50_95"]
     said = ", ".join(f"{name} {speed:.0f}" for name, speed in speeds.items())
     figures = {
         "images": len(dataset),
@@ -103,8 +103,8 @@ def set_threads(setting: Setting) -> int:
 
 def inference_precisions(setting: Setting) -> dict[str, torch.dtype | None]:
     """Return autocast's dtype by name; a CPU does not compute in fp16."""
-    found: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
-    return {**found, "fp16": torch.float16} if setting.is_gpu else found
+    dtypes: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
+    return {**dtypes, "fp16": torch.float16} if setting.is_gpu else dtypes
 
 
 def trained_model(setting: Setting, device: torch.device) -> YoloModel:

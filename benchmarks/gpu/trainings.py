@@ -49,18 +49,18 @@ def compare_precisions(optimizer: str, setting: Setting) -> Finding:
             folder, figures["off"]["loss"] if figures else None, setting.sizes.loss_within
         )
     problems = [
-        f"{name}: {problem}" for name, facts in figures.items() for problem in facts["problems"]
+        f"{name}: {problem}" for name, values in figures.items() for problem in values["problems"]
     ]
     said = ", ".join(
-        f"{'fp32' if name == 'off' else name} loss {facts['loss']:.3f}"
-        for name, facts in figures.items()
+        f"{'fp32' if name == 'off' else name} loss {values['loss']:.3f}"
+        for name, values in figures.items()
     )
     if problems:
         raise PartFailed(f"{'; '.join(problems)} ({said})", **figures)
     if not setting.is_gpu:
         raise NeedsGpu(f"for fp16; {said}", **figures)
     skipped = ", ".join(
-        f"{facts['skipped']} in {name}" for name, facts in figures.items() if facts["skipped"]
+        f"{values['skipped']} in {name}" for name, values in figures.items() if values["skipped"]
     )
     return Finding(f"{said}; skipped steps: {skipped or 'none'}", dict(figures))
 
@@ -86,9 +86,9 @@ def train_variants(setting: Setting) -> Finding:
         train_here(setting, folder, *flags)
         figures[name] = health(folder, None, 0)
     problems = [
-        f"{name}: {problem}" for name, facts in figures.items() for problem in facts["problems"]
+        f"{name}: {problem}" for name, values in figures.items() for problem in values["problems"]
     ]
-    said = ", ".join(f"{name} {facts['loss']:.2f}" for name, facts in figures.items())
+    said = ", ".join(f"{name} {values['loss']:.2f}" for name, values in figures.items())
     if problems:
         raise PartFailed(f"{'; '.join(problems)} (losses: {said})", **figures)
     return Finding(f"losses: {said}", dict(figures))
@@ -135,10 +135,10 @@ def health(folder: Path, fp32_loss: float | None, within: float) -> Json:
 
     `within`: how far the run's mean loss may be from fp32's, relative.
     """
-    found = load_latest(folder / "checkpoint")
-    if found is None:
+    newest = load_latest(folder / "checkpoint")
+    if newest is None:
         raise PartFailed(f"{folder} holds no checkpoint")
-    state = found[1]
+    state = newest[1]
     epochs, skips = read_epochs(folder), skip_records(folder)
     loss = statistics.mean(epoch["train_loss"] for epoch in epochs)
     first_epoch_steps = epochs[0]["global_step"]
@@ -300,6 +300,6 @@ def compare_runs(setting: Setting, folder: Path, flags: list[str]) -> dict[str, 
         killed.finish_resumed(three)
         stopped.finish_resumed(four)
     runs = zip(names[1:], (second, killed, stopped), strict=True)
-    found = {name: difference(run.folder, first.folder) for name, run in runs}
-    (folder / "differences.json").write_text(json.dumps(found))
-    return found
+    differences = {name: difference(run.folder, first.folder) for name, run in runs}
+    (folder / "differences.json").write_text(json.dumps(differences))
+    return differences

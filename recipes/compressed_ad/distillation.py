@@ -93,9 +93,9 @@ def loaders(
         (train_goals, config.train_streams, 0),
         (test_goals, config.test_streams, 1),
     ):
-        found = read_histories(config, goals, streams, config.train_source_steps)
-        histories.append(found)
-        drawn = draw_records(len(found), found.shape[1], seed)
+        of_goals = read_histories(config, goals, streams, config.train_source_steps)
+        histories.append(of_goals)
+        drawn = draw_records(len(of_goals), of_goals.shape[1], seed)
         if not config.encoder_layers:  # the same recent steps, without what came before them
             table = np.concatenate([each.table[:, :3] for each in drawn])
             drawn = [Records(0, table[table[:, 2] >= CONTEXTS[0]])]

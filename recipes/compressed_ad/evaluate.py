@@ -60,12 +60,12 @@ def main() -> int:
 
 def trained_model(config: Settings) -> tuple[CompressedAD, int]:
     """Return the model of the run's newest checkpoint, and its step."""
-    found = CheckpointFiles(config.run_folder).load()
-    if found is None:
+    newest = CheckpointFiles(config.run_folder).load()
+    if newest is None:
         raise UserError(
             f"{config.run_folder}: no ckpt-<step>.pt; train first with {same_config('train.py')}"
         )
-    path, saved = found
+    path, saved = newest
     model = CompressedAD(section_of(config, ModelSize))
     try:
         model.load_state_dict(saved["model"])

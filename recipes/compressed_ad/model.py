@@ -199,6 +199,6 @@ def training_mask(
     queries = torch.arange(first_query, num_steps + 1, device=device)
     body = kinds[None] <= kinds[:, None]
     of_queries = kinds[None] < queries[:, None]
-    own = torch.eye(len(queries), dtype=torch.bool, device=device)
+    diagonal = torch.eye(len(queries), dtype=torch.bool, device=device)
     unseen = torch.zeros(len(kinds), len(queries), dtype=torch.bool, device=device)
-    return torch.cat([torch.cat([body, unseen], 1), torch.cat([of_queries, own], 1)])
+    return torch.cat([torch.cat([body, unseen], 1), torch.cat([of_queries, diagonal], 1)])

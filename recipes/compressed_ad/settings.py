@@ -126,9 +126,9 @@ class Settings(ModelSize):
     @property
     def goals(self) -> np.ndarray:
         """All goals of the data file, in order."""
-        found = self.room.all_goals(self.grid_size)
-        order = np.random.default_rng(self.alg_seed).permutation(found)
-        return np.sort(order[: self.num_goals]) if self.num_goals else found
+        goals = self.room.all_goals(self.grid_size)
+        order = np.random.default_rng(self.alg_seed).permutation(goals)
+        return np.sort(order[: self.num_goals]) if self.num_goals else goals
 
     @property
     def model_name(self) -> str:

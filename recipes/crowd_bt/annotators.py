@@ -33,8 +33,8 @@ def category_rank(category: Any) -> int:
     text = category if isinstance(category, str) else ""
     if "goldensample" in text:
         return GOLDEN_SAMPLE
-    found = re.search(r"POS_([0-5])", text)
-    return int(found[1]) if found else UNKNOWN_CATEGORY
+    match = re.search(r"POS_([0-5])", text)
+    return int(match[1]) if match else UNKNOWN_CATEGORY
 
 
 def user_reliability(items: list[Any]) -> float | None:

@@ -70,8 +70,10 @@ class Comparisons:
         """Each annotator's measured reliability, None where it is unknown, in the order of names;
         empty for one crowd.
         """
-        found = {row.annotator: row.annotator_reliability for row in [*self.val, *self.train]}
-        return dict(sorted(found.items())) if any(found) else {}
+        reliabilities = {
+            row.annotator: row.annotator_reliability for row in [*self.val, *self.train]
+        }
+        return dict(sorted(reliabilities.items())) if any(reliabilities) else {}
 
     def of(self, split: str) -> list[Comparison]:
         """Return the comparisons of `train`, `val` or `all`."""
@@ -115,11 +117,11 @@ def load_prepared(
     splits = {}
     for split in ("train", "val"):
         file = folder / f"{split}_comparisons.json"
-        found = with_images(read_rows(file, _prepared_row), image_folder, say)
+        rows = with_images(read_rows(file, _prepared_row), image_folder, say)
         splits[split] = (
-            found if learns_eta and split == "train" else [row for row in found if is_reliable(row)]
+            rows if learns_eta and split == "train" else [row for row in rows if is_reliable(row)]
         )
-        if dropped := len(found) - len(splits[split]):
+        if dropped := len(rows) - len(splits[split]):
             say(
                 f"{file}: {dropped} annotations by annotators of a reliability below "
                 f"{MIN_RELIABILITY:g} are left out"
@@ -128,22 +130,22 @@ def load_prepared(
 
 
 def write_prepared(
-    folder: Path, rows: Sequence[Comparison], facts: dict[str, Any], seed: int
+    folder: Path, rows: Sequence[Comparison], metadata: dict[str, Any], seed: int
 ) -> None:
     """Split comparisons and write the prepared format; `metadata.json` comes last and makes the
     folder complete.
 
-    `facts` must hold `user_reliabilities`; the others go into `metadata.json`.
+    `metadata` must hold `user_reliabilities`; the others go into `metadata.json`.
     """
     train, val = split_rows(rows, seed)
     for split, part in (("train", train), ("val", val), ("all", rows)):
         write_json(folder / f"{split}_comparisons.json", [asdict(row) for row in part])
-    reliabilities = facts.pop("user_reliabilities")
+    reliabilities = metadata.pop("user_reliabilities")
     write_json(folder / "user_reliabilities.json", reliabilities)
     has_fixed = any(row.annotator_reliability is not None for row in rows)
     counts = {"num_train": len(train), "num_val": len(val), "num_users": len(reliabilities)}
     write_json(
-        folder / METADATA_FILE, {"uses_fixed_eta": has_fixed, "seed": seed, **counts, **facts}
+        folder / METADATA_FILE, {"uses_fixed_eta": has_fixed, "seed": seed, **counts, **metadata}
     )
 
 
@@ -189,10 +191,12 @@ def read_known_order(folder: Path) -> dict[str, float]:
     Raises UserError.
     """
     file = folder / ORDER_FILE
-    found = read_json(file) if file.is_file() else {}
-    if not isinstance(found, dict) or not all(_is_number(value) for value in found.values()):
+    qualities = read_json(file) if file.is_file() else {}
+    if not isinstance(qualities, dict) or not all(
+        _is_number(value) for value in qualities.values()
+    ):
         raise UserError(f'{file}: expected {{"image": quality, …}}')
-    return {name: float(value) for name, value in found.items()}
+    return {name: float(value) for name, value in qualities.items()}
 
 
 def read_rows(file: Path, row_of: Callable[[Any], Comparison]) -> list[Comparison]:
@@ -272,13 +276,13 @@ def _prepared_row(item: Any) -> Comparison:
 
 
 def _annotator(item: dict[str, Any]) -> str | None:
-    found = item.get("annotator_id")
-    return None if found is None else str(found)
+    annotator = item.get("annotator_id")
+    return None if annotator is None else str(annotator)
 
 
-def pair_type_of(found: Any) -> str:
+def pair_type_of(value: Any) -> str:
     """Return a pair type as it may be printed; `unknown` for anything but a name."""
-    return printable(found) if isinstance(found, str) and found else "unknown"
+    return printable(value) if isinstance(value, str) and value else "unknown"
 
 
 def _is_number(value: Any) -> bool:
@@ -291,13 +295,13 @@ def _stays_inside(name: str) -> bool:
     return not is_absolute and ".." not in PurePosixPath(name).parts and "\0" not in name
 
 
-def _checked(found: Comparisons, folder: Path) -> Comparisons:
-    if not found.train or not found.val:
+def _checked(comparisons: Comparisons, folder: Path) -> Comparisons:
+    if not comparisons.train or not comparisons.val:
         raise UserError(
-            f"{folder}: {len(found.train)} training and {len(found.val)} validation comparisons "
-            "remain; both are needed"
+            f"{folder}: {len(comparisons.train)} training and {len(comparisons.val)} validation "
+            "comparisons remain; both are needed"
         )
-    return found
+    return comparisons
 
 
 def image_list(rows: Iterable[Comparison]) -> list[str]:

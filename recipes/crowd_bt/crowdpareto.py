@@ -72,7 +72,7 @@ def main() -> int:
             unseen = choose_unseen({name: file.read_bytes() for name, file in files.items()}, seed)
             rows = [row for row in votes if row.pair_type == criterion]
             known = [row for row in rows if row.img1 not in unseen and row.img2 not in unseen]
-            asked = [row for row in rows if row.img1 in unseen and row.img2 in unseen]
+            of_unseen = [row for row in rows if row.img1 in unseen and row.img2 in unseen]
             weights = linear_model(known, statistics)
             ways = {
                 "network": network(known, pictures, unseen, config.steps, seed),
@@ -81,13 +81,13 @@ def main() -> int:
                 },
                 "Laplacian": {name: float(statistics[name][-1]) for name in unseen},
                 "Bradley-Terry that saw the answers": {
-                    name: found[0] for name, found in fit(asked, 0.1)[0].items()
+                    name: value for name, (value, _) in fit(of_unseen, 0.1)[0].items()
                 },
             }
             for way, scores in ways.items():
-                results[way].append(agreement(asked, scores))
-        for way, found in results.items():
-            for what, values in zip(("right", "tau"), zip(*found, strict=True), strict=True):
+                results[way].append(agreement(of_unseen, scores))
+        for way, agreements in results.items():
+            for what, values in zip(("right", "tau"), zip(*agreements, strict=True), strict=True):
                 each = " ".join(f"{value:.3f}" for value in values)
                 print(f"{criterion} | {way} | {what} {np.mean(values):.3f} ({each})", flush=True)
     print(f"each | chance | right 0.500, tau 0.000 ± {chance_error(NUM_UNSEEN):.3f} for one seed")

@@ -51,21 +51,23 @@ def main() -> int:
     """Evaluate; return the exit code."""
     config = parse_config(EvaluateConfig, "Evaluate the Crowd-BT quality scorer")
     device, images = choose_device(config.device, 0), Path(config.image_dir)
-    scorer, facts = load_scorer(config.checkpoint, device, config.backbone, config.input_size)
+    scorer, settings = load_scorer(config.checkpoint, device, config.backbone, config.input_size)
     if config.prepared_data_dir is not None:
         comparisons = load_prepared(Path(config.prepared_data_dir), images, print)
     else:
         comparisons = load_local(Path(config.data_dir), images, config.seed, print)
     rows = comparisons.of(config.split)
     names = image_list(rows)
-    loader = image_loader(names, images, facts["input_size"], config.batch_size, config.num_workers)
+    loader = image_loader(
+        names, images, settings["input_size"], config.batch_size, config.num_workers
+    )
     scores = score_images(scorer, loader, names, device, choose_precision("off", device))
-    found = evaluation(rows, scores, comparisons.known_order)
+    results = evaluation(rows, scores, comparisons.known_order)
     print(
         f"{config.checkpoint} on {len(rows)} comparisons ({config.split}) of {len(names)} images:"
     )
-    print("\n".join(evaluation_lines(found)))
-    content = {"checkpoint": config.checkpoint, "split": config.split, **found, "scores": scores}
+    print("\n".join(evaluation_lines(results)))
+    content = {"checkpoint": config.checkpoint, "split": config.split, **results, "scores": scores}
     write_json(Path(config.output), content)
     print(f"Written to {config.output}")
     return EXIT_DONE

@@ -65,8 +65,8 @@ def main() -> int:
     """Score what the options name; return the exit code."""
     config = parse_config(InferConfig, "Score images with the Crowd-BT quality scorer")
     device = choose_device(config.device, 0)
-    scorer, facts = load_scorer(config.checkpoint, device, config.backbone, config.input_size)
-    size_px = facts["input_size"]
+    scorer, settings = load_scorer(config.checkpoint, device, config.backbone, config.input_size)
+    size_px = settings["input_size"]
     result: dict[str, Any]
     if config.image is not None:
         (quality,) = scores_of(scorer, [Path(config.image)], size_px, device)

@@ -150,7 +150,7 @@ def included_photographs() -> list[tuple[str, np.ndarray]]:
             "--images DIR"
         ) from error
     samples = load_sample_images()
-    found = [
+    photographs = [
         (Path(name).stem, image)
         for name, image in zip(samples.filenames, samples.images, strict=True)
     ]
@@ -160,8 +160,8 @@ def included_photographs() -> list[tuple[str, np.ndarray]]:
         except (OSError, ImportError, ValueError) as error:  # another version may not contain it
             print_warning(f"scikit-image has no {name} here ({one_line(error, 80)}); left out")
             continue
-        found.append((name, image if image.ndim == 3 else np.repeat(image[:, :, None], 3, 2)))
-    return found
+        photographs.append((name, image if image.ndim == 3 else np.repeat(image[:, :, None], 3, 2)))
+    return photographs
 
 
 def write_pictures(
@@ -313,8 +313,8 @@ def write_annotators(
         write_json(output / "users" / user / "comparison_data.json", logs[user])
     write_json(output / "annotators.json", reliabilities)
     crowd = read_crowd(logs)
-    facts = {"source": "make_data.py", "user_reliabilities": crowd.reliabilities}
-    write_prepared(output / "simulated", crowd.rows, facts, config.seed)
+    metadata = {"source": "make_data.py", "user_reliabilities": crowd.reliabilities}
+    write_prepared(output / "simulated", crowd.rows, metadata, config.seed)
     write_json(
         output / "simulated" / ORDER_FILE, {picture.name: -picture.level for picture in pictures}
     )

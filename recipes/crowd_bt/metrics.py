@@ -25,18 +25,18 @@ def validation_values(
     """
     difference, label = _differences(rows, scores), _labels(rows)
     weight = np.array([row.weight for row in rows])
-    own = np.array([eta[row.annotator] if isinstance(eta, Mapping) else eta for row in rows])
+    etas = np.array([eta[row.annotator] if isinstance(eta, Mapping) else eta for row in rows])
     losses = pair_losses(
-        *map(torch.from_numpy, (difference, label, own)), torch.tensor(draw_log)
+        *map(torch.from_numpy, (difference, label, etas)), torch.tensor(draw_log)
     ).numpy()
     is_right = np.sign(difference) * (np.abs(difference) > DRAW_BELOW) == label
     total = weight.sum() + EPSILON
-    found = {
+    values = {
         "val_loss": float((weight * losses).sum() / total),
         "val_accuracy": float((weight * is_right).sum() / total),
     }
     gold = pair_accuracies(rows, scores)["by_pair_type"].get(GOLD)
-    return found | ({"val_gold_accuracy": gold["accuracy"]} if gold and gold["total"] else {})
+    return values | ({"val_gold_accuracy": gold["accuracy"]} if gold and gold["total"] else {})
 
 
 def pair_accuracies(rows: Sequence[Comparison], scores: Scores) -> dict[str, Any]:
@@ -128,25 +128,25 @@ def annotator_table(
     }
 
 
-def evaluation_lines(found: dict[str, Any]) -> list[str]:
+def evaluation_lines(results: dict[str, Any]) -> list[str]:
     """Return the lines of an evaluation for the console."""
-    lines = [f"  Gold-gold accuracy without draws: {_percent(found['gold_gold_accuracy'])}"]
+    lines = [f"  Gold-gold accuracy without draws: {_percent(results['gold_gold_accuracy'])}"]
     lines.append(
-        f"  Overall accuracy without draws: {_percent(found['overall_accuracy'])} "
-        f"({found['correct']} of {found['total']})"
+        f"  Overall accuracy without draws: {_percent(results['overall_accuracy'])} "
+        f"({results['correct']} of {results['total']})"
     )
-    for kind, row in found["by_pair_type"].items():
+    for kind, row in results["by_pair_type"].items():
         margin = "" if row["mean_margin"] is None else f", mean margin {row['mean_margin']:.3f}"
         lines.append(
             f"    {kind}: {_percent(row['accuracy'])} ({row['correct']} of {row['total']}){margin}"
         )
-    if annotators := found.get("annotators"):
+    if annotators := results.get("annotators"):
         names = list(annotators)
         ends = " to ".join(
             f"{annotators[name]['eta']:.2f} ({printable(name)})" for name in (names[0], names[-1])
         )
         lines.append(f"  Reliability of {len(names)} annotators: {ends}")
-    if order := found.get("known_order"):
+    if order := results.get("known_order"):
         lines.append(
             f"  Known order of {order['num_images']} images: accuracy "
             f"{_percent(order['order_accuracy'])}, "

@@ -52,7 +52,7 @@ def main() -> int:
     ranking = sorted(items, key=lambda name: -items[name][0])
     for number, name in enumerate(ranking, 1):
         print(f"{number:5d}  {items[name][0]:8.3f} ± {items[name][1]:.3f}  {printable(name, 200)}")
-    for name, (eta, error) in sorted(annotators.items(), key=lambda found: found[1]):
+    for name, (eta, error) in sorted(annotators.items(), key=lambda item: item[1]):
         print(f"annotator {printable(name, 200) or '(all)'}: eta {eta:.3f} ± {error:.3f}")
     print(f"a pair of equal quality is a draw with probability {draw:.1%}")
     if config.output is not None:
@@ -107,7 +107,7 @@ def fit(
         [] if trusts_all else sorted({vote.annotator for vote in votes}),
     )
     place, person = (
-        {name: number for number, name in enumerate(found)} for found in (names, people)
+        {name: number for number, name in enumerate(listed)} for listed in (names, people)
     )
     left, right = (
         torch.tensor([place[getattr(vote, side)] for vote in votes]) for side in ("img1", "img2")

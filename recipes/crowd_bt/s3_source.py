@@ -34,8 +34,11 @@ def prepare_from_s3(config: TrainConfig, say: Say) -> None:
         # who waits for it sees that, and takes a new one
         at_end.callback((folder / ".lock").unlink)
         if (folder / METADATA_FILE).is_file():
-            found = read_json(folder / METADATA_FILE)
-            if not isinstance(found, dict) or {name: found.get(name) for name in source} != source:
+            earlier = read_json(folder / METADATA_FILE)
+            if (
+                not isinstance(earlier, dict)
+                or {name: earlier.get(name) for name in source} != source
+            ):
                 raise UserError(
                     f"{folder}: holds comparisons of another source; remove it, or name another "
                     "folder beside "
@@ -49,12 +52,12 @@ def prepare_from_s3(config: TrainConfig, say: Say) -> None:
             raise UserError(f"{place}: no usable comparison; {crowd.notes[-1]}")
         for note in (*missing, *crowd.notes):
             say(note)
-        facts = {
+        metadata = {
             **source,
             "downloaded": time.strftime("%Y-%m-%dT%H:%M:%S"),
             "user_reliabilities": crowd.reliabilities,
         }
-        write_prepared(folder, crowd.rows, facts, config.seed)
+        write_prepared(folder, crowd.rows, metadata, config.seed)
         say(f"Downloaded {len(logs)} logs from {place} to {folder}")
 
 

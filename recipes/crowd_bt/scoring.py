@@ -39,14 +39,14 @@ def score_images(
     positions, scores = [], []
     for indices, images in loader:
         with precision.autocast(device):
-            found = scorer(normalised(images.to(device, non_blocking=True)))
+            qualities = scorer(normalised(images.to(device, non_blocking=True)))
         positions.append(indices.numpy())
-        scores.append(found)
-    own = {
+        scores.append(qualities)
+    of_rank = {
         "positions": np.concatenate(positions) if positions else np.zeros(0, np.int64),
         "scores": torch.cat(scores).cpu().numpy() if scores else np.zeros(0, np.float32),
     }
-    parts = gather_arrays(own)
+    parts = gather_arrays(of_rank)
     pairs = zip(
         *(np.concatenate([part[name] for part in parts]) for name in ("positions", "scores")),
         strict=True,

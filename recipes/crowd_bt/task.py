@@ -139,9 +139,9 @@ def add_to_log(
     """
     file = run_folder / LOG_FILE
     try:
-        found = read_back(file, list, "")
+        earlier = read_back(file, list, "")
     except (OSError, UserError):
-        found = []
-    entries = [old for old in found if isinstance(old, dict) and is_kept(old)]
+        earlier = []
+    entries = [old for old in earlier if isinstance(old, dict) and is_kept(old)]
     with warn_on_write_error(str(file)):
         write_json(file, [*entries, {**entry, "timestamp": time.strftime("%Y-%m-%dT%H:%M:%S")}])

@@ -125,8 +125,8 @@ def eta_of(config: TrainConfig, comparisons: Comparisons) -> tuple[float | list[
     if config.loss == "bradley-terry":
         return 1.0, False
     measured = comparisons.measured.values()
-    own = [config.eta_init if found is None else found for found in measured]
-    return own or config.eta_init, config.learns_eta
+    etas = [config.eta_init if eta is None else eta for eta in measured]
+    return etas or config.eta_init, config.learns_eta
 
 
 def first_draw_log(comparisons: Comparisons) -> float:
@@ -141,8 +141,8 @@ def require_same_data(comparisons: Comparisons) -> None:
     """Raise UserError when the ranks read different comparisons: their copies
     of the data differ.
     """
-    facts = [len(comparisons.train), len(comparisons.val), hash_of(comparisons)]
-    if distributed.any_rank(distributed.broadcast_from_main(facts) != facts):
+    identity = [len(comparisons.train), len(comparisons.val), hash_of(comparisons)]
+    if distributed.any_rank(distributed.broadcast_from_main(identity) != identity):
         raise UserError(
             "the machines read different comparisons or images; copy the same data to all of them"
         )
@@ -184,11 +184,11 @@ def train(
 ) -> int:
     """Train in an open run folder, as a member of the process group; return the exit code."""
     rank, world_size = distributed.rank(), distributed.world_size()
-    facts = {
+    manifest = {
         "global_batch_size": config.batch_size * world_size,
         "comparisons": hash_of(comparisons),
     }
-    require_same(config, run, facts)
+    require_same(config, run, manifest)
     pin_memory = device.type == "cuda"
     pairs = training_pairs(config, comparisons)
     batches = EpochBatches(len(pairs), config.batch_size, rank, world_size, config.seed)
@@ -197,7 +197,7 @@ def train(
     )
     optimizer = build_optimizer(model, config)
     engine = TrainingEngine(
-        model, device, engine_options(config), task=task, run=run.folder, manifest=facts
+        model, device, engine_options(config), task=task, run=run.folder, manifest=manifest
     )
     task.state = engine.state
     if distributed.is_distributed():
@@ -252,14 +252,14 @@ def engine_options(config: TrainConfig) -> EngineOptions:
     )
 
 
-def require_same(config: TrainConfig, run: OwnedRun, facts: dict[str, int]) -> None:
+def require_same(config: TrainConfig, run: OwnedRun, manifest: dict[str, int]) -> None:
     """Raise UserError when a resumed run would get other comparisons or another effective batch
     size.
     """
-    earlier = {name: run.choices.get(name, value) for name, value in facts.items()}
-    if not run.resumes or earlier == facts:
+    earlier = {name: run.choices.get(name, value) for name, value in manifest.items()}
+    if not run.resumes or earlier == manifest:
         return
-    before, now = (found["global_batch_size"] for found in (earlier, facts))
+    before, now = (each["global_batch_size"] for each in (earlier, manifest))
     what = "began with other comparisons; bring them back"
     if before != now:
         what = (
@@ -329,23 +329,23 @@ def conclude(
     scores = score_images(
         model.scorer, val_loader, task.val_images, engine.device, engine.precision
     )  # type: ignore[arg-type]
-    found = evaluation(comparisons.val, scores, comparisons.known_order)
+    results = evaluation(comparisons.val, scores, comparisons.known_order)
     eta = task.eta_of(model)
     if isinstance(eta, dict):
-        found["annotators"] = annotator_table(comparisons, eta)
+        results["annotators"] = annotator_table(comparisons, eta)
 
     def write_results() -> None:
         write_json(
             folder / RESULTS_FILE,
-            {"model": BEST_MODEL, "epoch": engine.progress.best_epoch + 1, **found},
+            {"model": BEST_MODEL, "epoch": engine.progress.best_epoch + 1, **results},
         )
-        add_to_log(folder, {"evaluation": found}, lambda earlier: "evaluation" not in earlier)
+        add_to_log(folder, {"evaluation": results}, lambda earlier: "evaluation" not in earlier)
 
     distributed.run_on_main(write_results)
     engine.log.print(
         f"\nTraining complete after {counted(engine.progress.epoch, 'epoch')}: {best} (epoch "
         f"{engine.progress.best_epoch + 1})",
-        *evaluation_lines(found),
+        *evaluation_lines(results),
     )
 
 

@@ -82,8 +82,8 @@ class Classification(Task):
         """
         state = self.state.state_dict()
         content = {f"{part}_state_dict": state.pop(part) for part in _PARTS}
-        facts = {name: state["progress"][name] for name in ("history", "global_step")}
-        atomic_torch_save({**info, **facts, **content, **state}, path)
+        progress = {name: state["progress"][name] for name in ("history", "global_step")}
+        atomic_torch_save({**info, **progress, **content, **state}, path)
 
 
 class TrainingEngine(engine.TrainingEngine):

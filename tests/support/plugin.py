@@ -46,7 +46,7 @@ class OnlyTested:
 if TESTED:
     sys.meta_path.insert(0, OnlyTested)  # type: ignore[arg-type]
 from tests.support.ranks import run_forked
-from yolo_seg_ddp.utils.environment import own_folder, prepare_environment
+from yolo_seg_ddp.utils.environment import prepare_environment, user_folder
 
 PROJECT = Path(__file__).resolve().parents[2]
 # in PYTHONPATH, it gives Python PRETEND_GPUS GPUs
@@ -54,7 +54,7 @@ PRETENCE = PROJECT / "tests" / "support" / "pretended" / "start"
 LONGEST_SUITE_S = 30 * 60
 prepare_environment()
 # Tests with another HOME would compile all loops again.
-os.environ.setdefault("NUMBA_CACHE_DIR", str(own_folder("numba")))
+os.environ.setdefault("NUMBA_CACHE_DIR", str(user_folder("numba")))
 os.environ.pop("MLFLOW_TRACKING_URI", None)  # no test may write to the server of who runs it
 # What a terminal hands on. A shell's `&` and nohup leave these ignored, and the tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)

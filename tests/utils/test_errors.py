@@ -198,14 +198,14 @@ def test_settings_go_to_the_temporary_folder_without_a_home(
     home.write_text("a file where a folder should be")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(environment.tempfile, "gettempdir", lambda: str(tmp_path))
-    folder = environment.own_folder("numba")
+    folder = environment.user_folder("numba")
     assert folder.is_dir()
     assert folder.is_relative_to(tmp_path)
     # Another user made the folder first, and could plant compiled code there.
     monkeypatch.setattr(
         environment.Path, "stat", lambda path: os.stat_result([0] * 4 + [os.getuid() + 1] + [0] * 5)
     )
-    other = environment.own_folder("numba")
+    other = environment.user_folder("numba")
     assert other != folder
     assert os.listdir(other) == []
 

@@ -147,11 +147,11 @@ class EpochMeter:
         """Return the means over all ranks. Every rank must reach this."""
         names = [name for group in self.sums for name in group]
         sums = torch.cat(list(self.sums.values())).tolist() if names else []
-        own: Any = [list(zip(names, sums, strict=True)), self.num_samples]
+        local_sums: Any = [list(zip(names, sums, strict=True)), self.num_samples]
         total: dict[str, float] = {}
         num_samples = 0
         # A rank with an empty share has no names.
-        for of_rank, count in gather_json(own):
+        for of_rank, count in gather_json(local_sums):
             num_samples += count
             for name, value in of_rank:
                 total[name] = total.get(name, 0.0) + value

@@ -46,14 +46,14 @@ class ModelEMA:
             pairs = zip(_state_places(self.module), _state_places(model), strict=True)
             self._source, self._places = (
                 model,
-                [(own, others, name) for (own, name), (others, _) in pairs],
+                [(averages, others, name) for (averages, name), (others, _) in pairs],
             )
         averaged: list[torch.Tensor] = []
         current: list[torch.Tensor] = []
         kept: list[torch.Tensor] = []
         counted: list[torch.Tensor] = []
-        for own, others, name in self._places:
-            value = own[name]
+        for averages, others, name in self._places:
+            value = averages[name]
             is_averaged = value.dtype.is_floating_point
             (averaged if is_averaged else kept).append(value)
             (current if is_averaged else counted).append(others[name])
@@ -139,12 +139,12 @@ class TrainState:
         `accumulate`.
         """
         groups = (one["param_groups"][0] for one in (state["optimizer"], vars(self.optimizer)))
-        saved, own = (
+        saved, current = (
             "AdamW" if "betas" in group else "MuSGD" if "use_muon" in group else "SGD"
             for group in groups
         )
         # PyTorch would accept it and fail at the first step.
-        if saved != own:
+        if saved != current:
             raise ValueError(f"it holds the state of {saved}")
         self.model.load_state_dict(state["model"])
         if self.ema is not None and state["ema"] is not None:

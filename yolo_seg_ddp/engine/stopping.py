@@ -54,8 +54,8 @@ class StopAgreement:
         Every rank must reach this.
         """
         num_steps = step - self._last_step
-        own_step_s = (time.perf_counter() - self._last_s) / num_steps if num_steps else 0.0
-        stops, saves, slowest_step_s = max_over_ranks([wants_stop, save_is_due, own_step_s])
+        step_s = (time.perf_counter() - self._last_s) / num_steps if num_steps else 0.0
+        stops, saves, slowest_step_s = max_over_ranks([wants_stop, save_is_due, step_s])
         self._step_s = slowest_step_s or self._step_s
         self.start(step)
         return bool(stops), bool(saves)

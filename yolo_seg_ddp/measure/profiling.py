@@ -271,8 +271,8 @@ def profile_operators(
             torch.cuda.synchronize(engine.device)
     if trace is not None:
         profiler.export_chrome_trace(str(trace))
-    own_time = "self_device_time_total" if engine.device.type == "cuda" else "self_cpu_time_total"
+    self_time = "self_device_time_total" if engine.device.type == "cuda" else "self_cpu_time_total"
     events = EventList(
         event for event in profiler.key_averages() if not event.key.startswith(_RANGE)
     )
-    return events.table(sort_by=own_time, row_limit=20)
+    return events.table(sort_by=self_time, row_limit=20)

@@ -76,13 +76,13 @@ class RangeTimer(StepTimer):
         """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        found: list[list[tuple[str, float]]] = []
+        steps: list[list[tuple[str, float]]] = []
         for (name, start), (_, end) in itertools.pairwise(self._marks):
             if name == DATA:
-                found.append([])
-            if found:
-                found[-1].append((name, self._between_ms(start, end)))
-        return found[:-1]
+                steps.append([])
+            if steps:
+                steps[-1].append((name, self._between_ms(start, end)))
+        return steps[:-1]
 
 
 @contextmanager

@@ -62,12 +62,12 @@ class StepTimer:
             self._between_ms(first, second) for first, second in itertools.pairwise(moments)
         ]
         num_steps = len(durations) // len(PHASES)
-        found = [phase for phase, _ in self._marks[: num_steps * len(PHASES)]]
-        if found != [*PHASES] * num_steps:
+        marked = [phase for phase, _ in self._marks[: num_steps * len(PHASES)]]
+        if marked != [*PHASES] * num_steps:
             raise ValueError(
-                f"the phases of a step are {', '.join(PHASES)}, but {', '.join(found)} were marked"
+                f"the phases of a step are {', '.join(PHASES)}, but {', '.join(marked)} were marked"
             )
-        return np.array(durations[: len(found)], np.float64).reshape(num_steps, len(PHASES))
+        return np.array(durations[: len(marked)], np.float64).reshape(num_steps, len(PHASES))
 
     def _between_ms(self, first: Any, second: Any) -> float:
         return first.elapsed_time(second) if self.device.type == "cuda" else (second - first) * 1000

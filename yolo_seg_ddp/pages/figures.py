@@ -79,7 +79,7 @@ def plot_training_curves(
     panels = []
     for title, lines in _training_panels(epochs) if chosen is None else chosen:
         points = {label: _points(epochs, name) for label, name in lines.items()}
-        points = {label: found for label, found in points.items() if found[0]}
+        points = {label: series for label, series in points.items() if series[0]}
         if points:
             panels.append((title, points))
     # fewest empty panels
@@ -138,16 +138,16 @@ def plot_curves(curves: Mapping[str, Any], names: Sequence[str], folder: Path) -
     confidence of the highest mean F1. curves: of `precision_recall_curves`
     (yolo_seg_ddp/evaluation/metrics/summary.py).
     """
-    for kind, found in curves.items():
-        axis, best = found["axis"], found["best_confidence"]
+    for kind, curve in curves.items():
+        axis, best = curve["axis"], curve["best_confidence"]
         for name, (key, label, x_label) in _CURVES.items():
             figure, (axes,) = new_figure(1, 1, cell_width=9.0, cell_height=5.5)
-            heights = found[key]
+            heights = curve[key]
             if name == "PR":
-                _draw_classes(axes, found, names, heights, found["average_precision"][:, 0])
+                _draw_classes(axes, curve, names, heights, curve["average_precision"][:, 0])
                 legend = "AP at IoU 0.5"
             else:
-                _draw_classes(axes, found, names, heights, heights[:, np.searchsorted(axis, best)])
+                _draw_classes(axes, curve, names, heights, heights[:, np.searchsorted(axis, best)])
                 axes.axvline(best, color="0.4", linewidth=1, linestyle=":")
                 legend = f"{label} at confidence {best:.2f}"
             if len(heights):
@@ -166,7 +166,7 @@ def plot_curves(curves: Mapping[str, Any], names: Sequence[str], folder: Path) -
 
 def _draw_classes(
     axes: Axes,
-    found: Mapping[str, Any],
+    curve: Mapping[str, Any],
     names: Sequence[str],
     heights: np.ndarray,
     values: np.ndarray,
@@ -174,7 +174,7 @@ def _draw_classes(
     """Draw each class's curve, heights (k, 1000), and their mean; the labels give the values (k,)
     and their mean.
     """
-    class_ids = found["class_ids"]
+    class_ids = curve["class_ids"]
     is_legible = len(class_ids) <= MAX_CLASSES_SHOWN
     for row, class_id in enumerate(class_ids):
         label = f"{names[class_id]}  {values[row]:.3f}" if is_legible else None
@@ -183,11 +183,11 @@ def _draw_classes(
             (("-", "--", ":")[class_id // len(PALETTE) % 3], 1.4) if is_legible else ("-", 0.7)
         )
         axes.plot(
-            found["axis"], heights[row], color=color, linestyle=style, linewidth=width, label=label
+            curve["axis"], heights[row], color=color, linestyle=style, linewidth=width, label=label
         )
     if len(class_ids):
         label = f"mean of {counted(len(class_ids), 'class')}  {values.mean():.3f}"
-        axes.plot(found["axis"], heights.mean(axis=0), color="black", linewidth=2.8, label=label)
+        axes.plot(curve["axis"], heights.mean(axis=0), color="black", linewidth=2.8, label=label)
     else:
         axes.text(0.5, 0.5, "no targets", ha="center", va="center")
 
@@ -262,12 +262,12 @@ def _training_panels(epochs: Sequence[Mapping[str, Any]]) -> Panels:
 
 
 def _points(epochs: Sequence[Mapping[str, Any]], name: str) -> tuple[list[float], list[float]]:
-    found = sorted(
+    points = sorted(
         (record["epoch"], record[name])
         for record in epochs
         if math.isfinite(number_of(record.get(name)))
     )
-    return [epoch for epoch, _ in found], [value for _, value in found]
+    return [epoch for epoch, _ in points], [value for _, value in points]
 
 
 def plot_label_statistics(

@@ -33,7 +33,9 @@ def choose_photos(photos: Sequence[Photo], number: int = NUM_PHOTOS) -> list[Pho
     """
     classes = [set(photo.class_ids.tolist()) for photo in photos]
     missing = set().union(*classes)
-    holders = {one: [index for index, own in enumerate(classes) if one in own] for one in missing}
+    holders = {
+        one: [index for index, of_photo in enumerate(classes) if one in of_photo] for one in missing
+    }
     chosen: list[int] = []
     while missing and len(chosen) < number:
         rarest = min(missing, key=lambda one: (len(holders[one]), one))
@@ -43,9 +45,9 @@ def choose_photos(photos: Sequence[Photo], number: int = NUM_PHOTOS) -> list[Pho
         )
         chosen.append(best)
         missing -= classes[best]
-    others = [index for index, own in enumerate(classes) if own and index not in chosen] or list(
-        range(len(photos))
-    )
+    others = [
+        index for index, of_photo in enumerate(classes) if of_photo and index not in chosen
+    ] or list(range(len(photos)))
     places = (
         np.linspace(0, len(others) - 1, min(number - len(chosen), len(others))).round().astype(int)
     )

@@ -91,8 +91,8 @@ class PhotoPrediction:
         """Return some of the detections, by their numbers."""
         masks = [self.masks[number] for number in numbers]
         lines = [self.lines[number] for number in numbers] if self.lines else ()
-        found, boxes = self.detections[numbers], self.boxes[numbers]
-        chosen = replace(self, detections=found, masks=masks, boxes=boxes, lines=lines)
+        detections, boxes = self.detections[numbers], self.boxes[numbers]
+        chosen = replace(self, detections=detections, masks=masks, boxes=boxes, lines=lines)
         return replace(chosen, num_without_mask=sum(not mask.mask.size for mask in masks))
 
 
@@ -189,14 +189,14 @@ def detect(
         # A wire is narrower than a pixel of the prototypes, so its mask is sure of none.
         return 1 + is_thick[class_ids] * (certainty - 1)
 
-    found = _find_candidates(boxes, probabilities, confidence, multi_label)
+    candidates = _find_candidates(boxes, probabilities, confidence, multi_label)
     if isinstance(outputs, OneToOne):
         most_confident = lambda _, scores: _best_first(scores)[:max_detections]  # noqa: E731
-        kept = _chosen_of_each(found, most_confident, judge)  # waits once per image
+        kept = _chosen_of_each(candidates, most_confident, judge)  # waits once per image
     else:
-        kept = _suppress(found, iou, max_detections, judge)
+        kept = _suppress(candidates, iou, max_detections, judge)
     best_scores = [0.0] * len(kept)
-    if not any(found.counts):
+    if not any(candidates.counts):
         best, place = probabilities.flatten(1).max(1, keepdim=True)
         anchors = place // probabilities.shape[2]
         judged = [
@@ -266,12 +266,13 @@ _Kept = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
 _Judge = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | float]
 
 
-def _suppress(found: _Candidates, iou: float, most: int, judge: _Judge) -> _Kept:
-    on_cpu = found.boxes.device.type == "cpu"  # where one by one is the faster way
-    return (_suppress_one_by_one if on_cpu else _suppress_at_once)(found, iou, most, judge)
+def _suppress(candidates: _Candidates, iou: float, most: int, judge: _Judge) -> _Kept:
+    # One by one is faster on the CPU, where nothing waits for a device.
+    on_cpu = candidates.boxes.device.type == "cpu"
+    return (_suppress_one_by_one if on_cpu else _suppress_at_once)(candidates, iou, most, judge)
 
 
-def _suppress_one_by_one(found: _Candidates, iou: float, most: int, judge: _Judge) -> _Kept:
+def _suppress_one_by_one(candidates: _Candidates, iou: float, most: int, judge: _Judge) -> _Kept:
     """Suppress the candidates of each image in turn. Waits several times per image for a GPU."""
     from torchvision.ops import nms  # takes 1.3 s: a wrong option is reported before
 
@@ -281,20 +282,28 @@ def _suppress_one_by_one(found: _Candidates, iou: float, most: int, judge: _Judg
         best = _best_first(scores)[:MAX_CANDIDATES]
         return best[nms(apart[best], scores[best], iou)[:most]]
 
-    return _chosen_of_each(found, choose, judge)
+    return _chosen_of_each(candidates, choose, judge)
 
 
 def _chosen_of_each(
-    found: _Candidates, choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], judge: _Judge
+    candidates: _Candidates,
+    choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    judge: _Judge,
 ) -> _Kept:
     """Return what `choose(apart, scores)` chooses of each image's candidates, by their positions.
 
     They are sorted by their scores times what `judge` says.
     """
     kept: _Kept = []
-    columns = (found.apart, found.boxes, found.scores, found.class_ids, found.anchor)
+    columns = (
+        candidates.apart,
+        candidates.boxes,
+        candidates.scores,
+        candidates.class_ids,
+        candidates.anchor,
+    )
     for number, image in enumerate(
-        zip(*(column.split(found.counts) for column in columns), strict=True)
+        zip(*(column.split(candidates.counts) for column in columns), strict=True)
     ):
         apart, boxes, scores, class_ids, anchor = image
         chosen = choose(apart, scores)
@@ -312,42 +321,51 @@ def _best_first(scores: torch.Tensor) -> torch.Tensor:
     return scores.sort(descending=True, stable=True).indices
 
 
-def _suppress_at_once(found: _Candidates, iou: float, most: int, judge: _Judge) -> _Kept:
+def _suppress_at_once(candidates: _Candidates, iou: float, most: int, judge: _Judge) -> _Kept:
     """Suppress the candidates of all images together. Waits once for a GPU."""
-    device, num_images = found.boxes.device, len(found.counts)
-    starts = copy_to_device(torch.tensor([0, *accumulate(found.counts[:-1])]), device)
-    slot = torch.arange(len(found.image), device=device) - starts[found.image]
-    scores = found.scores.new_full((num_images, max(found.counts)), -1)  # n slots for each image
-    scores[found.image, slot] = found.scores
+    device, num_images = candidates.boxes.device, len(candidates.counts)
+    starts = copy_to_device(torch.tensor([0, *accumulate(candidates.counts[:-1])]), device)
+    slot = torch.arange(len(candidates.image), device=device) - starts[candidates.image]
+    # n slots for each image
+    scores = candidates.scores.new_full((num_images, max(candidates.counts)), -1)
+    scores[candidates.image, slot] = candidates.scores
     ordered = scores.sort(dim=1, descending=True, stable=True)
     # (B, n) in 0..N-1
     row = (starts[:, None] + ordered.indices[:, :MAX_CANDIDATES]).clamp(max=len(slot) - 1)
     is_candidate = ordered.values[:, :MAX_CANDIDATES] >= 0
     position, number, is_settled = suppress(
-        found.apart[row], is_candidate, iou, min(most, row.shape[1])
+        candidates.apart[row], is_candidate, iou, min(most, row.shape[1])
     )
     row = row.gather(1, position)
     judged = [
-        found.scores[own] * judge(image, found.anchor[own], found.boxes[own], found.class_ids[own])
-        for image, own in enumerate(row)
+        candidates.scores[indices]
+        * judge(
+            image,
+            candidates.anchor[indices],
+            candidates.boxes[indices],
+            candidates.class_ids[indices],
+        )
+        for image, indices in enumerate(row)
     ]
     is_kept = torch.arange(row.shape[1], device=device) < number[:, None]
     scores, order = torch.where(is_kept, torch.stack(judged), -1).sort(
         dim=1, descending=True, stable=True
     )
     row = row.gather(1, order)
-    table = torch.cat([found.boxes[row], scores[..., None], found.class_ids[row][..., None]], 2)
+    table = torch.cat(
+        [candidates.boxes[row], scores[..., None], candidates.class_ids[row][..., None]], 2
+    )
     # the second wait
     packed = torch.cat([table.flatten(), number.float(), is_settled.float()[None]]).cpu()
     if not packed[-1]:
-        return _suppress_one_by_one(found, iou, most, judge)
+        return _suppress_one_by_one(candidates, iou, most, judge)
     table, numbers = (
         packed[: table.numel()].view(table.shape),
         packed[table.numel() : -1].int().tolist(),
     )
     return [
         (image[:n, :4], image[:n, 4], image[:n, 5].long(), anchor[:n])
-        for image, n, anchor in zip(table, numbers, found.anchor[row], strict=True)
+        for image, n, anchor in zip(table, numbers, candidates.anchor[row], strict=True)
     ]
 
 

@@ -96,8 +96,8 @@ class MergedInstance:
         mean = sum(
             piece.score * area for piece, area in zip(self.pieces, areas, strict=True)
         ) / sum(areas)
-        own = 1 - (1 - mean) * (1 - self.support) if self.support else mean
-        return self.factor * (own + sum(self.others)) / (1 + len(self.others))
+        confidence = 1 - (1 - mean) * (1 - self.support) if self.support else mean
+        return self.factor * (confidence + sum(self.others)) / (1 + len(self.others))
 
     @cached_property
     def box(self) -> np.ndarray:
@@ -207,8 +207,8 @@ class _Pieces:
             pairs.append(np.sort(np.stack([group[one], others[two]], axis=1), axis=1))
             if in_tiles:
                 pairs[-1] = pairs[-1][one < two]
-        found = np.concatenate(pairs)
-        return found[np.lexsort((found[:, 1], found[:, 0]))]
+        near_pairs = np.concatenate(pairs)
+        return near_pairs[np.lexsort((near_pairs[:, 1], near_pairs[:, 0]))]
 
 
 def _overlap(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -257,8 +257,8 @@ class _Comparison:
             self._areas(pairs[:, side], self.pieces.tile[pairs[:, 1 - side]], strips)
             for side in (0, 1)
         )
-        found = _Pairs(pairs, shared, shared / (one + two - shared))
-        return found.chosen(shared >= MIN_SHARED * np.minimum(one, two))
+        overlapping = _Pairs(pairs, shared, shared / (one + two - shared))
+        return overlapping.chosen(shared >= MIN_SHARED * np.minimum(one, two))
 
     def _areas(self, positions: np.ndarray, others: np.ndarray, strips: np.ndarray) -> np.ndarray:
         """Count the pixels of pieces in the strips that they share with other tiles."""

@@ -18,8 +18,8 @@ def open_model(
     fix.
 
     An export has `names`, `args` and `stride` as a loaded model has. Its `has_loss` is False; its
-    `facts` hold `source_sha256` of the .pt file, and `thresholds`: the text of a thresholds.yaml,
-    or none. Only exports obey `amp` here.
+    `metadata` hold `source_sha256` of the .pt file, and `thresholds`: the text of a
+    thresholds.yaml, or none. Only exports obey `amp` here.
     """
     path = Path(source)
     # OpenVINO writes a folder

@@ -211,8 +211,8 @@ def _decide(
     replaced = _replaced(mask) if mask.thickness * cell_px >= tile_px else None
     if replaced is not None:
         candidates.take(replaced)
-        found = [neighbour.candidate.instance.score for neighbour in replaced if neighbour.agrees]
-        return [replace(coarse, others=(*coarse.others, max(found))) if found else coarse]
+        scores = [neighbour.candidate.instance.score for neighbour in replaced if neighbour.agrees]
+        return [replace(coarse, others=(*coarse.others, max(scores))) if scores else coarse]
     fragments = [
         part for part in mask.neighbours if part.inside >= MOSTLY and part.candidate.is_fragment
     ]
@@ -329,7 +329,7 @@ def without_mask(
     """
     photo = hull(tiles)
     cut = {piece: _is_cut_off(piece, tiles, photo) for piece in pieces if piece.mask.is_empty}
-    found: list[MergedInstance] = []
+    kept: list[MergedInstance] = []
     boxes = np.zeros((len(objects) + len(cut), 4), np.float32)  # of objects, then of what is found
     boxes[: len(objects)] = np.array([instance.box for instance in objects], np.float32).reshape(
         -1, 4
@@ -339,12 +339,12 @@ def without_mask(
         others = boxes[classes == piece.class_id]
         overlap, inside = box_overlap(piece.box, others)
         if not ((overlap > iou).any() or (cut[piece] and (inside >= MOSTLY).any())):
-            boxes[len(objects) + len(found)], classes[len(objects) + len(found)] = (
+            boxes[len(objects) + len(kept)], classes[len(objects) + len(kept)] = (
                 piece.box,
                 piece.class_id,
             )
-            found.append(MergedInstance((piece,)))
-    return sorted(found, key=lambda instance: instance.pieces[0].order)
+            kept.append(MergedInstance((piece,)))
+    return sorted(kept, key=lambda instance: instance.pieces[0].order)
 
 
 def box_overlap(box: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

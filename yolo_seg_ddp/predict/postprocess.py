@@ -86,7 +86,7 @@ def steps_for(model: YoloModel, thin: tuple[int, ...]) -> tuple[Step, ...]:
 
 
 def average_with_whole(
-    found: PhotoPrediction,
+    prediction: PhotoPrediction,
     whole: Sequence[MergedInstance],
     placement: Letterbox,
     lines: Collection[int],
@@ -97,23 +97,26 @@ def average_with_whole(
     (docs/research/tiles.md, rule 8).
 
     Return at most `most` detections, best first. Two detections are one object if their boxes have
-    an IoU of MIN_AGREEMENT. It has the mean confidence, and the mask and the box of `found`; sides
-    of both boxes that differ by more than EXACT_PX are averaged. What one of both misses has half
-    of its confidence, and is dropped under `least`. Detections stay as they are if the longer side
-    of their box is under SHOWN_PX, or if they are of the classes `lines`.
+    an IoU of MIN_AGREEMENT. It has the mean confidence, and the mask and the box of `prediction`;
+    sides of both boxes that differ by more than EXACT_PX are averaged. What one of both misses has
+    half of its confidence, and is dropped under `least`. Detections stay as they are if the longer
+    side of their box is under SHOWN_PX, or if they are of the classes `lines`.
     """
-    first = len(found.boxes)
+    first = len(prediction.boxes)
     boxes = np.concatenate(
-        [found.boxes, np.array([instance.box for instance in whole], np.float32).reshape(-1, 4)]
+        [
+            prediction.boxes,
+            np.array([instance.box for instance in whole], np.float32).reshape(-1, 4),
+        ]
     )
     scores = np.concatenate(
         [
-            found.detections.scores.numpy(),
+            prediction.detections.scores.numpy(),
             np.array([instance.score for instance in whole], np.float32),
         ]
     )
     classes = np.concatenate(
-        [found.class_ids, np.array([instance.class_id for instance in whole], int)]
+        [prediction.class_ids, np.array([instance.class_id for instance in whole], int)]
     )
     px = max(placement.photo_size) / placement.size_px  # of the input, in pixels of the photograph
     is_kept = ((boxes[:, 2:] - boxes[:, :2]).max(axis=1) >= SHOWN_PX * px) & ~np.isin(
@@ -145,9 +148,15 @@ def average_with_whole(
     )
     masks = LazyRegions(
         order,
-        lambda number: found.masks[number] if number < first else whole[number - first].region(),
+        lambda number: (
+            prediction.masks[number] if number < first else whole[number - first].region()
+        ),
     )
     lines_of = (
-        [found.lines[number] if number < first else None for number in order] if found.lines else ()
+        [prediction.lines[number] if number < first else None for number in order]
+        if prediction.lines
+        else ()
     )
-    return replace(found, detections=detections, masks=masks, boxes=boxes[order], lines=lines_of)
+    return replace(
+        prediction, detections=detections, masks=masks, boxes=boxes[order], lines=lines_of
+    )

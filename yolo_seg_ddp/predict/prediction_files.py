@@ -137,7 +137,6 @@ def photo_entry(
     """Return a photograph's size (H, W, 3) and detections as predictions.json has them; if there
     are lines, the wires, too.
     """
-    found = prediction.detections
     detections = [
         {
             "class_id": class_id,
@@ -148,7 +147,7 @@ def photo_entry(
         }
         for class_id, score, box, mask in zip(
             prediction.class_ids.tolist(),
-            found.scores.tolist(),
+            prediction.detections.scores.tolist(),
             prediction.boxes,
             prediction.masks,
             strict=True,

@@ -75,7 +75,7 @@ class Thresholds:
         Only an export carries some: those of the .pt file that it was made from, whose outputs it
         was proved to have.
         """
-        metadata = getattr(model, "facts", None)
+        metadata = getattr(model, "metadata", None)
         if file is not None or metadata is None or not metadata.thresholds:
             return None if file in (None, "off") else cls.read(file, source)
         carried = cls.read(source, source, metadata.thresholds, metadata.source_sha256)

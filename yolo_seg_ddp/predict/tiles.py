@@ -189,7 +189,7 @@ class Predictor:
         clock_s.append(time.perf_counter())
         outputs = raw_outputs(self.model, images, self.autocast_dtype)
         strides = [float(stride) for stride in self.model.stride]  # type: ignore[union-attr]
-        found_in = detect(
+        detections_of_views = detect(
             outputs,
             strides,
             self.size_px,
@@ -199,23 +199,27 @@ class Predictor:
         )
         clock_s.append(time.perf_counter())  # `detect` has waited for the device
         shares_s = np.diff(clock_s) / len(batch)
-        for view, found, prototypes in zip(batch, found_in, outputs["proto"], strict=False):
+        for view, detections, prototypes in zip(
+            batch, detections_of_views, outputs["proto"], strict=False
+        ):
             start_s = time.perf_counter()
             state, prediction = view.state, None
-            state.best_score = max(state.best_score, found.best_score)
+            state.best_score = max(state.best_score, detections.best_score)
             if view.number == WHOLE_PHOTO:
                 state.seen = [
                     step.see(prototypes, view.canvas, view.placement) for step in self.steps
                 ]
 
             if not state.tiles:
-                masks = [runs.region() for runs in photo_runs(prototypes, found, view.placement)]
-                boxes = view.placement.boxes_to_photo(found.boxes).numpy()
+                masks = [
+                    runs.region() for runs in photo_runs(prototypes, detections, view.placement)
+                ]
+                boxes = view.placement.boxes_to_photo(detections.boxes).numpy()
                 num_bare = sum(not region.mask.size for region in masks)
-                prediction = PhotoPrediction(found, masks, boxes, num_without_mask=num_bare)
+                prediction = PhotoPrediction(detections, masks, boxes, num_without_mask=num_bare)
                 prediction = self._finished(prediction, view.placement, state)
             else:
-                state.add(view, found, prototypes)
+                state.add(view, detections, prototypes)
                 if view.number == state.views[-1]:
                     prediction = self._join(state)
 
@@ -268,10 +272,13 @@ class Predictor:
         class_ids = torch.tensor([instance.class_id for instance in objects], dtype=torch.int64)
         assert state.whole is not None
         in_input = boxes_to_input(torch.from_numpy(boxes), state.whole)
-        found = Detections(in_input, scores, class_ids, torch.zeros(len(objects), 0))
+        detections = Detections(in_input, scores, class_ids, torch.zeros(len(objects), 0))
         num_bare = sum(instance.pieces[0].mask.is_empty for instance in objects)
         prediction = PhotoPrediction(
-            found, LazyRegions(objects, MergedInstance.region), boxes, num_without_mask=num_bare
+            detections,
+            LazyRegions(objects, MergedInstance.region),
+            boxes,
+            num_without_mask=num_bare,
         )
         return self._finished(prediction, state.whole, state, whole)
 
@@ -354,27 +361,27 @@ class _Open:
             self.best_scores[0], LEAST_RELATIVE_SCORE * self.best_of_class[class_id]
         )
 
-    def add(self, view: _View, found: Detections, prototypes: torch.Tensor) -> None:
+    def add(self, view: _View, detections: Detections, prototypes: torch.Tensor) -> None:
         """Add a view's detections that can still be joined, about a third of all; only their masks
         are drawn.
 
         Further views can only raise the confidence that a piece needs.
         """
-        scored = list(zip(found.class_ids.tolist(), found.scores.tolist(), strict=True))
+        scored = list(zip(detections.class_ids.tolist(), detections.scores.tolist(), strict=True))
         self.best_scores = sorted([*self.best_scores, *(score for _, score in scored)])[
             -len(self.best_scores) :
         ]
         for class_id, score in scored:
             self.best_of_class[class_id] = max(self.best_of_class.get(class_id, 0.0), score)
         kept = [number for number, one in enumerate(scored) if self.is_joined(*one)]
-        found = found[kept]
+        detections = detections[kept]
         if view.number == WHOLE_PHOTO:
             self.whole = view.placement
         left, top = view.corner
-        boxes = view.placement.boxes_to_photo(found.boxes).numpy() + np.array(
+        boxes = view.placement.boxes_to_photo(detections.boxes).numpy() + np.array(
             [left, top, left, top], np.float32
         )
-        masks = photo_runs(prototypes, found, view.placement)
+        masks = photo_runs(prototypes, detections, view.placement)
         for number, box, mask in zip(kept, boxes, masks, strict=True):
             self.pieces.append(
                 TileDetection(view.number, *scored[number], box, mask.moved(left, top))

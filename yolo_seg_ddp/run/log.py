@@ -191,9 +191,9 @@ class RunLog:
                     for name, value in values.items()
                 }
             )
-        found = list(dict.fromkeys(name for row in rows for name in row))
-        first = [name for name in self._columns.values() if name in found]
-        columns = list(dict.fromkeys([*first, *found]))
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        first = [name for name in self._columns.values() if name in names]
+        columns = list(dict.fromkeys([*first, *names]))
         text = csv_text(columns, ([row.get(name) for name in columns] for row in rows), "\n")
         write_text_atomic(self.run_dir / RESULTS_FILE, text)
 

@@ -126,9 +126,9 @@ class RecordTail:
         """
         try:
             with open_regular(self.file) as stream:
-                facts = os.fstat(stream.fileno())
-                identity = facts.st_dev, facts.st_ino
-                is_new = identity != self._identity or facts.st_size < self._offset
+                status = os.fstat(stream.fileno())
+                identity = status.st_dev, status.st_ino
+                is_new = identity != self._identity or status.st_size < self._offset
                 if is_new:
                     self._identity, self._offset = identity, 0
                 stream.seek(self._offset)
@@ -251,17 +251,17 @@ class SlowRank:
     def update(self, own_ms: Sequence[float], step_ms: float, num_batches: int) -> int | None:
         """Add a lap of `num_batches` with all ranks' own times; return the slow rank, or None."""
         if num_batches >= SLOW_BATCHES:
-            found = _slowest(own_ms, step_ms)
+            slow_rank = _slow_rank(own_ms, step_ms)
             self._laps = (
                 self._laps + 1
-                if found is not None and found == self._suspect
-                else int(found is not None)
+                if slow_rank is not None and slow_rank == self._suspect
+                else int(slow_rank is not None)
             )
-            self._suspect = found
+            self._suspect = slow_rank
         return self._suspect if self._laps >= SLOW_LAPS else None
 
 
-def _slowest(own_ms: Sequence[float], step_ms: float) -> int | None:
+def _slow_rank(own_ms: Sequence[float], step_ms: float) -> int | None:
     if len(own_ms) < 2 or not all(map(math.isfinite, own_ms)):
         return None
     slowest = max(range(len(own_ms)), key=lambda rank: own_ms[rank])

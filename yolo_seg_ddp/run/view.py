@@ -100,7 +100,7 @@ def _heading(state: RunState, now_s: float) -> list[str]:
     else:
         status = (state.state or "no status.json") + (f": {reason}" if reason else "")
     ranks = len(_last_batch(state).get("ranks", {}).get("own_ms", [])) or None
-    facts = [
+    settings = [
         printable(str(config["model"])) if "model" in config else None,
         f"{config['img_size']} px" if "img_size" in config else None,
         f"batch {config.get('batch_size')} x {ranks} {'rank' if ranks == 1 else 'ranks'}"
@@ -108,7 +108,7 @@ def _heading(state: RunState, now_s: float) -> list[str]:
         else None,
         f"seed {config['seed']}" if "seed" in config else None,
     ]
-    return [name, status, ", ".join(fact for fact in facts if fact)]
+    return [name, status, ", ".join(setting for setting in settings if setting)]
 
 
 def _progress(state: RunState, blocks: str) -> list[str]:
@@ -157,9 +157,9 @@ def _curves(state: RunState, columns: int, blocks: str) -> list[str]:
     series = {name: [_number(record, name) for record in state.batches] for name in losses}
     of_epochs = ("val_loss", "box_map50_95", "mask_map50_95")
     series |= {
-        name: found
+        name: values
         for name in of_epochs
-        if (found := [_number(record, name) for record in state.epochs])
+        if (values := [_number(record, name) for record in state.epochs])
     }
     lines = []
     for name, values in series.items():

@@ -61,16 +61,16 @@ def largest_that_fits(fits: Callable[[int], bool], img_size: int, most: int) -> 
 
     Above one that does not fit none is tried.
     """
-    found, step = 0, 1
+    largest, step = 0, 1
     while step <= most and fits(step):
-        found, step = step, step * 2
-    if not found:
+        largest, step = step, step * 2
+    if not largest:
         raise UserError(
             f"--batch-size auto: not one image of {img_size} pixels fits the GPU; use a smaller "
             "--img-size"
         )
-    between = found + found // 2
-    return between if found > 1 and between <= most and fits(between) else found
+    between = largest + largest // 2
+    return between if largest > 1 and between <= most and fits(between) else largest
 
 
 def _fits(model: YoloModel, device: torch.device, precision: Precision, batch: Batch) -> bool:
@@ -91,12 +91,13 @@ def _fits(model: YoloModel, device: torch.device, precision: Precision, batch: B
         torch.cuda.empty_cache()
 
 
-def agree_batch_size(given: int, found: int, folder: Path) -> int:
-    """Return the batch size of all ranks: as given, else that of the run in `folder`, else `found`.
+def agree_batch_size(given: int, fitting: int, folder: Path) -> int:
+    """Return the batch size of all ranks: as given, else that of the run in `folder`, else
+    `fitting`.
 
     Every rank must reach this.
     """
     if given:
         return given
     earlier = distributed.broadcast_from_main(read_config(folder).get("batch_size"))
-    return earlier if type(earlier) is int and earlier > 0 else found
+    return earlier if type(earlier) is int and earlier > 0 else fitting

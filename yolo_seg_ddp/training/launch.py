@@ -80,8 +80,8 @@ def read_launch(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
     for name in ("master-port", "rdzv-conf", *HANDED_ON):
         short = {"redirects": ["-r"], "tee": ["-t"]}.get(name, [])
         parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", *short, metavar="VALUE")
-    own, trainer_arguments = _split(list(arguments))
-    options, unknown = parser.parse_known_args(own)
+    launcher_arguments, trainer_arguments = _split(list(arguments))
+    options, unknown = parser.parse_known_args(launcher_arguments)
     for word in unknown:
         flag = word.partition("=")[0]
         parser.error(
@@ -299,13 +299,13 @@ def main() -> None:
     os.execve(sys.executable, command, {**os.environ, **variables})
 
 
-def print_plan(own: list[str], trainer_arguments: list[str]) -> None:
+def print_plan(launcher_arguments: list[str], trainer_arguments: list[str]) -> None:
     """Print the plan of a launcher that starts its processes itself."""
     parser = _Parser(add_help=False)
     parser.add_argument("--no-own-trainer", action="store_true")
     parser.add_argument("--processes", type=int)
     parser.add_argument("--port", type=int)
-    given = parser.parse_args(own)
+    given = parser.parse_args(launcher_arguments)
     if given.port is not None:
         require_free_port(given.port)
     require_dataset(trainer_arguments, None)

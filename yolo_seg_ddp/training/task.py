@@ -32,9 +32,9 @@ from yolo_seg_ddp.yolo.training_step import SegmentationStep
 COLUMNS = {  # Ultralytics' names, in its order
     **{f"train_{part}": f"train/{part}_loss" for part in PARTS},
     **{
-        f"{kind}_{own}": f"metrics/{its}({kind[0].upper()})"
+        f"{kind}_{score}": f"metrics/{title}({kind[0].upper()})"
         for kind in ("box", "mask")
-        for own, its in SCORES.items()
+        for score, title in SCORES.items()
     },
     **{f"val_{part}": f"val/{part}_loss" for part in PARTS},
     "lr": "lr/pg0",

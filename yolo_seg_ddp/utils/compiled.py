@@ -9,11 +9,11 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from yolo_seg_ddp.utils.environment import own_folder
+from yolo_seg_ddp.utils.environment import user_folder
 
 # read when Numba is imported; by default it writes beside the source
 if "NUMBA_CACHE_DIR" not in os.environ:
-    os.environ["NUMBA_CACHE_DIR"] = str(own_folder("numba"))
+    os.environ["NUMBA_CACHE_DIR"] = str(user_folder("numba"))
 
 from numba import njit
 

@@ -31,13 +31,13 @@ def prepare_environment() -> None:
     os.environ.setdefault("ULTRALYTICS_SKIP_REQUIREMENTS_CHECKS", "1")
     os.environ.setdefault("MPLBACKEND", "Agg")
     if "YOLO_CONFIG_DIR" not in os.environ:
-        os.environ["YOLO_CONFIG_DIR"] = str(own_folder("ultralytics"))
+        os.environ["YOLO_CONFIG_DIR"] = str(user_folder("ultralytics"))
     # Ultralytics sets OMP_NUM_THREADS=1 if it is unset. PyTorch reads it only when imported: import
     # it first.
     import torch  # noqa: F401
 
 
-def own_folder(name: str) -> Path:
+def user_folder(name: str) -> Path:
     """Return a folder for files that are kept between runs; this user owns it and can write there.
 
     Makes it.
@@ -52,10 +52,10 @@ def own_folder(name: str) -> Path:
         except OSError:
             continue
         # In the temporary folder, another user may have made it to plant files there.
-        is_own = user == "user" or all(
+        is_owned = user == "user" or all(
             path.stat().st_uid == user for path in (folder, folder.parent)
         )
-        if is_own and os.access(folder, os.W_OK):
+        if is_owned and os.access(folder, os.W_OK):
             return folder
     return Path(tempfile.mkdtemp(prefix="yolo-seg-ddp-"))
 

@@ -13,7 +13,7 @@ from yolo_seg_ddp.data.labels import read_photos
 from yolo_seg_ddp.extras.check.classes import check_classes, count_classes
 from yolo_seg_ddp.extras.check.findings import KINDS, Finding, count_kinds, in_order, num_errors
 from yolo_seg_ddp.extras.check.label_errors import LIMITS, find_contradictions
-from yolo_seg_ddp.extras.check.options import FACTS, REPORT, CheckConfig
+from yolo_seg_ddp.extras.check.options import FINDINGS, REPORT, CheckConfig
 from yolo_seg_ddp.extras.check.page import build_page
 from yolo_seg_ddp.extras.check.pictures import check_pictures, find_duplicates
 from yolo_seg_ddp.extras.check.reading import read_all
@@ -91,7 +91,7 @@ def check(config: CheckConfig) -> int:
         "notes": notes,
         "findings": [finding.to_dict() for finding in findings],
     }
-    write_text_atomic(folder / FACTS, json.dumps(content, indent=1) + "\n")
+    write_text_atomic(folder / FINDINGS, json.dumps(content, indent=1) + "\n")
     compared = (
         [f"Labels are compared with the predictions of {config.model}"] if config.model else []
     )
@@ -114,8 +114,10 @@ def check(config: CheckConfig) -> int:
     if errors and (config.strict or not config.tolerate):
         error = next(finding for finding in findings if KINDS[finding.kind].is_error)
         first = printable(f"{error.place}: {error.text}", 400)
-        found = f"{config.data} has {counted(errors, 'error')}; the first: {first}"
-        raise UserError(f"{found}. Correct them, or pass --tolerate")
+        raise UserError(
+            f"{config.data} has {counted(errors, 'error')}; the first: {first}. Correct them, or "
+            "pass --tolerate"
+        )
     return 0
 
 
@@ -167,7 +169,7 @@ def print_results(
     errors = num_errors(findings)
     print(
         f"{counted(errors, 'error')}, {counted(len(findings) - errors, 'hint')}: "
-        f"{config.output}/{REPORT} and {FACTS}"
+        f"{config.output}/{REPORT} and {FINDINGS}"
     )
     if hint:
         print(hint)

@@ -233,7 +233,7 @@ class Finding:
     text: str
     line: int | None = None
     weight: float = 0.0
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
     views: Sequence[View] = ()
 
     @property
@@ -245,7 +245,7 @@ class Finding:
         """Return the finding for check.json."""
         is_error = KINDS[self.kind].is_error
         place = {"split": self.split, "file": shown_path(self.file), "line": self.line}
-        return {"kind": self.kind, "is_error": is_error, **place, "text": self.text, **self.facts}
+        return {"kind": self.kind, "is_error": is_error, **place, "text": self.text, **self.details}
 
 
 def shown_path(file: Path) -> str:

@@ -35,10 +35,10 @@ LIMITS: dict[str, Any] = {"confidence": UNSURE, "iou": AP_IOU}
 # share of a prediction without a label that labels of any class, or regions to ignore, cover
 MAX_LABELLED = 0.3
 MAX_SEEN = 0.1  # share of an unseen label that predictions of any class cover
-FOUND = 0.5  # share of a label that predictions of its class cover
+MIN_SEEN = 0.5  # share of a label that predictions of its class cover
 NEAR_PX = 2  # of the grid: masks this near to each other overlap, because wires are thin
 # share of a class's labels that the model must find before an unseen one is worth a look
-MIN_FOUND = 0.5
+MIN_RECALL = 0.5
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,18 @@ def find_contradictions(
         findings += contradicted
         unseen += not_seen
         counts += of_photo
-    num_labels, num_found = counts
-    shares = num_found / num_labels.clip(min=1)
+    num_labels, num_seen = counts
+    shares = num_seen / num_labels.clip(min=1)
     findings += [
         replace(
             one,
             weight=float(shares[class_id]),
-            facts={"class_found": round(float(shares[class_id]), 3)},
+            details={"class_found": round(float(shares[class_id]), 3)},
         )
         for class_id, one in unseen
-        if shares[class_id] >= MIN_FOUND
+        if shares[class_id] >= MIN_RECALL
     ]
-    seldom = np.flatnonzero((num_labels > 0) & (shares < MIN_FOUND)).tolist()
+    seldom = np.flatnonzero((num_labels > 0) & (shares < MIN_RECALL)).tolist()
     after = "so labels that it does not see are not listed"
     return findings, [
         f"{names[number]}: the model finds {shares[number]:.0%} of {num_labels[number]} labels, "
@@ -127,26 +127,27 @@ def compare(
         )
         for row in entry.rows
     ]
-    found = list(_predicted(prediction, size, grid, names))
-    scores = np.array([one.score for one in found], np.float64)
-    masks = [one.mask for one in labels], [one.mask for one in found]
+    predicted = list(_predicted(prediction, size, grid, names))
+    scores = np.array([one.score for one in predicted], np.float64)
+    masks = [one.mask for one in labels], [one.mask for one in predicted]
     partner = pair_ignoring_class(
         mask_iou(*masks, [*map(areas_of, masks)]), len(labels), scores
     ).tolist()
     classes = {one.class_id for one in labels}
-    near_own = {
-        number: _near([one for one in found if one.class_id == number], grid) for number in classes
+    near_same_class = {
+        number: _near([one for one in predicted if one.class_id == number], grid)
+        for number in classes
     }
-    is_found = [_covered(label, near_own[label.class_id]) >= FOUND for label in labels]
+    is_seen = [_covered(label, near_same_class[label.class_id]) >= MIN_SEEN for label in labels]
 
     findings = []
-    for label, position, is_own_found in zip(labels, partner, is_found, strict=True):
-        other = found[position] if position >= 0 else label
-        if other.class_id != label.class_id and scores[position] >= SURE and not is_own_found:
+    for label, position, is_label_seen in zip(labels, partner, is_seen, strict=True):
+        other = predicted[position] if position >= 0 else label
+        if other.class_id != label.class_id and scores[position] >= SURE and not is_label_seen:
             text = f"labelled {names[label.class_id]}; the model says {other.mark.text}"
             findings.append(_finding("other_class", entry, text, label, other))
-    near_labels, near_found = _near(labels, grid), _near(found, grid)
-    for position, other in enumerate(found):
+    near_labels, near_predicted = _near(labels, grid), _near(predicted, grid)
+    for position, other in enumerate(predicted):
         is_sure = scores[position] >= SURE and position not in partner
         regions = (
             _fill(each, grid)
@@ -159,13 +160,13 @@ def compare(
             findings.append(_finding("missed_label", entry, text, None, other))
     unseen = []
     for label in labels:
-        if _covered(label, near_found) < MAX_SEEN:
+        if _covered(label, near_predicted) < MAX_SEEN:
             text = f"{label.mark.text} that the model does not see"
             unseen.append((label.class_id, _finding("unfound_label", entry, text, label, None)))
     class_ids = np.array([label.class_id for label in labels], np.int64)
     count = [
         np.bincount(ids, minlength=len(names))
-        for ids in (class_ids, class_ids[np.array(is_found, bool)])
+        for ids in (class_ids, class_ids[np.array(is_seen, bool)])
     ]
     return findings, unseen, count
 
@@ -173,10 +174,10 @@ def compare(
 def _finding(
     kind: str, entry: Entry, text: str, label: Object | None, other: Object | None
 ) -> Finding:
-    facts: dict[str, Any] = {}
+    details: dict[str, Any] = {}
     if other is not None:
         box = np.concatenate([other.mark.outline.min(axis=0), other.mark.outline.max(axis=0)])
-        facts = {
+        details = {
             "confidence": round(other.score or 0.0, 4),
             "box": [round(value, 5) for value in box.tolist()],
         }
@@ -193,7 +194,7 @@ def _finding(
     )
     line = None if label is None else label.line
     weight = 0.0 if other is None else other.score or 0.0
-    return Finding(kind, entry.split, entry.label_file, text, line, weight, facts, views)
+    return Finding(kind, entry.split, entry.label_file, text, line, weight, details, views)
 
 
 def _predicted(

@@ -6,7 +6,8 @@ from yolo_seg_ddp.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HEL
 from yolo_seg_ddp.predict.options import check_tiles
 from yolo_seg_ddp.utils.options import CONFIG_HELP, PRECISION_CHOICES, THREADS_HELP, Options, option
 
-REPORT, FACTS = "check.html", "check.json"
+REPORT = "check.html"
+FINDINGS = "check.json"
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class CheckConfig(Options):
         DEFAULT_DATASET_YAML.name, "data-set YAML: folders and class names", metavar="YAML"
     )
     model: str | None = option(None, "trained model whose predictions are compared with the labels")
-    output: str = option("outputs/check", f"folder for {REPORT} and {FACTS}", metavar="DIR")
+    output: str = option("outputs/check", f"folder for {REPORT} and {FINDINGS}", metavar="DIR")
     tolerate: bool = option(
         False, "exit with code 0 when the data has errors; otherwise 1", wants="not strict"
     )

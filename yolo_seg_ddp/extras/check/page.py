@@ -188,7 +188,7 @@ def _classes(counts: dict[str, dict[str, Any]], names: Sequence[str]) -> list[Ma
 
 
 def _section(kind: str, findings: Sequence[Finding], pictures: _Pictures) -> Markup:
-    facts = KINDS[kind]
+    about = KINDS[kind]
     shown = [one for one in findings if one.views][:MAX_CARDS]
     drawn = pictures.draw(shown)
     cards = [_card(finding, jpegs) for finding, jpegs in zip(shown, drawn, strict=True) if jpegs]
@@ -222,16 +222,16 @@ def _section(kind: str, findings: Sequence[Finding], pictures: _Pictures) -> Mar
     )
     head = [heading("Place", True), heading("Split", True), heading("What", True)]
     number = f" · {counted(len(findings), _level(kind))}"
-    title = [facts.title, element("small", number, class_="worse" if facts.is_error else "same")]
+    title = [about.title, element("small", number, class_="worse" if about.is_error else "same")]
     content = [
-        element("p", f"{facts.meaning} {facts.remedy}{few}{left}"),
+        element("p", f"{about.meaning} {about.remedy}{few}{left}"),
         *([element("p", KEYS, class_="note")] if cards and has_keys else []),
         *(
             [element("div", *cards, class_="gallery", style=f"{style};margin:.6rem 0")]
             if cards
             else []
         ),
-        table(facts.title, head, rows),
+        table(about.title, head, rows),
     ]
     if kind in FOLDED:
         return element(

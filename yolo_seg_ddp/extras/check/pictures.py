@@ -41,9 +41,7 @@ MAX_COMPARED = 32  # photographs of a split among which the most similar one is 
 
 @dataclass(frozen=True)
 class Picture:
-    """The facts that are kept of a photograph: its upright size in pixels, its measures, and a
-    thumbnail.
-    """
+    """What is kept of a photograph: its upright size in pixels, its measures, and a thumbnail."""
 
     width: int
     height: int
@@ -218,24 +216,26 @@ def find_duplicates(entries: Sequence[Measured]) -> list[Finding]:
                 findings.append(_finding("repeated", entries, later, seen[split][:1]))
             seen.setdefault(split, []).append(later)
         if end - start > MOST_COPIES:
-            found = findings[first:]
+            copies = findings[first:]
             findings[first:] = [
-                _together(found, kind) for kind in sorted({one.kind for one in found})
+                _together(copies, kind) for kind in sorted({one.kind for one in copies})
             ]
     return findings
 
 
 def _together(findings: Sequence[Finding], kind: str) -> Finding:
     """Return one finding for all of a kind, with three examples."""
-    found = [one for one in findings if one.kind == kind]
-    names = [shown_path(one.file) for one in found]
-    if len(found) == 1:
-        return found[0]
+    of_kind = [one for one in findings if one.kind == kind]
+    names = [shown_path(one.file) for one in of_kind]
+    if len(of_kind) == 1:
+        return of_kind[0]
     text = (
-        f"{len(found):,} photographs look like another, as those of a texture or a still scene do: "
-        f"{', '.join(names[:3])}"
+        f"{len(of_kind):,} photographs look like another, as those of a texture or a still scene "
+        f"do: {', '.join(names[:3])}"
     )
-    return replace(found[0], text=f"{text} and others", facts={**found[0].facts, "files": names})
+    return replace(
+        of_kind[0], text=f"{text} and others", details={**of_kind[0].details, "files": names}
+    )
 
 
 def _finding(kind: str, entries: Sequence[Measured], later: int, earlier: Sequence[int]) -> Finding:
@@ -249,18 +249,18 @@ def _finding(kind: str, entries: Sequence[Measured], later: int, earlier: Sequen
         )
     split, file, _ = entries[later]
     other_split, other, _ = entries[earlier[nearest]]
-    how = "the same file" if is_same_file else f"similarity {similarity[nearest]:.2f}"
+    likeness_text = "the same file" if is_same_file else f"similarity {similarity[nearest]:.2f}"
     value = 1.0 if is_same_file else round(float(similarity[nearest]), 3)
     views = (View(file, f"{split}: {file.name}"), View(other, f"{other_split}: {other.name}"))
     what = "overlaps with" if kind == "overlap" else "shows the same as"
-    facts = {"other_split": other_split, "other_file": shown_path(other), "similarity": value}
+    details = {"other_split": other_split, "other_file": shown_path(other), "similarity": value}
     return Finding(
         kind,
         split,
         file,
-        f"{what} {shown_path(other)} of {other_split} ({how})",
+        f"{what} {shown_path(other)} of {other_split} ({likeness_text})",
         None,
         value,
-        facts,
+        details,
         views,
     )

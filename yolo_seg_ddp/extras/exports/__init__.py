@@ -1,7 +1,7 @@
 """Exported models (ONNX, OpenVINO, TorchScript, TensorRT) and the proof that they find what the
 checkpoint finds.
 
-In: a checkpoint. Out: an exported model with its facts, a report. Read `command.py` first, then
+In: a checkpoint. Out: an exported model with its metadata, a report. Read `command.py` first, then
 `conversion.py` and `proof.py`.
 """
 

@@ -22,10 +22,16 @@ from yolo_seg_ddp.extras.exports.conversion import (
     publish,
     scratch_folder,
 )
-from yolo_seg_ddp.extras.exports.exported import ExportFacts, most_images, open_export
+from yolo_seg_ddp.extras.exports.exported import ExportMetadata, most_images, open_export
 from yolo_seg_ddp.extras.exports.options import REPORT, ExportConfig
 from yolo_seg_ddp.extras.exports.proof import Judge
-from yolo_seg_ddp.extras.exports.report import add_speed, how_to_use, instead_of_ap, row_of, table
+from yolo_seg_ddp.extras.exports.report import (
+    add_speed,
+    inference_command,
+    instead_of_ap,
+    row_of,
+    table,
+)
 from yolo_seg_ddp.predict.thresholds import Thresholds, digest_of_model
 from yolo_seg_ddp.predict.tiles import choose_tiling
 from yolo_seg_ddp.utils.config import config_of, parse_config
@@ -107,7 +113,7 @@ def run(description: str, arguments: Mapping[str, Any] | None = None) -> tuple[l
         failures = [failure for row in rows for failure in row["failures"]]
         first = f"; {len(failures)} failures, the first: {failures[0]}" if failures else ""
         print(f"Results in {output}: {REPORT}{first}")
-        if use := how_to_use(
+        if use := inference_command(
             [row for row in rows if not thresholds or row.get("thresholds")], output
         ):
             print(use)
@@ -140,13 +146,15 @@ def make_exports(
         raise OSError(errno.ENOSPC, "no room for an export", str(output))
     with scratch_folder(output) as scratch:
         for variant in variants_of(config):
-            how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)
             # which computes with the bits of fp16
             is_exact = variant.precision == "fp32" and variant.kind != "engine"
             carried = thresholds if is_exact else ""
-            facts = ExportFacts(
+            metadata = ExportMetadata(
                 class_names(model),
-                *how,
+                judge.size_px,
+                config.batch_size,
+                config.dynamic,
+                variant.precision,
                 trained_windows(model),
                 digest,
                 [*trained_thin_classes(model)],
@@ -159,9 +167,9 @@ def make_exports(
             folder = Path(tempfile.mkdtemp(dir=scratch))
             print(f"{variant.kind} {variant.precision}: converting and comparing", flush=True)
             made = convert(
-                model, variant, facts, folder, Path(config.model).stem, calibration, judge.device
+                model, variant, metadata, folder, Path(config.model).stem, calibration, judge.device
             )
-            proof = judge.prove(open_export(made, judge.device), facts, config.ap_tolerance)
+            proof = judge.prove(open_export(made, judge.device), metadata, config.ap_tolerance)
             for failure in proof.failures:
                 print(f"✗ {made.name}: {failure}; not written", flush=True)
             rows.append(row_of(variant, made, proof, has_thresholds=bool(carried)))

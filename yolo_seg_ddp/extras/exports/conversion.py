@@ -1,4 +1,4 @@
-"""Converts a model with Ultralytics' exporter: offline, quiet, with this project's facts and
+"""Converts a model with Ultralytics' exporter: offline, quiet, with this project's metadata and
 calibration images.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from yolo_seg_ddp.data.images import letterbox, read_image
-from yolo_seg_ddp.extras.exports.exported import FACTS_KEY, ExportFacts, import_runtime
+from yolo_seg_ddp.extras.exports.exported import METADATA_KEY, ExportMetadata, import_runtime
 from yolo_seg_ddp.extras.exports.options import PACKAGES
 from yolo_seg_ddp.predict.tiles import Tiling
 from yolo_seg_ddp.utils.environment import prepare_environment
@@ -94,7 +94,7 @@ class CalibrationImages:
 def convert(
     model: YoloModel,
     variant: Variant,
-    facts: ExportFacts,
+    metadata: ExportMetadata,
     folder: Path,
     stem: str,
     calibration: CalibrationImages | None = None,
@@ -110,9 +110,9 @@ def convert(
     )
     overrides = {
         "format": variant.kind,
-        "imgsz": facts.size_px,
-        "batch": facts.batch_size,
-        "dynamic": facts.is_dynamic,
+        "imgsz": metadata.size_px,
+        "batch": metadata.batch_size,
+        "dynamic": metadata.is_dynamic,
         "quantize": QUANTIZE[variant.precision],
         # a name for the metadata; the images are ours
         "data": "calibration" if calibration else None,
@@ -125,7 +125,7 @@ def convert(
     model.pt_path = str(folder / f"{stem}.pt")
     try:
         with _quiet():
-            made = _exporter(overrides, facts, calibration)(model=model)
+            made = _exporter(overrides, metadata, calibration)(model=model)
     except Exception as error:  # each converter has errors of its own
         raise UserError(
             f"--format {variant.kind} ({variant.precision}): {one_line(error, 300)}"
@@ -140,7 +140,7 @@ def convert(
 
 
 def _exporter(
-    overrides: dict[str, Any], facts: ExportFacts, calibration: CalibrationImages | None
+    overrides: dict[str, Any], metadata: ExportMetadata, calibration: CalibrationImages | None
 ) -> Any:
     prepare_environment()
     from ultralytics.engine.exporter import Exporter
@@ -154,7 +154,7 @@ def _exporter(
             return calibration
 
     exporter = OfflineExporter(overrides=overrides)
-    mine = {FACTS_KEY: facts.to_json()}  # without Ultralytics' statistics:
+    mine = {METADATA_KEY: metadata.to_json()}  # without Ultralytics' statistics:
     exporter.callbacks = {"on_export_start": [lambda exporter: exporter.metadata.update(mine)]}
     return exporter
 

@@ -29,9 +29,9 @@ from yolo_seg_ddp.utils.errors import UserError, one_line
 from yolo_seg_ddp.yolo.model import MAX_INPUT_PX, RESIZE, are_possible_windows
 from yolo_seg_ddp.yolo.weights_file import ForeignFile, checked_names
 
-FACTS_KEY = "yolo_seg_ddp"  # under which Ultralytics' metadata hold this project's facts
-FACTS_VERSION = 1
-LABEL_FACTS = (
+METADATA_KEY = "yolo_seg_ddp"  # under which Ultralytics' metadata hold this project's
+METADATA_VERSION = 1
+TRAINING_FIELDS = (
     "wires_end_at",
     "wire_width",
     "wires_parallel",
@@ -49,7 +49,7 @@ sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
-class ExportFacts:
+class ExportMetadata:
     """What an export must know about its model.
 
     size_px, batch_size: of the input; if `is_dynamic` an export takes others, too. source_sha256:
@@ -77,7 +77,7 @@ class ExportFacts:
 
     def to_json(self) -> str:
         """Return the text that is stored in the export."""
-        return json.dumps({"version": FACTS_VERSION, "resize": RESIZE, **asdict(self)})
+        return json.dumps({"version": METADATA_VERSION, "resize": RESIZE, **asdict(self)})
 
 
 def open_export(
@@ -111,7 +111,7 @@ def open_export(
         raise
     except Exception as error:  # a damaged file makes each runtime raise errors of its own
         raise UserError(f"{path}: cannot be opened ({one_line(error)}); export it again") from error
-    return ExportedModel(path, kind, read_facts(path, runtime.metadata), runtime)
+    return ExportedModel(path, kind, read_metadata(path, runtime.metadata), runtime)
 
 
 class ExportedModel(nn.Module):
@@ -129,36 +129,40 @@ class ExportedModel(nn.Module):
         self,
         path: Path,
         kind: str,
-        facts: ExportFacts,
+        metadata: ExportMetadata,
         run: Callable[[torch.Tensor], list[torch.Tensor]],
     ) -> None:
         super().__init__()
-        self.path, self.kind, self.facts = path, kind, facts
-        self.names = dict(enumerate(facts.names))
-        trained = {name: getattr(facts, name) for name in ("windows", "thin_classes", *LABEL_FACTS)}
-        self.args = {"imgsz": facts.size_px, **trained}
+        self.path, self.kind, self.metadata = path, kind, metadata
+        self.names = dict(enumerate(metadata.names))
+        trained = {
+            name: getattr(metadata, name) for name in ("windows", "thin_classes", *TRAINING_FIELDS)
+        }
+        self.args = {"imgsz": metadata.size_px, **trained}
         self._run = run
 
     def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the outputs that `yolo_seg_ddp.predict.detections.detect` takes, on the device of
         the images.
         """
-        facts = self.facts
-        if not facts.is_dynamic and images.shape[-2:] != (facts.size_px, facts.size_px):
+        metadata = self.metadata
+        if not metadata.is_dynamic and images.shape[-2:] != (metadata.size_px, metadata.size_px):
             raise UserError(
-                f"{self.path} takes inputs of {facts.size_px} px, not {images.shape[-1]} px: "
+                f"{self.path} takes inputs of {metadata.size_px} px, not {images.shape[-1]} px: "
                 "leave out --img-size, or "
                 f"export again with --dynamic or --img-size {images.shape[-1]}"
             )
-        is_limited = not facts.is_dynamic or self.kind == "engine"  # an engine has a largest batch
-        parts = images.split(facts.batch_size if is_limited else len(images))
+        is_limited = (
+            not metadata.is_dynamic or self.kind == "engine"
+        )  # an engine has a largest batch
+        parts = images.split(metadata.batch_size if is_limited else len(images))
         with torch.autocast(images.device.type, enabled=False):
-            found = [self._run_padded(part.contiguous()) for part in parts]
+            outputs = [self._run_padded(part.contiguous()) for part in parts]
         predictions, prototypes = (
-            torch.cat(column).to(images.device) for column in zip(*found, strict=True)
+            torch.cat(column).to(images.device) for column in zip(*outputs, strict=True)
         )
         boxes, probabilities, coefficients = predictions.split(
-            [4, len(facts.names), prototypes.shape[1]], 1
+            [4, len(metadata.names), prototypes.shape[1]], 1
         )
         return {
             "xywh": boxes,
@@ -168,8 +172,8 @@ class ExportedModel(nn.Module):
         }
 
     def _run_padded(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        count, missing = len(images), self.facts.batch_size - len(images)
-        if missing > 0 and not self.facts.is_dynamic:
+        count, missing = len(images), self.metadata.batch_size - len(images)
+        if missing > 0 and not self.metadata.is_dynamic:
             images = torch.cat([images, images[-1:].expand(missing, -1, -1, -1)])
         try:
             outputs = sorted(self._run(images), key=lambda output: output.ndim)
@@ -201,23 +205,23 @@ class ExportedModel(nn.Module):
                 "export it again"
             )
         num_classes = shapes[0][1] - 4 - shapes[1][1]
-        if num_classes != len(self.facts.names):
+        if num_classes != len(self.metadata.names):
             raise UserError(
                 f"{self.path}: the network has {num_classes} classes but its metadata name "
-                f"{len(self.facts.names)}; "
+                f"{len(self.metadata.names)}; "
                 "export it again"
             )
         return outputs
 
 
-def read_facts(path: Path, metadata: Mapping[str, Any]) -> ExportFacts:
-    """Return the facts in an export's metadata.
+def read_metadata(path: Path, stored: Mapping[str, Any]) -> ExportMetadata:
+    """Return this project's metadata among those that an export stores.
 
     Raises UserError if they are missing, damaged or of another version.
     """
     again = "export it again: python export.py --model best.pt"
     try:
-        content = parse_json(metadata[FACTS_KEY])
+        content = parse_json(stored[METADATA_KEY])
         version = content.pop("version")
         resize = content.pop("resize")
     except KeyError as error:
@@ -226,21 +230,21 @@ def read_facts(path: Path, metadata: Mapping[str, Any]) -> ExportFacts:
         ) from error
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: its metadata are damaged ({one_line(error)}); {again}") from error
-    if (version, resize) != (FACTS_VERSION, RESIZE):
+    if (version, resize) != (METADATA_VERSION, RESIZE):
         raise UserError(
             f"{path}: made by another version of this project ({version}, {resize}); {again}"
         )
     try:
-        facts = ExportFacts(**{**content, "names": checked_names(content["names"])})
+        metadata = ExportMetadata(**{**content, "names": checked_names(content["names"])})
         # ONNX stores them as one text, JSON with texts for the numbers
-        theirs = metadata.get("names")
+        theirs = stored.get("names")
         theirs = (
             ast.literal_eval(theirs[:MAX_NAMES_CHARACTERS]) if isinstance(theirs, str) else theirs
         )
         if not isinstance(theirs, dict):
             raise TypeError(f"class names are {type(theirs).__name__}")
         theirs = checked_names({int(index): name for index, name in theirs.items()})
-        is_sound = _is_sound(facts)
+        is_sound = _is_sound(metadata)
     except (
         TypeError,
         ValueError,
@@ -253,27 +257,27 @@ def read_facts(path: Path, metadata: Mapping[str, Any]) -> ExportFacts:
         raise UserError(f"{path}: its metadata are damaged ({one_line(error)}); {again}") from error
     if not is_sound:
         raise UserError(f"{path}: its metadata hold impossible values; {again}")
-    if facts.names != theirs:
+    if metadata.names != theirs:
         raise UserError(
             f"{path}: its metadata name the classes twice and differently, {', '.join(theirs)} and "
-            f"{', '.join(facts.names)}; {again}"
+            f"{', '.join(metadata.names)}; {again}"
         )
-    return facts
+    return metadata
 
 
-def _is_sound(facts: ExportFacts) -> bool:
+def _is_sound(metadata: ExportMetadata) -> bool:
     """Return whether the numbers are possible: an edited file must not choose a tile of zero pixels
     or all memory.
     """
     return (
-        all(type(number) is int for number in (facts.size_px, facts.batch_size))
-        and 32 <= facts.size_px <= MAX_INPUT_PX
-        and facts.size_px % 32 == 0
-        and 1 <= facts.batch_size <= most_images(facts.size_px)
-        and isinstance(facts.is_dynamic, bool)
-        and isinstance(facts.mask_score, bool)
-        and facts.precision in ("fp32", "fp16", "int8")
-        and (facts.windows is None or are_possible_windows(facts.windows))
+        all(type(number) is int for number in (metadata.size_px, metadata.batch_size))
+        and 32 <= metadata.size_px <= MAX_INPUT_PX
+        and metadata.size_px % 32 == 0
+        and 1 <= metadata.batch_size <= most_images(metadata.size_px)
+        and isinstance(metadata.is_dynamic, bool)
+        and isinstance(metadata.mask_score, bool)
+        and metadata.precision in ("fp32", "fp16", "int8")
+        and (metadata.windows is None or are_possible_windows(metadata.windows))
     )
 
 
@@ -375,7 +379,7 @@ class _TorchScript:
                 str(path), map_location=device, _extra_files=content
             ).eval()
         self.metadata = parse_json(content["config.txt"] or "{}")
-        self.is_half = parse_json(self.metadata.get(FACTS_KEY, "{}")).get("precision") == "fp16"
+        self.is_half = parse_json(self.metadata.get(METADATA_KEY, "{}")).get("precision") == "fp16"
 
     @torch.no_grad()
     def __call__(self, images: torch.Tensor) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Proves that an export predicts what the torch model predicts: facts, raw outputs, AP of each
+"""Proves that an export predicts what the torch model predicts: metadata, raw outputs, AP of each
 class.
 """
 
@@ -16,7 +16,7 @@ from yolo_seg_ddp.data.label_shapes import sizes_on_disk
 from yolo_seg_ddp.data.loader import ShardBatches, get_dataloader
 from yolo_seg_ddp.evaluation.evaluate import AP_LIMITS, PhotoPixels, criterion_of, evaluate
 from yolo_seg_ddp.evaluation.tile_search import TileSearch
-from yolo_seg_ddp.extras.exports.exported import LABEL_FACTS, ExportedModel, ExportFacts
+from yolo_seg_ddp.extras.exports.exported import TRAINING_FIELDS, ExportedModel, ExportMetadata
 from yolo_seg_ddp.predict.detections import decode, raw_outputs
 from yolo_seg_ddp.predict.tiles import Predictor, Tiling
 from yolo_seg_ddp.utils.progress import Progress
@@ -75,25 +75,25 @@ def bounds_of(kind: str, precision: str, ap: float | None = None) -> Bounds:
     return bounds if ap is None else replace(bounds, ap=ap)
 
 
-def compare_facts(expected: ExportFacts, export: ExportedModel) -> list[str]:
-    """Return the errors in the facts that an export carries."""
-    found, failures = export.facts, []
-    if found.names != expected.names:
-        pairs = zip(expected.names, found.names, strict=False)
+def compare_metadata(expected: ExportMetadata, export: ExportedModel) -> list[str]:
+    """Return the errors in the metadata that an export carries."""
+    carried, failures = export.metadata, []
+    if carried.names != expected.names:
+        pairs = zip(expected.names, carried.names, strict=False)
         number = next(
             (i for i, (ours, theirs) in enumerate(pairs) if ours != theirs),
-            min(map(len, (expected.names, found.names))),
+            min(map(len, (expected.names, carried.names))),
         )
         failures.append(
-            f"class {number} is called {(*found.names, 'missing')[number]}, torch's "
+            f"class {number} is called {(*carried.names, 'missing')[number]}, torch's "
             f"{(*expected.names, 'missing')[number]}"
         )
     on_input, trained = (
         ("size_px", "batch_size", "is_dynamic", "precision"),
-        ("windows", "thin_classes", *LABEL_FACTS),
+        ("windows", "thin_classes", *TRAINING_FIELDS),
     )
     for name in (*on_input, *trained, "source_sha256", "thresholds"):
-        wanted, given = getattr(expected, name), getattr(found, name)
+        wanted, given = getattr(expected, name), getattr(carried, name)
         if wanted != given:
             failures.append(f"its {name} is {given}, expected {wanted}")
     return failures
@@ -111,21 +111,21 @@ def decoded_outputs(model: nn.Module, images: torch.Tensor) -> dict[str, torch.T
     strides = [float(stride) for stride in model.stride]  # type: ignore[union-attr]
     boxes, probabilities = decode(outputs, strides, images.shape[-1])
     coefficients = outputs["mask_coefficient"].float().transpose(1, 2)
-    found = zip(
+    named = zip(
         OUTPUTS, (boxes, probabilities, coefficients, outputs["proto"].float()), strict=True
     )
-    return {name: tensor.cpu() for name, tensor in found}
+    return {name: tensor.cpu() for name, tensor in named}
 
 
 def compare_outputs(
-    expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], bounds: Bounds
+    expected: Mapping[str, torch.Tensor], exported: Mapping[str, torch.Tensor], bounds: Bounds
 ) -> tuple[dict[str, float], list[str]]:
     """Return the largest difference of each raw output, and a line for
     each one beyond the bounds.
     """
     largest, failures = {}, []
     for name in OUTPUTS:
-        ours, theirs = expected[name], found[name]
+        ours, theirs = expected[name], exported[name]
         if ours.shape != theirs.shape:
             failures.append(
                 f"its {name} have the shape {tuple(theirs.shape)}, torch's {tuple(ours.shape)}"
@@ -156,7 +156,7 @@ def compare_outputs(
 
 
 def masks_alike(
-    expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]
+    expected: Mapping[str, torch.Tensor], exported: Mapping[str, torch.Tensor]
 ) -> tuple[float, float]:
     """Return the mean and the lowest IoU of the masks of each input's most confident anchors,
     before suppression.
@@ -173,7 +173,7 @@ def masks_alike(
             [coefficients[rows] @ maps.flatten(1) > 0 for coefficients, rows, maps in images]
         )
 
-    ours, theirs = masks(expected), masks(found)
+    ours, theirs = masks(expected), masks(exported)
     union = (ours | theirs).sum(2)
     # two empty masks are equal
     iou = torch.where(union > 0, (ours & theirs).sum(2) / union.clamp(min=1), 1.0)
@@ -188,14 +188,14 @@ def finds_nothing(rows: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def compare_ap(
-    expected: Mapping[str, Any], found: Mapping[str, Any], bounds: Bounds
+    expected: Mapping[str, Any], exported: Mapping[str, Any], bounds: Bounds
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return each class's AP beside torch's, and a line for each one beyond the bounds.
 
     Classes without objects are left out.
     """
     rows, failures = [], []
-    for ours, theirs in zip(expected["per_class"], found["per_class"], strict=True):
+    for ours, theirs in zip(expected["per_class"], exported["per_class"], strict=True):
         if not ours["num_targets"]:
             continue
         rows.append(
@@ -272,13 +272,13 @@ class Judge:
         self._metrics = self.metrics(reference)
 
     def prove(
-        self, export: ExportedModel, facts: ExportFacts, ap_tolerance: float | None = None
+        self, export: ExportedModel, metadata: ExportMetadata, ap_tolerance: float | None = None
     ) -> Proof:
-        """Compare an export with the torch model and with the facts that it was made to carry."""
-        failures = compare_facts(facts, export)
+        """Compare an export with the torch model, and its metadata with what it has to carry."""
+        failures = compare_metadata(metadata, export)
         if failures:
             return Proof(failures)
-        bounds = bounds_of(export.kind, facts.precision, ap_tolerance)
+        bounds = bounds_of(export.kind, metadata.precision, ap_tolerance)
         outputs = decoded_outputs(export, self.inputs)
         largest, failures = compare_outputs(self._outputs, outputs, bounds)
         if len(largest) < len(OUTPUTS):  # of another shape or not finite: nothing to measure AP on

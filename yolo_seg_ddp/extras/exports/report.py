@@ -58,9 +58,9 @@ def add_speed(
         "failures": [],
     }
     size = {"bytes": Path(model).stat().st_size}
-    found: list[Row] = []
+    measured: list[Row] = []
     for row in [{**base, **size}, *rows]:
-        found.append(row)
+        measured.append(row)
         computes_in_bf16 = row["format"] == "torch" or (
             row["format"] == "openvino" and device.type == "cpu"
         )
@@ -70,9 +70,9 @@ def add_speed(
             and row["precision"] != "int8"
             and not row["failures"]
         ):
-            found.append({**{key: row[key] for key in (*base, "bytes")}, "compute": fast.name})
+            measured.append({**{key: row[key] for key in (*base, "bytes")}, "compute": fast.name})
     networks = {}
-    for number, row in enumerate(found):
+    for number, row in enumerate(measured):
         if row["failures"]:
             continue
         path = model if row["format"] == "torch" else str(folder / row["file"])
@@ -82,8 +82,8 @@ def add_speed(
         dtype = fast.dtype if row["compute"] != "off" else None
         networks[number] = (open_model(path, device, row["compute"]), dtype)
     for number, speed in images_per_second(networks, images).items():
-        found[number]["images_per_second"] = speed
-    return found
+        measured[number]["images_per_second"] = speed
+    return measured
 
 
 def _verdict(row: Row) -> str:
@@ -116,7 +116,7 @@ def instead_of_ap(rows: list[Row], model: str) -> list[str]:
     return lines
 
 
-def how_to_use(rows: list[Row], folder: Path) -> str:
+def inference_command(rows: list[Row], folder: Path) -> str:
     """Return a command with the fastest export that was written; an empty string if none was."""
     written = [row for row in rows if row["format"] != "torch" and not row["failures"]]
     if not written:

@@ -74,7 +74,7 @@ class FilmConfig(PredictOptions):
     )
 
 
-def is_asked_for(arguments: Sequence[str]) -> bool:
+def names_film(arguments: Sequence[str]) -> bool:
     """Return whether a command line of inference.py names a film, a camera or a stream with
     --source.
     """
@@ -118,7 +118,7 @@ def main() -> int:
                     f"{target}: cannot be written as a film of {size[0]} x {size[1]} pixels"
                 )
             lines = stack.enter_context(new_text_file(output / PREDICTIONS))
-            found: Counter[str] = Counter()
+            counts: Counter[str] = Counter()
             num_frames = num_drawn = num_placed = 0
             start_s = time.perf_counter()
             progress = Progress("frames", round(film.whole_s * per_second), not film.is_live)
@@ -138,10 +138,10 @@ def main() -> int:
                 for _ in range(repeats):
                     drawn.write(cv2.resize(canvas, size))  # the size of a stream may change
                 num_drawn += repeats
-                found.update(each["class"] for each in entry["detections"])
+                counts.update(each["class"] for each in entry["detections"])
                 num_frames += 1
                 num_placed += bool(place)
-    summary = ", ".join(f"{found[name]} {name}" for name in names if found[name]) or "nothing"
+    summary = ", ".join(f"{counts[name]} {name}" for name in names if counts[name]) or "nothing"
     print(
         f"{counted(num_frames, 'frame')} of {film.name}{f', until {stop.reason}' * stop.is_set}; "
         f"found {summary}"

@@ -78,10 +78,10 @@ class Film:
             slot = number // every if per_second is None else math.floor(time_s * per_second + 1e-6)
             if (
                 slot > last_slot
-                and (found := self._capture.retrieve()[1] if bgr is None else bgr) is not None
+                and (picture := self._capture.retrieve()[1] if bgr is None else bgr) is not None
             ):
                 last_slot = slot
-                yield (number, time_s), cv2.cvtColor(found, cv2.COLOR_BGR2RGB)
+                yield (number, time_s), cv2.cvtColor(picture, cv2.COLOR_BGR2RGB)
 
     def _recorded(self, grabbed: Iterable[int]) -> Iterator[tuple[Key, None]]:
         for number in grabbed:

@@ -62,7 +62,7 @@ def upper_bound(losses: np.ndarray, limit: float, error: float) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Promise:
+class Guarantee:
     """What is asked for: a share of the objects to be found, or most false alarms of a class in a
     photograph.
     """
@@ -71,7 +71,7 @@ class Promise:
     value: float
 
     @classmethod
-    def parse(cls, word: str) -> Promise:
+    def parse(cls, word: str) -> Guarantee:
         """Read `recall=0.9` or `false_alarms=2`. Raises UsageError for anything else."""
         name, _, text = word.partition("=")
         value = float(text) if text.replace(".", "", 1).isdecimal() else 0.0
@@ -83,7 +83,7 @@ class Promise:
 
     @property
     def words(self) -> str:
-        """The promise in words."""
+        """The guarantee in words."""
         if self.name == RECALL:
             return f"at least {100 * self.value:g} % are found"
         return f"a photograph has at most {self.value:g} false alarms on average"
@@ -125,11 +125,11 @@ class Promise:
 
 @dataclass(frozen=True)
 class Assessed:
-    """A promise for one class: its losses (groups, levels), their means, and the limits of the risk
-    that are certain.
+    """A guarantee for one class: its losses (groups, levels), their means, and the limits of the
+    risk that are certain.
     """
 
-    promise: Promise
+    guarantee: Guarantee
     num_groups: int
     losses: np.ndarray
     means: np.ndarray
@@ -137,24 +137,29 @@ class Assessed:
     error: float
 
     @classmethod
-    def of(cls, promise: Promise, losses: np.ndarray, error: float) -> Assessed:
+    def of(cls, guarantee: Guarantee, losses: np.ndarray, error: float) -> Assessed:
         """Judge losses (groups, levels); the guarantee may fail with a probability of at most
         `error`.
         """
         means = losses.mean(axis=0) if len(losses) else np.ones(len(LEVELS))
         return cls(
-            promise, len(losses), losses, means, upper_bound(losses, promise.limit, error), error
+            guarantee,
+            len(losses),
+            losses,
+            means,
+            upper_bound(losses, guarantee.limit, error),
+            error,
         )
 
     @property
     def holds(self) -> np.ndarray:
-        """Whether the promise is certain at each level: from the safe end up to the first at which
-        it is not.
+        """Whether the guarantee is certain at each level: from the safe end up to the first at
+        which it is not.
 
         This fixed order is why many levels need no correction (Learn then Test, section 4).
         """
-        safe_first = slice(None, None, 1 if self.promise.name == RECALL else -1)
-        return np.logical_and.accumulate((self.bounds <= self.promise.limit)[safe_first])[
+        safe_first = slice(None, None, 1 if self.guarantee.name == RECALL else -1)
+        return np.logical_and.accumulate((self.bounds <= self.guarantee.limit)[safe_first])[
             safe_first
         ]
 
@@ -163,22 +168,22 @@ class Assessed:
         """About how many groups with the same losses, repeated, would do at the safest level; None
         if none would.
         """
-        losses, limit = self.losses[:, [self.means.argmin()]], self.promise.limit
+        losses, limit = self.losses[:, [self.means.argmin()]], self.guarantee.limit
 
         def is_enough(number: int) -> bool:
             return bool(upper_bound(np.resize(losses, (number, 1)), limit, self.error)[0] <= limit)
 
-        found = bisect_left(range(MOST_GROUPS), True, lo=self.num_groups + 1, key=is_enough)
-        return found if found < MOST_GROUPS else None
+        enough = bisect_left(range(MOST_GROUPS), True, lo=self.num_groups + 1, key=is_enough)
+        return enough if enough < MOST_GROUPS else None
 
 
 def report_class(
     name: str, assessed: Sequence[Assessed], num_objects: int, unit: str
 ) -> dict[str, Any]:
-    """Return the highest confidence that keeps all promises (None if none does), why, and the
+    """Return the highest confidence that keeps all guarantees (None if none does), why, and the
     curves of what is certain.
 
-    Each promise has its share of the error, so they hold together. unit: what groups are, as a
+    Each guarantee has its share of the error, so they hold together. unit: what groups are, as a
     plural.
     """
     holds = np.logical_and.reduce([one.holds for one in assessed])
@@ -190,14 +195,14 @@ def report_class(
             f"{counted(num_objects, 'object')})"
         )
     elif not failed:
-        words = "no threshold: no confidence keeps both promises"
+        words = "no threshold: no confidence keeps both guarantees"
     elif not failed[0].num_groups:
         words = f"no threshold: none of the {unit} has an object"
     elif (needed := failed[0].groups_needed) is None:
-        best = failed[0].promise.shown(failed[0].means[failed[0].means.argmin()])
+        best = failed[0].guarantee.shown(failed[0].means[failed[0].means.argmin()])
         words = (
-            f"no threshold: {failed[0].promise.name} is {best:.3g} at best; more {unit} would not "
-            "help"
+            f"no threshold: {failed[0].guarantee.name} is {best:.3g} at best; more {unit} would "
+            "not help"
         )
     else:
         more = needed - failed[0].num_groups
@@ -207,7 +212,7 @@ def report_class(
             f"with about {objects} objects"
         )
     certain = {
-        one.promise.name: one.promise.shown(one.bounds).round(4).tolist() for one in assessed
+        one.guarantee.name: one.guarantee.shown(one.bounds).round(4).tolist() for one in assessed
     }  # at each of LEVELS
     return {
         "class": name,

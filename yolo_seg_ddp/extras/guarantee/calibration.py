@@ -21,7 +21,7 @@ from yolo_seg_ddp.extras.guarantee.bounds import (
     FALSE_ALARMS,
     RECALL,
     Assessed,
-    Promise,
+    Guarantee,
     report_class,
 )
 from yolo_seg_ddp.predict.detections import Detections
@@ -112,7 +112,7 @@ def prove(model: str, spec: DatasetSpec, split: str, photos: Sequence[Photo]) ->
 
 
 class ThresholdCalibrator:
-    """Finds the confidences that keep promises for a model's classes, from the photographs of an
+    """Finds the confidences that keep guarantees for a model's classes, from the photographs of an
     evaluation.
     """
 
@@ -125,10 +125,12 @@ class ThresholdCalibrator:
         split: str,
         photos: Sequence[Photo],
     ) -> None:
-        """Raises UsageError for an odd promise, and UserError as `prove`."""
-        self.promises = [Promise.parse(word) for word in words]
-        if len({promise.name for promise in self.promises}) < len(self.promises):
-            raise UsageError(f"--guarantee {' '.join(words)}: promises one thing twice")
+        """Raises UsageError for an odd guarantee, and UserError as `prove`."""
+        self.guarantees = [Guarantee.parse(word) for word in words]
+        if len({guarantee.name for guarantee in self.guarantees}) < len(self.guarantees):
+            raise UsageError(
+                f"--guarantee {' '.join(words)}: give recall and false_alarms at most once each"
+            )
         self.groups, self.unit = groups_of(spec, photos)
         self.names, self.error = spec.names, (1 - certainty) / len(words)
         self.features: dict[int, np.ndarray] = {}
@@ -146,7 +148,8 @@ class ThresholdCalibrator:
             "unit": self.unit,
             "certainty": certainty,
             "promises": {
-                promise.words: MEANING[promise.name].format(self.unit) for promise in self.promises
+                guarantee.words: MEANING[guarantee.name].format(self.unit)
+                for guarantee in self.guarantees
             },
         }
 
@@ -184,7 +187,7 @@ class ThresholdCalibrator:
         for class_id, name in enumerate(self.names):
             assessed = [
                 Assessed.of(one, one.losses(results, groups, class_id), self.error)
-                for one in self.promises
+                for one in self.guarantees
             ]
             number = sum(int((result.target_class_ids == class_id).sum()) for result in results)
             classes.append(report_class(name, assessed, number, self.unit))

@@ -34,8 +34,8 @@ Row = dict[str, Any]
 class AssetTables:
     """The rows of the files; changes: None without an earlier flight. flights: the photographs.
 
-    of_detection: the asset's facts for the files of detections, by photograph and number of the
-    detection. turned: the photographs that the flight shows to be turned. rewritten: those that
+    of_detection: the asset's properties for the files of detections, by photograph and number of
+    the detection. turned: the photographs that the flight shows to be turned. rewritten: those that
     another program wrote after the drone.
     """
 
@@ -93,23 +93,23 @@ def write_asset_files(
             for item in entry["detections"]
         ]
         entries[entry["file"]] = {**entry, "detections": boxes}  # without outlines: memory
-    found = survey([view for view in views if view is not None], site)
-    changes = find_changes(found, before, names) if before else []
-    _name(found.assets, names, before)
+    surveyed = survey([view for view in views if view is not None], site)
+    changes = find_changes(surveyed, before, names) if before else []
+    _name(surveyed.assets, names, before)
     rows: dict[str, Row] = {}
     of_detection: dict[tuple[str, int], Row] = {}
-    for asset in found.assets:
+    for asset in surveyed.assets:
         if asset.is_placed or asset.known is not None:
-            row = _row(asset, found, _views(folder, asset, entries), names)
+            row = _row(asset, surveyed, _views(folder, asset, entries), names)
             rows[asset.asset_id] = row
-            facts = {
+            properties = {
                 name: row[name]
                 for name in ("asset", "asset_id", "asset_beside_m", "asset_candidates")
             }
             if asset.known is not None or len(asset.views) > 1:
-                facts |= {name: row[name] for name in ("latitude", "longitude", "sigma_m")}
-                facts["position_kind"] = AT_ASSET
-            of_detection |= dict.fromkeys(asset.views, facts)
+                properties |= {name: row[name] for name in ("latitude", "longitude", "sigma_m")}
+                properties["position_kind"] = AT_ASSET
+            of_detection |= dict.fromkeys(asset.views, properties)
     listed = [_change_row(change, before, rows) for change in changes] if before else None
     for change in listed or []:
         if change["change"] != GONE:
@@ -121,7 +121,12 @@ def write_asset_files(
     if listed is not None:
         _write(folder / CHANGES, listed)
     return AssetTables(
-        list(rows.values()), listed, found.flights, of_detection, sorted(found.turned), rewritten
+        list(rows.values()),
+        listed,
+        surveyed.flights,
+        of_detection,
+        sorted(surveyed.turned),
+        rewritten,
     )
 
 
@@ -163,18 +168,18 @@ def _views(folder: Path, asset: Asset, entries: dict[str, Row]) -> list[Row]:
     return [views[row] for row in sorted(range(len(views)), key=lambda row: (-best[row], row))]
 
 
-def _row(asset: Asset, found: Survey, views: list[Row], names: Sequence[str]) -> Row:
+def _row(asset: Asset, surveyed: Survey, views: list[Row], names: Sequence[str]) -> Row:
     """Return the properties of an asset's feature, with its position; unknown values are None."""
     latitude, longitude, covariance = asset.latitude, asset.longitude, asset.covariance
-    known, row = found.site.assets, asset.known
+    known, row = surveyed.site.assets, asset.known
     # the list is more exact
     if known is not None and row is not None and asset.sigma_m > ASSET_SIGMA_M:
         latitude, longitude = float(known.latitudes[row]), float(known.longitudes[row])
-        covariance = (ASSET_SIGMA_M**2 + found.common_m**2) * np.eye(2)
+        covariance = (ASSET_SIGMA_M**2 + surveyed.common_m**2) * np.eye(2)
     major_m, minor_m, bearing_deg = ellipse_of(covariance)
     confidences = [view["confidence"] for view in views]
     looks = max(asset.looks, len(views))
-    facts = {
+    properties = {
         "asset": asset.asset_id,
         "class": names[asset.class_id],
         "latitude": latitude,
@@ -183,7 +188,7 @@ def _row(asset: Asset, found: Survey, views: list[Row], names: Sequence[str]) ->
         "ellipse_major_m": major_m,
         "ellipse_minor_m": minor_m,
         "ellipse_bearing_deg": bearing_deg,
-        "common_sigma_m": found.common_m,
+        "common_sigma_m": surveyed.common_m,
         "above_take_off_m": asset.up_m if asset.is_placed else None,
         "photographs": len(views),
         "looks": looks,
@@ -198,7 +203,7 @@ def _row(asset: Asset, found: Survey, views: list[Row], names: Sequence[str]) ->
         **{f"best_{name}": views[0][name] for name in ("photograph", "thumbnail", "picture")},
     }
     listed = [{name: plain(name, value) for name, value in view.items()} for view in views]
-    return {name: plain(name, value) for name, value in facts.items()} | {"views": listed}
+    return {name: plain(name, value) for name, value in properties.items()} | {"views": listed}
 
 
 def _change_row(change: Change, before: Before, rows: dict[str, Row]) -> Row:
@@ -212,7 +217,7 @@ def _change_row(change: Change, before: Before, rows: dict[str, Row]) -> Row:
         now |= {
             name: float(getattr(before.places, name)[old]) for name in ("latitude", "longitude")
         }
-    facts = {
+    properties = {
         "asset": now["asset"],
         "change": change.kind,
         "chance_of_error": float(f"{change.chance:.2g}"),
@@ -225,7 +230,7 @@ def _change_row(change: Change, before: Before, rows: dict[str, Row]) -> Row:
         "thumbnail": now.get("best_thumbnail"),
         "picture": now.get("best_picture"),
     }
-    return {name: plain(name, value) for name, value in facts.items()}
+    return {name: plain(name, value) for name, value in properties.items()}
 
 
 def _write(path: Path, rows: list[Row]) -> None:

@@ -75,10 +75,10 @@ def read_assets(path: Path, flag: str = "--assets") -> Assets:
     crs = loaded.get("crs")
     if crs is not None and not _is_wgs84(crs):
         raise UserError(f"{name}: crs {printable(json.dumps(crs))}: export it in WGS84 (EPSG:4326)")
-    found = list(_read_features(features, name))
-    if not found:
+    assets = list(_read_features(features, name))
+    if not assets:
         raise UserError(f"{name}: no points in it")
-    rows, ids, points, properties = zip(*found, strict=True)
+    rows, ids, points, properties = zip(*assets, strict=True)
     longitudes, latitudes = np.array(points, np.float64).T
     return Assets(ids, latitudes, longitudes, geocentric(latitudes, longitudes), properties, rows)
 
@@ -87,9 +87,9 @@ def _is_wgs84(crs: Any) -> bool:
     """Return whether a `crs` names WGS84: as a text, or as GeoJSON 2008, section 3, in its
     properties `name` or `code`.
     """
-    facts = crs.get("properties", crs) if isinstance(crs, dict) else {"name": crs}
-    return isinstance(facts, dict) and bool(
-        WGS84.fullmatch(str(facts.get("name", facts.get("code"))))
+    properties = crs.get("properties", crs) if isinstance(crs, dict) else {"name": crs}
+    return isinstance(properties, dict) and bool(
+        WGS84.fullmatch(str(properties.get("name", properties.get("code"))))
     )
 
 
@@ -102,9 +102,9 @@ def _read_features(
         if not isinstance(feature, dict) or feature.get("type") != "Feature":
             raise UserError(f"{place}: not a GeoJSON Feature")
         if feature.get("geometry") is not None:
-            facts = feature.get("properties")
-            facts = facts if isinstance(facts, dict) else {}
-            yield number, _id_of(feature, place), _point_of(feature["geometry"], place), facts
+            properties = feature.get("properties")
+            properties = properties if isinstance(properties, dict) else {}
+            yield number, _id_of(feature, place), _point_of(feature["geometry"], place), properties
 
 
 def _point_of(geometry: Any, place: str) -> tuple[float, float]:

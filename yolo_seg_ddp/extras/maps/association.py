@@ -268,14 +268,14 @@ def _assign(
     wanted = rays.photo[row] * num + group
     at = np.minimum(np.searchsorted(taken[order], wanted), len(taken) - 1)
     # The group's detection in this photograph, which is taken out.
-    own = np.where(taken[order][at] == wanted, order[at], -1)
-    has_others = num_members[group] > (own >= 0)
-    row, group, own = row[has_others], group[has_others], own[has_others]
+    member = np.where(taken[order][at] == wanted, order[at], -1)
+    has_others = num_members[group] > (member >= 0)
+    row, group, member = row[has_others], group[has_others], member[has_others]
     gain, alone = np.zeros(len(row)), singles.misfit(expected)
     for part in _parts(len(row)):
         one, others = row[part], groups[group[part]]
-        is_in = np.flatnonzero(own[part] >= 0)
-        without = others[is_in] - singles[own[part][is_in]]
+        is_in = np.flatnonzero(member[part] >= 0)
+        without = others[is_in] - singles[member[part][is_in]]
         for mine, changed in zip(others.parts, without.parts, strict=True):
             mine[is_in] = changed
         each = [values[one] for values in alone]

@@ -287,8 +287,8 @@ def sight_lines(
     angle_covariance = by_pixels @ by_pixels.mT + (1 - of_angles) * by_turns @ by_turns.mT
     angle_covariance[:, 1, 1] += middle**2
     level, height = sigmas_m
-    own_sigmas = np.sqrt(1 - of_position) * np.array([level, level, min(height, 1e4)])
-    by_camera = across * own_sigmas
+    independent_sigmas = np.sqrt(1 - of_position) * np.array([level, level, min(height, 1e4)])
+    by_camera = across * independent_sigmas
     drop = -at[2] - ground_height_m  # of the line of sight from the camera to the ground
     is_steep = (
         (direction[:, 2] > np.sin(np.radians(LEAST_DEPRESSION_DEG)))

@@ -88,25 +88,25 @@ def read_before(file: Path) -> Before:
     if again is not None:
         raise UserError(f"{name}: two features have the id {printable(again)}")
     classes, covariances, common = [], [], []
-    for facts, row in zip(assets.properties, assets.rows, strict=True):
+    for properties, row in zip(assets.properties, assets.rows, strict=True):
         place = f"{name}: feature {row}"
-        if not isinstance(facts.get("class"), str):
+        if not isinstance(properties.get("class"), str):
             raise UserError(
                 f"{place}: no property class: pass an assets.geojson of python -m yolo_seg_ddp maps"
             )
         major, minor = (
-            _number(facts, key, 1e-3, place) for key in ("ellipse_major_m", "ellipse_minor_m")
+            _number(properties, key, 1e-3, place) for key in ("ellipse_major_m", "ellipse_minor_m")
         )
         bearing, shared = (
-            _number(facts, "ellipse_bearing_deg", 0, place),
-            _number(facts, "common_sigma_m", 0, place),
+            _number(properties, "ellipse_bearing_deg", 0, place),
+            _number(properties, "common_sigma_m", 0, place),
         )
         if minor > major or shared * TO_95 > minor + 0.03:
             raise UserError(
                 f"{place}: ellipse_minor_m is above ellipse_major_m or below what common_sigma_m "
                 "gives"
             )
-        classes.append(facts["class"])
+        classes.append(properties["class"])
         covariances.append(covariance_of(major, minor, bearing))
         common.append(shared)
     every, shared = list(dict.fromkeys(classes)), min(common)
@@ -115,8 +115,8 @@ def read_before(file: Path) -> Before:
     rest = axes * np.maximum(values, DIGITS_M**2)[:, None] @ axes.mT
     class_ids = np.array([every.index(name) for name in classes])
     places = Places(class_ids, assets.latitudes, assets.longitudes, rest, shared)
-    is_sure = np.array([facts.get("sure") is True for facts in assets.properties])
-    looks = [facts.get("looks") for facts in assets.properties]
+    is_sure = np.array([properties.get("sure") is True for properties in assets.properties])
+    looks = [properties.get("looks") for properties in assets.properties]
     usual = float(
         np.median(
             [value for value in looks if isinstance(value, int) and 0 < value <= MOST_M] or [1]
@@ -125,8 +125,8 @@ def read_before(file: Path) -> Before:
     return Before(ids, tuple(every), places, is_sure, usual)
 
 
-def _number(facts: dict[str, Any], key: str, least: float, place: str) -> float:
-    value = facts.get(key)
+def _number(properties: dict[str, Any], key: str, least: float, place: str) -> float:
+    value = properties.get(key)
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)

@@ -51,14 +51,14 @@ def locate(photo: PhotoMetadata, entry: dict[str, Any], site: Site) -> list[dict
     centres = (boxes[:, :2] + boxes[:, 2:]) / 2
     camera, problem = _camera_of(photo, site)
     pixels = stored_pixels(centres, entry["width"], entry["height"], photo) if camera else centres
-    found = [_blank(entry, number, photo, problem) for number in range(len(entry["detections"]))]
-    if camera is not None and len(found):
+    located = [_blank(entry, number, photo, problem) for number in range(len(entry["detections"]))]
+    if camera is not None and len(located):
         directions = (
             camera.depressions(pixels),
             camera.bearings(pixels),
             camera.bearing_sigmas(pixels),
         )
-        for item, depression, bearing, sigma in zip(found, *directions, strict=True):
+        for item, depression, bearing, sigma in zip(located, *directions, strict=True):
             item["depression_deg"] = float(depression)
             if depression < STRAIGHT_DOWN_DEG:
                 item["bearing_deg"], item["bearing_sigma_deg"] = float(bearing), float(sigma)
@@ -67,15 +67,15 @@ def locate(photo: PhotoMetadata, entry: dict[str, Any], site: Site) -> list[dict
                     f"line of sight less than {-HIGHEST_PITCH_DEG:g} degrees below the horizon"
                 )
     if camera is not None and problem is None:
-        steep = [number for number, item in enumerate(found) if item["reason"] is None]
+        steep = [number for number, item in enumerate(located) if item["reason"] is None]
         offsets = camera.ground_offsets(pixels[steep])
         sigmas = camera.ground_sigmas(pixels[steep], photo.position_sigma_m)
         assert photo.position is not None
         for number, offset, sigma in zip(steep, offsets, sigmas, strict=True):
             latitude, longitude = moved(*photo.position, offset)
             where = {"latitude": latitude, "longitude": longitude, "sigma_m": float(sigma)}
-            found[number] |= where | {f"ground_{name}": value for name, value in where.items()}
-            found[number] |= {
+            located[number] |= where | {f"ground_{name}": value for name, value in where.items()}
+            located[number] |= {
                 "position_kind": ON_GROUND,
                 "distance_m": float(np.linalg.norm(offset)),
             }
@@ -83,8 +83,8 @@ def locate(photo: PhotoMetadata, entry: dict[str, Any], site: Site) -> list[dict
                 line = stored_pixels(
                     np.array(points, np.float64), entry["width"], entry["height"], photo
                 )
-                found[number] |= _ground_line(camera, line, photo)
-    return found
+                located[number] |= _ground_line(camera, line, photo)
+    return located
 
 
 def stored_pixels(points: np.ndarray, width: int, height: int, photo: PhotoMetadata) -> np.ndarray:

@@ -78,7 +78,7 @@ def write_map_files(
     """Write the three files from predictions.json, one photograph at a time; return lines with a
     summary.
 
-    of_asset: facts from the asset of a detection, by photograph and number of the detection.
+    of_asset: properties of the asset of a detection, by photograph and number of the detection.
     turned: photographs that were turned by 180 degrees.
     Prints a line for each photograph whose XMP is refused. Files appear only when all three are
     complete.

@@ -75,7 +75,7 @@ _NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,18})?")
 
 @dataclass(frozen=True)
 class PhotoMetadata:
-    """The facts in a photograph's header.
+    """The metadata in a photograph's header.
 
     `width`, `height`: of the stored frame, before the EXIF orientation is applied.
     """
@@ -98,13 +98,13 @@ class PhotoMetadata:
         longitude = self._dji("GpsLongitude", -180, 180)
         if longitude is None:
             longitude = self._dji("GpsLongtitude", -180, 180)  # so spelled in older firmware
-        found = (self._dji("GpsLatitude", -90, 90), longitude)
-        if None in found:
-            found = (
+        coordinates = (self._dji("GpsLatitude", -90, 90), longitude)
+        if None in coordinates:
+            coordinates = (
                 _degrees(self.gps.get(LATITUDE), self.gps.get(LATITUDE_REF), "N", "S", 90),
                 _degrees(self.gps.get(LONGITUDE), self.gps.get(LONGITUDE_REF), "E", "W", 180),
             )
-        latitude, longitude = found
+        latitude, longitude = coordinates
         is_missing = latitude is None or longitude is None or latitude == longitude == 0
         is_missing = is_missing or self.dji.get("GpsStatus") == "Invalid"
         return None if is_missing else (latitude, longitude)  # type: ignore[return-value]
@@ -121,12 +121,12 @@ class PhotoMetadata:
 
         Its zero may be the ellipsoid or the sea level, 20 to 30 m apart and more.
         """
-        found = self._dji("AbsoluteAltitude", -1000, 20_000)
-        if found is None:
-            found = _number(self.gps.get(ALTITUDE), -1000, 20_000)
+        altitude_m = self._dji("AbsoluteAltitude", -1000, 20_000)
+        if altitude_m is None:
+            altitude_m = _number(self.gps.get(ALTITUDE), -1000, 20_000)
             below = self.gps.get(ALTITUDE_REF) in (1, b"\1")
-            found = -found if found is not None and below else found
-        return found
+            altitude_m = -altitude_m if altitude_m is not None and below else altitude_m
+        return altitude_m
 
     @property
     def altitude_reference(self) -> str | None:
@@ -232,21 +232,21 @@ class PhotoMetadata:
         scale = self.width / self._original_size[0]
         seen = ((pixels - size / 2) / scale - (cx, cy)) / (fx, fy)
         k1, k2, p1, p2, k3 = lens
-        found = seen
+        ideal = seen
         with np.errstate(all="ignore"):
             for _ in range(LENS_ROUNDS):
-                x, y = found.T
+                x, y = ideal.T
                 r2 = x * x + y * y
                 bent = (
                     2 * p1 * x * y + p2 * (r2 + 2 * x * x),
                     2 * p2 * x * y + p1 * (r2 + 2 * y * y),
                 )
-                found = (seen - np.stack(bent, axis=1)) / (1 + r2 * (k1 + r2 * (k2 + r2 * k3)))[
+                ideal = (seen - np.stack(bent, axis=1)) / (1 + r2 * (k1 + r2 * (k2 + r2 * k3)))[
                     :, None
                 ]
         # False for what is not a number
-        is_lens = np.abs(found - seen).max(axis=1, keepdims=True) < MOST_BENT
-        return size / 2 + self.focal_px[0] * np.where(is_lens, found, seen)
+        is_lens = np.abs(ideal - seen).max(axis=1, keepdims=True) < MOST_BENT
+        return size / 2 + self.focal_px[0] * np.where(is_lens, ideal, seen)
 
     @property
     def direction_problem(self) -> str | None:

@@ -59,7 +59,7 @@ def build_page(
     days = sorted({view.time[:10] for flight in tables.flights for view in flight} - {""})
     taken = f" · taken {' to '.join(dict.fromkeys([days[0], days[-1]]))}" if days else ""
     about = "".join(f" · {line}" for line in made_with[1:])
-    facts = (element("b", made_with[0]), f" · {counted(num_photos, 'photograph')}", taken, about)
+    summary = (element("b", made_with[0]), f" · {counted(num_photos, 'photograph')}", taken, about)
     parts = {
         "map": ("Map", [*notes, _map(tables, colors)]),
         **({} if changes is None else {"changes": ("Changes", _changes(changes))}),
@@ -72,7 +72,7 @@ def build_page(
     )
     return report_page(
         "Assets",
-        [element("h1", "Assets"), element("p", "Model ", *facts, class_="about")],
+        [element("h1", "Assets"), element("p", "Model ", *summary, class_="about")],
         [],
         {name: label for name, (label, _) in parts.items()},
         [number_cards(values), *sections],

@@ -81,7 +81,7 @@ def fly(
     share = np.repeat(setting.true_shares, 3)
     # North, east, down; turns about ahead, right, down.
     sigmas = np.array([setting.gps_m] * 2 + [1.0] + [setting.gimbal_deg] * 3)
-    common, own = np.sqrt(share) * sigmas * rng.normal(size=6), np.sqrt(1 - share) * sigmas
+    common, independent = np.sqrt(share) * sigmas * rng.normal(size=6), np.sqrt(1 - share) * sigmas
     focal_px = FOCAL_PX * (1 + 0.01 * rng.normal())
     views: list[View] = []
     shown, single = [], []
@@ -93,7 +93,7 @@ def fly(
         )
         common[5] *= -1
         for north in np.arange(start, poles[:, 0].max() + 20, setting.spacing_m):
-            wrong = common + own * rng.normal(size=6)
+            wrong = common + independent * rng.normal(size=6)
             at = np.array([north, side * BESIDE_M, -HEIGHT_M])
             # about down, right, ahead: small turns, in any order
             turn = level @ rotation(*wrong[5:2:-1]) @ level.T
@@ -103,9 +103,9 @@ def fly(
             number = len(views)
             time = f"2026-05-04T{10 + number // 3600}:{number // 60 % 60:02d}:{number % 60:02d}"
             position = (*moved(*HOME, place[:2]), -place[2])
-            found = (boxes, class_ids, list(range(len(boxes))))
+            detections = (boxes, class_ids, list(range(len(boxes))))
             views.append(
-                View(f"{number:04d}.jpg", time, *position, setting.gps_m, believed, *found)
+                View(f"{number:04d}.jpg", time, *position, setting.gps_m, believed, *detections)
             )
             shown.append(pole)
             real = pole >= 0
@@ -149,10 +149,10 @@ def _boxes(
     return boxes[keep], class_ids[keep], pole[keep]
 
 
-def judge(poles: np.ndarray, shown: list[np.ndarray], found: Survey) -> dict[str, np.ndarray]:
+def judge(poles: np.ndarray, shown: list[np.ndarray], surveyed: Survey) -> dict[str, np.ndarray]:
     """Compare the assets of a survey with the poles that were seen."""
     owners, rows = [], []
-    for asset in found.assets:
+    for asset in surveyed.assets:
         votes = Counter(int(shown[int(file[:4])][number]) for file, number in asset.views)
         owner, number = votes.most_common(1)[0]
         if owner >= 0 and 2 * number > len(asset.views):
@@ -232,10 +232,10 @@ def simulate(
 
     Changes need NUM_POLES.
     """
-    found: list[dict[str, np.ndarray]] = []
+    results: list[dict[str, np.ndarray]] = []
     for number in range(num_flights):
-        facts = (setting.gps_m, setting.gimbal_deg, setting.spacing_m)
-        rng = np.random.default_rng((seed, number, *(round(100 * fact) for fact in facts)))
+        varied = (setting.gps_m, setting.gimbal_deg, setting.spacing_m)
+        rng = np.random.default_rng((seed, number, *(round(100 * value) for value in varied)))
         poles = draw_poles(rng, num_poles)
         views, shown, single = fly(poles, setting, rng)
         now = survey(views, setting.site)
@@ -251,8 +251,8 @@ def simulate(
             hits, others = count_changes(now, later, places, kinds)
             values |= {"false": np.array([count_changes(now, again, poles, {})[1]])}
             values |= {"hits": np.array([hits]), "others": np.array([others])}
-        found.append(values)
-    return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+        results.append(values)
+    return {name: np.concatenate([one[name] for one in results]) for name in results[0]}
 
 
 def main() -> None:
@@ -268,21 +268,21 @@ def main() -> None:
     args = parser.parse_args()
     rows = []
     for gps_m, gimbal_deg, spacing_m in itertools.product((1.5, 0.03), (0.5, 2.0), SPACINGS_M):
-        found = simulate(
+        results = simulate(
             Setting(gps_m, gimbal_deg, spacing_m, tuple(args.true_shares)), args.flights, args.seed
         )
         row = (
             f"{gps_m:g} m, {gimbal_deg:g}°",
-            f"{found['views'].mean():.1f}",
-            f"{100 * (found['times'] == 1).mean():.1f}",
-            f"{100 * (found['times'] - 1).clip(0).mean():.1f}",
-            *(f"{np.quantile(found['error'], share):.2f}" for share in (0.5, 0.95)),
-            f"{100 * found['is_covered'].mean():.1f}",
-            *(f"{np.quantile(found['single'], share):.2f}" for share in (0.5, 0.95)),
-            f"{100 * found['is_within'].mean():.1f}",
-            f"{100 * found['false'].mean() / NUM_POLES:.2f}",
-            f"{found['hits'].mean():.1f}",
-            f"{100 * found['others'].mean() / NUM_POLES:.2f}",
+            f"{results['views'].mean():.1f}",
+            f"{100 * (results['times'] == 1).mean():.1f}",
+            f"{100 * (results['times'] - 1).clip(0).mean():.1f}",
+            *(f"{np.quantile(results['error'], share):.2f}" for share in (0.5, 0.95)),
+            f"{100 * results['is_covered'].mean():.1f}",
+            *(f"{np.quantile(results['single'], share):.2f}" for share in (0.5, 0.95)),
+            f"{100 * results['is_within'].mean():.1f}",
+            f"{100 * results['false'].mean() / NUM_POLES:.2f}",
+            f"{results['hits'].mean():.1f}",
+            f"{100 * results['others'].mean() / NUM_POLES:.2f}",
         )
         rows.append(row)
         print("  ".join(row), flush=True)

@@ -59,13 +59,13 @@ class Places:
 
     def rows(self, chosen: np.ndarray) -> Places:
         """Return some of the places."""
-        facts = (
+        return Places(
             self.class_ids[chosen],
             self.latitude[chosen],
             self.longitude[chosen],
             self.covariances[chosen],
+            self.common_m,
         )
-        return Places(*facts, self.common_m)
 
     def without_class(self) -> Places:
         """Return the places with one class for all."""
@@ -254,8 +254,9 @@ def places_of(chosen: Sequence[Asset], common_m: float) -> Places:
 
 
 def view_of(photo: PhotoMetadata, entry: dict[str, Any]) -> View | None:
-    """Return the facts of a photograph for the survey; None without position or direction. entry:
-    of predictions.json.
+    """Return a photograph as the survey sees it; None without position or direction.
+
+    entry: of predictions.json.
     """
     angles, focal = photo.gimbal_deg, photo.focal_px
     if (
@@ -266,11 +267,11 @@ def view_of(photo: PhotoMetadata, entry: dict[str, Any]) -> View | None:
     ):
         return None
     # a wire is at no place
-    found = [item for item in entry["detections"] if not item.get("centreline")]
-    points = np.array([item["box_xyxy"] for item in found], np.float64).reshape(-1, 2)
+    detections = [item for item in entry["detections"] if not item.get("centreline")]
+    points = np.array([item["box_xyxy"] for item in detections], np.float64).reshape(-1, 2)
     corners = stored_pixels(points, entry["width"], entry["height"], photo).reshape(-1, 2, 2)
     boxes = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
-    class_ids = np.array([item["class_id"] for item in found], int)
+    class_ids = np.array([item["class_id"] for item in detections], int)
     numbers = [
         number for number, item in enumerate(entry["detections"]) if not item.get("centreline")
     ]
@@ -293,8 +294,10 @@ def survey(views: Iterable[View], site: Site) -> Survey:
         _add_flight(result, *_place(flight, site))
     placed = [asset for asset in result.assets if asset.is_placed]
     if placed:
-        facts = [(asset.latitude, asset.longitude, asset.up_m, asset.class_id) for asset in placed]
-        latitude, longitude, up_m, class_ids = np.array(facts).T
+        columns = [
+            (asset.latitude, asset.longitude, asset.up_m, asset.class_id) for asset in placed
+        ]
+        latitude, longitude, up_m, class_ids = np.array(columns).T
         for asset, looks in zip(
             placed, result.looks(latitude, longitude, up_m, class_ids), strict=True
         ):
@@ -346,7 +349,7 @@ def find_turned(flight: Sequence[View], site: Site) -> set[str]:
                 )
             )
     rows = np.concatenate(parts)
-    found: set[str] = set()
+    turned_files: set[str] = set()
     least = (USUAL_SHARE * float(np.median([view.up_m or 0.0 for view in flight]))) ** 2 + 1.0
     for _ in range(len(flight) if len(rows) > 1 else 0):
         tree = cKDTree(rows[:, 2:4])
@@ -364,10 +367,10 @@ def find_turned(flight: Sequence[View], site: Site) -> set[str]:
         clearest = int(np.argmax(gains))
         if gains[clearest] <= GATE:
             break
-        found ^= {flight[clearest].file}
+        turned_files ^= {flight[clearest].file}
         is_clearest = rows[:, 0] == clearest
         rows[is_clearest, 2:] = rows[is_clearest][:, [4, 5, 2, 3]]
-    return found
+    return turned_files
 
 
 def _flights(ordered: list[View]) -> list[list[View]]:

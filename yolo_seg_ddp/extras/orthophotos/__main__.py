@@ -61,12 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             predictor, raster, Path(config.model), names, Path(config.output), ranks
         )
         if ranks.is_main:
-            found = (
+            words = (
                 f"{counts[number]} {name}" for number, name in enumerate(names) if counts[number]
             )
             print(
                 f"{raster.width:,} x {raster.height:,} pixels; found "
-                f"{', '.join(found) or 'nothing'}"
+                f"{', '.join(words) or 'nothing'}"
             )
             print(
                 f"Results in {config.output}: {GEOPACKAGE} (reference system of the raster), "

@@ -102,23 +102,23 @@ def predict_block(
 class FinishedBlocks:
     """The finished blocks, a file each in a folder that is removed at the end.
 
-    `facts`: all that they depend on, as text.
+    `settings`: all that they depend on, as text.
     """
 
-    def __init__(self, folder: Path, facts: str) -> None:
-        self.folder, self.facts = folder, facts
+    def __init__(self, folder: Path, settings: str) -> None:
+        self.folder, self.settings = folder, settings
 
     def prepare(self, number: int) -> list[int]:
-        """Make the folder; return the blocks, of this number, that a killed run with equal facts
-        finished. Others are removed.
+        """Make the folder; return the blocks, of this number, that a killed run with equal
+        settings finished. Others are removed.
         """
         note = self.folder / "facts.txt"
         with suppress(FileNotFoundError, UnicodeDecodeError):
-            if note.read_text(encoding="utf-8") == self.facts:
+            if note.read_text(encoding="utf-8") == self.settings:
                 return [block for block in range(number) if self._is_done(block)]
         self.remove()
         self.folder.mkdir(parents=True)
-        write_text_atomic(note, self.facts)
+        write_text_atomic(note, self.settings)
         return []
 
     def remove(self) -> None:
@@ -130,9 +130,9 @@ class FinishedBlocks:
         """Write a block's file, atomically."""
         arrays: dict[str, Any] = {"number": np.array(len(pieces))}
         for position, piece in enumerate(pieces):
-            facts = [piece.class_id, piece.score, *piece.mask.corners]
+            numbers = [piece.class_id, piece.score, *piece.mask.corners]
             arrays |= {
-                f"facts-{position}": np.array(facts, np.float64),
+                f"facts-{position}": np.array(numbers, np.float64),
                 f"edges-{position}": piece.mask.edges,
             }
             if piece.line is not None:

@@ -61,7 +61,7 @@ def write_orthophoto(
     assert predictor.tiling is not None
     rows = cut_blocks(raster.width, raster.height, predictor.tiling)
     blocks = [block for row in rows for block in row]
-    done = FinishedBlocks(folder / BLOCKS, _facts(predictor, raster, model))
+    done = FinishedBlocks(folder / BLOCKS, _block_settings(predictor, raster, model))
     finished = (
         distributed.broadcast_from_main(distributed.run_on_main(lambda: done.prepare(len(blocks))))
         or []
@@ -110,7 +110,7 @@ def _join(
     return counts
 
 
-def _facts(predictor: Predictor, raster: Orthophoto, model: Path) -> str:
+def _block_settings(predictor: Predictor, raster: Orthophoto, model: Path) -> str:
     """Return as text everything on which a block's detections depend."""
     digest = hashlib.sha256()
     for file in sorted(model.rglob("*")) if model.is_dir() else [model]:
@@ -180,7 +180,10 @@ class MapLayers:
         rows: dict[str, list[tuple[Any, list[Any]]]] = {}
         counts: Counter[int] = Counter()
         for detected in objects:
-            facts = {"class": self.names[detected.class_id], "confidence": round(detected.score, 5)}
+            properties = {
+                "class": self.names[detected.class_id],
+                "confidence": round(detected.score, 5),
+            }
             for layer, pixels, width_px in _shapes(detected):
                 on_map = shapely.transform(pixels, self.raster.to_map)
                 degrees = shapely.transform(
@@ -190,8 +193,10 @@ class MapLayers:
                 sizes = [
                     round(size, METRE_DECIMALS) for size in self._sizes(pixels, degrees, width_px)
                 ]
-                rows.setdefault(layer, []).append((on_map, [*facts.values(), *sizes]))
-                self._write_json(degrees, facts | dict(zip(LAYERS[layer][1:], sizes, strict=True)))
+                rows.setdefault(layer, []).append((on_map, [*properties.values(), *sizes]))
+                self._write_json(
+                    degrees, properties | dict(zip(LAYERS[layer][1:], sizes, strict=True))
+                )
                 counts[detected.class_id] += 1
         self._add_rows(rows)
         return counts
@@ -203,11 +208,11 @@ class MapLayers:
         length_m = self._ellipsoid.geometry_length(degrees)
         return [length_m, width_px * length_m / pixels.length]
 
-    def _write_json(self, degrees: Any, facts: dict[str, Any]) -> None:
+    def _write_json(self, degrees: Any, properties: dict[str, Any]) -> None:
         parts = shapely.get_parts(degrees)
         shape = parts[0] if len(parts) == 1 else degrees
         geometry = mapping(shapely.transform(shape, lambda points: points.round(DEGREE_DECIMALS)))
-        feature = {"type": "Feature", "geometry": geometry, "properties": facts}
+        feature = {"type": "Feature", "geometry": geometry, "properties": properties}
         self._json.write(self._separator + json.dumps(feature, ensure_ascii=False, allow_nan=False))
         self._separator = ",\n"
 

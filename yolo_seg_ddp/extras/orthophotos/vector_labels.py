@@ -66,12 +66,12 @@ def read_map_labels(files: Sequence[Path], raster: Orthophoto) -> tuple[list[Map
         try:
             with file.open("rb") as stream:
                 is_database = stream.read(16) == b"SQLite format 3\0"
-            for source, shape, facts in _geopackage(file) if is_database else _geojson(file):
+            for source, shape, properties in _geopackage(file) if is_database else _geojson(file):
                 if shape is None or shape.geom_type not in KINDS or shape.is_empty:
                     num_skipped += 1
                     continue
                 labels.append(
-                    _label(*_moved(shape, transformer(source, raster.crs), raster), facts)
+                    _label(*_moved(shape, transformer(source, raster.crs), raster), properties)
                 )
                 if len(labels) > MAX_FEATURES:
                     raise ValueError(f"more than {MAX_FEATURES:,} objects")
@@ -82,14 +82,14 @@ def read_map_labels(files: Sequence[Path], raster: Orthophoto) -> tuple[list[Map
     return labels, num_skipped
 
 
-def _label(shape: BaseGeometry, fits_swapped: bool, facts: dict[str, Any]) -> MapLabel:
-    facts = {str(name).lower(): value for name, value in facts.items()}
-    name = next((facts[column] for column in CLASS_COLUMNS if facts.get(column)), None)
+def _label(shape: BaseGeometry, fits_swapped: bool, properties: dict[str, Any]) -> MapLabel:
+    properties = {str(name).lower(): value for name, value in properties.items()}
+    name = next((properties[column] for column in CLASS_COLUMNS if properties.get(column)), None)
     if not isinstance(name, str) or not name.strip():
         raise ValueError(
             f"a feature without a class: it needs a text in the column `{CLASS_COLUMNS[0]}`"
         )
-    width = facts.get(WIDTH_COLUMN)
+    width = properties.get(WIDTH_COLUMN)
     is_width = isinstance(width, int | float) and 0 < width < 1000
     return MapLabel(printable(name.strip()), shape, width if is_width else None, fits_swapped)
 
@@ -141,8 +141,8 @@ def _geojson(file: Path) -> Iterator[tuple[str, BaseGeometry | None, dict[str, A
 
 
 def _named_crs(value: Any) -> str:
-    facts = value.get("properties") if isinstance(value, dict) else None
-    name = str(facts.get("name", "")) if isinstance(facts, dict) else ""
+    properties = value.get("properties") if isinstance(value, dict) else None
+    name = str(properties.get("name", "")) if isinstance(properties, dict) else ""
     if match := _EPSG.search(name):
         return f"EPSG:{match[1]}"
     if value is None or name.endswith("CRS84"):

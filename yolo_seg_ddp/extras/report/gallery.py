@@ -112,15 +112,15 @@ def draw_image(
     placement = place(sample, (photo.shape[1], photo.shape[0]))
     full = place(sample, upright_size(file.read_bytes()))
     at_full_size &= MIN_LONG_SIDE_PX <= max(full.photo_size) <= NATIVE_LONG_SIDE_PX
-    found, masks, full_masks = _predict(
+    detections, masks, full_masks = _predict(
         candidate, sample, placement, full if at_full_size else None
     )
-    true_colors, found_colors, rows = judge(sample, found, full, candidate.in_photo)
-    scores, class_ids = found.scores.tolist(), found.class_ids.numpy()
-    true_names, found_names = (
+    true_colors, predicted_colors, rows = judge(sample, detections, full, candidate.in_photo)
+    scores, class_ids = detections.scores.tolist(), detections.class_ids.numpy()
+    true_names, predicted_names = (
         [candidate.names[one] for one in ids] for ids in (sample.class_ids, class_ids)
     )
-    texts = [f"{name} {score:.2f}" for name, score in zip(found_names, scores, strict=True)]
+    texts = [f"{name} {score:.2f}" for name, score in zip(predicted_names, scores, strict=True)]
     drawn = []
     for ids, shapes, colors, words, nothing in (
         (
@@ -130,7 +130,7 @@ def draw_image(
             true_names,
             "no labels",
         ),
-        (class_ids, masks, found_colors, texts, NO_DETECTIONS),
+        (class_ids, masks, predicted_colors, texts, NO_DETECTIONS),
     ):
         labels = [
             text if ERROR_OF[color] else "" for color, text in zip(colors, words, strict=True)
@@ -148,7 +148,10 @@ def draw_image(
         outlines = [[outline] for outline in outlines_in_photo(sample, full)]
         truth = _shapes(outlines, true_names, true_colors, [None] * len(true_names))
         predicted = _shapes(
-            [region_outlines(region) for region in full_masks], found_names, found_colors, scores
+            [region_outlines(region) for region in full_masks],
+            predicted_names,
+            predicted_colors,
+            scores,
         )
         view = FullView(
             full.photo_size, encode_jpeg(read_image(file), JPEG_QUALITY), truth, predicted
@@ -157,7 +160,7 @@ def draw_image(
 
 
 def judge(
-    sample: Sample, found: Detections, placement: Letterbox, in_photo: bool
+    sample: Sample, detections: Detections, placement: Letterbox, in_photo: bool
 ) -> tuple[list[Color], list[Color], np.ndarray]:
     """Return the colour of each label and of each detection by its kind of error, as the confusion
     matrix pairs them, and `Listed.rows`, in which a confused object is one error, that of the
@@ -165,16 +168,18 @@ def judge(
 
     placement: where the photograph lies. in_photo: whether boxes are compared in its pixels.
     """
-    inputs = torch.from_numpy(sample.boxes), found.boxes
+    inputs = torch.from_numpy(sample.boxes), detections.boxes
     truth, boxes = (placement.boxes_to_photo(one).numpy() for one in inputs)
-    overlap = compare_boxes(sample, found, placement if in_photo else None)
-    true, predicted = sample.class_ids.tolist(), found.class_ids.tolist()
-    partner = pair_ignoring_class(overlap[: len(true)], len(true), found.scores.numpy()).tolist()
+    overlap = compare_boxes(sample, detections, placement if in_photo else None)
+    true, predicted = sample.class_ids.tolist(), detections.class_ids.tolist()
+    partner = pair_ignoring_class(
+        overlap[: len(true)], len(true), detections.scores.numpy()
+    ).tolist()
     ignored = (
-        ignored_shares(overlap[len(true) :], sample.ignored_ids, found.class_ids.numpy())
+        ignored_shares(overlap[len(true) :], sample.ignored_ids, detections.class_ids.numpy())
         > CONFUSION_MIN_IOU
     )
-    percent = (100 * found.scores).round().int().tolist()
+    percent = (100 * detections.scores).round().int().tolist()
     of_label = [MISSED] * len(true)
     of_detection = [IGNORED if one else FALSE for one in ignored]
     rows = []
@@ -225,7 +230,7 @@ class Thumbnails:
         self._drawn = PhotoLines(folder)
 
     def see_masks(
-        self, sample: Sample, placement: Letterbox, found: Detections, masks: list[Region]
+        self, sample: Sample, placement: Letterbox, detections: Detections, masks: list[Region]
     ) -> None:
         """Draw a photograph when its first masks arrive, those of the most confident detections;
         later ones are ignored.
@@ -233,13 +238,13 @@ class Thumbnails:
         if sample.index not in self.wanted:
             return
         self.wanted.remove(sample.index)
-        number = int((found.scores > CONFUSION_MIN_SCORE).sum())
-        sure = found[:number]
+        number = int((detections.scores > CONFUSION_MIN_SCORE).sum())
+        sure = detections[:number]
         photo = load_photo(self.photos[sample.index].file, self.long_side_px)
         shown = place(sample, (photo.shape[1], photo.shape[0]))
         small = [shrunk(mask, placement.photo_size, shown.photo_size) for mask in masks[:number]]
-        true_colors, found_colors, rows = judge(sample, sure, placement, self.in_photo)
-        colors, shapes = list(found_colors), list[Mask](small)
+        true_colors, predicted_colors, rows = judge(sample, sure, placement, self.in_photo)
+        colors, shapes = list(predicted_colors), list[Mask](small)
         for outline, color in zip(outlines_in_photo(sample, shown), true_colors, strict=True):
             if color == MISSED:
                 colors.append(color)
@@ -291,13 +296,13 @@ def _predict(
         in_photo = full or place(
             sample, upright_size(candidate.dataset.photos[sample.index].file.read_bytes())
         )
-        ((found, masks),) = candidate.find([sample], [in_photo])
-        number = int((found.scores > CONFUSION_MIN_SCORE).sum())
+        ((detections, masks),) = candidate.find([sample], [in_photo])
+        number = int((detections.scores > CONFUSION_MIN_SCORE).sum())
         small = [shrunk(mask, in_photo.photo_size, shown.photo_size) for mask in masks[:number]]
-        return found[:number], small, list(masks[:number]) if full else None
+        return detections[:number], small, list(masks[:number]) if full else None
     images = prepare_images(torch.from_numpy(sample.image[None]), candidate.device)
     outputs = raw_outputs(candidate.model, images, candidate.precision.dtype)
     limits = {**candidate.limits, "confidence": CONFUSION_MIN_SCORE}
-    (found,) = detect(outputs, strides_of(candidate.criterion), images.shape[-1], **limits)
-    large = list(photo_masks(outputs["proto"][0], found, full)) if full else None
-    return found, list(photo_masks(outputs["proto"][0], found, shown)), large
+    (detections,) = detect(outputs, strides_of(candidate.criterion), images.shape[-1], **limits)
+    large = list(photo_masks(outputs["proto"][0], detections, full)) if full else None
+    return detections, list(photo_masks(outputs["proto"][0], detections, shown)), large

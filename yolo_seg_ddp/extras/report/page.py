@@ -220,7 +220,7 @@ def _curve(
 
 def _guarantee(guarantee: dict[str, Any]) -> list[Markup]:
     """Return what is guaranteed in words, and the guaranteed recall over confidence."""
-    meaning = [f"“{promise}” is {what}. " for promise, what in guarantee["promises"].items()]
+    meaning = [f"“{words}” is {what}. " for words, what in guarantee["promises"].items()]
     at, rows = np.linspace(0, 1, 1000), guarantee["classes"]
     curves = [
         Line(row["class"], np.interp(at, guarantee["levels"], row["certain"]["recall"]), class_id)
@@ -277,19 +277,19 @@ def _calibration(models: Sequence[dict[str, Any]]) -> list[Markup]:
     def charts(kind: str) -> Markup:
         parts = []
         for letter, metrics in zip(MODEL_LETTERS, models, strict=False):
-            found = metrics["calibration"][kind]
+            calibration = metrics["calibration"][kind]
             title = f"Reliability, {KINDS[kind]}" + (f", model {letter}" if len(models) > 1 else "")
-            if found["error"] is None:
+            if calibration["error"] is None:
                 parts.append(element("p", f"{title}: no detections"))
                 continue
-            excess = f"{found['excess']:+.3f}".replace("-", "−")
+            excess = f"{calibration['excess']:+.3f}".replace("-", "−")
             title += (
-                f": expected calibration error {found['error']:.3f}, mean confidence minus "
+                f": expected calibration error {calibration['error']:.3f}, mean confidence minus "
                 f"precision {excess}"
             )
             parts.append(
                 reliability_chart(
-                    f"{title}, {counted(found['num_detections'], 'detection')}", found
+                    f"{title}, {counted(calibration['num_detections'], 'detection')}", calibration
                 )
             )
         return joined(*parts)
@@ -347,7 +347,7 @@ def _article(position: int, card: Card, num_models: int) -> Markup:
         )
         for name in (*KINDS_OF_ERROR, "num_targets")
     }
-    facts = [joined(shown[kind], f" {kind}, ") for kind in KINDS_OF_ERROR]
+    error_counts = [joined(shown[kind], f" {kind}, ") for kind in KINDS_OF_ERROR]
     in_words = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     pictures = [
         zoomable(
@@ -367,7 +367,14 @@ def _article(position: int, card: Card, num_models: int) -> Markup:
         "article",
         element("h3", errors["file"]),
         element(
-            "p", letter, *facts, "of ", shown["num_targets"], " objects", *full_size, class_="note"
+            "p",
+            letter,
+            *error_counts,
+            "of ",
+            shown["num_targets"],
+            " objects",
+            *full_size,
+            class_="note",
         ),
         *([element("p", " · ".join(card.lines))] if card.lines else []),
         element("div", *pictures, class_="pair"),

@@ -73,7 +73,7 @@ def verdict(models: Sequence[Metrics], kind: str) -> Markup:
 
     A thin class is judged by its centrelines, any other one by its AP50.
     """
-    first, found = models[0], {level: list[str]() for level in LEVELS}
+    first, classes_at = models[0], {level: list[str]() for level in LEVELS}
     rows = sorted(
         (row for row in first["per_class"] if row["num_targets"]),
         key=lambda row: -row[f"{kind}_map50"],
@@ -83,12 +83,12 @@ def verdict(models: Sequence[Metrics], kind: str) -> Markup:
         if kind == "mask" and row.get("centreline_recall") is not None:
             score, recall = row["centreline_precision"] or 0, row["centreline_recall"]
             score, words = min(score, recall), f"{100 * recall:.0f} % of the length"
-        found[next(level for level, least in LEVELS.items() if score >= least)].append(
+        classes_at[next(level for level, least in LEVELS.items() if score >= least)].append(
             f"{row['name']} ({words})"
         )
     told = [
         f" {level}: {', '.join(of[:MOST])}{', …' * (len(of) > MOST)}."
-        for level, of in found.items()
+        for level, of in classes_at.items()
         if of
     ]
     classes = f"{KINDS[kind].capitalize()} of {counted(len(rows), 'class')}"

@@ -62,10 +62,10 @@ def lower_crossing(rows: list[Row], parallel: Mapping[int, float], side_px: floa
     """
     factors = np.ones(len(rows))
     for class_id, usual in parallel.items():
-        own = {n: row.line for n, row in enumerate(rows) if row.line and row.class_id == class_id}
-        scores = np.array([rows[n].score for n in own])
-        shares = parallel_shares([*own.values()], scores, usual, NUMBERS.assumed * side_px)
-        factors[[*own]] = (shares / usual).clip(max=1)
+        lines = {n: row.line for n, row in enumerate(rows) if row.line and row.class_id == class_id}
+        scores = np.array([rows[n].score for n in lines])
+        shares = parallel_shares([*lines.values()], scores, usual, NUMBERS.assumed * side_px)
+        factors[[*lines]] = (shares / usual).clip(max=1)
     return [
         replace(row, score=row.score * factor)
         for row, factor in zip(rows, factors.tolist(), strict=True)
@@ -97,11 +97,11 @@ def raise_continuing(rows: list[Row]) -> list[Row]:
 
     Wires go on behind poles and where the network hardly sees them.
     """
-    own = {number: row.line for number, row in enumerate(rows) if row.line}
-    numbers, scores = [*own], np.array([row.score for row in rows])
+    lines = {number: row.line for number, row in enumerate(rows) if row.line}
+    numbers, scores = [*lines], np.array([row.score for row in rows])
     raised = scores.copy()
     classes = np.array([rows[number].class_id for number in numbers])
-    for first, second in continued_ends([*own.values()], classes):
+    for first, second in continued_ends([*lines.values()], classes):
         low, high = sorted((numbers[first // 2], numbers[second // 2]), key=scores.__getitem__)
         mixed = scores[low] ** (1 - NUMBERS.continued) * scores[high] ** NUMBERS.continued
         raised[low] = max(raised[low], mixed)

@@ -50,7 +50,7 @@ class LineNumbers:
     # of the photograph's longer side, assumed to run as labels do: "Wires that run alike"
     assumed: float = 0.2
     continued: float = 0.4  # exponent of the more confident line: "Lines that continue each other"
-    # Facts of labels (`label_facts.py`).
+    # Facts of labels (`wire_labels.py`).
     # wires that go on after objects of a class, so that labels end there; not measured alone
     min_cuts: int = 3
     # labels whose width is compared with the photographs: limits the time of a start

@@ -19,9 +19,9 @@ from yolo_seg_ddp.extras.wires.along import outside, values_on
 from yolo_seg_ddp.extras.wires.confidence import Row, lower_crossing, lower_wide, raise_continuing
 from yolo_seg_ddp.extras.wires.from_mask import find_lines
 from yolo_seg_ddp.extras.wires.in_photo import fit_to_photo, length_factor, likeness
-from yolo_seg_ddp.extras.wires.label_facts import LabelFacts
 from yolo_seg_ddp.extras.wires.numbers import NUMBERS
 from yolo_seg_ddp.extras.wires.routes import find_routes
+from yolo_seg_ddp.extras.wires.wire_labels import WireLabels
 from yolo_seg_ddp.predict.line import Line
 from yolo_seg_ddp.predict.merge_tiles import MOSTLY, WIDEN_KERNEL, TileDetection
 from yolo_seg_ddp.predict.regions import Corners, Region, canvas_of, fill_outline
@@ -31,7 +31,7 @@ def replace_masks(
     rows: Sequence[Row],
     masks: Sequence[Region],
     photo: np.ndarray,
-    labels: LabelFacts,
+    labels: WireLabels,
     votes: Mapping[int, np.ndarray],
     min_score: float,
 ) -> list[Row]:
@@ -54,10 +54,10 @@ def replace_masks(
         row.number for row in rows if row.class_id in labels.end_at and row.score >= NUMBERS.sure
     )
     ends = canvas_of((masks[number] for number in poles), size)
-    found: list[Row] = []
+    replaced: list[Row] = []
     for row in rows:
         if row.class_id not in labels.lines:
-            found.append(row)
+            replaced.append(row)
             continue
         region = masks[row.number]
         if lines := find_lines(region) if row.score >= NUMBERS.min_score else []:
@@ -66,19 +66,19 @@ def replace_masks(
                 parts = [fit_to_photo(part, photo, *labels.width) for part in parts]
             for part in parts:
                 score = row.score * likeness(part, grey)
-                found.append(replace(row, score=score, width_px=part.width_px, line=part))
+                replaced.append(replace(row, score=score, width_px=part.width_px, line=part))
         else:
             left, top, right, bottom = row.box.tolist()
             height, width = region.mask.shape if region.mask.size else (bottom - top, right - left)
             length = float(np.hypot(height, width))
             width = float(np.count_nonzero(region.mask)) / max(length, 1.0)
-            found.append(
+            replaced.append(
                 replace(row, score=row.score * length_factor(length, grey), width_px=width)
             )
-    found = lower_crossing(lower_wide(found), labels.parallel, max(size))
-    found = [row for row in raise_continuing(found) if row.score >= min_score]
-    found = _without_copies(found, size)
-    return found if labels.end_at else _joined(found)
+    replaced = lower_crossing(lower_wide(replaced), labels.parallel, max(size))
+    replaced = [row for row in raise_continuing(replaced) if row.score >= min_score]
+    replaced = _without_copies(replaced, size)
+    return replaced if labels.end_at else _joined(replaced)
 
 
 def _parts(line: Line, ends: np.ndarray, votes: np.ndarray | None) -> list[Line]:

@@ -10,9 +10,9 @@ import torch
 
 from yolo_seg_ddp.extras.wires.confidence import Row
 from yolo_seg_ddp.extras.wires.from_mask import band_line
-from yolo_seg_ddp.extras.wires.label_facts import LabelFacts
 from yolo_seg_ddp.extras.wires.numbers import NUMBERS
 from yolo_seg_ddp.extras.wires.replacing import replace_masks, votes_of
+from yolo_seg_ddp.extras.wires.wire_labels import WireLabels
 from yolo_seg_ddp.predict.detections import Detections, Letterbox, PhotoPrediction, boxes_to_input
 from yolo_seg_ddp.predict.postprocess import Context, MeanWithWhole, Step
 from yolo_seg_ddp.predict.regions import LazyRegions, fill_outline
@@ -23,7 +23,7 @@ def steps_for(model: YoloModel, thin: tuple[int, ...]) -> tuple[Step, ...]:
     """Return the steps of a model whose classes `thin` become lines, or keep their masks if they
     are curved.
     """
-    labels = LabelFacts.of_model(thin, trained_wire_labels(model))
+    labels = WireLabels.of_model(thin, trained_wire_labels(model))
     return Lines(labels), MeanWithWhole(labels.lines)
 
 
@@ -33,7 +33,7 @@ class Lines(Step):
     tiles vote on it.
     """
 
-    labels: LabelFacts
+    labels: WireLabels
 
     def __call__(
         self, prediction: PhotoPrediction, context: Context, seen: None
@@ -51,7 +51,7 @@ class Lines(Step):
 
 def with_lines(
     prediction: PhotoPrediction,
-    labels: LabelFacts,
+    labels: WireLabels,
     placement: Letterbox,
     photo: np.ndarray,
     min_score: float = 0.0,
@@ -65,16 +65,16 @@ def with_lines(
     """
     if not labels.classes:
         return prediction
-    found, masks, size = prediction.detections, prediction.masks, placement.photo_size
+    detections, masks, size = prediction.detections, prediction.masks, placement.photo_size
     columns = zip(
-        found.scores.tolist(), prediction.class_ids.tolist(), prediction.boxes, strict=True
+        detections.scores.tolist(), prediction.class_ids.tolist(), prediction.boxes, strict=True
     )
     rows = [
         Row(score, class_id, number, box) for number, (score, class_id, box) in enumerate(columns)
     ]
     rows = replace_masks(rows, masks, photo, labels, votes or {}, min_score)
     numbers = [row.number for row in rows]
-    boxes, in_input = prediction.boxes[numbers], found.boxes[numbers]
+    boxes, in_input = prediction.boxes[numbers], detections.boxes[numbers]
     lines = [row.line for row in rows]
     for position, row in enumerate(rows):
         if row.line is not None:
@@ -85,7 +85,9 @@ def with_lines(
             lines[position] = band_line(masks[row.number])
     scores = torch.tensor([row.score for row in rows], dtype=torch.float32)
     return PhotoPrediction(
-        Detections(in_input, scores, found.class_ids[numbers], found.coefficients[numbers]),
+        Detections(
+            in_input, scores, detections.class_ids[numbers], detections.coefficients[numbers]
+        ),
         LazyRegions(
             rows,
             lambda row: fill_outline(row.line.outline, size) if row.line else masks[row.number],

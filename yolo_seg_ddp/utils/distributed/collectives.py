@@ -80,8 +80,8 @@ def max_over_ranks(values: Sequence[float]) -> list[float]:
         [float(value) for value in values], dtype=torch.float64, device=communication_device()
     )
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    found: list[float] = largest.tolist()
-    return found
+    maxima: list[float] = largest.tolist()
+    return maxima
 
 
 def broadcast_from_main(value: T) -> T:

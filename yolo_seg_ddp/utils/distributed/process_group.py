@@ -170,9 +170,9 @@ def variables_from_launcher(
     MASTER_ADDR is not set, if the processes will meet.
     """
     if _number(environment, "SLURM_STEP_NUM_TASKS") > 1:
-        found = _from_slurm(environment)
+        variables = _from_slurm(environment)
     elif _number(environment, "OMPI_COMM_WORLD_SIZE") > 1:
-        found = {
+        variables = {
             "RANK": environment["OMPI_COMM_WORLD_RANK"],
             "WORLD_SIZE": environment["OMPI_COMM_WORLD_SIZE"],
             "LOCAL_RANK": environment["OMPI_COMM_WORLD_LOCAL_RANK"],
@@ -181,17 +181,17 @@ def variables_from_launcher(
         }
     else:
         return {}
-    if found["LOCAL_WORLD_SIZE"] == found["WORLD_SIZE"]:
-        found["MASTER_ADDR"] = LOOPBACK
+    if variables["LOCAL_WORLD_SIZE"] == variables["WORLD_SIZE"]:
+        variables["MASTER_ADDR"] = LOOPBACK
     elif will_meet and "MASTER_ADDR" not in environment:
         raise UserError(
-            f"{found['WORLD_SIZE']} tasks on several machines but MASTER_ADDR is not set; before "
-            "the launch: "
+            f"{variables['WORLD_SIZE']} tasks on several machines but MASTER_ADDR is not set; "
+            "before the launch: "
             'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1), or '
             "the first machine's name"
         )
     return {
-        **found,
+        **variables,
         **{
             name: environment[name]
             for name in ("MASTER_ADDR", "MASTER_PORT")

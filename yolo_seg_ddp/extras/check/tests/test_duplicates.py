@@ -94,7 +94,10 @@ def test_many_alike_are_one_finding_with_three_examples(measured: dict[str, Pict
     found = find_duplicates(
         [(split, Path(f"{n}.jpg"), measured["original"]) for n, split in enumerate(splits)]
     )
-    assert [(one.kind, len(one.facts["files"])) for one in found] == [("leak", 4), ("repeated", 11)]
+    assert [(one.kind, len(one.details["files"])) for one in found] == [
+        ("leak", 4),
+        ("repeated", 11),
+    ]
     assert found[1].text.startswith("11 photographs look like another")
     assert found[1].text.endswith(": 1.jpg, 2.jpg, 3.jpg and others")
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.predict.tiny_network import NAMES, WINDOWS, smooth_images
-from yolo_seg_ddp.extras.exports.exported import FACTS_KEY, ExportedModel, read_facts
+from yolo_seg_ddp.extras.exports.exported import METADATA_KEY, ExportedModel, read_metadata
 from yolo_seg_ddp.extras.exports.tests.test_exported import facts
 from yolo_seg_ddp.predict.models import open_model
 from yolo_seg_ddp.predict.tiles import Predictor
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 def stored(**changes: Any) -> dict[str, Any]:
     content = {**json.loads(facts().to_json()), **changes}
-    return {FACTS_KEY: json.dumps(content), "names": dict(enumerate(NAMES))}
+    return {METADATA_KEY: json.dumps(content), "names": dict(enumerate(NAMES))}
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,9 @@ def stored(**changes: Any) -> dict[str, Any]:
         ),
         (stored(names=["a\nb", "pole", "sign"]), "its metadata are damaged"),
         (stored(more=1), "its metadata are damaged"),
-        ({FACTS_KEY: "{"}, "its metadata are damaged"),
-        ({FACTS_KEY: "[]"}, "its metadata are damaged"),
-        ({FACTS_KEY: "[" * 100_000}, "its metadata are damaged"),
+        ({METADATA_KEY: "{"}, "its metadata are damaged"),
+        ({METADATA_KEY: "[]"}, "its metadata are damaged"),
+        ({METADATA_KEY: "[" * 100_000}, "its metadata are damaged"),
         ({**stored(), "names": "[" * 100_000}, "its metadata are damaged"),
         ({**stored(), "names": "-" * 100_000}, "its metadata are damaged"),
         ({**stored(), "names": "__import__('os')"}, "its metadata are damaged"),
@@ -62,9 +62,9 @@ def stored(**changes: Any) -> dict[str, Any]:
 def test_missing_stale_or_damaged_metadata_give_one_clear_line(
     metadata: dict[str, Any], complaint: str
 ) -> None:
-    assert read_facts(Path("best.onnx"), stored()) == facts()
+    assert read_metadata(Path("best.onnx"), stored()) == facts()
     with pytest.raises(UserError, match=complaint) as caught:
-        read_facts(Path("best.onnx"), metadata)
+        read_metadata(Path("best.onnx"), metadata)
     assert str(caught.value).startswith("best.onnx: ")
     assert "\n" not in str(caught.value)
     assert "export it again: python export.py" in str(caught.value)

@@ -21,7 +21,7 @@ from tests.predict.tiny_network import NAMES, SIZE_PX, WINDOWS, smooth_images, t
 from tests.support.plugin import PROJECT
 from yolo_seg_ddp.extras.exports import exported
 from yolo_seg_ddp.extras.exports.conversion import Variant, check_variants, convert
-from yolo_seg_ddp.extras.exports.exported import FACTS_KEY, ExportedModel, ExportFacts
+from yolo_seg_ddp.extras.exports.exported import METADATA_KEY, ExportedModel, ExportMetadata
 from yolo_seg_ddp.extras.exports.proof import BOUNDS, compare_outputs, decoded_outputs
 from yolo_seg_ddp.predict.models import open_model
 from yolo_seg_ddp.predict.tiles import Predictor
@@ -40,7 +40,7 @@ KINDS = ("onnx", "openvino", "torchscript")
 
 def facts(
     precision: str = "fp32", batch_size: int = 1, *, dynamic: bool = False, **others: Any
-) -> ExportFacts:
+) -> ExportMetadata:
     """Return the facts of an export of this network."""
     known = {
         "windows": None,
@@ -49,10 +49,10 @@ def facts(
         "size_px": SIZE_PX,
         **others,
     }
-    return ExportFacts(batch_size=batch_size, is_dynamic=dynamic, precision=precision, **known)
+    return ExportMetadata(batch_size=batch_size, is_dynamic=dynamic, precision=precision, **known)
 
 
-def export(weights: Path, kind: str, folder: Path, wanted: ExportFacts) -> Path:
+def export(weights: Path, kind: str, folder: Path, wanted: ExportMetadata) -> Path:
     """Return the export in a new folder."""
     folder.mkdir()
     return convert(
@@ -181,11 +181,11 @@ def test_facts_that_do_not_fit_the_network_give_one_line(
     exports: dict[str, Path], kind: str, wrong: dict[str, int]
 ) -> None:
     right = open_model(str(exports[kind]), CPU)
-    model = ExportedModel(right.path, kind, replace(right.facts, **wrong), right._run)
+    model = ExportedModel(right.path, kind, replace(right.metadata, **wrong), right._run)
     with pytest.raises(
         UserError, match=r"fails on inputs of \(\d, 3, \d+, \d+\) \(.+\); export it again$"
     ) as caught:
-        model(smooth_images(1, model.facts.size_px))
+        model(smooth_images(1, model.metadata.size_px))
     assert "\n" not in str(caught.value)
 
 
@@ -325,7 +325,7 @@ def test_the_tensorrt_adapter_binds_shapes_addresses_and_stream(
     monkeypatch.setattr(
         torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=STREAM)
     )
-    metadata = {FACTS_KEY: facts(batch_size=2).to_json(), "names": dict(enumerate(NAMES))}
+    metadata = {METADATA_KEY: facts(batch_size=2).to_json(), "names": dict(enumerate(NAMES))}
     path = engine_file(tmp_path / "best.engine", metadata, b"engine")
     gpu = SimpleNamespace(type="cuda", index=0)
     model: Any = open_model(str(path), gpu)  # type: ignore[arg-type]

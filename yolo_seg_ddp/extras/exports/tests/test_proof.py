@@ -29,7 +29,7 @@ from yolo_seg_ddp.extras.exports.proof import (
     compare_outputs,
     decoded_outputs,
 )
-from yolo_seg_ddp.extras.exports.report import how_to_use, instead_of_ap, table
+from yolo_seg_ddp.extras.exports.report import inference_command, instead_of_ap, table
 from yolo_seg_ddp.extras.exports.tests.test_exported import export, facts
 from yolo_seg_ddp.predict.detections import decode
 from yolo_seg_ddp.yolo.inputs import prepare_images
@@ -142,9 +142,9 @@ def test_outputs_that_are_no_numbers_are_noticed(weights: Path, judge: Judge) ->
 
 def test_permuted_class_names_are_noticed(weights: Path, judge: Judge) -> None:
     model = through_torch(weights)
-    model.facts = replace(model.facts, names=("pole", "wire", "sign"))
+    model.metadata = replace(model.metadata, names=("pole", "wire", "sign"))
     assert judge.prove(model, facts()).failures == ["class 0 is called pole, torch's wire"]
-    model.facts = replace(model.facts, names=NAMES[:2])
+    model.metadata = replace(model.metadata, names=NAMES[:2])
     assert judge.prove(model, facts()).failures == ["class 2 is called missing, torch's sign"]
 
 
@@ -304,15 +304,17 @@ def test_the_last_line_is_a_command_with_the_fastest_export_that_was_written() -
     )
     refused = export_row(0.5, "int8", ["its AP"], images_per_second=9.0)
     folder = Path("my models")
-    assert how_to_use([torch_row, slow, fast, refused], folder) == (
+    assert inference_command([torch_row, slow, fast, refused], folder) == (
         "Use my models/best_fp16.onnx (the fastest here): "
         "python inference.py --model 'my models/best_fp16.onnx' --source PHOTOGRAPHS"
     )
-    assert how_to_use([torch_row, slow], folder).startswith("Use my models/best_fp32.onnx: python")
-    assert how_to_use([{**fast, "compute": "bf16"}], folder).endswith(
+    assert inference_command([torch_row, slow], folder).startswith(
+        "Use my models/best_fp32.onnx: python"
+    )
+    assert inference_command([{**fast, "compute": "bf16"}], folder).endswith(
         "--source PHOTOGRAPHS --amp bf16"
     )
-    assert how_to_use([torch_row, refused], folder) == ""
+    assert inference_command([torch_row, refused], folder) == ""
 
 
 def test_masks_before_suppression_tell_a_changed_export_from_a_faithful_one(

@@ -16,7 +16,7 @@ import pytest
 import inference
 from tests.predict.tiny_network import tiny_weights
 from tests.support.plugin import run_main
-from yolo_seg_ddp.extras.film import command, is_asked_for
+from yolo_seg_ddp.extras.film import command, names_film
 from yolo_seg_ddp.extras.film.positions import Positions, place_of
 from yolo_seg_ddp.utils.errors import UsageError, UserError
 
@@ -260,7 +260,7 @@ def test_what_is_no_film_is_told_so(
     predict: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sources = ("a.MP4", "1", "rtsp://camera/1", "a.jpg", str(tmp_path), "")
-    assert [is_asked_for([f"--source={source}"]) for source in sources] == [True] * 3 + [False] * 3
+    assert [names_film([f"--source={source}"]) for source in sources] == [True] * 3 + [False] * 3
     for flag, answer in (
         ("--show", "no window opens; the annotated pictures"),
         ("--every", "it is for a film"),

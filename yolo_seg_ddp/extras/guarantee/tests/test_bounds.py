@@ -8,16 +8,16 @@ from scipy.stats import binom
 
 from tests.evaluation.made_up import one_image
 from yolo_seg_ddp.evaluation.metrics.matching import LEVELS
-from yolo_seg_ddp.extras.guarantee.bounds import Assessed, Promise, report_class, upper_bound
+from yolo_seg_ddp.extras.guarantee.bounds import Assessed, Guarantee, report_class, upper_bound
 from yolo_seg_ddp.utils.errors import UsageError
 
 DRAWS, FLIGHTS, OBJECTS = 400, 300, 8
 MOST_FAILURES = int(binom.ppf(0.999, DRAWS, 0.05))  # of a guarantee with 95 % certainty
-NINE_OF_TEN = Promise("recall", 0.9)
+NINE_OF_TEN = Guarantee("recall", 0.9)
 
 
-def threshold_of(promise: Promise, losses: np.ndarray) -> float | None:
-    return report_class("pole", [Assessed.of(promise, losses, 0.05)], 1, "flights")["threshold"]
+def threshold_of(guarantee: Guarantee, losses: np.ndarray) -> float | None:
+    return report_class("pole", [Assessed.of(guarantee, losses, 0.05)], 1, "flights")["threshold"]
 
 
 def words_of(losses: np.ndarray, objects: int = 9) -> str:
@@ -26,7 +26,7 @@ def words_of(losses: np.ndarray, objects: int = 9) -> str:
     )
 
 
-def failures(units: list[np.ndarray], truth: np.ndarray, promise: Promise) -> tuple[int, int]:
+def failures(units: list[np.ndarray], truth: np.ndarray, guarantee: Guarantee) -> tuple[int, int]:
     """Count the draws of 50 flights, units: of each (n, levels), in which the guarantee and the
     naive threshold fail.
     """
@@ -34,10 +34,10 @@ def failures(units: list[np.ndarray], truth: np.ndarray, promise: Promise) -> tu
     failed = [0, 0]
     for _ in range(DRAWS):
         losses = np.concatenate([units[place] for place in rng.integers(0, len(units), 50)])
-        kept = (Assessed.of(promise, losses, 0.05).holds, losses.mean(axis=0) <= promise.limit)
+        kept = (Assessed.of(guarantee, losses, 0.05).holds, losses.mean(axis=0) <= guarantee.limit)
         for number, levels in enumerate(kept):
             highest = np.flatnonzero(levels).max(initial=-1)
-            failed[number] += bool(highest >= 0 and truth[highest] > promise.limit)
+            failed[number] += bool(highest >= 0 and truth[highest] > guarantee.limit)
     return failed[0], failed[1]
 
 
@@ -46,19 +46,19 @@ def test_the_guarantee_fails_in_at_most_its_share_of_draws_and_objects_as_units_
 
     The true risk is the mean over the flights that are drawn from.
     """
-    promise, rng = Promise("recall", 0.8), np.random.default_rng(0)
+    guarantee, rng = Guarantee("recall", 0.8), np.random.default_rng(0)
     scores = np.repeat(rng.beta(1.5, 1, FLIGHTS), OBJECTS) * rng.beta(9, 1, FLIGHTS * OBJECTS)
     results = [one_image([score], [True], 1, place) for place, score in enumerate(scores)]
-    losses = promise.losses(
+    losses = guarantee.losses(
         results, [f"flight {place // OBJECTS}" for place in range(len(results))], 0
     )
-    of_objects = promise.losses(results, [f"{place:06}" for place in range(len(results))], 0)
+    of_objects = guarantee.losses(results, [f"{place:06}" for place in range(len(results))], 0)
     truth = losses.mean(axis=0)
     assert of_objects.mean(axis=0) == pytest.approx(truth)
     flights, objects = list(losses[:, None]), list(of_objects.reshape(FLIGHTS, OBJECTS, -1))
-    right, naive = failures(flights, truth, promise)
+    right, naive = failures(flights, truth, guarantee)
     assert right <= MOST_FAILURES < naive
-    assert failures(objects, truth, promise)[0] > 2 * MOST_FAILURES, (
+    assert failures(objects, truth, guarantee)[0] > 2 * MOST_FAILURES, (
         "a unit that is not independent must be noticed"
     )
 
@@ -71,8 +71,8 @@ def test_false_alarms_are_promised_from_the_high_end_and_both_promises_meet() ->
         for number, scores in enumerate(alarms.tolist())
     ]
     names = [str(number // 2) for number in range(200)]
-    promises = [NINE_OF_TEN, Promise("false_alarms", 0.5)]
-    both = [Assessed.of(one, one.losses(results, names, 0), 0.025) for one in promises]
+    guarantees = [NINE_OF_TEN, Guarantee("false_alarms", 0.5)]
+    both = [Assessed.of(one, one.losses(results, names, 0), 0.025) for one in guarantees]
     assert [one.holds[[0, -1]].tolist() for one in both] == [[True, False], [False, True]]
     for one, safest, uncertain in zip(
         both, (0, len(LEVELS) - 1), (1, len(LEVELS) - 2), strict=True
@@ -86,11 +86,11 @@ def test_false_alarms_are_promised_from_the_high_end_and_both_promises_meet() ->
     assert report["threshold"] == 0.9, "the highest that keeps both"
     assert (np.array(report["certain"]["false_alarms"]) >= 2.5 * both[1].means - 1e-4).all()
     ignored = [replace(one, mask_ignored=np.array([0, 1, 1, 1, 1])) for one in results]
-    losses = [one.losses(ignored, names, 0) for one in promises]
+    losses = [one.losses(ignored, names, 0) for one in guarantees]
     assert losses[1].sum() == 0 < losses[0].sum() == both[0].losses.sum()
     early = Assessed.of(NINE_OF_TEN, np.ones((100, 1)) * (LEVELS >= 0.1), 0.025)
     assert (
-        "no confidence keeps both promises"
+        "no confidence keeps both guarantees"
         in report_class("pole", [early, both[1]], 9, "flights")["words"]
     )
 
@@ -148,4 +148,4 @@ def test_of_a_thin_class_its_own_missed_length_counts() -> None:
 )
 def test_an_odd_promise_is_refused(word: str) -> None:
     with pytest.raises(UsageError, match="must be recall=SHARE"):
-        Promise.parse(word)
+        Guarantee.parse(word)

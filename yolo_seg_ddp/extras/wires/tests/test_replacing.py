@@ -8,7 +8,6 @@ import torch
 
 from tests.predict.tile_scenes import iou_of
 from yolo_seg_ddp.extras.wires.along import outside, samples
-from yolo_seg_ddp.extras.wires.label_facts import LabelFacts
 from yolo_seg_ddp.extras.wires.replacing import votes_of
 from yolo_seg_ddp.extras.wires.step import with_lines
 from yolo_seg_ddp.extras.wires.tests.drawn import (
@@ -20,6 +19,7 @@ from yolo_seg_ddp.extras.wires.tests.drawn import (
     parabola,
     straight,
 )
+from yolo_seg_ddp.extras.wires.wire_labels import WireLabels
 from yolo_seg_ddp.predict.detections import Detections, Letterbox, PhotoPrediction
 from yolo_seg_ddp.predict.merge_tiles import TileDetection
 from yolo_seg_ddp.predict.regions import Region, Runs, fill_outline
@@ -61,8 +61,8 @@ def test_only_detections_of_the_asked_classes_change() -> None:
         torch.from_numpy(boxes), torch.tensor([0.9, 0.8, 0.7, 0.6]), class_ids, torch.zeros(4, 0)
     )
     prediction, photo = PhotoPrediction(found, masks, boxes), pictured(masks[0].mask)
-    assert with_lines(prediction, LabelFacts(), PLACEMENT, photo) is prediction
-    lined = with_lines(prediction, LabelFacts((1,)), PLACEMENT, photo)
+    assert with_lines(prediction, WireLabels(), PLACEMENT, photo) is prediction
+    lined = with_lines(prediction, WireLabels((1,)), PLACEMENT, photo)
     width = np.mean([line.width_px for line in lined.lines if line is not None])
     short = (
         0.7 * (1 - np.exp(-np.hypot(40, 40) / 90)) * (1.5 * width / (1600 / np.hypot(40, 40))) ** 2
@@ -76,13 +76,13 @@ def test_only_detections_of_the_asked_classes_change() -> None:
         torch.tensor([18, 148, 422, 252]), abs=3
     )  # half the size, 75 px lower
     assert lined.boxes[2].tolist() == lined.detections.boxes[2].tolist() == [0, 0, 900, 600]
-    assert len(with_lines(prediction, LabelFacts((1,)), PLACEMENT, photo, 0.5).masks) == 3
+    assert len(with_lines(prediction, WireLabels((1,)), PLACEMENT, photo, 0.5).masks) == 3
 
 
 def test_objects_of_curved_classes_keep_masks_and_have_a_centreline_if_they_are_one_band() -> None:
     masks = [drawn(SAGGING), drawn(STRAIGHT, CROSSARM)]
     prediction, photo = predicted(*masks), pictured(np.any(masks, axis=0))
-    lined = with_lines(prediction, LabelFacts((1,), curved=(1,)), PLACEMENT, photo)
+    lined = with_lines(prediction, WireLabels((1,), curved=(1,)), PLACEMENT, photo)
     assert [lined.masks[number] is prediction.masks[number] for number in (0, 1)] == [True, True]
     assert lined.detections.scores.tolist() == prediction.detections.scores.tolist()
     band, branched = lined.lines
@@ -105,7 +105,7 @@ def test_a_wire_ends_at_the_objects_at_which_labels_end(
     inside = [(410.0, 0.0), (412.0, 600.0)]  # an edge of the pole
     masks, photo = (drawn(STRAIGHT), POLE, drawn(inside, width_px=5)), pictured(drawn(STRAIGHT))
     prediction = predicted(*masks, scores=(0.9, pole_score, 0.9), class_ids=(1, 0, 1))
-    lined = with_lines(prediction, LabelFacts((1,), end_at), PLACEMENT, photo)
+    lined = with_lines(prediction, WireLabels((1,), end_at), PLACEMENT, photo)
     level = [line for line in lined.lines if line is not None and np.ptp(line.points[:, 0]) > 100]
     assert sorted(
         end for line in level for end in line.points[[0, -1], 0].tolist()
@@ -118,7 +118,7 @@ def test_a_wire_ends_at_the_objects_at_which_labels_end(
 
 def test_the_box_of_a_wire_that_leaves_the_photograph_ends_at_its_edge() -> None:
     mask = drawn([(0.0, 0.0), (899.0, 599.0)], width_px=9)
-    (box,) = with_lines(predicted(mask), LabelFacts((1,)), PLACEMENT, pictured(mask)).boxes.tolist()
+    (box,) = with_lines(predicted(mask), WireLabels((1,)), PLACEMENT, pictured(mask)).boxes.tolist()
     assert box == [0, 0, *SIZE]
 
 
@@ -132,7 +132,7 @@ def test_a_band_wider_than_the_photographs_wires_is_less_sure() -> None:
     def band(*chosen: int) -> tuple[float, float]:
         """Return the confidence of the widest line, and how wide it is beside the median line."""
         lined = with_lines(
-            predicted(*(masks[number] for number in chosen)), LabelFacts((1,)), PLACEMENT, photo
+            predicted(*(masks[number] for number in chosen)), WireLabels((1,)), PLACEMENT, photo
         )
         widths = [line.width_px for line in lined.lines if line is not None]
         return float(lined.detections.scores[int(np.argmax(widths))]), max(widths) / float(
@@ -158,7 +158,7 @@ def test_a_line_that_runs_otherwise_than_the_other_wires_is_less_sure() -> None:
     ) -> list[float]:
         found = predicted(*(masks[number] for number in chosen), class_ids=class_ids)
         return with_lines(
-            found, LabelFacts((1, 2), parallel=parallel), PLACEMENT, photo
+            found, WireLabels((1, 2), parallel=parallel), PLACEMENT, photo
         ).detections.scores.tolist()
 
     *wires, crossing = scores({}, 0, 1, 2, 3)
@@ -184,15 +184,15 @@ def test_a_line_that_continues_a_surer_one_is_part_of_it_unless_labels_end_somew
     alone = {
         number: float(
             with_lines(
-                predicted(parts[number], scores=[score]), LabelFacts((1,)), PLACEMENT, photo
+                predicted(parts[number], scores=[score]), WireLabels((1,)), PLACEMENT, photo
             ).detections.scores
         )
         for number, score in enumerate((0.9, 0.4, 0.4))
     }
-    apart = with_lines(prediction, LabelFacts((1,), (0,)), PLACEMENT, photo)
+    apart = with_lines(prediction, WireLabels((1,), (0,)), PLACEMENT, photo)
     raised = alone[1] ** 0.6 * alone[0] ** 0.4
     assert apart.detections.scores.tolist() == pytest.approx([alone[0], raised, alone[2]], rel=0.01)
-    joined = with_lines(prediction, LabelFacts((1,)), PLACEMENT, photo)
+    joined = with_lines(prediction, WireLabels((1,)), PLACEMENT, photo)
     wire, other = joined.lines
     assert joined.detections.scores[0] == pytest.approx(
         np.average([alone[0], raised], weights=[277, 359]), rel=0.01
@@ -207,7 +207,7 @@ def test_a_line_that_continues_a_surer_one_is_part_of_it_unless_labels_end_somew
 def test_gaps_stay_with_the_part_of_the_line_that_has_them() -> None:
     wire = drawn(parabola(40, 200, 0), parabola(260, 840, 0))
     lined = with_lines(
-        predicted(wire, POLE, class_ids=(1, 0)), LabelFacts((1,), (0,)), PLACEMENT, pictured(wire)
+        predicted(wire, POLE, class_ids=(1, 0)), WireLabels((1,), (0,)), PLACEMENT, pictured(wire)
     )
     assert sorted(len(line.gaps) for line in lined.lines if line is not None) == [0, 1]
 
@@ -241,7 +241,7 @@ def test_a_wire_ends_where_tiles_hardly_see_it() -> None:
     assert not votes[2].any()
     prediction, photo = predicted(drawn(STRAIGHT)), pictured(drawn(STRAIGHT))
     for known, ends in ((votes, [36, 604, 656, 844]), ({}, [36, 844])):
-        lined = with_lines(prediction, LabelFacts((1,), (0,)), PLACEMENT, photo, votes=known)
+        lined = with_lines(prediction, WireLabels((1,), (0,)), PLACEMENT, photo, votes=known)
         found_ends = sorted(
             end
             for line in lined.lines
@@ -261,7 +261,7 @@ def test_a_line_moves_onto_the_wire_and_is_as_wide_as_labels_are(
     photo = np.full((*SIZE[::-1], 3), 90, np.uint8)
     photo[drawn(SAGGING, width_px=8)] = (90, 90, 160)  # blue, as bright as the ground
     mask = np.roll(drawn(SAGGING, width_px=12), 4, axis=0)  # beside it
-    (line,) = with_lines(predicted(mask), LabelFacts((1,), width=width), PLACEMENT, photo).lines
+    (line,) = with_lines(predicted(mask), WireLabels((1,), width=width), PLACEMENT, photo).lines
     assert line is not None
     assert line.width_px == pytest.approx(labelled_px, abs=1.5)
     assert (
@@ -272,7 +272,7 @@ def test_a_line_moves_onto_the_wire_and_is_as_wide_as_labels_are(
 def test_a_line_stays_where_the_photograph_shows_nothing() -> None:
     prediction, photo = predicted(drawn(STRAIGHT)), pictured(drawn())
     lined = [
-        with_lines(prediction, LabelFacts((1,), width=width), PLACEMENT, photo)
+        with_lines(prediction, WireLabels((1,), width=width), PLACEMENT, photo)
         for width in ((), (1.0, 9.0))
     ]
     assert np.array_equal(lined[0].masks[0].mask, lined[1].masks[0].mask)

@@ -24,7 +24,7 @@ from yolo_seg_ddp.yolo.model import numbers_by_class
 
 
 @dataclass(frozen=True)
-class LabelFacts:
+class WireLabels:
     """Which classes are thin, and how they are labelled in the training's photographs.
 
     end_at: the classes at whose objects labels end. width: (gain, margin in pixels), labels are
@@ -46,12 +46,12 @@ class LabelFacts:
         return tuple(class_id for class_id in self.classes if class_id not in self.curved)
 
     @classmethod
-    def of_model(cls, classes: tuple[int, ...], facts: Mapping[str, Any]) -> LabelFacts:
-        """Return what a model file says of some classes: `facts` are those of
+    def of_model(cls, classes: tuple[int, ...], metadata: Mapping[str, Any]) -> WireLabels:
+        """Return what a model file says of some classes: `metadata` are those of
         `measure_wire_labels`, or empty.
         """
         names = ("wires_end_at", "wire_width", "wires_parallel", "wires_bent")
-        end_at, width, parallel, curved = (tuple(facts.get(name, ())) for name in names)
+        end_at, width, parallel, curved = (tuple(metadata.get(name, ())) for name in names)
         return cls(
             classes, end_at, width, dict(zip(parallel[::2], parallel[1::2], strict=True)), curved
         )
@@ -60,7 +60,7 @@ class LabelFacts:
 def measure_wire_labels(
     photos: Sequence[LabelledPhoto], straight: tuple[int, ...], curved: tuple[int, ...] = ()
 ) -> dict[str, Any]:
-    """Return the values of `LabelFacts` for thin classes, by their names in a model file.
+    """Return the values of `WireLabels` for thin classes, by their names in a model file.
 
     Curved labels have no direction, so they are neither parallel nor do they continue each other.
     """

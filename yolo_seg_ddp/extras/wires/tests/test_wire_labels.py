@@ -7,8 +7,8 @@ import pytest
 
 from tests.prepare.parsing.tool_folder import whole
 from yolo_seg_ddp.data.label_shapes import LabelledPhoto
-from yolo_seg_ddp.extras.wires.label_facts import measure_wire_labels
 from yolo_seg_ddp.extras.wires.tests.drawn import SIZE, straight
+from yolo_seg_ddp.extras.wires.wire_labels import measure_wire_labels
 from yolo_seg_ddp.predict.line import Line
 from yolo_seg_ddp.predict.regions import fill_outline
 
