@@ -99,7 +99,8 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     # of each class's detections, of those without a mask, of photographs
     counts = np.zeros(len(names) + 2, np.int64)
     model = Path(config.model).absolute()
-    version, root = f"{model.parent.name}/{model.stem}", common_folder(config.source, files)
+    version = f"{model.parent.name}/{model.stem}"
+    root = common_folder(config.source, files)
     tools = ToolFiles(output, names, root, version, config.save_coco, config.save_label_studio)
     guarantee = Thresholds.of(predictor)
     features: list[np.ndarray] = []
@@ -186,7 +187,8 @@ def read_photos(
 
     def read(source: Source) -> tuple[Source, Any]:
         try:
-            names, last = [f"{source.key}.jpg"], config.max_detections - 1
+            names = [f"{source.key}.jpg"]
+            last = config.max_detections - 1
             names += [f"{source.key}_{last}.jpg"] * config.save_crops
             longest = max(len(os.fsencode(name)) for name in names)
             if longest > MAX_NAME_BYTES:

@@ -228,10 +228,8 @@ def conclude(engine: TrainingEngine, run: OwnedRun, plan: TrainPlan) -> int:
     code = run.conclude(engine.stopped_by, reason, epoch=progress.epoch, step=progress.global_step)
     if engine.stopped_by:
         return code
-    words, best = (
-        f"\nTraining complete after {counted(progress.epoch, 'epoch')}",
-        progress.best_epoch,
-    )
+    words = f"\nTraining complete after {counted(progress.epoch, 'epoch')}"
+    best = progress.best_epoch
     say(f"{words}; the best is epoch {best + 1}, by {monitor} {progress.best_value:.4f}:")
     scores = [
         f"{kind} mAP50-95 {progress.history[f'{kind}_map50_95'][best]:.4f}"

@@ -47,19 +47,19 @@ def draw(records: str) -> str:
             element("text", side, x=x + 18, y=29),
         ]
     for y, row in zip(range(TOP_PX, height_px, ROW_PX), rows, strict=True):
-        values, is_less = list(row["values"].values()), LESS_IS_BETTER.match(row["what"])
+        values = list(row["values"].values())
+        is_less = LESS_IS_BETTER.match(row["what"])
         lines = textwrap.wrap(row["what"] + " (less is better)" * bool(is_less), 48)
         parts += [
             element("text", line, x=18, y=y + 14 + 18 * number) for number, line in enumerate(lines)
         ]
-        best, digits = (
-            (min if is_less else max)(values),
-            max(len(str(value).partition(".")[2]) for value in values),
-        )
+        best = (min if is_less else max)(values)
+        digits = max(len(str(value).partition(".")[2]) for value in values)
         for top, style, value in zip((y + 2, y + 19), ("ours", "theirs"), values, strict=True):
             length = max(round(LONGEST_PX * value / max(values), 1), 1.5)
             written = f"{value:.{digits}f}" if value > 1e-3 else f"{value:.0e}".replace("e-0", "e-")
-            weight, end = ("better" if value == best else None), f"{BARS_PX + length + 8:.1f}"
+            weight = "better" if value == best else None
+            end = f"{BARS_PX + length + 8:.1f}"
             parts += [element("rect", class_=style, x=BARS_PX, y=top, width=length, height=14)]
             parts += [element("text", written, class_=weight, x=end, y=top + 11)]
     body = Markup("\n".join([element("style", Markup(STYLE)), *parts]))

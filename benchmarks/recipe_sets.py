@@ -141,10 +141,8 @@ def write_coco(clone: Path, public_set: PublicSet, raw: Path) -> None:
     """Write a repository's photographs and one COCO file into `raw`, with a folder for those that
     show the same.
     """
-    items, names = (
-        (_from_coco(clone, public_set.labels) if public_set.labels else _from_masks(clone)),
-        set(),
-    )
+    items = _from_coco(clone, public_set.labels) if public_set.labels else _from_masks(clone)
+    names = set()
     groups: dict[str, list[tuple[Path, list[tuple[str, list[list[float]]]]]]] = defaultdict(list)
     for file, objects in items:
         match = re.match(public_set.same, file.name)

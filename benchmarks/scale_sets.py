@@ -48,10 +48,8 @@ def draw_small(seed: int, index: int) -> Scene:
         is_line = class_id < NUM_LINES
         points = np.stack([np.linspace(0, width_px, 4), draw.uniform(0, height_px, 4)], axis=1)
         if not is_line:
-            middle, sides = (
-                draw.uniform(20, height_px - 20, 2).tolist(),
-                draw.uniform(14, 32, 2).tolist(),
-            )
+            middle = draw.uniform(20, height_px - 20, 2).tolist()
+            sides = draw.uniform(14, 32, 2).tolist()
             points = np.array(cv2.boxPoints((middle, sides, draw.uniform(0, 90))))
         cv2.polylines(image, [points.astype(np.int32)], not is_line, COLOURS[class_id], 3)
         annotations.append(Annotation(NAMES[class_id], points, is_line))

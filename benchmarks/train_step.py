@@ -97,7 +97,8 @@ def main() -> int:
             iter(training_loader(config.data, config.img_size, config.batch_size, 0, pin_memory))
         )
     else:
-        objects, colours = config.objects, training_colours(device)
+        objects = config.objects
+        colours = training_colours(device)
         batch = synthetic_batch(
             config.batch_size,
             config.img_size,

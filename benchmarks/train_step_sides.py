@@ -116,11 +116,10 @@ def _trainers_switches(device: torch.device) -> Iterator[None]:
     """Set PyTorch's global switches as our trainer does, then restore them: the other side runs in
     the same process.
     """
-    matmul, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    benchmark, deterministic = (
-        torch.backends.cudnn.benchmark,
-        torch.are_deterministic_algorithms_enabled(),
-    )
+    matmul = torch.get_float32_matmul_precision()
+    tf32 = torch.backends.cudnn.allow_tf32
+    benchmark = torch.backends.cudnn.benchmark
+    deterministic = torch.are_deterministic_algorithms_enabled()
     tune_device(device, deterministic=False, fixed_shapes=True)
     try:
         yield

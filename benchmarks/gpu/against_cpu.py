@@ -173,7 +173,8 @@ def same_detections(result: StepResult, exact: StepResult) -> tuple[float, float
     threshold = float(
         scores.flatten().topk(min(CANDIDATES * len(scores), scores.numel() // 2)).values[-1]
     )
-    total, ious = 0, [torch.zeros(0)]
+    total = 0
+    ious = [torch.zeros(0)]
     for (predicted, masks), (true, true_masks) in zip(
         *(detections(one, threshold) for one in (result, exact)), strict=True
     ):
@@ -183,10 +184,8 @@ def same_detections(result: StepResult, exact: StepResult) -> tuple[float, float
         iou, partner = (
             box_iou(true.boxes, predicted.boxes) * (true.class_ids[:, None] == predicted.class_ids)
         ).max(1)
-        ours, theirs = (
-            masks[partner[iou > SAME_BOX]].flatten(1),
-            true_masks[iou > SAME_BOX].flatten(1),
-        )
+        ours = masks[partner[iou > SAME_BOX]].flatten(1)
+        theirs = true_masks[iou > SAME_BOX].flatten(1)
         ious.append((ours & theirs).sum(1) / (ours | theirs).sum(1).clamp(min=1))
     again = torch.cat(ious)
     return len(again) / max(total, 1), float(again.mean()) if len(again) else 0.0

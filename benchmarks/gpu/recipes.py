@@ -67,10 +67,8 @@ def main() -> None:
         write_text_atomic(Path(file), json.dumps(content, indent=2) + "\n")
         print(f"\nTraining steps of {script} on {torch.cuda.get_device_name()}, also in {file}:")
         for name, now in steps_of.items():
-            share, memory = (
-                now["ms"] / steps_of["off"]["ms"],
-                format_bytes(now["peak_memory_bytes"]),
-            )
+            share = now["ms"] / steps_of["off"]["ms"]
+            memory = format_bytes(now["peak_memory_bytes"])
             title = "fp32" if name == "off" else name
             print(
                 f"  {title}: {now['ms']:.1f} ms ({share:.2f} of fp32), {memory}, mean loss "
@@ -92,7 +90,9 @@ def measure(first: TrainingEngine, precision: str, batch: Any, steps: int) -> Js
     """Return the step's time, peak memory and mean loss in a precision; leave weights and optimizer
     as they were.
     """
-    model, optimizer, loader = first.state.model, first.state.optimizer, [batch] * steps
+    model = first.state.model
+    optimizer = first.state.optimizer
+    loader = [batch] * steps
     start = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     gc.collect()  # of the precision before
     torch.cuda.empty_cache()

@@ -53,7 +53,8 @@ def script_figures(setting: Setting, name: str, answer: Path, *command: str) -> 
 
 def profile(setting: Setting) -> Finding:
     """Run profile_gpu.py: speed and memory of a step at several batch sizes."""
-    sizes, folder = setting.sizes, setting.folder / "profile"
+    sizes = setting.sizes
+    folder = setting.folder / "profile"
     batches = [str(number) for number in sizes.batch_sizes]
     flags = [
         f"--model={sizes.large_model}",
@@ -84,7 +85,8 @@ def compare_steps(size: str, setting: Setting) -> Finding:
     """Time a training step of this project and of Ultralytics in turn: the model n with
     photographs, or the model m.
     """
-    sizes, answer = setting.sizes, setting.folder / f"train_step_{size}" / "step.json"
+    sizes = setting.sizes
+    answer = setting.folder / f"train_step_{size}" / "step.json"
     model, batch_size = (
         (sizes.small_model, sizes.batch_size)
         if size == "n"
@@ -181,7 +183,8 @@ def against_ultralytics(setting: Setting) -> Finding:
     """Train a few epochs with this project and with Ultralytics, each with its defaults, without
     scores.
     """
-    sizes, folder = setting.sizes, setting.folder / "vs_ultralytics"
+    sizes = setting.sizes
+    folder = setting.folder / "vs_ultralytics"
     folder.mkdir(parents=True, exist_ok=True)
     if importlib.util.find_spec("polars") is None:
         stand_in = folder / "stand_in"

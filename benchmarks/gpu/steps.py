@@ -113,7 +113,8 @@ def cost_of_options(setting: Setting) -> Finding:
     """Time a step in each precision, with --deterministic, without cuDNN's search (as in
     multi-scale), and of other models.
     """
-    sizes, device = setting.sizes, choose_device(setting.device, 0)
+    sizes = setting.sizes
+    device = choose_device(setting.device, 0)
     half = precisions_of(setting)[1]
     small = sizes.small_model
     variants = {  # model, precision, deterministic, fixed shapes
@@ -152,9 +153,11 @@ def cost_of_compiling(setting: Setting) -> Finding:
     """
     if not setting.is_gpu:
         raise NeedsGpu("compiling takes minutes on a CPU")
-    sizes, device = setting.sizes, choose_device(setting.device, 0)
+    sizes = setting.sizes
+    device = choose_device(setting.device, 0)
     tune_device(device, deterministic=False, fixed_shapes=True)
-    batch, precision = new_batch(setting, device), choose_precision("auto", device)
+    batch = new_batch(setting, device)
+    precision = choose_precision("auto", device)
     plain, compiled = (new_training(sizes.small_model, device, precision) for _ in range(2))
     compiled.state.model.compile()
     start_s = time.perf_counter()
@@ -182,6 +185,7 @@ def new_training(model: str, device: torch.device, precision: Precision) -> Trai
 
 def new_batch(setting: Setting, device: torch.device) -> Any:
     """Return a synthetic batch in the training's form, page-locked for a GPU."""
-    sizes, colours = setting.sizes, training_colours(device)
+    sizes = setting.sizes
+    colours = training_colours(device)
     batch = synthetic_batch(sizes.batch_size, sizes.full_px, len(CLASSES), colours=colours)
     return batch.pin_memory() if device.type == "cuda" else batch

@@ -27,7 +27,8 @@ from yolo_seg_ddp.yolo.model import YoloModel, class_names, load_weights
 
 def inference(setting: Setting) -> Finding:
     """Measure images/s of the network alone in each precision, and from photographs to masks."""
-    sizes, device = setting.sizes, choose_device(setting.device, 0)
+    sizes = setting.sizes
+    device = choose_device(setting.device, 0)
     tune_device(device, deterministic=False, fixed_shapes=True)
     set_threads(setting)
     model = trained_model(setting, device).eval()
@@ -63,7 +64,8 @@ def inference(setting: Setting) -> Finding:
 
 def evaluation(setting: Setting) -> Finding:
     """Measure images/s of an evaluation, loading and metrics included, in each precision."""
-    sizes, device = setting.sizes, choose_device(setting.device, 0)
+    sizes = setting.sizes
+    device = choose_device(setting.device, 0)
     workers = set_threads(setting)
     model = trained_model(setting, device)
     dataset = SegmentationDataset(

@@ -175,7 +175,8 @@ def skip_records(folder: Path) -> list[Json]:
 
 def train_with_launcher(setting: Setting) -> Finding:
     """Train through train_ddp.sh, which starts one process per GPU; on a CPU two."""
-    sizes, folder = setting.sizes, setting.folder / "launcher"
+    sizes = setting.sizes
+    folder = setting.folder / "launcher"
     # the last one counts
     flags = [*common_flags(setting, folder / "run"), f"--device={setting.device}"]
     shape = [f"--img-size={sizes.small_px}", f"--batch-size={sizes.batch_size}", "--epochs=1"]

@@ -40,7 +40,8 @@ def main() -> int:
     curves = returns_of_all(config, model)
     ours = curves[config.model_name]
     _save(config, curves)
-    first, last = ours[:, 0], ours[:, -5:].mean(1)
+    first = ours[:, 0]
+    last = ours[:, -5:].mean(1)
     print(
         f"{config.run_folder}, step {step}: {len(ours)} test goals x {config.eval_rollouts} "
         "rollouts x "
@@ -81,7 +82,8 @@ def returns_of_all(config: Settings, model: CompressedAD) -> dict[str, np.ndarra
     random actions.
     """
     _, goals = split_goals(config.goals, config.env_split_seed)
-    streams, steps = config.source_streams, config.source_steps // config.horizon * config.horizon
+    streams = config.source_streams
+    steps = config.source_steps // config.horizon * config.horizon
     source = read_histories(config, goals, streams, steps)[..., 2]
     source = (
         source.reshape(len(goals), streams, -1, config.horizon)
@@ -120,7 +122,8 @@ def _save(config: Settings, curves: dict[str, np.ndarray]) -> None:
     write_bytes_atomic(config.run_folder / RESULT_FILE, buffer.getvalue())
     figure, (axes,) = new_figure(1, 1, cell_width=6.4, cell_height=4)
     for number, (name, values) in zip((4, 5, 2), curves.items(), strict=False):
-        episodes, mean = np.arange(1, values.shape[1] + 1), values.mean(0)
+        episodes = np.arange(1, values.shape[1] + 1)
+        mean = values.mean(0)
         error = values.std(0) / np.sqrt(len(values))
         axes.plot(episodes, mean, color=figure_color(number), label=name)
         axes.fill_between(

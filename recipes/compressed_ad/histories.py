@@ -52,7 +52,8 @@ def read_histories(
 
     Raises UserError when the file is missing, damaged, or holds other goals, streams or steps.
     """
-    file, expected = existing_file(config), len(config.goals)
+    file = existing_file(config)
+    expected = len(config.goals)
     again = same_config("collect.py")
     parts = []
     try:

@@ -25,7 +25,8 @@ def learn(config: Settings, goal: int) -> History:
     num_streams, grid_size = config.source_streams, config.grid_size
     generator = np.random.default_rng([config.alg_seed, goal])
     room = config.room(np.full(num_streams, goal), grid_size, config.horizon)
-    after, streams = neighbours(grid_size), np.arange(num_streams)
+    after = neighbours(grid_size)
+    streams = np.arange(num_streams)
     values = np.full(
         (num_streams, room.num_phases, grid_size**2), config.optimism / (1 - config.discount)
     )

@@ -43,10 +43,8 @@ class InContext:
             self.latents = self.model.compress(self.latents, self.recent[:, : self.segment])
         self.recent = self.recent[:, self.segment :]
         self.cache = []
-        num_latents, num_steps = (
-            0 if self.latents is None else self.latents.shape[1],
-            self.recent.shape[1],
-        )
+        num_latents = 0 if self.latents is None else self.latents.shape[1]
+        num_steps = self.recent.shape[1]
         # without the query
         visible = training_mask(num_latents, num_steps, num_steps, steps.device)[:-1, :-1]
         _, self.cache = self._decoded(self.model.prefix(self.latents, self.recent), visible)

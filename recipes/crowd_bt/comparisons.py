@@ -201,7 +201,8 @@ def read_known_order(folder: Path) -> dict[str, float]:
 
 def read_rows(file: Path, row_of: Callable[[Any], Comparison]) -> list[Comparison]:
     """Return the comparisons of a list. Raises UserError that names the file and the item."""
-    items, rows = read_json(file), []
+    items = read_json(file)
+    rows = []
     if not isinstance(items, list):
         raise UserError(f"{file}: expected a list of comparisons, found a {type(items).__name__}")
     for number, item in enumerate(items, 1):
@@ -258,11 +259,9 @@ def _local_row(item: Any) -> Comparison:
 
 def _prepared_row(item: Any) -> Comparison:
     first, second = image_names(item)
-    label, weight, reliability = (
-        item.get("label"),
-        item.get("weight", 1.0),
-        item.get("annotator_reliability"),
-    )
+    label = item.get("label")
+    weight = item.get("weight", 1.0)
+    reliability = item.get("annotator_reliability")
     if label not in (-1, 0, 1) or not _is_number(weight) or weight <= 0:
         raise ValueError(
             f"label {printable(repr(label))} is not -1, 0 or 1, or weight is not a number above 0"
@@ -271,7 +270,8 @@ def _prepared_row(item: Any) -> Comparison:
         raise ValueError(
             f"annotator_reliability {printable(repr(reliability))} is not a number from 0 to 1"
         )
-    kind, annotator = pair_type_of(item.get("pair_type")), _annotator(item)
+    kind = pair_type_of(item.get("pair_type"))
+    annotator = _annotator(item)
     return Comparison(first, second, int(label), kind, float(weight), annotator, reliability)
 
 

@@ -117,7 +117,8 @@ def choose_unseen(files: Mapping[str, bytes], seed: int) -> list[str]:
     equal = defaultdict(list)
     for name in sorted(files):
         equal[files[name]].append(name)
-    groups, unseen = list(equal.values()), list[str]()
+    groups = list(equal.values())
+    unseen = list[str]()
     for number in np.random.default_rng(seed).permutation(len(groups)):
         if len(unseen) + len(groups[number]) <= NUM_UNSEEN:
             unseen += groups[number]
@@ -139,11 +140,13 @@ def network(
     """
     torch.manual_seed(seed)
     names = image_list(known)
-    comparisons, config = Comparisons(list(known), [], {}), TrainConfig(lr=LEARNING_RATE)
+    comparisons = Comparisons(list(known), [], {})
+    config = TrainConfig(lr=LEARNING_RATE)
     size_px = photographs[names[0]].shape[0]
     scorer = build_scorer("test_resnet", input_size=size_px)
     model = PairModel(scorer, *eta_of(config, comparisons), first_draw_log(comparisons))
-    optimizer, generator = build_optimizer(model, config), np.random.default_rng(seed)
+    optimizer = build_optimizer(model, config)
+    generator = np.random.default_rng(seed)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, steps))
     first, second = (
         torch.tensor([names.index(getattr(row, side)) for row in known])
@@ -197,7 +200,8 @@ def agreement(rows: Sequence[Comparison], scores: Mapping[str, float]) -> tuple[
     """Return the share of pairs in the majority's order, and Kendall's τ with the order by pairs
     that a majority preferred.
     """
-    sums, points = Counter[tuple[str, str]](), Counter[str]()
+    sums = Counter[tuple[str, str]]()
+    points = Counter[str]()
     for row in rows:
         sums[row.img1, row.img2] += row.label * round(row.weight)
     majority = [Comparison(*pair, int(np.sign(total)), "majority") for pair, total in sums.items()]

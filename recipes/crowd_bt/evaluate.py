@@ -50,7 +50,8 @@ class EvaluateConfig(Options):
 def main() -> int:
     """Evaluate; return the exit code."""
     config = parse_config(EvaluateConfig, "Evaluate the Crowd-BT quality scorer")
-    device, images = choose_device(config.device, 0), Path(config.image_dir)
+    device = choose_device(config.device, 0)
+    images = Path(config.image_dir)
     scorer, settings = load_scorer(config.checkpoint, device, config.backbone, config.input_size)
     if config.prepared_data_dir is not None:
         comparisons = load_prepared(Path(config.prepared_data_dir), images, print)

@@ -141,7 +141,8 @@ def varied(image: np.ndarray, generator: np.random.Generator, rotation_deg: floa
     Corners that a rotation uncovers show the mirrored image. A rotation takes the nearest pixel:
     averages would blur.
     """
-    flips, angle = generator.random(2) < 0.5, generator.uniform(-1, 1) * rotation_deg
+    flips = generator.random(2) < 0.5
+    angle = generator.uniform(-1, 1) * rotation_deg
     brightness, contrast, saturation = 1 + generator.uniform(-1, 1, 3) * (
         BRIGHTNESS,
         CONTRAST,

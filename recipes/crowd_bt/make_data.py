@@ -196,7 +196,8 @@ def detailed_crop(
     """
     height, width = photograph.shape[:2]
     shortest = min(height, width)
-    best, most = np.zeros((size_px, size_px, 3), np.uint8), -1.0
+    best = np.zeros((size_px, size_px, 3), np.uint8)
+    most = -1.0
     for _ in range(20):
         side = int(min(size_px * generator.uniform(1.5, MOST_ENLARGED), shortest))
         top, left = (int(generator.integers(length - side + 1)) for length in (height, width))

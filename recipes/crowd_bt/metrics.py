@@ -23,7 +23,8 @@ def validation_values(
     `eta` is the crowd's reliability, or each annotator's by name; `draw_log` the log of Davidson's
     ν.
     """
-    difference, label = _differences(rows, scores), _labels(rows)
+    difference = _differences(rows, scores)
+    label = _labels(rows)
     weight = np.array([row.weight for row in rows])
     etas = np.array([eta[row.annotator] if isinstance(eta, Mapping) else eta for row in rows])
     losses = pair_losses(
@@ -43,12 +44,15 @@ def pair_accuracies(rows: Sequence[Comparison], scores: Scores) -> dict[str, Any
     """Return accuracy, counts and mean |d| of each pair type, gold first, and of all; draws do not
     count as pairs.
     """
-    difference, label = _differences(rows, scores), _labels(rows)
-    is_right, is_decided = np.sign(difference) == label, label != 0
+    difference = _differences(rows, scores)
+    label = _labels(rows)
+    is_right = np.sign(difference) == label
+    is_decided = label != 0
     kinds = np.array([row.pair_type for row in rows])
 
     def counted(decided: np.ndarray) -> tuple[float | None, dict[str, int]]:
-        correct, total = int(is_right[decided].sum()), int(decided.sum())
+        correct = int(is_right[decided].sum())
+        total = int(decided.sum())
         return correct / total if total else None, {"correct": correct, "total": total}
 
     table: dict[str, dict[str, Any]] = {}
@@ -87,7 +91,8 @@ def order_values(scores: Scores, known: Mapping[str, float]) -> dict[str, float]
             "scipy is missing: pip install -r requirements.txt in this folder"
         ) from error
     above = np.sign(truth[:, None] - truth) > 0  # (N, N): row is better than column
-    right, number = np.sign(score[:, None] - score)[above] > 0, len(names)
+    right = np.sign(score[:, None] - score)[above] > 0
+    number = len(names)
     return {
         "order_accuracy": float(right.mean()),
         "kendall_tau": float(kendalltau(score, truth).statistic),
@@ -121,7 +126,8 @@ def annotator_table(
     """Return each annotator's reliability η, the measured one and the number of training
     comparisons, least reliable first.
     """
-    counts, measured = Counter(row.annotator for row in comparisons.train), comparisons.measured
+    counts = Counter(row.annotator for row in comparisons.train)
+    measured = comparisons.measured
     return {
         name: {"eta": eta[name], "measured": measured[name], "num_comparisons": counts[name]}
         for name in sorted(eta, key=lambda name: eta[name])

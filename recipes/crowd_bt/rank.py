@@ -102,10 +102,8 @@ def fit(
     """
     from scipy.optimize import minimize
 
-    names, people = (
-        image_list(votes),
-        [] if trusts_all else sorted({vote.annotator for vote in votes}),
-    )
+    names = image_list(votes)
+    people = [] if trusts_all else sorted({vote.annotator for vote in votes})
     place, person = (
         {name: number for number, name in enumerate(listed)} for listed in (names, people)
     )
@@ -117,7 +115,8 @@ def fit(
         torch.tensor([getattr(vote, name) for vote in votes]).double()
         for name in ("label", "weight")
     )
-    draws, number = float(weight[label == 0].sum()), len(names)
+    draws = float(weight[label == 0].sum())
+    number = len(names)
     first = [0.0] * number + [math.log(4)] * len(people) + [draw_log_of(draws, float(weight.sum()))]
 
     def loss_of(values: torch.Tensor) -> torch.Tensor:
@@ -125,7 +124,9 @@ def fit(
 
         A thousandth of a draw and of an answer keep ν finite.
         """
-        score, logits, draw_log = values[:number], values[number:-1], values[-1]
+        score = values[:number]
+        logits = values[number:-1]
+        draw_log = values[-1]
         of_draws = draw_log - math.log(2)  # log-odds of a draw of equal items
         prior = alpha / 2 * score.square().sum() - 1e-3 * (
             logsigmoid(of_draws) + logsigmoid(-of_draws)

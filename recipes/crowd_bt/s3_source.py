@@ -28,7 +28,8 @@ def prepare_from_s3(config: TrainConfig, say: Say) -> None:
 
     Raises UserError.
     """
-    folder, place = config.prepared_folder, f"s3://{config.s3_bucket}/{config.s3_prefix}"
+    folder = config.prepared_folder
+    place = f"s3://{config.s3_bucket}/{config.s3_prefix}"
     source = {"bucket": config.s3_bucket, "prefix": config.s3_prefix}
     with local_rank_first(folder / ".lock"), ExitStack() as at_end:
         # who waits for it sees that, and takes a new one

@@ -125,7 +125,8 @@ class PairComparison(Task):
             f"{record['val_accuracy']:.4f}, eta: {record['eta']:.3f}",
         )
         names = [name for name in record if name.startswith(("train_", "val_")) or name == "eta"]
-        number, values = record["epoch"], {name: record[name] for name in names}
+        number = record["epoch"]
+        values = {name: record[name] for name in names}
         entry = {"epoch": number, **values, "learning_rate": record["lr"]}
         add_to_log(epoch.log.run_dir, entry, lambda earlier: earlier.get("epoch", number) < number)
 

@@ -176,7 +176,8 @@ def _run_ranks(
 
 def run_rank() -> int:
     """Run one of the processes of `launch_distributed_training`; return the exit code."""
-    job, backend = Path(sys.argv[1]).read_bytes(), sys.argv[2]
+    job = Path(sys.argv[1]).read_bytes()
+    backend = sys.argv[2]
     ranks = read_rank_environment()
     try:
         join_process_group(ranks.rank, ranks.world_size, backend)

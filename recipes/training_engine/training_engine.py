@@ -122,7 +122,8 @@ class TrainingEngine(engine.TrainingEngine):
         guide = _given(
             ema=ema, ema_decay=ema_decay, precision=precision, clip_norm=gradient_clip_val
         )
-        task, run = Classification(), Path(save_dir) / experiment_name
+        task = Classification()
+        run = Path(save_dir) / experiment_name
         chosen = replace(DEFAULTS, **guide, **options)
         super().__init__(
             model, torch.device(device), chosen, task=task, run=run, distributed=distributed
@@ -327,10 +328,8 @@ def _read_checkpoint(path: Path, map_location: Any) -> dict[str, Any]:
 
     Raises UserError when it is missing or another kind of file.
     """
-    what, missing = (
-        "a checkpoint of TrainingEngine",
-        "no such checkpoint; training writes last.pt and best.pt there",
-    )
+    what = "a checkpoint of TrainingEngine"
+    missing = "no such checkpoint; training writes last.pt and best.pt there"
     saved: dict[str, Any] = read_tensors(path, what, missing, device=map_location)
     if "model_state_dict" not in saved or "progress" not in saved:
         raise UserError(f"{path}: not {what}")

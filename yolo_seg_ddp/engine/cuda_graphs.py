@@ -82,7 +82,8 @@ class _Graphs:
         self, network: nn.Module, inputs: torch.Tensor, is_used: list[bool], precision: Precision
     ) -> None:
         self.weights = [weight for weight in network.parameters() if weight.requires_grad]
-        self.inputs, self.is_used = inputs.clone(), is_used
+        self.inputs = inputs.clone()
+        self.is_used = is_used
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         # Other threads may go on pinning memory for the loader.
         capture: dict[str, Any] = {

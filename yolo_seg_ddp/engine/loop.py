@@ -79,7 +79,8 @@ class TrainingEngine:
         with the other ranks of the process group; unset: if there are any. Each checkpoint's
         manifest holds `manifest`, too.
         """
-        self.options, folder = options or EngineOptions(), Path(run)
+        self.options = options or EngineOptions()
+        folder = Path(run)
         self.task = task or Task()
         self.device = device
         if distributed and not dist.is_initialized():
@@ -102,7 +103,8 @@ class TrainingEngine:
             raw.compile()
         scaler = torch.amp.GradScaler(device.type, FIRST_SCALE, enabled=self.precision.use_scaler)
         self.state = TrainState(raw, ema, scaler, self.options.accumulate)
-        writes, columns = self.is_main and not self.options.quiet, self.task.columns
+        writes = self.is_main and not self.options.quiet
+        columns = self.task.columns
         self.log = RunLog(folder, writes, self.options.tensorboard, columns)
         self.batch_log = BatchLog(device, self.world_size, self.task)
         self.epoch_end = EpochEnd(self.state, self.task, self.options, self.log)
@@ -182,10 +184,8 @@ class TrainingEngine:
         if resume:
             self.recovery.load()
         self.stopped_by = ""
-        is_off, total = (
-            not (self.log.is_main and is_terminal(sys.stdout, sys.stderr)),
-            len(train_loader),
-        )
+        is_off = not (self.log.is_main and is_terminal(sys.stdout, sys.stderr))
+        total = len(train_loader)
         self.batch_log.bar = bar = tqdm(
             total=total * self.options.epochs, disable=is_off, leave=False, bar_format=BAR
         )
@@ -252,7 +252,9 @@ class TrainingEngine:
         After a resume in mid-epoch the record's means and speeds cover the rest of that epoch.
         """
         self.model.train()
-        progress, meter, accumulate = self.progress, EpochMeter(), self.state.accumulate
+        progress = self.progress
+        meter = EpochMeter()
+        accumulate = self.state.accumulate
         num_batches = len(loader)
         # The data may have shrunk since; then the epoch begins anew.
         progress.batch = start = progress.batch if progress.batch < num_batches else 0

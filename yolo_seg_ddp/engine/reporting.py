@@ -196,7 +196,8 @@ class EpochEnd:
         name, progress = self.options.monitor, self.state.progress
         if name not in record:
             raise KeyError(f"{name} is not reported; there is {', '.join(sorted(record))}")
-        value, best = float(record[name]), progress.best_value
+        value = float(record[name])
+        best = progress.best_value
         is_number = value == value
         wants_high = self.options.higher_is_better
         wants_high = self.task.is_score(name) if wants_high is None else wants_high

@@ -44,10 +44,8 @@ class ModelEMA:
             # dictionaries are kept instead of the tensors, because a move to another device or
             # `load_state_dict` may replace the tensors.
             pairs = zip(_state_places(self.module), _state_places(model), strict=True)
-            self._source, self._places = (
-                model,
-                [(averages, others, name) for (averages, name), (others, _) in pairs],
-            )
+            self._source = model
+            self._places = [(averages, others, name) for (averages, name), (others, _) in pairs]
         averaged: list[torch.Tensor] = []
         current: list[torch.Tensor] = []
         kept: list[torch.Tensor] = []

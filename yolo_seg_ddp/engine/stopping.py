@@ -33,7 +33,8 @@ class StopAgreement:
 
     def start(self, step: int) -> None:
         """Count from `step` on: the time before it was not spent on steps alone."""
-        self._last_step, self._last_s = step, time.perf_counter()
+        self._last_step = step
+        self._last_s = time.perf_counter()
 
     @staticmethod
     def is_regular(step: int) -> bool:

@@ -116,10 +116,8 @@ def check_cuda() -> Result:
     if gpus:
         return Result("ok", f"CUDA is available with {gpus} GPU(s)")
     if torch.version.cuda is None and torch.version.hip is None:
-        reason, cure = (
-            "this PyTorch is built without CUDA",
-            "pick a CUDA build at https://pytorch.org/get-started",
-        )
+        reason = "this PyTorch is built without CUDA"
+        cure = "pick a CUDA build at https://pytorch.org/get-started"
     elif os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         reason, cure = "CUDA_VISIBLE_DEVICES hides every GPU", "unset CUDA_VISIBLE_DEVICES"
     elif shutil.which("nvidia-smi"):
@@ -245,7 +243,8 @@ def compute_mean_gradient() -> None:
         model, device_ids=[device] if device.type == "cuda" else None
     )
     together(torch.full((1, 1), ranks.rank + 1.0, device=device)).backward()
-    gradient, expected = model.weight.grad, (ranks.world_size + 1) / 2
+    gradient = model.weight.grad
+    expected = (ranks.world_size + 1) / 2
     if gradient is None or gradient.item() != expected:
         raise RuntimeError(f"the mean of the gradients is {gradient} instead of {expected}")
     dist.destroy_process_group()

@@ -206,11 +206,9 @@ def plot_confusion_matrix(matrix: Any, names: Sequence[str], path: Path) -> None
     figure, (axes,) = new_figure(1, 1, cell_width=size_inches * 1.15, cell_height=size_inches)
     picture = axes.imshow(np.ma.masked_invalid(shares), cmap="Blues", vmin=0, vmax=1)
     colorbar = figure.colorbar(picture, ax=axes, fraction=0.04, pad=0.02)
-    positions, font_size, title_size = (
-        np.arange(len(counts)),
-        7 if is_large else 9,
-        8 + 0.5 * size_inches,
-    )
+    positions = np.arange(len(counts))
+    font_size = 7 if is_large else 9
+    title_size = 8 + 0.5 * size_inches
     axes.set_xticks(
         positions, [*names, "background"], fontsize=font_size, rotation=90 if is_large else 45
     )
@@ -298,9 +296,11 @@ def plot_label_statistics(
         if len(names) <= _MOST_CLASS_BARS
         else np.argsort(-totals, kind="stable")
     )
-    first, rest = order[:_MOST_CLASS_BARS], order[_MOST_CLASS_BARS:]
+    first = order[:_MOST_CLASS_BARS]
+    rest = order[_MOST_CLASS_BARS:]
     labels = [names[number] for number in first]
-    values, colors = totals[first].tolist(), [figure_color(number) for number in first]
+    values = totals[first].tolist()
+    colors = [figure_color(number) for number in first]
     if len(rest):
         labels.append(f"{len(rest)} more")
         values.append(int(totals[rest].sum()))

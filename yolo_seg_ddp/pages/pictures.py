@@ -150,7 +150,8 @@ def image_grid(
         (rows * step_y + gap_px, columns * step_x + gap_px, 3), _GRID_BACKGROUND, np.uint8
     )
     for index, image in enumerate(small):
-        left, top = gap_px + index % columns * step_x, gap_px + index // columns * step_y
+        left = gap_px + index % columns * step_x
+        top = gap_px + index // columns * step_y
         x, y = left + (width_px - image.shape[1]) // 2, top + (height_px - image.shape[0]) // 2
         canvas[y : y + image.shape[0], x : x + image.shape[1]] = image
         if captions is not None:
@@ -236,12 +237,10 @@ def _draw_mask(
     """
     left, top, right, bottom = (int(value) for value in _mask_bounds(mask))
     if isinstance(mask, np.ndarray) and mask.dtype != np.bool_:
-        left, top, right, bottom = (
-            max(left, 0),
-            max(top, 0),
-            min(right, canvas.shape[1]),
-            min(bottom, canvas.shape[0]),
-        )
+        left = max(left, 0)
+        top = max(top, 0)
+        right = min(right, canvas.shape[1])
+        bottom = min(bottom, canvas.shape[0])
         filled = np.zeros((max(bottom - top, 0), max(right - left, 0)), np.uint8)
         if filled.size:
             cv2.fillPoly(filled, [np.round(mask).astype(np.int32) - (left, top)], 1)
@@ -259,9 +258,11 @@ def _draw_mask(
         inside.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE, offset=(left, top)
     )
     part = canvas[top:bottom, left:right]
-    content, lines = part[inside], outlines
+    content = part[inside]
+    lines = outlines
     if is_dashed:
-        dash, line_px = max(6, 5 * line_px), max(2, line_px)
+        dash = max(6, 5 * line_px)
+        line_px = max(2, line_px)
         lines = [
             line[start : start + dash]
             for line in outlines
@@ -339,7 +340,8 @@ class _Plates:
         scale, pad = self.font_scale, self.pad
         text_width, text_height, below, weight = _text_size(text, scale)
         if text_width + 2 * pad > width:  # the text is wider than the picture
-            scale, pad = scale * width / (text_width + 2 * pad + 1), 1
+            scale = scale * width / (text_width + 2 * pad + 1)
+            pad = 1
             text_width, text_height, below, weight = _text_size(text, scale)
         plate = min(width, text_width + 2 * pad), min(height, text_height + below + 2 * pad)
         corner, anchor, distance = self._spot(plate, anchors, place)
@@ -360,7 +362,8 @@ class _Plates:
         self.plates.append(
             partial(cv2.putText, self.canvas, text, origin, font, scale, ink, weight, cv2.LINE_AA)
         )
-        first, last = np.array(corner) // self.cell, -(-np.array(end) // self.cell)
+        first = np.array(corner) // self.cell
+        last = -(-np.array(end) // self.cell)
         self.labels[first[1] : last[1], first[0] : last[0]] = 1
 
     def _spot(

@@ -27,7 +27,8 @@ def widen(mask: Runs, limits: Corners) -> Runs:
 @compiled
 def _widened(edges: np.ndarray, corners: np.ndarray) -> np.ndarray:
     left, top, right, bottom = corners
-    result, number = np.empty(len(edges) * (2 * WIDEN_PX + 1), np.int64), 0
+    result = np.empty(len(edges) * (2 * WIDEN_PX + 1), np.int64)
+    number = 0
     # runs of the rows around a row, by their first pixel
     near = np.empty((len(edges) // 2, 2), np.int64)
     start = 0
@@ -36,10 +37,8 @@ def _widened(edges: np.ndarray, corners: np.ndarray) -> np.ndarray:
             start += 2
         at, count = start, 0
         while at < len(edges) and edges[at] < (row + WIDEN_PX + 1) * ROW:
-            first, last = (
-                max(edges[at] % ROW - WIDEN_PX, left),
-                min(edges[at + 1] % ROW + WIDEN_PX, right),
-            )
+            first = max(edges[at] % ROW - WIDEN_PX, left)
+            last = min(edges[at + 1] % ROW + WIDEN_PX, right)
             place = count
             while place > 0 and near[place - 1, 0] > first:
                 near[place] = near[place - 1]
@@ -97,7 +96,8 @@ def _runs_inside(
     number = 0
     while at < last and edges[at] < bottom * ROW:
         row = edges[at] // ROW
-        one, two = max(edges[at] - row * ROW, left), min(edges[at + 1] - row * ROW, right)
+        one = max(edges[at] - row * ROW, left)
+        two = min(edges[at + 1] - row * ROW, right)
         if one < two:
             runs[number, 0], runs[number, 1], runs[number, 2] = row - top, one - left, two - left
             number += 1
@@ -125,8 +125,10 @@ def _areas(
 def _shared(edges: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     counts = np.zeros(len(pairs), np.int64)
     for number in range(len(pairs)):
-        one, end_one = starts[pairs[number, 0]], starts[pairs[number, 0] + 1]
-        two, end_two = starts[pairs[number, 1]], starts[pairs[number, 1] + 1]
+        one = starts[pairs[number, 0]]
+        end_one = starts[pairs[number, 0] + 1]
+        two = starts[pairs[number, 1]]
+        end_two = starts[pairs[number, 1] + 1]
         one += np.searchsorted(edges[one:end_one], edges[two] // ROW * ROW)
         two += np.searchsorted(edges[two:end_two], edges[one] // ROW * ROW) if one < end_one else 0
         while one < end_one and two < end_two:
@@ -148,7 +150,8 @@ def _draw(runs: np.ndarray, bits: np.ndarray, size: tuple[int, int]) -> None:
     size: rows and columns of the rectangle.
     """
     for row, left, right in runs:
-        left, right = max(left - WIDEN_PX, 0), min(right + WIDEN_PX, size[1])
+        left = max(left - WIDEN_PX, 0)
+        right = min(right + WIDEN_PX, size[1])
         for line in range(max(row - WIDEN_PX, 0), min(row + WIDEN_PX + 1, size[0])):
             for word in range(left >> 6, ((right - 1) >> 6) + 1):
                 bits[line, word] |= _ones(word, left, right)
@@ -208,12 +211,11 @@ def _agreements(
     if not len(pairs):
         return result
     longest = (starts[1:] - starts[:-1]).max() // 2
-    runs, parts = np.empty((2, longest, 3), np.int64), np.empty(longest, np.int64)
+    runs = np.empty((2, longest, 3), np.int64)
+    parts = np.empty(longest, np.int64)
     is_kept = np.empty((2, longest), np.bool_)
-    rows, columns = (
-        (rectangles[:, 3] - rectangles[:, 1]).max(),
-        (rectangles[:, 2] - rectangles[:, 0]).max(),
-    )
+    rows = (rectangles[:, 3] - rectangles[:, 1]).max()
+    columns = (rectangles[:, 2] - rectangles[:, 0]).max()
     room = np.empty((2, rows, (columns - 1) // 64 + 1), np.uint64)
     for number in range(len(pairs)):
         rectangle = rectangles[number]

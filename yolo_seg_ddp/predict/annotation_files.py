@@ -199,5 +199,6 @@ def merge_tool_files(files: ToolFiles, num_ranks: int) -> None:
 
 def common_folder(source: str, files: Sequence[Path]) -> Path:
     """Return the folder that the user named, or the folder that holds all photographs."""
-    folder, parents = Path(source), [file.absolute().parent for file in files]
+    folder = Path(source)
+    parents = [file.absolute().parent for file in files]
     return folder if folder.is_dir() else Path(os.path.commonpath(parents))

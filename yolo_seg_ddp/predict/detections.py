@@ -323,7 +323,8 @@ def _best_first(scores: torch.Tensor) -> torch.Tensor:
 
 def _suppress_at_once(candidates: _Candidates, iou: float, most: int, judge: _Judge) -> _Kept:
     """Suppress the candidates of all images together. Waits once for a GPU."""
-    device, num_images = candidates.boxes.device, len(candidates.counts)
+    device = candidates.boxes.device
+    num_images = len(candidates.counts)
     starts = copy_to_device(torch.tensor([0, *accumulate(candidates.counts[:-1])]), device)
     slot = torch.arange(len(candidates.image), device=device) - starts[candidates.image]
     # n slots for each image
@@ -399,7 +400,8 @@ def suppress(
         suppresses = _overlap(block, block, iou).triu(1)
         stays = before = is_free
         for _ in range(MOST_CHAINED):
-            before, stays = stays, is_free & ~(suppresses & stays[..., None]).any(1)
+            before = stays
+            stays = is_free & ~(suppresses & stays[..., None]).any(1)
         is_settled &= (before == stays).all()
         rank = number[:, None] + stays.cumsum(1) - 1
         slot = torch.where(stays, rank, most).clamp(max=most)
@@ -448,10 +450,8 @@ def photo_runs(
     """Yield each detection's mask in photograph pixels, cut to its box. Waits once for a GPU."""
     # in one copy
     both = torch.cat([detections.coefficients.T, prototypes.float().flatten(1)], 1).cpu()
-    coefficients, maps = (
-        both[:, : len(detections)].T,
-        both[:, len(detections) :].view(prototypes.shape),
-    )
+    coefficients = both[:, : len(detections)].T
+    maps = both[:, len(detections) :].view(prototypes.shape)
     return enlarge(maps, coefficients, placement.boxes_to_photo(detections.boxes), placement)
 
 
@@ -464,8 +464,6 @@ def photo_masks(
 
 def boxes_to_input(boxes: torch.Tensor, placement: Letterbox) -> torch.Tensor:
     """Map xyxy boxes (n, 4) from photograph to input pixels."""
-    inner, photo = (
-        boxes.new_tensor(placement.inner_size * 2),
-        boxes.new_tensor(placement.photo_size * 2),
-    )
+    inner = boxes.new_tensor(placement.inner_size * 2)
+    photo = boxes.new_tensor(placement.photo_size * 2)
     return boxes / photo * inner + boxes.new_tensor(placement.pad * 2)

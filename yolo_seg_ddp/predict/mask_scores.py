@@ -29,10 +29,8 @@ def mask_logits(
     _, height, width = prototypes.shape
     logits = (coefficients @ prototypes.float().flatten(1)).view(-1, height, width)
     x1, y1, x2, y2 = boxes.T[..., None]
-    columns, rows = (
-        torch.arange(width, device=boxes.device),
-        torch.arange(height, device=boxes.device),
-    )
+    columns = torch.arange(width, device=boxes.device)
+    rows = torch.arange(height, device=boxes.device)
     is_inside = ((columns >= x1) & (columns < x2))[:, None, :] & ((rows >= y1) & (rows < y2))[
         :, :, None
     ]
@@ -80,7 +78,8 @@ def _mean_probabilities(
     for detection in range(len(corners)):
         left, top, right, bottom = corners[detection]
         weights = coefficients[detection]
-        total, number = np.float32(0), 0
+        total = np.float32(0)
+        number = 0
         for y in range(top, bottom):
             for x in range(left, right):
                 pixel = prototypes[y, x]

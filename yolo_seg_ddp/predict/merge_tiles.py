@@ -243,7 +243,8 @@ class _Comparison:
     """
 
     def __init__(self, pieces: _Pieces, wide: list[Runs]) -> None:
-        self.pieces, self.masks = pieces, Masks(wide)
+        self.pieces = pieces
+        self.masks = Masks(wide)
         self.corners = np.array([mask.corners for mask in wide])
 
     def pairs(self, positions: np.ndarray, in_tiles: bool) -> _Pairs:
@@ -277,7 +278,10 @@ def _links(pieces: _Pieces, pairs: _Pairs) -> list[tuple[float, int, int]]:
     may_link = ((pieces.tile[p] != pieces.tile[q]) | both_thin) & (
         pieces.score[q] >= SCORE_RATIO * pieces.score[p]
     )
-    p, q, both_thin, agreed = p[may_link], q[may_link], both_thin[may_link], pairs.iou[may_link]
+    p = p[may_link]
+    q = q[may_link]
+    both_thin = both_thin[may_link]
+    agreed = pairs.iou[may_link]
     one, two = pieces.corners[p], pieces.corners[q]
     strips = intersections(pieces.seen[p], pieces.seen[q])
     outer = intersections(

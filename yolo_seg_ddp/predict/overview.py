@@ -353,7 +353,8 @@ def box_overlap(box: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.nda
     """
     sides = intersections(box[None], others)
     shared = (sides[:, 2:] - sides[:, :2]).clip(0).prod(axis=1)
-    area, areas = np.prod(box[2:] - box[:2]), (others[:, 2:] - others[:, :2]).prod(axis=1)
+    area = np.prod(box[2:] - box[:2])
+    areas = (others[:, 2:] - others[:, :2]).prod(axis=1)
     return shared / (area + areas - shared).clip(1e-9), shared / max(area, 1e-9)
 
 

@@ -125,7 +125,8 @@ def _edges(
     number, lowest, highest = 0, right, left
     if left >= right or top >= bottom:
         return edges[:0], lowest, highest
-    start, stop = first_columns[left], min(first_columns[right - 1] + 3, values.shape[1])
+    start = first_columns[left]
+    stop = min(first_columns[right - 1] + 3, values.shape[1])
     line = np.zeros(values.shape[1] + 2, np.float32)
     is_positive = np.zeros(values.shape[0] + 2, np.bool_)  # rows of prototypes
     for row in range(first_rows[top], min(first_rows[bottom - 1] + 3, values.shape[0])):
@@ -145,7 +146,9 @@ def _edges(
         while x < right:
             column = first_columns[x]
             last = min(ends[column], right)
-            one, two, three = line[column], line[column + 1], line[column + 2]
+            one = line[column]
+            two = line[column + 1]
+            three = line[column + 2]
             # all pixels up to `last` are as the first one
             if min(one, two, three) > 0 or max(one, two, three) <= 0:
                 stop_at = x + 1
@@ -155,10 +158,12 @@ def _edges(
                 part = column_weights[pixel]
                 if (part[0] * one + part[1] * two + part[2] * three > 0) != is_inside:
                     edges[number] = y * ROW + pixel
-                    number, is_inside = number + 1, not is_inside
+                    number = number + 1
+                    is_inside = not is_inside
                     lowest, highest = min(lowest, pixel), max(highest, pixel)
             x = last
         if is_inside:
             edges[number] = y * ROW + right
-            number, highest = number + 1, right
+            number = number + 1
+            highest = right
     return edges[:number].copy(), lowest, highest

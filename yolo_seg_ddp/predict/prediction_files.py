@@ -346,7 +346,8 @@ def outline(region: Region) -> list[np.ndarray]:
     """
     if not region.mask.any():
         return []
-    bitmap, corner = region.mask.view(np.uint8), (region.left, region.top)
+    bitmap = region.mask.view(np.uint8)
+    corner = (region.left, region.top)
     contours, _ = cv2.findContours(
         bitmap, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE, offset=corner
     )

@@ -209,7 +209,8 @@ class Runs:
         left, top, right, bottom = corners
         width, height = right - left, bottom - top
         first, last = np.searchsorted(self.edges, (top * ROW, bottom * ROW))
-        rows, columns = self.edges[first:last] // ROW - top, self.edges[first:last] % ROW
+        rows = self.edges[first:last] // ROW - top
+        columns = self.edges[first:last] % ROW
         edges = np.empty(len(rows) + 2, np.int64)
         # runs outside become empty
         edges[1:-1] = rows * width + np.minimum(np.maximum(columns, left), right) - left
@@ -233,7 +234,8 @@ def intersection(first: Corners, second: Corners) -> Corners:
 
 def intersections(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return the `intersection` of each pair of rectangles (n, 4) of two lists."""
-    low, high = np.maximum(first[:, :2], second[:, :2]), np.minimum(first[:, 2:], second[:, 2:])
+    low = np.maximum(first[:, :2], second[:, :2])
+    high = np.minimum(first[:, 2:], second[:, 2:])
     return np.hstack([low, high])
 
 
@@ -262,12 +264,10 @@ class Cells:
     def of(cls, mask: Runs, cell_px: int) -> Cells:
         """Count a mask's pixels in square cells."""
         left, top, right, bottom = mask.corners
-        left, top, right, bottom = (
-            left // cell_px,
-            top // cell_px,
-            -(-right // cell_px),
-            -(-bottom // cell_px),
-        )
+        left = left // cell_px
+        top = top // cell_px
+        right = -(-right // cell_px)
+        bottom = -(-bottom // cell_px)
         counts = np.zeros((bottom - top, right - left), np.float32)
         _count_in_cells(mask.edges, cell_px, left, top, counts)
         return cls(left, top, counts)

@@ -53,7 +53,8 @@ def photo_features(detections: Detections, statistics: np.ndarray, size_px: int)
     if counted.any():
         extents = detections.boxes[:, 2:] - detections.boxes[:, :2]
         sides = extents.clamp(min=1e-3).prod(dim=1).sqrt().numpy()[counted]
-        confidence, scale = scores[counted].mean(), np.log(sides.mean() / size_px)
+        confidence = scores[counted].mean()
+        scale = np.log(sides.mean() / size_px)
     return np.array([np.log1p(counted.sum()), confidence, scale, *statistics], np.float64)
 
 
@@ -85,7 +86,8 @@ def _standardised(rows: np.ndarray) -> np.ndarray:
     """Return how far each row (n, k) is from the mean of the others, in their standard deviations;
     0 for what is not known.
     """
-    known, others = np.isfinite(rows), len(rows) - 1
+    known = np.isfinite(rows)
+    others = len(rows) - 1
     apart = np.where(known, rows - mean_features(rows), 0)
     means = (apart.sum(axis=0) - apart) / others
     variances = ((apart**2).sum(axis=0) - apart**2) / others - means**2

@@ -165,7 +165,8 @@ class Thresholds:
 
         Raises UserError if it predicts otherwise than the model was judged.
         """
-        rows, settings = self.content["classes"], self.content.get("settings") or {}
+        rows = self.content["classes"]
+        settings = self.content.get("settings") or {}
         judged = {"mask_score": False, **settings}  # earlier versions judged without
         for name, value in settings_of(predictor, names).items():
             if judged.get(name) != value:
@@ -200,7 +201,8 @@ class Thresholds:
         deviation is ranked among all groups'. A group like those is called unlike with a
         probability of at most MOST_FALSE_ALARMS.
         """
-        groups, unit = self.calibration, self.content.get("unit")
+        groups = self.calibration
+        unit = self.content.get("unit")
         if len(groups) < FEWEST_GROUPS:
             return (
                 f"Not compared with the {unit} that were judged: {FEWEST_GROUPS} are needed, "

@@ -134,7 +134,9 @@ class RecordTail:
                 stream.seek(self._offset)
                 data = stream.read(MAX_METRICS_BYTES)
         except FileNotFoundError:
-            is_new, self._identity, self._offset = self._identity is not None, None, 0
+            is_new = self._identity is not None
+            self._identity = None
+            self._offset = 0
             return is_new, []
         # the rest is still being written, or was left by a killed run
         complete = data[: data.rfind(b"\n") + 1]
@@ -207,7 +209,8 @@ class RunState:
             if isinstance(record.get("time_s"), int | float)
         ]
         pauses = (after - before for before, after in itertools.pairwise(times))
-        silent_s, longest_pause_s = self.silent_s(now_s), min(max(pauses, default=0.0), MAX_PAUSE_S)
+        silent_s = self.silent_s(now_s)
+        longest_pause_s = min(max(pauses, default=0.0), MAX_PAUSE_S)
         if silent_s > max(MAX_SILENCE_S, 3 * longest_pause_s):
             return (
                 f"nothing written for {silent_s / 60:.0f} minutes; is process {pid} on {host} "

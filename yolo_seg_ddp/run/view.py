@@ -90,7 +90,8 @@ def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str
 
 
 def _heading(state: RunState, now_s: float) -> list[str]:
-    name, config = printable(str(state.folder), 60), state.config
+    name = printable(str(state.folder), 60)
+    config = state.config
     trouble = state.trouble(now_s)
     reason = printable(str(state.status.get("reason") or ""), 200)
     if trouble:
@@ -232,7 +233,8 @@ def _position(state: RunState) -> tuple[int, float, str]:
     last = _last_batch(state)
     if not last or _number(last, "epoch") <= done:
         return done, 0.0, ""
-    batch, batches = _number(last, "batch") + 1, _number(last, "num_batches")
+    batch = _number(last, "batch") + 1
+    batches = _number(last, "num_batches")
     if not 0 < batches < math.inf:
         return done, 0.0, f"{batch:.0f}"
     return done, batch / batches, f"{batch:.0f}/{batches:.0f}"

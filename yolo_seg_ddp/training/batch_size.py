@@ -63,7 +63,8 @@ def largest_that_fits(fits: Callable[[int], bool], img_size: int, most: int) -> 
     """
     largest, step = 0, 1
     while step <= most and fits(step):
-        largest, step = step, step * 2
+        largest = step
+        step = step * 2
     if not largest:
         raise UserError(
             f"--batch-size auto: not one image of {img_size} pixels fits the GPU; use a smaller "

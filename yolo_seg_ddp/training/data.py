@@ -196,7 +196,8 @@ def open_split(
     noted = before.photographs.items() if before else ()
     known = {(key.removeprefix(f"{split} "), texts[2]): texts[0] for key, texts in noted}
     place = CachePlace(spec.root, spec.cache_folder, split, say, machine, options.skip_bad, known)
-    files, size_px = [photo.file for photo in photos], options.img_size
+    files = [photo.file for photo in photos]
+    size_px = options.img_size
     packed = windowed = index = None
     not_packed = ""
     if windows:

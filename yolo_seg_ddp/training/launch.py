@@ -100,11 +100,10 @@ def read_launch(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
     options.processes = int(processes) if re.fullmatch("[1-9][0-9]*", processes) else None
     flags = zip(("--batch-size", "--epochs", "--img-size"), trainer_numbers, strict=False)
     options.trainer_arguments = [*(word for pair in flags for word in pair), *trainer_arguments]
-    options.nodes, options.node_rank = variable("NNODES") or "1", variable("NODE_RANK")
-    options.master_addr, options.master_port = (
-        variable("MASTER_ADDR"),
-        options.master_port or variable("MASTER_PORT"),
-    )
+    options.nodes = variable("NNODES") or "1"
+    options.node_rank = variable("NODE_RANK")
+    options.master_addr = variable("MASTER_ADDR")
+    options.master_port = options.master_port or variable("MASTER_PORT")
     if not re.fullmatch("[1-9][0-9]*(:[1-9][0-9]*)?", options.nodes):
         parser.error(f"NNODES={options.nodes} is neither a number nor MIN:MAX")
     if options.node_rank and not options.node_rank.isdecimal():
@@ -217,7 +216,8 @@ def torchrun_command(options: argparse.Namespace, processes: int, trainer: str) 
     """Return the command that starts the processes of this machine; `options` comes from
     `read_launch`.
     """
-    settings, port = options.rdzv_conf, options.master_port or "29500"
+    settings = options.rdzv_conf
+    port = options.master_port or "29500"
     words = ["--nproc-per-node", str(processes), "--nnodes", options.nodes]
     if options.nodes == "1":
         # torchrun with its store on the loopback interface. With port 0 the store chooses a free
@@ -269,7 +269,8 @@ def main() -> None:
     """Check, say what starts, and become torchrun, which then receives this process's signals."""
     if sys.argv[1:2] == ["--no-own-trainer"]:
         return print_plan(*_split(sys.argv[1:]))
-    options, trainer = read_launch(sys.argv[1:], os.environ), os.environ.get("TRAIN_SCRIPT")
+    options = read_launch(sys.argv[1:], os.environ)
+    trainer = os.environ.get("TRAIN_SCRIPT")
     if options.nodes == "1" and options.master_port:
         require_free_port(int(options.master_port))
     if not {"--help", "-h"} & set(options.trainer_arguments):

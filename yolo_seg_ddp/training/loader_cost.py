@@ -43,9 +43,11 @@ class LoaderCost:
         # An epoch's first batch waits for the workers to start.
         if self._is_told or batch == 0:
             return ""
-        now_s, processor_s = time.perf_counter(), worker_processor_s()
+        now_s = time.perf_counter()
+        processor_s = worker_processor_s()
         if self._begun is None or self._begun[0] != epoch:
-            self._begun, self._waits = (epoch, batch, now_s, processor_s), []
+            self._begun = (epoch, batch, now_s, processor_s)
+            self._waits = []
             return ""
 
         # The others wait in the gradients' all-reduce for the rank that waits longest for its

@@ -158,11 +158,10 @@ class ValidationPictures:
                 photo, *scaled_size(photo.shape[1], photo.shape[0], VAL_PX / max(photo.shape))
             )
             placement = place(sample, (photo.shape[1], photo.shape[0]))
-            truth, first = outlines_in_photo(sample, placement), slice(MOST_OBJECTS)
-            true_boxes, masks = (
-                torch.from_numpy(sample.boxes),
-                list(photo_masks(prototypes, kept, placement)),
-            )
+            truth = outlines_in_photo(sample, placement)
+            first = slice(MOST_OBJECTS)
+            true_boxes = torch.from_numpy(sample.boxes)
+            masks = list(photo_masks(prototypes, kept, placement))
             pair = []
             for class_ids, boxes, shapes, scores, nothing in (
                 (sample.class_ids[first], true_boxes[first], truth[first], None, "no labels"),
@@ -213,5 +212,6 @@ def _draw(
     shown = fit_long_side(image, MOST_PX)
     # The mask's pixel of each pixel of the picture.
     place = ((np.arange(len(shown)) + 0.5) * masks.shape[-1] / len(shown)).astype(int)
-    boxes, masks = boxes * (len(shown) / len(image)), masks[:, place[:, None], place[None]]
+    boxes = boxes * (len(shown) / len(image))
+    masks = masks[:, place[:, None], place[None]]
     return draw_instances(shown, class_ids, boxes, masks, None, names, min_px=READABLE_PX)

@@ -277,7 +277,8 @@ def restore_resolved_options(
     choose differently, but an optimizer cannot load another optimizer's state, and a run should
     keep its precision.
     """
-    kept, lines = dict[str, Any](), list[str]()
+    kept = dict[str, Any]()
+    lines = list[str]()
     optimizer, precision = choices.get("optimizer"), choices.get("amp")
     if optimizer in OPTIMIZER_NAMES and options.optimizer in ("auto", optimizer):
         kept["optimizer"] = optimizer

@@ -68,10 +68,8 @@ class Segmentation(SegmentationStep):
             )
             print(rules, flush=True)
         labels = [data.val.labels(index) for index in range(min(len(data.val), CHOSEN_FROM))]
-        ranks, are_windows = (
-            (distributed.rank(), distributed.world_size()),
-            data.val.windowed is not None,
-        )
+        ranks = (distributed.rank(), distributed.world_size())
+        are_windows = data.val.windowed is not None
         every = plan.options.val_pictures_every
         self.pictures = ValidationPictures(
             labels, self.names, every, *ranks, are_windows=are_windows
@@ -85,7 +83,8 @@ class Segmentation(SegmentationStep):
 
     def evaluate(self, model: torch.nn.Module, loader: Any, epoch: Epoch) -> dict[str, float]:
         """Return the validation loss and the mean average precisions over all ranks."""
-        predictor, criterion = copy_for_prediction(model), self.val_criterion
+        predictor = copy_for_prediction(model)
+        criterion = self.val_criterion
         observer = self.pictures.observer(epoch.number, epoch.is_last)
         limits = {**AP_LIMITS, "mask_score": self.options.mask_score}
         observed: dict[str, Any] = {

@@ -27,10 +27,8 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            flag, flags = (
-                unknown[0].split("=")[0],
-                [one for each in self._actions for one in each.option_strings],
-            )
+            flag = unknown[0].split("=")[0]
+            flags = [one for each in self._actions for one in each.option_strings]
             advice = instead(flag, {action.dest for action in self._actions}) or nearest(
                 flag, flags
             )
@@ -59,10 +57,8 @@ def build_parser(config_class: type, description: str) -> argparse.ArgumentParse
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
-    folder, known = (
-        folder_option(config_class),
-        [field.name for field, _ in fields_of(config_class)],
-    )
+    folder = folder_option(config_class)
+    known = [field.name for field, _ in fields_of(config_class)]
     groups = _groups(config_class, parser)
     for field, kind in fields_of(config_class):
         keywords: dict[str, Any] = {"help": help_text_of(field, field is folder)}
@@ -142,10 +138,8 @@ def help_text_of(field: dataclasses.Field[Any], is_folder: bool) -> str:
     """Return an option's choices, meaning and default, in words: `none|auto: weights of the classes
     [none]`.
     """
-    choices, words = (
-        field.metadata["choices"],
-        {value: word for word, value in field.metadata["words"].items()},
-    )
+    choices = field.metadata["choices"]
+    words = {value: word for word, value in field.metadata["words"].items()}
     text = ("|".join(map(str, choices)) + ": " if choices else "") + field.metadata["help"]
     text += " (or --project and --name)" if is_folder else ""
     if (

@@ -151,7 +151,8 @@ def copy_to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     """
     if tensor.device.type != "cuda":
         return lambda: tensor
-    copy, is_done = tensor.to("cpu", non_blocking=True), torch.cuda.Event()
+    copy = tensor.to("cpu", non_blocking=True)
+    is_done = torch.cuda.Event()
     is_done.record()
 
     def wait() -> torch.Tensor:

@@ -30,10 +30,8 @@ EXIT_KEYBOARD = 130  # the shell's convention: 128 + SIGINT
 
 SAID = "said-"  # how the files of `print_error` begin, in torchrun's folder of a start of the ranks
 MAX_DETAILS = 1000  # lines of a DataErrors that are printed
-_ACCESS, _OTHER_PLACE = (
-    "give the user who runs this access to it and to its folder",
-    "name another place",
-)
+_ACCESS = "give the user who runs this access to it and to its folder"
+_OTHER_PLACE = "name another place"
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 ADVICE = {  # by the number of a file's error
     **dict.fromkeys((errno.EACCES, errno.EPERM), _ACCESS),

@@ -246,7 +246,8 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
     except OSError as error:
         if error.errno is not None:
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            error.filename2 = None
         raise
     finally:
         temporary.unlink(missing_ok=True)

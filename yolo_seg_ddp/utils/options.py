@@ -101,7 +101,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value, declared = getattr(self, field.name), field.metadata.get("bounds")
+            value = getattr(self, field.name)
+            declared = field.metadata.get("bounds")
             for number in value if isinstance(value, tuple | list) else [value]:
                 is_number = (
                     isinstance(number, int | float)
@@ -235,7 +236,8 @@ def unpack(kind: Any) -> tuple[type, bool, bool]:
     optional = False
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
         members = [member for member in typing.get_args(kind) if member is not type(None)]
-        optional, kind = len(members) < len(typing.get_args(kind)), members[0]
+        optional = len(members) < len(typing.get_args(kind))
+        kind = members[0]
     if typing.get_origin(kind) is tuple:
         return typing.get_args(kind)[0], True, optional
     return kind, False, optional

@@ -122,7 +122,8 @@ def format_table(
     Column number `cut` loses the middle of what makes the table too wide for a terminal.
     """
     rows = [list(row) for row in rows]
-    lines, align = [list(header), *([_cell(value) for value in row] for row in rows)], []
+    lines = [list(header), *([_cell(value) for value in row] for row in rows)]
+    align = []
     for column in range(len(header)):
         values = [row[column] for row in rows if row[column] is not None]
         are_numbers = values and all(map(_is_number, values))

@@ -25,7 +25,8 @@ class Kind:
     is_error: bool
 
 
-_error, _hint = partial(Kind, is_error=True), partial(Kind, is_error=False)
+_error = partial(Kind, is_error=True)
+_hint = partial(Kind, is_error=False)
 KINDS: dict[str, Kind] = {
     "leak": _error(
         "Photograph in two splits",

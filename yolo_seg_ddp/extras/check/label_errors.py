@@ -232,7 +232,8 @@ def _fill(polygon: np.ndarray, grid: tuple[int, int]) -> Region:
 
 def _near(objects: Iterable[Object], grid: tuple[int, int]) -> np.ndarray:
     """Return the cells of the grid that objects cover or come near: bool (H, W)."""
-    cells, side = canvas_of((one.mask for one in objects), grid), 2 * NEAR_PX + 1
+    cells = canvas_of((one.mask for one in objects), grid)
+    side = 2 * NEAR_PX + 1
     return cv2.dilate(cells.view(np.uint8), np.ones((side, side), np.uint8)).view(bool)
 
 

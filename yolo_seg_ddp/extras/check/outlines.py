@@ -150,7 +150,8 @@ def edge_contact(outline: np.ndarray, size: tuple[float, float]) -> tuple[list[s
     length that does.
     """
     steps = np.hypot(*(np.roll(outline, -1, axis=0) - outline).T)
-    sides, on_any = [], np.zeros(len(outline), bool)
+    sides = []
+    on_any = np.zeros(len(outline), bool)
     limits = itertools.product((0.0, 1.0), (0, 1))  # left, top, right, bottom
     for name, (end, axis) in zip(SIDES, limits, strict=True):
         is_near = np.abs(outline[:, axis] - end * size[axis]) < EDGE_PX

@@ -299,7 +299,8 @@ def draw_labels(entry: Entry, names: Sequence[str], size_px: int) -> bytes | Non
         photo = load_photo(entry.file, size_px)
     except ImageError:
         return None
-    class_ids, size = [row.class_id for row in entry.rows], photo.shape[1::-1]
+    class_ids = [row.class_id for row in entry.rows]
+    size = photo.shape[1::-1]
     outlines = [row.polygon * size for row in entry.rows]
     nameless = [""] * len(outlines)
     return encode_jpeg(

@@ -62,7 +62,8 @@ def _read_entry(
     spec: DatasetSpec, size_px: int, holds_folder: Callable[[Path], bool], job: tuple[str, Path]
 ) -> Entry:
     split, file = job
-    picture, findings = None, list[Finding]()
+    picture = None
+    findings = list[Finding]()
     try:
         picture = measure(file)
     except (ImageError, OSError) as error:

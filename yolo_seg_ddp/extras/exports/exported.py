@@ -172,7 +172,8 @@ class ExportedModel(nn.Module):
         }
 
     def _run_padded(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        count, missing = len(images), self.metadata.batch_size - len(images)
+        count = len(images)
+        missing = self.metadata.batch_size - len(images)
         if missing > 0 and not self.metadata.is_dynamic:
             images = torch.cat([images, images[-1:].expand(missing, -1, -1, -1)])
         try:
@@ -395,7 +396,8 @@ class _TensorRT:
                 f"{path}: TensorRT needs an NVIDIA GPU (--device cuda); use the ONNX or OpenVINO "
                 "export"
             )
-        self.runtime, self.device = import_runtime("tensorrt"), device
+        self.runtime = import_runtime("tensorrt")
+        self.device = device
         data = path.read_bytes()
         length = int.from_bytes(data[:METADATA_BYTES], "little", signed=True)
         if not 0 < length <= len(data) - METADATA_BYTES:

@@ -88,10 +88,8 @@ def compare_metadata(expected: ExportMetadata, export: ExportedModel) -> list[st
             f"class {number} is called {(*carried.names, 'missing')[number]}, torch's "
             f"{(*expected.names, 'missing')[number]}"
         )
-    on_input, trained = (
-        ("size_px", "batch_size", "is_dynamic", "precision"),
-        ("windows", "thin_classes", *TRAINING_FIELDS),
-    )
+    on_input = ("size_px", "batch_size", "is_dynamic", "precision")
+    trained = ("windows", "thin_classes", *TRAINING_FIELDS)
     for name in (*on_input, *trained, "source_sha256", "thresholds"):
         wanted, given = getattr(expected, name), getattr(carried, name)
         if wanted != given:
@@ -254,7 +252,9 @@ class Judge:
         tiling: Tiling | None,
         workers: int = 0,
     ) -> None:
-        self.photos, self.names, self.size_px = list(photos), names, size_px
+        self.photos = list(photos)
+        self.names = names
+        self.size_px = size_px
         self.device, self.tiling, self.workers = device, tiling, workers
         canvases = []
         for photo in self.photos[:PHOTOGRAPHS_FOR_OUTPUTS]:

@@ -144,7 +144,8 @@ def table(rows: list[Row]) -> str:
     )
     lines = []
     for row in rows:
-        speed, change = row.get("images_per_second"), largest_change(row.get("per_class", []))
+        speed = row.get("images_per_second")
+        change = largest_change(row.get("per_class", []))
         differences = row.get("largest_difference", {})
         lines.append(
             [

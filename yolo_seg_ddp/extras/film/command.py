@@ -90,7 +90,8 @@ def main() -> int:
     if read_rank_environment().world_size > 1:
         raise UsageError("--source: one process reads a film; start the command without torchrun")
     with claimed_output(config.output) as output:
-        film, positions = Film(config.source), Positions(Path(config.source))
+        film = Film(config.source)
+        positions = Positions(Path(config.source))
         target = output / ("camera.mp4" if film.is_live else f"{Path(config.source).stem}.mp4")
         if target.exists() and not film.is_live and target.samefile(config.source):
             raise UsageError(
@@ -125,7 +126,8 @@ def main() -> int:
             for (number, time_s), picture, prediction in progress(
                 predictor.predict(itertools.chain(first, frames))
             ):
-                place, entry = positions.at(time_s), photo_entry(names, picture.shape, prediction)
+                place = positions.at(time_s)
+                entry = photo_entry(names, picture.shape, prediction)
                 lines.write(
                     json.dumps({"frame": number, "time_s": round(time_s, 3)} | place | entry) + "\n"
                 )

@@ -38,7 +38,8 @@ class Film:
 
     def __init__(self, source: str) -> None:
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
-        self.is_live, self.name = is_live(source), printable(without_secrets(source), 400)
+        self.is_live = is_live(source)
+        self.name = printable(without_secrets(source), 400)
         if not self.is_live and not Path(source).is_file():
             raise UserError(
                 f"--source {self.name}: no such file; name one film, a camera's number or "

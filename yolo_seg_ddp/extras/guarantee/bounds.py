@@ -46,7 +46,8 @@ def upper_bound(losses: np.ndarray, limit: float, error: float) -> np.ndarray:
     because names often follow the time.
     """
     losses = losses[np.random.default_rng(0).permutation(len(losses))]
-    num_seen, variance = PRIOR_GROUPS + np.arange(1, len(losses) + 1)[:, None], limit * (1 - limit)
+    num_seen = PRIOR_GROUPS + np.arange(1, len(losses) + 1)[:, None]
+    variance = limit * (1 - limit)
     means = (PRIOR_GROUPS * limit + losses.cumsum(axis=0)) / num_seen
     variances = (PRIOR_GROUPS * variance + ((losses - means) ** 2).cumsum(axis=0)) / num_seen
     known = np.concatenate([np.full_like(losses[:1], variance), variances[:-1]])
@@ -104,7 +105,8 @@ class Guarantee:
         and their groups.
         """
         names, number = np.unique(groups, return_inverse=True)
-        sums, totals = np.zeros((len(names), len(LEVELS))), np.zeros(len(names))
+        sums = np.zeros((len(names), len(LEVELS)))
+        totals = np.zeros(len(names))
         is_alarm = self.name == FALSE_ALARMS
         for group, result in zip(number, results, strict=True):
             lengths = result.lengths[result.lengths[:, 0] == class_id]
@@ -168,7 +170,8 @@ class Assessed:
         """About how many groups with the same losses, repeated, would do at the safest level; None
         if none would.
         """
-        losses, limit = self.losses[:, [self.means.argmin()]], self.guarantee.limit
+        losses = self.losses[:, [self.means.argmin()]]
+        limit = self.guarantee.limit
 
         def is_enough(number: int) -> bool:
             return bool(upper_bound(np.resize(losses, (number, 1)), limit, self.error)[0] <= limit)

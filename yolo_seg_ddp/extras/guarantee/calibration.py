@@ -132,7 +132,8 @@ class ThresholdCalibrator:
                 f"--guarantee {' '.join(words)}: give recall and false_alarms at most once each"
             )
         self.groups, self.unit = groups_of(spec, photos)
-        self.names, self.error = spec.names, (1 - certainty) / len(words)
+        self.names = spec.names
+        self.error = (1 - certainty) / len(words)
         self.features: dict[int, np.ndarray] = {}
         self.calibration: list[list[float]] = []
         digest, proof = prove(model, spec, split, photos)

@@ -98,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _about(content: Any) -> tuple[list[str], list[str]]:
     """Return the names of the classes, and the model's file with the notes of its predictions."""
-    classes, texts = content["classes"], [content["model"], *content["notes"]]
+    classes = content["classes"]
+    texts = [content["model"], *content["notes"]]
     if not all(isinstance(text, str) for text in [*classes, *texts]):
         raise TypeError("model, classes and notes must be texts")
     return classes, texts

@@ -146,7 +146,8 @@ def _views(folder: Path, asset: Asset, entries: dict[str, Row]) -> list[Row]:
     views, scores = [], []
     for file, number in asset.views:
         entry = entries[file]
-        detection, size = entry["detections"][number], (entry["width"], entry["height"])
+        detection = entry["detections"][number]
+        size = (entry["width"], entry["height"])
         box = np.array(detection["box_xyxy"], np.float64)
         links = {
             "thumbnail": thumbnail_path(entry["key"], number),
@@ -210,7 +211,8 @@ def _change_row(change: Change, before: Before, rows: dict[str, Row]) -> Row:
     """Return the properties of a change's feature, with the asset's present position, or the
     earlier one if it is gone.
     """
-    old, now = change.before, rows[change.asset.asset_id] if change.asset else {}
+    old = change.before
+    now = rows[change.asset.asset_id] if change.asset else {}
     class_before = None if old is None else before.classes[before.places.class_ids[old]]
     if old is not None and not now:
         now = {"asset": before.ids[old], "class": class_before}

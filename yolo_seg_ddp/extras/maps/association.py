@@ -160,7 +160,8 @@ def place_flight(
     # of directions that were flown
     rays = replace(rays, common=rays.common[:, :, rays.common.any(axis=(0, 1))])
     expected = Expected.before(ground_height_m, height_sigma_m, rays.common.shape[2])
-    labels, distance = np.arange(len(rays)), rays.distance
+    labels = np.arange(len(rays))
+    distance = rays.distance
     if not len(rays):
         return labels, Placed(np.zeros((0, 3)), np.zeros((0, 3, 3)))
     known = expected
@@ -271,9 +272,11 @@ def _assign(
     member = np.where(taken[order][at] == wanted, order[at], -1)
     has_others = num_members[group] > (member >= 0)
     row, group, member = row[has_others], group[has_others], member[has_others]
-    gain, alone = np.zeros(len(row)), singles.misfit(expected)
+    gain = np.zeros(len(row))
+    alone = singles.misfit(expected)
     for part in _parts(len(row)):
-        one, others = row[part], groups[group[part]]
+        one = row[part]
+        others = groups[group[part]]
         is_in = np.flatnonzero(member[part] >= 0)
         without = others[is_in] - singles[member[part][is_in]]
         for mine, changed in zip(others.parts, without.parts, strict=True):
@@ -307,7 +310,8 @@ def best_pairs(first: np.ndarray, second: np.ndarray, gain: np.ndarray) -> np.nd
                 np.unique(side[part], return_inverse=True)[1] for side in (first, second)
             )
             shape = rows.max() + 1, columns.max() + 1
-            gains, place = np.zeros(shape), np.zeros(shape, int)
+            gains = np.zeros(shape)
+            place = np.zeros(shape, int)
             gains[rows, columns], place[rows, columns] = gain[part], part
             best = linear_sum_assignment(-gains)
             part = place[best][gains[best] > 0]

@@ -256,7 +256,8 @@ def sight_lines(
     latter is infinite if the height is unknown. strip_heading: of the flight's strips in radians,
     or of a quarter turn from them.
     """
-    centres, sides = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
+    centres = (boxes[:, :2] + boxes[:, 2:]) / 2
+    sides = boxes[:, 2:] - boxes[:, :2]
     direction = _middles(camera, centres, sides)
     across = _across(direction)
 

@@ -97,10 +97,8 @@ def read_before(file: Path) -> Before:
         major, minor = (
             _number(properties, key, 1e-3, place) for key in ("ellipse_major_m", "ellipse_minor_m")
         )
-        bearing, shared = (
-            _number(properties, "ellipse_bearing_deg", 0, place),
-            _number(properties, "common_sigma_m", 0, place),
-        )
+        bearing = _number(properties, "ellipse_bearing_deg", 0, place)
+        shared = _number(properties, "common_sigma_m", 0, place)
         if minor > major or shared * TO_95 > minor + 0.03:
             raise UserError(
                 f"{place}: ellipse_minor_m is above ellipse_major_m or below what common_sigma_m "
@@ -109,7 +107,8 @@ def read_before(file: Path) -> Before:
         classes.append(properties["class"])
         covariances.append(covariance_of(major, minor, bearing))
         common.append(shared)
-    every, shared = list(dict.fromkeys(classes)), min(common)
+    every = list(dict.fromkeys(classes))
+    shared = min(common)
     rest = np.array(covariances) - shared**2 * np.eye(2)
     values, axes = np.linalg.eigh(rest)
     rest = axes * np.maximum(values, DIGITS_M**2)[:, None] @ axes.mT
@@ -164,7 +163,8 @@ def find_changes(survey: Survey, before: Before, names: Sequence[str]) -> list[C
     rates = np.linspace(*RATES, 50)
     expected = (num_looks * rates / (1 - (1 - rates) ** num_looks)).sum(axis=0)
     miss = 1 - float(rates[np.argmin(np.abs(expected - num_views.sum()))])
-    missed, missed_before = miss**looks, float(miss**before.looks)
+    missed = miss**looks
+    missed_before = float(miss**before.looks)
     old = np.setdiff1d(np.flatnonzero(before.is_sure), same[:, 0])
     new = np.setdiff1d(
         [number for number, asset in enumerate(now) if asset.is_sure], same[:, 1]

@@ -34,18 +34,18 @@ MAX_HEADER_BYTES = 32_000_000
 GPS_IFD = 0x8825  # this and the tags below: EXIF 2.32 (CIPA DC-008-2019), 4.6
 LATITUDE_REF, LATITUDE, LONGITUDE_REF, LONGITUDE, ALTITUDE_REF, ALTITUDE = 1, 2, 3, 4, 5, 6
 TIME_OFFSET, SOFTWARE, TIME_WRITTEN, MAKER_NOTE = 0x9011, 0x0131, 0x0132, 0x927C
-WIDTH, HEIGHT, DIGITAL_ZOOM, FOCAL_LENGTH_MM, FOCAL_LENGTH_35_MM = (
-    0xA002,
-    0xA003,
-    0xA404,
-    0x920A,
-    0xA405,
-)
+WIDTH = 0xA002
+HEIGHT = 0xA003
+DIGITAL_ZOOM = 0xA404
+FOCAL_LENGTH_MM = 0x920A
+FOCAL_LENGTH_35_MM = 0xA405
 # CIPA DCG-001: the 35 mm equivalent has the same diagonal angle of view
 DIAGONAL_35_MM = math.hypot(36, 24)
 # Sensors of one inch (16 mm diagonal), APS-C (28) and 35 mm have sides of 3 to 2; the others of
 # drones 4 to 3.
-INCH_SENSOR_MM, LEAST_APS_SENSOR_MM, WIDEST_SENSOR = (14, 17), 25, 1.55
+INCH_SENSOR_MM = (14, 17)
+LEAST_APS_SENSOR_MM = 25
+WIDEST_SENSOR = 1.55
 # shares; the equivalent is rounded to whole millimetres
 CALIBRATED_FOCAL_SIGMA, FOCAL_35_MM_SIGMA = 0.01, 0.03
 MOST_FOCAL_DIFFERENCE = 0.15  # between the two
@@ -289,10 +289,8 @@ class PhotoMetadata:
         """When the photograph was taken, ISO 8601: local time, with its offset from UTC if EXIF has
         it.
         """
-        taken, offset = (
-            parse_exif_time(self.exif.get(EXIF_TIME_TAG)),
-            str(self.exif.get(TIME_OFFSET, "")).strip("\0 "),
-        )
+        taken = parse_exif_time(self.exif.get(EXIF_TIME_TAG))
+        offset = str(self.exif.get(TIME_OFFSET, "")).strip("\0 ")
         if taken is None:
             return None
         return taken.isoformat() + (offset if re.fullmatch(r"[+-]\d\d:\d\d", offset) else "")
@@ -336,9 +334,11 @@ def read_metadata(path: Path) -> PhotoMetadata:
     except EXIF_ERRORS as error:
         return PhotoMetadata(problem=f"header not readable ({type(error).__name__})")
     try:
-        dji, problem = read_dji_fields(packet) if packet else {}, None
+        dji = read_dji_fields(packet) if packet else {}
+        problem = None
     except XmpError as error:
-        dji, problem = {}, f"XMP refused: {error}"
+        dji = {}
+        problem = f"XMP refused: {error}"
     return PhotoMetadata(*frame, exif, gps, dji, problem)
 
 

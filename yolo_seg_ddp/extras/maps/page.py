@@ -96,7 +96,8 @@ def _map(tables: AssetTables, colors: dict[str, int]) -> Markup:
     everything = np.concatenate([points, *paths])
     low, high = everything.min(axis=0), everything.max(axis=0)
     longest = max(float((high - low).max()), 20.0)
-    middle, half = (low + high) / 2, np.maximum((high - low) / 2, LEAST_SHARE * longest / 2)
+    middle = (low + high) / 2
+    half = np.maximum((high - low) / 2, LEAST_SHARE * longest / 2)
     scale = (MAP_PX - 2 * MARGIN_PX) / (2 * half[0])
     height_px = min(2 * half[1] * scale, 1.5 * MAP_PX) + 2 * MARGIN_PX
     scale = min(scale, (height_px - 2 * MARGIN_PX) / (2 * half[1]))
@@ -176,7 +177,8 @@ def _scale_bar(scale: float, height_px: float) -> list[Markup]:
     most = MAP_PX / 4 / scale
     power = 10.0 ** np.floor(np.log10(most))
     metres = max(step * power for step in (1, 2, 5) if step * power <= most)
-    length, y = metres * scale, height_px - 14
+    length = metres * scale
+    y = height_px - 14
     ends = f"M12,{y - 5:.1f}v5h{length:.1f}v-5"
     return [
         element("path", d=ends, style="fill:none;stroke:var(--ink);stroke-width:1.5"),

@@ -37,7 +37,9 @@ from yolo_seg_ddp.utils.text import format_table
 HOME = (47.3769, 8.5417)
 NUM_POLES, POLE_SPACING_M, BESIDE_M, HEIGHT_M = 60, 50.0, 25.0, 30.0
 # terrain; the middle of a pole; length of a pole
-GROUND_SIGMA_M, MIDDLE_M, POLE_M = 3.7, 6.0, (9.0, 14.0)
+GROUND_SIGMA_M = 3.7
+MIDDLE_M = 6.0
+POLE_M = (9.0, 14.0)
 WIDTH_PX, HEIGHT_PX, FOCAL_PX = 4000, 3000, 2700.0
 MISSED, FALSE = 0.1, 0.05
 SPACINGS_M = (45.0, 15.0, 7.5)  # between photographs: 2, 6 and 12 of them show a pole
@@ -65,7 +67,8 @@ class Setting:
 def draw_poles(rng: np.random.Generator, number: int = NUM_POLES) -> np.ndarray:
     """Return poles along a line (n, 5): metres north, east and down of the foot, length, class."""
     north = np.cumsum(rng.uniform(0.8, 1.2, number)) * POLE_SPACING_M
-    beside, ground = rng.normal(0, 2, number), -rng.normal(0, GROUND_SIGMA_M, number)
+    beside = rng.normal(0, 2, number)
+    ground = -rng.normal(0, GROUND_SIGMA_M, number)
     return np.stack([north, beside, ground, rng.uniform(*POLE_M, number), np.zeros(number)], axis=1)
 
 
@@ -81,7 +84,8 @@ def fly(
     share = np.repeat(setting.true_shares, 3)
     # North, east, down; turns about ahead, right, down.
     sigmas = np.array([setting.gps_m] * 2 + [1.0] + [setting.gimbal_deg] * 3)
-    common, independent = np.sqrt(share) * sigmas * rng.normal(size=6), np.sqrt(1 - share) * sigmas
+    common = np.sqrt(share) * sigmas * rng.normal(size=6)
+    independent = np.sqrt(1 - share) * sigmas
     focal_px = FOCAL_PX * (1 + 0.01 * rng.normal())
     views: list[View] = []
     shown, single = [], []
@@ -130,7 +134,8 @@ def _boxes(
     ends = np.stack([poles[:, :3], poles[:, :3] - np.outer(poles[:, 3], (0, 0, 1))], axis=1) - at
     body = ends @ camera.attitude
     pixels = camera.focal_px * body[..., 1:] / np.maximum(body[..., :1], 1) + size / 2
-    low, high = pixels.min(axis=1) - 15, pixels.max(axis=1) + 15
+    low = pixels.min(axis=1) - 15
+    high = pixels.max(axis=1) + 15
     middle = (low + high) / 2
     is_seen = (body[..., 0] > 1).all(axis=1) & ((middle > 0) & (middle < size)).all(axis=1)
     shown = np.flatnonzero(is_seen & (rng.random(len(poles)) > MISSED))
@@ -179,7 +184,10 @@ def changed(poles: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, di
     last three.
     """
     chosen = rng.permutation(np.arange(2, NUM_POLES - 2))[:10]
-    gone, shifted, other, beside = chosen[:3], chosen[3:5], chosen[5:7], chosen[7:]
+    gone = chosen[:3]
+    shifted = chosen[3:5]
+    other = chosen[5:7]
+    beside = chosen[7:]
     after = poles.copy()
     angle = rng.uniform(0, 2 * np.pi, 2)
     after[shifted, :2] += 4 * np.stack([np.cos(angle), np.sin(angle)], axis=1)
@@ -199,12 +207,11 @@ def count_changes(
     before: Survey, now: Survey, poles: np.ndarray, kinds: dict[str, set[int]]
 ) -> tuple[int, int]:
     """Return the number of planted changes that were found, and of other reported changes."""
-    hits, others = set(), 0
+    hits = set()
+    others = 0
     assets = [asset for asset in before.assets if asset.is_placed]
-    sure, looks = (
-        np.array([asset.is_sure for asset in assets]),
-        np.median([asset.looks for asset in assets]),
-    )
+    sure = np.array([asset.is_sure for asset in assets])
+    looks = np.median([asset.looks for asset in assets])
     # as in an earlier flight's assets.geojson
     ids = tuple(str(number) for number in range(len(assets)))
     earlier = Before(ids, CLASSES, before.places(assets), sure, float(looks))

@@ -97,7 +97,8 @@ def shift_between(one: Places, other: Places) -> tuple[np.ndarray, np.ndarray]:
     2).
     """
     spread = (one.common_m**2 + other.common_m**2) * np.eye(2)
-    shift, information = np.zeros(2), np.linalg.inv(spread + 1e-9 * np.eye(2))
+    shift = np.zeros(2)
+    information = np.linalg.inv(spread + 1e-9 * np.eye(2))
     for _ in range(ROUNDS):
         i, j = compare(one, other, shift, spread).T
         if not len(i):
@@ -113,7 +114,8 @@ def compare(one: Places, other: Places, shift: np.ndarray, spread: np.ndarray) -
     """Return the pairs (k, 2) of places of one class within the gate, for a known shift."""
     if not len(one) or not len(other):
         return np.zeros((0, 2), int)
-    here, there = one.around(*_origin(one)), other.around(*_origin(one)) - shift
+    here = one.around(*_origin(one))
+    there = other.around(*_origin(one)) - shift
     wide = other.covariances + spread
     i, j = near(Placed(here, one.covariances), Placed(there, wide), one.class_ids, other.class_ids)
     squares = misfit(there[j] - here[i], one.covariances[i] + wide[j])
@@ -201,9 +203,11 @@ class Survey:
         """Return how many photographs show points (n,), from a distance at which objects of the
         class were found.
         """
-        points, count = geocentric(latitude, longitude), np.zeros(len(class_ids), int)
+        points = geocentric(latitude, longitude)
+        count = np.zeros(len(class_ids), int)
         reach = self._reach(class_ids)
-        tree, furthest_m = cKDTree(points), 1.001 * reach.max(initial=0)
+        tree = cKDTree(points)
+        furthest_m = 1.001 * reach.max(initial=0)
         for view in (view for flight in self.flights for view in flight if view.up_m is not None):
             close = np.array(
                 tree.query_ball_point(geocentric(view.latitude, view.longitude), furthest_m), int
@@ -312,7 +316,8 @@ def survey(views: Iterable[View], site: Site) -> Survey:
             squares = misfit(offsets, asset.covariance + ASSET_SIGMA_M**2 * np.eye(2))
             if (squares <= GATE).any():
                 best = int(np.argmin(squares))
-                asset.known, asset.candidates = int(numbers[best]), int((squares <= GATE).sum())
+                asset.known = int(numbers[best])
+                asset.candidates = int((squares <= GATE).sum())
                 asset.beside_m = float(np.linalg.norm(offsets[best]))
     return result
 
@@ -391,7 +396,8 @@ def _clock(time: str) -> datetime:
 
 def _place(flight: list[View], site: Site) -> tuple[list[Asset], float]:
     """Return a flight's assets and the standard deviation of the position error that they share."""
-    first, errors = flight[0], site.errors
+    first = flight[0]
+    errors = site.errors
     parts: list[Rays] = []
     members: list[tuple[str, int]] = []
     headings = np.array([view.camera.heading for view in flight])

@@ -68,7 +68,8 @@ def _surroundings(box: np.ndarray, size: tuple[int, ...]) -> tuple[np.ndarray, n
     """Return the corners of the part of a photograph that a box's thumbnail shows. size (w, h): of
     the photograph.
     """
-    corners, limits = box.reshape(2, 2), np.array(size)
+    corners = box.reshape(2, 2)
+    limits = np.array(size)
     half = np.maximum(
         (corners[1] - corners[0]) / 2 + MARGIN * (corners[1] - corners[0]).max(), LEAST_PX / 2
     )

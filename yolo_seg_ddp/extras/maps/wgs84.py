@@ -18,7 +18,8 @@ def geocentric(latitude_deg: np.ndarray | float, longitude_deg: np.ndarray | flo
     """Return geocentric X, Y, Z in metres of points on the ellipsoid: float64 (..., 3)."""
     latitude, longitude = np.radians(latitude_deg), np.radians(longitude_deg)
     normal = SEMI_MAJOR_M / np.sqrt(1 - ECCENTRICITY_2 * np.sin(latitude) ** 2)
-    from_axis, z = normal * np.cos(latitude), normal * (1 - ECCENTRICITY_2) * np.sin(latitude)
+    from_axis = normal * np.cos(latitude)
+    z = normal * (1 - ECCENTRICITY_2) * np.sin(latitude)
     return np.stack([from_axis * np.cos(longitude), from_axis * np.sin(longitude), z], axis=-1)
 
 

@@ -94,7 +94,8 @@ class Mirror(FolderSender):
         self._url = url
         self._entities, self._store_of = mlflow.entities, MlflowArtifactsRepository
         self._client = mlflow.MlflowClient(url, url)
-        self._tail, self._time_ms = RecordTail(folder / "metrics.jsonl"), 0
+        self._tail = RecordTail(folder / "metrics.jsonl")
+        self._time_ms = 0
         # by number: MLflow's metrics, the epoch's number last
         self._epochs: dict[int, list[Any]] = {}
         self._sent_files: dict[Path, int] = {}  # their times in ns
@@ -131,7 +132,8 @@ class Mirror(FolderSender):
     def _send_run(self, ready: set[int], status: str) -> None:
         """Send what the server lacks: these epochs, the options, files. A `status` ends the run."""
         client, folder, (run, there) = self._client, self._folder, self._open_run()
-        run_id, options = run.info.run_id, read_config(folder).items()
+        run_id = run.info.run_id
+        options = read_config(folder).items()
         params = [self._entities.Param(*item) for item in options if item[0] not in run.data.params]
         metrics = [metric for number in sorted(ready - there) for metric in self._epochs[number]]
         client.log_batch(run_id, metrics, params)
@@ -162,7 +164,8 @@ class Mirror(FolderSender):
         """Return the folder's run and the epochs that it has; a new run if there is none, or if
         metrics.jsonl contradicts it.
         """
-        client, note = self._client, read_mapping(self._folder / "mlflow.json")
+        client = self._client
+        note = read_mapping(self._folder / "mlflow.json")
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
         experiment = client.get_experiment_by_name(name)
         place = str(experiment.experiment_id if experiment else client.create_experiment(name))

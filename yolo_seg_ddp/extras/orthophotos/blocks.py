@@ -182,7 +182,8 @@ def join_blocks(
         )
         first = numbers.stop
         next_top = rows[position + 1][0][1] if position + 1 < len(rows) else np.inf
-        waiting, complete = [], list[list[BlockPiece]]()
+        waiting = []
+        complete = list[list[BlockPiece]]()
         for group in groups:
             ends = [piece.mask.corners[3] for piece in group if piece.tile in numbers]
             (waiting if max(ends, default=0) + WIDEN_PX > next_top else complete).append(group)
@@ -209,7 +210,8 @@ def _connected(groups: list[list[BlockPiece]], blocks: list[Corners]) -> list[li
                 _near([pieces[position] for position in in_block[block]], shared)
                 for block in (one, other)
             )
-            a, b = a[:, None], b[None]
+            a = a[:, None]
+            b = b[None]
             meet = (np.maximum(a[..., :2], b[..., :2]) < np.minimum(a[..., 2:4], b[..., 2:4])).all(
                 axis=-1
             )

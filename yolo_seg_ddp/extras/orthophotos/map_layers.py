@@ -149,12 +149,14 @@ class MapLayers:
     def __init__(self, folder: Path, raster: Orthophoto, names: Sequence[str]) -> None:
         from pyproj import Geod
 
-        self.raster, self.names = raster, [plain_text(name) for name in names]
+        self.raster = raster
+        self.names = [plain_text(name) for name in names]
         self._targets = [folder / GEOPACKAGE, folder / GEOJSON]
         self._parts = [target.with_name(f".part-{target.name}") for target in self._targets]
         for part in self._parts:
             part.unlink(missing_ok=True)
-        self._to_degrees, self._ellipsoid = transformer(raster.crs, WGS84), Geod(ellps="WGS84")
+        self._to_degrees = transformer(raster.crs, WGS84)
+        self._ellipsoid = Geod(ellps="WGS84")
         self._json = new_text_file(self._parts[1])
         self._json.write('{"type": "FeatureCollection", "features": [')
         self._separator = "\n"
@@ -220,7 +222,8 @@ class MapLayers:
         """Append features to the GeoPackage's layers; the first call creates them."""
         from pyogrio.raw import write
 
-        path, kinds = self._parts[0], (object, np.float64, np.float64, np.float64)
+        path = self._parts[0]
+        kinds = (object, np.float64, np.float64, np.float64)
         is_new = not path.exists()
         for layer, (geometry_type, *sizes) in LAYERS.items():
             features = rows.get(layer, [])

@@ -79,7 +79,8 @@ def reliability_chart(title: str, calibration: Mapping[str, Any]) -> Markup:
     most = max((row["num_detections"] for row in bins), default=0)
     parts = []
     for row in bins:
-        left, width = _x(row["low"]) + 1, _x(row["high"]) - _x(row["low"]) - 2
+        left = _x(row["low"]) + 1
+        width = _x(row["high"]) - _x(row["low"]) - 2
         top = _y(row["precision"])
         tip = (
             f"confidence {row['confidence']:.3f}, precision {row['precision']:.3f}, "
@@ -186,7 +187,8 @@ def confusion_chart(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> Ma
                     class_=f"cell small{ink}",
                 ),
             ]
-    width, height = left + side + (8 if is_large else round(left * 0.5)), top + side + 8
+    width = left + side + (8 if is_large else round(left * 0.5))
+    height = top + side + 8
     label = "Confusion matrix; the table below lists its largest off-diagonal entries"
     view = {"viewBox": f"0 0 {width} {height}", "role": "img", "aria_label": label}
     style = f"width:{width}px;min-width:{min(width, 1200) if is_large else min(width, 560)}px"

@@ -244,7 +244,8 @@ class Thumbnails:
         shown = place(sample, (photo.shape[1], photo.shape[0]))
         small = [shrunk(mask, placement.photo_size, shown.photo_size) for mask in masks[:number]]
         true_colors, predicted_colors, rows = judge(sample, sure, placement, self.in_photo)
-        colors, shapes = list(predicted_colors), list[Mask](small)
+        colors = list(predicted_colors)
+        shapes = list[Mask](small)
         for outline, color in zip(outlines_in_photo(sample, shown), true_colors, strict=True):
             if color == MISSED:
                 colors.append(color)

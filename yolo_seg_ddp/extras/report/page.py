@@ -221,7 +221,8 @@ def _curve(
 def _guarantee(guarantee: dict[str, Any]) -> list[Markup]:
     """Return what is guaranteed in words, and the guaranteed recall over confidence."""
     meaning = [f"“{words}” is {what}. " for words, what in guarantee["promises"].items()]
-    at, rows = np.linspace(0, 1, 1000), guarantee["classes"]
+    at = np.linspace(0, 1, 1000)
+    rows = guarantee["classes"]
     curves = [
         Line(row["class"], np.interp(at, guarantee["levels"], row["certain"]["recall"]), class_id)
         for class_id, row in enumerate(rows)

@@ -73,16 +73,20 @@ def verdict(models: Sequence[Metrics], kind: str) -> Markup:
 
     A thin class is judged by its centrelines, any other one by its AP50.
     """
-    first, classes_at = models[0], {level: list[str]() for level in LEVELS}
+    first = models[0]
+    classes_at = {level: list[str]() for level in LEVELS}
     rows = sorted(
         (row for row in first["per_class"] if row["num_targets"]),
         key=lambda row: -row[f"{kind}_map50"],
     )
     for row in rows:
-        score, words = row[f"{kind}_map50"], counted(row["num_targets"], "object")
+        score = row[f"{kind}_map50"]
+        words = counted(row["num_targets"], "object")
         if kind == "mask" and row.get("centreline_recall") is not None:
-            score, recall = row["centreline_precision"] or 0, row["centreline_recall"]
-            score, words = min(score, recall), f"{100 * recall:.0f} % of the length"
+            score = row["centreline_precision"] or 0
+            recall = row["centreline_recall"]
+            score = min(score, recall)
+            words = f"{100 * recall:.0f} % of the length"
         classes_at[next(level for level, least in LEVELS.items() if score >= least)].append(
             f"{row['name']} ({words})"
         )
@@ -209,7 +213,8 @@ def threshold_table(models: Sequence[Metrics], kind: str) -> Markup:
 
 def confusions_table(metrics: Metrics) -> Markup:
     """Return the largest off-diagonal entries of the confusion matrix."""
-    matrix, names = metrics["confusion_matrix"], [row["name"] for row in metrics["per_class"]]
+    matrix = metrics["confusion_matrix"]
+    names = [row["name"] for row in metrics["per_class"]]
     predicted, true = [*names, "missed"], [*names, "background"]
     totals = [sum(row[column] for row in matrix) for column in range(len(matrix))]
     entries = [

@@ -98,7 +98,8 @@ def raise_continuing(rows: list[Row]) -> list[Row]:
     Wires go on behind poles and where the network hardly sees them.
     """
     lines = {number: row.line for number, row in enumerate(rows) if row.line}
-    numbers, scores = [*lines], np.array([row.score for row in rows])
+    numbers = [*lines]
+    scores = np.array([row.score for row in rows])
     raised = scores.copy()
     classes = np.array([rows[number].class_id for number in numbers])
     for first, second in continued_ends([*lines.values()], classes):

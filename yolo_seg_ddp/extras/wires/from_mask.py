@@ -85,7 +85,8 @@ class Curve:
         )[:, None]
         near = np.abs(y - bend * x * (1 - x)) * length[:, None] <= max(width / 2, 2.0)
         best = int(near.sum(axis=1).argmax())
-        scale, value = length[best], bend[best, 0]
+        scale = length[best]
+        value = bend[best, 0]
         axes = np.stack([along[best], across[best]], axis=1)
         return cls(points[first[best]], axes, np.array([-value / scale, value, 0.0]))
 
@@ -96,7 +97,8 @@ class Curve:
         along, across = ((middles - self.centre) @ self.axes).T
         scale = max(float(np.abs(along).max()), 1.0)
         degree = min(1 if is_short else 2, len(along) - 1)
-        trust, polynomial = np.ones(len(along)), np.zeros(3)
+        trust = np.ones(len(along))
+        polynomial = np.zeros(3)
         for _ in range(FIT_ROUNDS):
             fitted = np.polyfit(along / scale, across, degree, w=np.sqrt(trust * weights))
             polynomial = np.concatenate([np.zeros(2 - degree), fitted]) / scale ** np.arange(
@@ -266,7 +268,8 @@ def find_lines(region: Region) -> list[Line]:
         return []
     rows, columns = np.nonzero(region.mask)
     points = np.stack([columns + (region.left + 0.5), rows + (region.top + 0.5)], axis=1)
-    width, total = _width_of(region.mask), len(points)
+    width = _width_of(region.mask)
+    total = len(points)
     lines: list[Line] = []
     while len(points) > NUMBERS.further_share * total and len(lines) < MOST_LINES:
         part = SlicedMask.of(points, width)
@@ -340,7 +343,8 @@ def _longest_path(pixels: np.ndarray) -> np.ndarray:
     start = 0
     for _ in range(2):  # from any pixel to the farthest one, and from there
         distances, before = dijkstra(graph, directed=False, indices=start, return_predecessors=True)
-        first, start = start, int(np.where(np.isfinite(distances), distances, -1).argmax())
+        first = start
+        start = int(np.where(np.isfinite(distances), distances, -1).argmax())
     path = [start]
     while path[-1] != first:
         path.append(int(before[path[-1]]))

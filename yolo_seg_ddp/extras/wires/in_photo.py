@@ -37,17 +37,20 @@ def profiles(line: Line, photo: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     lengths = np.diff(starts, append=len(points))
     profile = np.add.reduceat(seen, starts, axis=0) / lengths[:, None, None]
     outer = np.count_nonzero(offsets < -width)
-    left, right = profile[:, :outer].mean(axis=1), profile[:, -outer:].mean(axis=1)
+    left = profile[:, :outer].mean(axis=1)
+    right = profile[:, -outer:].mean(axis=1)
     ground = left[:, None] + (right - left)[:, None] * np.linspace(0, 1, len(offsets))[:, None]
     contrast = np.abs(profile - ground).max(axis=2)
-    peak, number = contrast.argmax(axis=1), np.arange(len(offsets))
+    peak = contrast.argmax(axis=1)
+    number = np.arange(len(offsets))
     highest = contrast.max(axis=1)
     is_low = contrast <= highest[:, None] / 2
     first = np.where(is_low & (number < peak[:, None]), number, 0).max(axis=1)
     last = np.where(is_low & (number > peak[:, None]), number, len(offsets) - 1).min(axis=1)
     is_wire = highest > NUMBERS.noise
     places = (starts + lengths / 2) * (line.length_px / max(len(points) - 1, 1))
-    widths, beside = (last - first - 1) * ACROSS_PX, (offsets[first] + offsets[last]) / 2
+    widths = (last - first - 1) * ACROSS_PX
+    beside = (offsets[first] + offsets[last]) / 2
     return places[is_wire], beside[is_wire], widths[is_wire]
 
 

@@ -88,11 +88,13 @@ def continued_ends(lines: Sequence[Line], class_ids: np.ndarray) -> list[tuple[i
     offset = at[None] - at[:, None]  # from the end of the row to that of the column
     ahead = (offset * outward[:, None]).sum(axis=-1)
     beside = np.abs(offset[..., 0] * outward[:, None, 1] - offset[..., 1] * outward[:, None, 0])
-    gap, wide = np.hypot(*np.moveaxis(offset, -1, 0)), np.maximum(width[:, None], width)
+    gap = np.hypot(*np.moveaxis(offset, -1, 0))
+    wide = np.maximum(width[:, None], width)
     goes_on = (ahead >= -wide) & (beside <= wide + NUMBERS.parallel * gap)
     fits = goes_on & goes_on.T & (outward @ outward.T <= -np.sqrt(1 - NUMBERS.parallel**2))
     fits &= gap <= np.maximum(np.minimum(length[:, None], length), wide)
-    line_of, of_class = np.arange(len(at)) // 2, np.repeat(class_ids, 2)
+    line_of = np.arange(len(at)) // 2
+    of_class = np.repeat(class_ids, 2)
     fits &= (line_of[:, None] < line_of) & (of_class[:, None] == of_class)
     pairs = np.argwhere(fits)
     order = np.argsort(gap[fits], kind="stable")

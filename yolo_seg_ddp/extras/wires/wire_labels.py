@@ -156,7 +156,8 @@ def label_width(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> tuple
     chosen = wires[:: max(1, len(wires) // most)][:most]
     visible, labelled = [], []
     for number in sorted({number for number, _ in chosen}):
-        photo, picture = photos[number], photos[number].read()
+        photo = photos[number]
+        picture = photos[number].read()
         for outline in (photo.outlines[position] for other, position in chosen if other == number):
             for line in find_lines(fill_outline(outline, photo.size))[:1]:
                 _, _, widths = profiles(line, picture)

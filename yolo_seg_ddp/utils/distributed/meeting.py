@@ -96,7 +96,8 @@ class Meeting(BackgroundWatch):
 
     def __init__(self, ranks: RankInfo, store: dist.Store, timeout_s: float) -> None:
         super().__init__("meeting")
-        self.rank, self.ranks = ranks.rank, range(ranks.world_size)
+        self.rank = ranks.rank
+        self.ranks = range(ranks.world_size)
         self.store, self.timeout_s = store, timeout_s
         self._exit_code: int | None = None  # of another rank, which failed
 
@@ -148,7 +149,8 @@ class Meeting(BackgroundWatch):
 
         Raises SystemExit when another rank fails or dies, StartTimeout after `timeout_s`.
         """
-        deadline_s, pause_s = time.monotonic() + timeout_s, FIRST_PAUSE_S
+        deadline_s = time.monotonic() + timeout_s
+        pause_s = FIRST_PAUSE_S
         try:
             while not self.store.check(keys):
                 if self._exit_code is not None:
@@ -258,7 +260,8 @@ class Meeting(BackgroundWatch):
                         os._exit(self._exit_code or EXIT_FAILED)
                     return
 
-                now_s, beats = time.monotonic(), store.multi_get(keys)
+                now_s = time.monotonic()
+                beats = store.multi_get(keys)
                 last = [
                     (beat, now_s) if beat != old[0] else old
                     for beat, old in zip(beats, last, strict=True)

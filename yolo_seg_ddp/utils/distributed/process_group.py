@@ -118,7 +118,8 @@ class Rendezvous:
 
     def _answer(self, store: dist.Store, name: str) -> None:
         """Answer every token, also those of dead ranks, which nobody reads."""
-        seen, waiting = 0, set[int]()
+        seen = 0
+        waiting = set[int]()
         while not self._is_over.wait(POLL_S):
             count = store.add(COUNTER, 0)
             waiting |= set(range(seen + 1, count + 1))

@@ -50,7 +50,8 @@ class _CudaBatchNorm(torch.autograd.Function):
         eps: float,
     ) -> torch.Tensor:
         input = _dense(input)
-        channels, is_empty = input.shape[1], not input.numel()
+        channels = input.shape[1]
+        is_empty = not input.numel()
         if is_empty:
             mean, invstd = torch.zeros_like(running_mean), torch.ones_like(running_mean)
         else:  # mean and 1 / standard deviation (C,), float32 also for a half-precision input
@@ -171,7 +172,8 @@ class _SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         scale = torch.rsqrt(variance + self.eps)
         shift = -mean * scale
         if self.affine:
-            scale, shift = scale * self.weight, shift * self.weight + self.bias
+            scale = scale * self.weight
+            shift = shift * self.weight + self.bias
         output = torch.addcmul(shift.view(per_channel), values, scale.view(per_channel)).to(
             input.dtype
         )
