@@ -50,7 +50,8 @@ def main() -> int:
     img_size = config.img_size or (640 if gpus else 256)
     counts = choose_counts(config, gpus)
     source, note = weights_or_description(config.model)
-    if config.data:  # builds the packed photographs once, before several ranks need them
+    # Build the packed photographs once, before several ranks need them.
+    if config.data:
         training_loader(config.data, img_size, 1, 0, pin_memory=False)
     workers = config.num_workers
     if workers is None:

@@ -104,7 +104,8 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     tools = ToolFiles(output, names, root, version, config.save_coco, config.save_label_studio)
     guarantee = Thresholds.of(predictor)
     features: list[np.ndarray] = []
-    spent_s, best_score = np.zeros(3), np.zeros(1)  # on predictions; see PhotoPrediction
+    # Of all predictions; see PhotoPrediction.
+    spent_s, best_score = np.zeros(3), np.zeros(1)
     former = distributed.run_on_main(lambda: keys_of(output))
     with (
         PredictionWriter(

@@ -37,9 +37,11 @@ def main() -> int:
     """Pack this process's share; return the exit code. Raises UserError if the disk has no room."""
     arguments = without_local_rank(sys.argv[1:])
     config = parse_config(TrainConfig, __doc__, resume_arguments(arguments))
-    if config.cache == "auto":  # what a training may do without is what is asked for here
+    # A training may do without a cache; here it is the purpose.
+    if config.cache == "auto":
         config = replace(config, cache="packed")
-    ranks = distributed.read_rank_environment(will_meet=False)  # each process packs by itself
+    # Each process packs by itself.
+    ranks = distributed.read_rank_environment(will_meet=False)
     host = f"{socket.gethostname()}: " if ranks.world_size > 1 else ""
 
     def say(text: str) -> None:

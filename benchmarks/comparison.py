@@ -100,7 +100,8 @@ def compare(setting: Setting, data: Data, seed: int, side: str, folder: Path) ->
     when a step fails.
     """
     run, home, is_kept = train_side(setting, data, seed, side, folder)
-    best = (home / run["best"]).resolve()  # stored relative, so that the folder may be moved
+    # It is stored relative, so that the folder may be moved.
+    best = (home / run["best"]).resolve()
     run["scores"] = {
         evaluator: scores(setting, data, best, evaluator, home) for evaluator in EVALUATORS
     }
@@ -128,7 +129,8 @@ def train_side(
     answer_file = home / "training.json"
     is_kept = answer_file.exists() and (home / _read_json(answer_file)["best"]).exists()
     if not is_kept:
-        if home.exists():  # an unfinished training would resume, and its time would be wrong
+        # An unfinished training would resume, and its time would be wrong.
+        if home.exists():
             shutil.rmtree(home)
         home.mkdir(parents=True)
         train = _train_project if side == PROJECT else _train_ultralytics

@@ -84,9 +84,11 @@ class Job:
         """Send SIGKILL to the command and its descendants."""
         family = self.family()
         if not only_descendants:
-            self.popen.kill()  # first: a launcher would replace its ranks
+            # First the launcher, which would replace its ranks.
+            self.popen.kill()
         for process in family:
-            with suppress(psutil.NoSuchProcess):  # it has just ended
+            # It may have just ended.
+            with suppress(psutil.NoSuchProcess):
                 if process != self.process:
                     process.kill()
         if not only_descendants:

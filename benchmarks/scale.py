@@ -182,9 +182,11 @@ def command_line(command: str, name: str) -> str:
     """Return a command on a set, as words after `python`. HERE stands for the folder --output."""
     home = f"{HERE}/{name}"
     data = f"{home}/data/dataset.yaml"
-    fraction = VAL_FRACTION if name.isdecimal() else 0.5  # a fifth of FEW would be too few
+    # A fifth of FEW would be too few.
+    fraction = VAL_FRACTION if name.isdecimal() else 0.5
     side = "native" if name == NATIVE else 1280
-    again = time.time_ns()  # in the name of a folder that must be new
+    # It names a folder that must be new.
+    again = time.time_ns()
 
     training = f"--data {data} --img-size {IMG_SIZE_PX} {'--windows 8' if name == NATIVE else ''}"
     start = (
@@ -258,7 +260,8 @@ def run(
         # The kernel keeps the figures of an ended process until they are read: first those of its
         # files, then the rest.
         while not os.waitid(os.P_PID, job.popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            with suppress(psutil.Error):  # one has just ended
+            # One may have just ended.
+            with suppress(psutil.Error):
                 peak_bytes = max(
                     peak_bytes, sum(process.memory_full_info().pss for process in job.family())
                 )
@@ -268,7 +271,8 @@ def run(
             if not is_wanted and not is_stopped:
                 job.popen.send_signal(signal.SIGTERM)
                 is_stopped = True
-            time.sleep(0.05)  # the shortest command takes 0.2 s
+            # The shortest command takes 0.2 s.
+            time.sleep(0.05)
         traffic = dict(
             line.split(": ") for line in Path(f"/proc/{job.popen.pid}/io").read_text().splitlines()
         )

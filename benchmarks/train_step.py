@@ -82,7 +82,8 @@ def main() -> int:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
-        keep_freed_memory()  # for both sides: they share the process
+        # For both sides, which share the process.
+        keep_freed_memory()
     torch.set_num_threads(
         config.threads or choose_threads_and_workers(1, device_type=device.type)[0]
     )

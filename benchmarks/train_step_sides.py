@@ -88,7 +88,8 @@ class TheirSide:
         with _their_switches():
             for _ in range(warmup + steps):
                 self._step(timer)
-            timer.mark("input")  # ends the last step
+            # It ends the last step.
+            timer.mark("input")
             return timer.phases_ms()[-steps:]
 
     def _step(self, timer: StepTimer) -> None:

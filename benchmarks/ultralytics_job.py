@@ -67,7 +67,8 @@ def train(job: Json) -> Json:
     settings: Json = {"threads": threads, "workers": workers}
 
     def begin(trainer: Any) -> None:
-        torch.set_num_threads(threads)  # select_device("cpu") takes one core away
+        # select_device("cpu") takes one core away.
+        torch.set_num_threads(threads)
         settings["num_transferred"] = require_same_weights(job["weights"], trainer.model)
         settings["optimizer"] = type(trainer.optimizer).__name__
         settings["lr"] = max(group["initial_lr"] for group in trainer.optimizer.param_groups)

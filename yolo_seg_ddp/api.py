@@ -247,7 +247,8 @@ class Rows(WithAdvice, np.ndarray):
     """
 
     of: Prediction
-    id = None  # there are no track numbers
+    # There are no track numbers.
+    id = None
     conf = property(attrgetter("of.result.detections.scores"))  # float32 (n,)
     cls = property(attrgetter("of.result.detections.class_ids"))  # int64 (n,)
 
@@ -281,7 +282,8 @@ class Rows(WithAdvice, np.ndarray):
         return part
 
     def __array_wrap__(self, array: Any, *_: Any) -> Any:
-        return np.asarray(array)[()]  # what is computed from rows is a plain array or number
+        # What is computed from rows is a plain array or number.
+        return np.asarray(array)[()]
 
 
 class Predictions(list["Prediction"]):

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from benchmarks.gpu.wheels import missing_modules, start_again_with, unpack
 
-if os.environ.get("WHEELS"):  # before the first import that may need them
+# Before the first import that may need them.
+if os.environ.get("WHEELS"):
     _site = Path("outputs/gpu/site")
     print(
         "Unpacked:", ", ".join(unpack(Path(os.environ["WHEELS"]), _site)) or "no wheels", flush=True

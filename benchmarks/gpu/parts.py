@@ -159,7 +159,8 @@ PARTS: tuple[Part, ...] = (
 def with_needed(names: Iterable[str], parts: Sequence[Part] = PARTS) -> tuple[Part, ...]:
     """Return the named parts and those that they wait for, in the order of the table."""
     wanted = set(names)
-    for part in reversed(parts):  # a part waits only for earlier ones
+    # A part waits only for earlier ones.
+    for part in reversed(parts):
         if part.name in wanted:
             wanted.update(part.after)
     return tuple(part for part in parts if part.name in wanted)

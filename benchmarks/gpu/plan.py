@@ -75,7 +75,8 @@ ON_CPU = Sizes(
     batch_sizes=(1, 2),
     large_model="yolov8n-seg.yaml",
     epochs=2,
-    loss_within=0.5,  # five steps, which differ by chance
+    # Five steps differ by chance.
+    loss_within=0.5,
     steps=2,
     rounds=1,
     seconds=0.3,

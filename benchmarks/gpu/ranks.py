@@ -81,7 +81,8 @@ def train(device: torch.device, precision: str, img_size: int, sync: bool) -> Se
     Raises RankDisagreement when weights or statistics differ between the ranks, Diverged when they
     are not finite.
     """
-    torch.manual_seed(rank())  # DDP must copy rank 0's weights
+    # Each rank begins with other weights: DDP must copy rank 0's.
+    torch.manual_seed(rank())
     options = EngineOptions(
         precision=choose_precision(precision, device).name,
         clip_norm=10.0,

@@ -74,7 +74,8 @@ def main() -> None:
                 f"  {title}: {now['ms']:.1f} ms ({share:.2f} of fp32), {memory}, mean loss "
                 f"{now['train_loss']:.4f}"
             )
-        raise SystemExit  # the rest of the command is not needed
+        # The rest of the command is not needed.
+        raise SystemExit
 
     sys.path.insert(0, str(PROJECT_FOLDER / folder))
     sys.argv = [script, *options]
@@ -102,7 +103,8 @@ def measure(first: TrainingEngine, precision: str, batch: Any, steps: int) -> Js
     engine.begin(optimizer)
     # some tasks read the optimizer's rate there
     first.task.state = engine.state  # type: ignore[attr-defined]
-    engine.train_one_epoch(loader)  # the first steps do extra work
+    # The first steps do extra work.
+    engine.train_one_epoch(loader)
     record: Any = engine.train_one_epoch(loader)
     model.load_state_dict(start[0])
     optimizer.load_state_dict(start[1])

@@ -133,7 +133,8 @@ def packed_logs(root: Path) -> bytes:
         for file in sorted(root.rglob("*")):
             if file.suffix != ".log" and file.name not in LOGS:
                 continue
-            with suppress(FileNotFoundError):  # a part that runs may begin anew
+            # A part that runs may begin anew.
+            with suppress(FileNotFoundError):
                 content = file.read_bytes()[-LONGEST_LOG:]
                 header = tarfile.TarInfo(str(file.relative_to(root)))
                 header.size = len(content)

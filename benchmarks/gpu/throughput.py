@@ -74,7 +74,8 @@ def evaluation(setting: Setting) -> Finding:
     speeds, scores = {}, {}
     for name, dtype in inference_precisions(setting).items():
         seconds = []
-        for _ in range(2):  # the first pass fills caches
+        # The first pass fills caches.
+        for _ in range(2):
             loader = get_dataloader(
                 dataset, ShardBatches(len(dataset), 16, 0, 1), workers, setting.is_gpu
             )

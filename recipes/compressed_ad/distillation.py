@@ -96,7 +96,8 @@ def loaders(
         of_goals = read_histories(config, goals, streams, config.train_source_steps)
         histories.append(of_goals)
         drawn = draw_records(len(of_goals), of_goals.shape[1], seed)
-        if not config.encoder_layers:  # the same recent steps, without what came before them
+        # The same recent steps, without what came before them.
+        if not config.encoder_layers:
             table = np.concatenate([each.table[:, :3] for each in drawn])
             drawn = [Records(0, table[table[:, 2] >= CONTEXTS[0]])]
         records.append(drawn)

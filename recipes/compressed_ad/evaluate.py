@@ -34,7 +34,8 @@ RESULT_FILE, PICTURE_FILE = "eval_result.npy", "eval_returns.png"
 
 def main() -> int:
     config = settings_of_command_line()
-    torch.set_num_threads(1)  # a step's few tokens do not keep more busy
+    # A step's few tokens do not keep more threads busy.
+    torch.set_num_threads(1)
     model, step = trained_model(config)
     start_s = time.perf_counter()
     curves = returns_of_all(config, model)

@@ -30,7 +30,8 @@ def learn(config: Settings, goal: int) -> History:
     values = np.full(
         (num_streams, room.num_phases, grid_size**2), config.optimism / (1 - config.discount)
     )
-    values[:, 1:][:, -1:] = 0  # after the last phase but one nothing is left to find
+    # After the last phase but one nothing is left to find.
+    values[:, 1:][:, -1:] = 0
     visited = np.zeros(values.shape, bool)
     seen_rewards = np.zeros(values.shape)
     next_phases = np.broadcast_to(np.arange(room.num_phases)[:, None], values.shape).copy()

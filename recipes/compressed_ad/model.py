@@ -100,7 +100,8 @@ class CompressedAD(nn.Module):
         for block in self.decoder:
             tokens, _ = block(tokens, visible)
         scores: torch.Tensor = self.action_head(tokens[:, -cells.shape[1] :])
-        if latents is None:  # DistributedDataParallel waits for a gradient of every parameter
+        # DistributedDataParallel waits for a gradient of every parameter.
+        if latents is None:
             unused = [
                 *self.encoder.parameters(),
                 *self.encoder_norm.parameters(),

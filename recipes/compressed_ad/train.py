@@ -20,7 +20,8 @@ sys.path[:0] = [str(PROJECT)] if str(PROJECT) not in sys.path else []
 from yolo_seg_ddp.utils.errors import UserError, run_script
 from yolo_seg_ddp.utils.signals import die_with_parent
 
-die_with_parent()  # before the imports, which take seconds
+# Before the imports, which take seconds.
+die_with_parent()
 
 import torch
 
@@ -46,7 +47,8 @@ PRECISIONS = {"no": "off", "fp16": "fp16", "bf16": "bf16"}  # Accelerate's words
 def main() -> int:
     """Train; return the exit code."""
     config = settings_of_command_line()
-    existing_file(config)  # before anything is started or written
+    # Before anything is started or written.
+    existing_file(config)
     accelerator = start(config)
     with OwnedRun(replace(config, save_dir=str(config.run_folder))) as run:
         if accelerator.is_main_process and run.notes:
@@ -76,14 +78,16 @@ def start(config: Settings) -> Accelerator:
             "single one"
         )
     device = torch.device("cuda", ranks.local_rank) if gpus else torch.device("cpu")
-    if "OMP_NUM_THREADS" not in os.environ:  # accelerate launch sets it
+    # `accelerate launch` sets it.
+    if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(choose_threads_and_workers(ranks.local_world_size, 0)[0])
     wanted = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if wanted == "fp16" and not gpus:
         if ranks.is_main:
             print("fp16 needs a GPU: training in fp32 on the CPU", flush=True)
         wanted = "no"
-    config = replace(config, mixed_precision=wanted)  # which the guide's line reads
+    # The guide's line reads it.
+    config = replace(config, mixed_precision=wanted)
     # Without a GPU Accelerator would leave each process on its own, unless it is told that the CPU
     # is meant; with the process group that exists already it takes that one.
     setup_ddp(device, ranks)
@@ -135,7 +139,8 @@ def train(config: Settings, accelerator: Accelerator, resume: bool) -> TrainingE
         ema=False,
         patience=0,
         clip_norm=config.clip_norm,
-        save_best=False,  # the checkpoint holds the weights
+        # The checkpoint holds the weights.
+        save_best=False,
         save_last=False,
         save_every_steps=config.ckpt_interval,
         seed=config.seed,

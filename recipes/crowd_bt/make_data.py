@@ -157,7 +157,8 @@ def included_photographs() -> list[tuple[str, np.ndarray]]:
     for name in (*SKIMAGE_PHOTOGRAPHS, *SKIMAGE_GREY):
         try:
             image = getattr(data, name)()
-        except (OSError, ImportError, ValueError) as error:  # another version may not contain it
+        # Another version may not contain it.
+        except (OSError, ImportError, ValueError) as error:
             print_warning(f"scikit-image has no {name} here ({one_line(error, 80)}); left out")
             continue
         photographs.append((name, image if image.ndim == 3 else np.repeat(image[:, :, None], 3, 2)))

@@ -85,7 +85,8 @@ def order_values(scores: Scores, known: Mapping[str, float]) -> dict[str, float]
     if len(names) < 2 or truth.min() == truth.max():
         return {}
     try:
-        from scipy.stats import kendalltau, spearmanr  # a second to import
+        # Their import takes a second.
+        from scipy.stats import kendalltau, spearmanr
     except ImportError as error:
         raise UserError(
             "scipy is missing: pip install -r requirements.txt in this folder"

@@ -132,7 +132,8 @@ def fit(
             logsigmoid(of_draws) + logsigmoid(-of_draws)
         )
         prior = prior - PRIOR[0] * logsigmoid(logits).sum() - PRIOR[1] * logsigmoid(-logits).sum()
-        nearly_one = torch.tensor(1 - 1e-12, dtype=torch.float64)  # 1 has no second derivative
+        # At 1 there is no second derivative.
+        nearly_one = torch.tensor(1 - 1e-12, dtype=torch.float64)
         eta = nearly_one if trusts_all else torch.sigmoid(logits)[who]
         nu = draw_log if draws else torch.tensor(-1e30)
         return (weight * pair_losses(score[left] - score[right], label, eta, nu)).sum() + prior

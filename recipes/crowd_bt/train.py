@@ -91,7 +91,8 @@ def main() -> int:
         require_same_data(comparisons)
         may_resume = config.auto_resume or config.resume is not None
         with OwnedRun(config, may_resume) as run, ExitStack() as at_end:
-            if ranks.is_main:  # before OwnedRun releases the lock: nobody else can hold this file
+            # Before OwnedRun releases the lock, nobody else can hold this file.
+            if ranks.is_main:
                 folder = run.folder.absolute()
                 at_end.callback(folder.with_name(f".{folder.name}.lock").unlink, missing_ok=True)
             say("\n".join([*run.notes, *data_lines(config, comparisons, ranks)]))
@@ -108,7 +109,8 @@ def main() -> int:
             )
             model = PairModel(scorer, *eta_of(config, comparisons), first_draw_log(comparisons))
             code = train(config, run, device, model, comparisons, workers)
-    cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
+    # Not after an error: NCCL would wait for ranks that have not failed.
+    cleanup_ddp()
     return code
 
 
@@ -246,7 +248,8 @@ def engine_options(config: TrainConfig) -> EngineOptions:
         patience=0,
         precision="auto" if config.amp else "off",
         sync_batchnorm=config.sync_batchnorm,
-        monitor="val_loss",  # the accuracy stays at 0 while all differences count as draws
+        # The accuracy stays at 0 while all differences count as draws.
+        monitor="val_loss",
         save_every_s=SAVE_EVERY_S,
         seed=config.seed,
     )
@@ -323,7 +326,8 @@ def conclude(
                 model.eta_logit.data.copy_(torch.as_tensor(saved["eta_logit"]))
 
     distributed.run_on_main(load_best)
-    if distributed.is_distributed():  # the other machines may not see rank 0's files
+    # The other machines may not see rank 0's files.
+    if distributed.is_distributed():
         for tensor in model.scorer.state_dict().values():
             torch.distributed.broadcast(tensor, 0)
     scores = score_images(

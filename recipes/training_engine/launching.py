@@ -181,7 +181,8 @@ def run_rank() -> int:
     ranks = read_rank_environment()
     try:
         join_process_group(ranks.rank, ranks.world_size, backend)
-        barrier()  # NCCL connects at the first collective
+        # NCCL connects at the first collective.
+        barrier()
     except (RuntimeError, ValueError) as error:
         print(f"[rank {ranks.rank}] {backend}: {one_line(error)}", file=sys.stderr, flush=True)
         return EXIT_STARTUP_TIMEOUT

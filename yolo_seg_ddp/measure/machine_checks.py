@@ -82,7 +82,8 @@ def guarded(check: Callable[[], Result]) -> Result:
     try:
         return check()
     except UserError as error:
-        return Result("fail", str(error))  # the message says how to fix it
+        # The message says how to fix it.
+        return Result("fail", str(error))
     except (ImportError, OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         function = check.func if isinstance(check, partial) else check
         name = getattr(function, "__name__", "check").removeprefix("check_").replace("_", " ")
@@ -96,7 +97,8 @@ def check_torch() -> Result:
     """Is PyTorch installed, and new enough?"""
     try:
         import torch
-    except (ImportError, OSError) as error:  # OSError: a shared library of its own is missing
+    # OSError: a shared library that it needs is missing.
+    except (ImportError, OSError) as error:
         return Result("fail", f"PyTorch cannot be imported: {error}", INSTALL_CURE)
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < MIN_TORCH:
@@ -191,7 +193,8 @@ def check_mixed_precision() -> Result:
         scaler.step(optimizer)
         scaler.update()
         losses.append(loss.item())
-    if not losses[-1] < losses[0]:  # also catches NaN
+    # This also catches NaN.
+    if not losses[-1] < losses[0]:
         return Result(
             "fail",
             f"Mixed precision ({precision.name}): loss went from {losses[0]:.4g} to "

@@ -140,7 +140,8 @@ def profile_until_full(
                 raise
             reason = "ran out of memory"
         if reason:
-            gc.collect()  # only here the exception no longer holds the tensors of the failed step
+            # Only here the exception no longer holds the tensors of the failed step.
+            gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             return profiles, f"batch {batch_size} {reason}"
@@ -263,7 +264,8 @@ def profile_operators(
         ranges.close()
         ranges.enter_context(record_function(_RANGE + phase))
 
-    run_training_steps(engine, Repeated(batch, 2))  # warm-up: the first step does extra work
+    # Warm-up: the first step does extra work.
+    run_training_steps(engine, Repeated(batch, 2))
     with torch.profiler.profile(activities=activities) as profiler:
         run_training_steps(engine, Repeated(batch, steps), begin)
         ranges.close()

@@ -106,7 +106,8 @@ def summarise_run(answers: Sequence[dict[str, Any]]) -> Run:
 
     # (ranks, collectives)
     in_collectives = np.array([spent(answer, COMMUNICATION) for answer in answers])
-    transfer = in_collectives.min(0)  # the last rank to arrive does not wait
+    # The last rank to arrive does not wait.
+    transfer = in_collectives.min(0)
     step_ms = (
         max(sum(spent(answer, DATA, *PHASES, COMMUNICATION)) for answer in answers) / num_steps
     )
@@ -177,7 +178,8 @@ def be_a_rank() -> None:
     """
     job = RankJob(**read_job())
     ranks = read_rank_environment()
-    torch.set_num_threads(1)  # otherwise a single process would use all cores
+    # Otherwise a single process would use all cores.
+    torch.set_num_threads(1)
     device = choose_device(job.device, ranks.local_rank)
     is_gpu = device.type == "cuda"
     tune_device(device, deterministic=False, fixed_shapes=True)

@@ -90,7 +90,8 @@ def plot_training_curves(
     for axes, (title, points) in zip(grid, panels, strict=False):
         for position, (label, (epoch_values, values)) in enumerate(points.items()):
             color = figure_color((4, 5, 2)[position % 3])
-            marker = "o" if len(values) <= 30 else None  # a single epoch is only visible as a point
+            # A single epoch is only visible as a point.
+            marker = "o" if len(values) <= 30 else None
             axes.plot(
                 epoch_values,
                 values,
@@ -109,7 +110,8 @@ def plot_training_curves(
         axes.tick_params(labelsize=8)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
         left, right = axes.get_xlim()
-        if right - left < 1:  # one epoch
+        # A single epoch has no width.
+        if right - left < 1:
             axes.set_xlim((left + right) / 2 - 1, (left + right) / 2 + 1)
         lowest, highest = (
             limit(limit(values) for _, values in points.values()) for limit in (min, max)

@@ -269,11 +269,13 @@ def _draw_mask(
             for start in range(0, len(line), 2 * dash)
         ]
     else:
-        tint = np.array(color, np.uint16) * _MASK_TENTHS + 5  # + 5 rounds to nearest
+        # + 5 rounds to the nearest.
+        tint = np.array(color, np.uint16) * _MASK_TENTHS + 5
         content = (content.astype(np.uint16) * (10 - _MASK_TENTHS) + tint) // 10
     edge, line = _edged(color, line_px)
     cv2.polylines(canvas, lines, not is_dashed, *edge, cv2.LINE_AA)
-    part[inside] = content  # the edge lies outside: it would hide a wire
+    # The edge lies outside: it would hide a wire.
+    part[inside] = content
     cv2.polylines(canvas, lines, not is_dashed, *line, cv2.LINE_AA)
     return outlines
 
@@ -339,7 +341,8 @@ class _Plates:
         height, width = self.canvas.shape[:2]
         scale, pad = self.font_scale, self.pad
         text_width, text_height, below, weight = _text_size(text, scale)
-        if text_width + 2 * pad > width:  # the text is wider than the picture
+        # Text that is wider than the picture gets smaller.
+        if text_width + 2 * pad > width:
             scale = scale * width / (text_width + 2 * pad + 1)
             pad = 1
             text_width, text_height, below, weight = _text_size(text, scale)

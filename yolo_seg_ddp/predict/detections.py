@@ -192,7 +192,8 @@ def detect(
     candidates = _find_candidates(boxes, probabilities, confidence, multi_label)
     if isinstance(outputs, OneToOne):
         most_confident = lambda _, scores: _best_first(scores)[:max_detections]  # noqa: E731
-        kept = _chosen_of_each(candidates, most_confident, judge)  # waits once per image
+        # This waits once per image.
+        kept = _chosen_of_each(candidates, most_confident, judge)
     else:
         kept = _suppress(candidates, iou, max_detections, judge)
     best_scores = [0.0] * len(kept)
@@ -274,7 +275,8 @@ def _suppress(candidates: _Candidates, iou: float, most: int, judge: _Judge) -> 
 
 def _suppress_one_by_one(candidates: _Candidates, iou: float, most: int, judge: _Judge) -> _Kept:
     """Suppress the candidates of each image in turn. Waits several times per image for a GPU."""
-    from torchvision.ops import nms  # takes 1.3 s: a wrong option is reported before
+    # Its import takes 1.3 s: a wrong option is reported before.
+    from torchvision.ops import nms
 
     def choose(apart: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if len(scores) <= MAX_CANDIDATES:
@@ -417,7 +419,8 @@ def suppress(
 
 def _overlap(first: torch.Tensor, second: torch.Tensor, iou: float) -> torch.Tensor:
     """Return which boxes (B, m, 4) and (B, n, 4) have an IoU above `iou`: bool (B, m, n)."""
-    limit = np.float32(iou)  # rounded down: a float32 exceeds it if it exceeds `iou` itself
+    # Rounded down: a float32 exceeds it if it exceeds `iou` itself.
+    limit = np.float32(iou)
     limit = limit if float(limit) <= iou else np.nextafter(limit, np.float32(-1))
     low_x, low_y, high_x, high_y = (
         choose(first[:, :, None, side], second[:, None, :, side])

@@ -44,7 +44,8 @@ def mask_certainty(
 
     It takes what `mask_logits` takes.
     """
-    on_cpu = prototypes.device.type == "cpu"  # where only the pixels in boxes are computed
+    # On the CPU only the pixels in boxes are computed.
+    on_cpu = prototypes.device.type == "cpu"
     return (_certainty_on_host if on_cpu else _certainty_on_device)(prototypes, coefficients, boxes)
 
 

@@ -92,7 +92,8 @@ class MergedInstance:
         `factor` change it, too.
         """
         areas = [piece.mask.area for piece in self.pieces]
-        areas = areas if any(areas) else [1]  # a detection without a mask is one piece
+        # A detection without a mask is one piece.
+        areas = areas if any(areas) else [1]
         mean = sum(
             piece.score * area for piece, area in zip(self.pieces, areas, strict=True)
         ) / sum(areas)
@@ -161,7 +162,8 @@ def join_tiles(
         key=lambda number: (-objects[number].score, objects[number].pieces[0].order),
     )
     kept: dict[int, MergedInstance] = {}
-    for number in order:  # without fragments that lie mostly inside a more confident object
+    # Fragments that lie mostly inside a more confident object are left out.
+    for number in order:
         if not (kept.keys() & around[number] and is_cut(objects[number], tiles)):
             kept[number] = objects[number]
     return list(kept.values())

@@ -221,7 +221,8 @@ def _decide(
         for part in fragments
         for tile in {piece.tile for piece in part.candidate.instance.pieces}
     ]
-    if fragments and len(set(tiles)) == len(tiles):  # two from one tile are two objects
+    # Two from one tile are two objects.
+    if fragments and len(set(tiles)) == len(tiles):
         candidates.take(fragments)
         return [_join(mask, fragments, cell_px)]
     # if one object alone covers half of it, that is supported
@@ -281,7 +282,8 @@ def _join(mask: _CoarseMask, fragments: list[_Neighbour], cell_px: int) -> Merge
     )
     missing = mask.cells & ~_widened(mask.neighbours)
     if missing.sum() >= MIN_GAP * mask.cells.sum():
-        gap = cv2.dilate(missing.view(np.uint8), TWO_CELLS).view(bool)  # up to the fragments
+        # Wide enough to reach the fragments.
+        gap = cv2.dilate(missing.view(np.uint8), TWO_CELLS).view(bool)
         rest = [
             _inside_cells(piece, mask.cells & gap, mask.around, cell_px)
             for piece in mask.instance.pieces
@@ -330,7 +332,8 @@ def without_mask(
     photo = hull(tiles)
     cut = {piece: _is_cut_off(piece, tiles, photo) for piece in pieces if piece.mask.is_empty}
     kept: list[MergedInstance] = []
-    boxes = np.zeros((len(objects) + len(cut), 4), np.float32)  # of objects, then of what is found
+    # Of the objects, then of the detections that are kept.
+    boxes = np.zeros((len(objects) + len(cut), 4), np.float32)
     boxes[: len(objects)] = np.array([instance.box for instance in objects], np.float32).reshape(
         -1, 4
     )

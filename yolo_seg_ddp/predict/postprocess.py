@@ -118,7 +118,8 @@ def average_with_whole(
     classes = np.concatenate(
         [prediction.class_ids, np.array([instance.class_id for instance in whole], int)]
     )
-    px = max(placement.photo_size) / placement.size_px  # of the input, in pixels of the photograph
+    # A pixel of the input, in pixels of the photograph.
+    px = max(placement.photo_size) / placement.size_px
     is_kept = ((boxes[:, 2:] - boxes[:, :2]).max(axis=1) >= SHOWN_PX * px) & ~np.isin(
         classes, list(lines)
     )

@@ -114,7 +114,8 @@ def column_runs(region: Region, photo_size: tuple[int, int]) -> list[int]:
     changes, times = np.unique(
         (region.left + column) * height + region.top + row, return_counts=True
     )
-    changes = changes[times == 1]  # a run that goes on in the next column is one run
+    # A run that goes on in the next column is one run.
+    changes = changes[times == 1]
     ends = (
         changes
         if len(changes) and changes[-1] == width * height

@@ -167,7 +167,8 @@ class Thresholds:
         """
         rows = self.content["classes"]
         settings = self.content.get("settings") or {}
-        judged = {"mask_score": False, **settings}  # earlier versions judged without
+        # Earlier versions judged without it.
+        judged = {"mask_score": False, **settings}
         for name, value in settings_of(predictor, names).items():
             if judged.get(name) != value:
                 was, here = (

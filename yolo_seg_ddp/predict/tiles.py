@@ -197,7 +197,8 @@ class Predictor:
             thin=self.thin,
             **self.limits,
         )
-        clock_s.append(time.perf_counter())  # `detect` has waited for the device
+        # `detect` has waited for the device.
+        clock_s.append(time.perf_counter())
         shares_s = np.diff(clock_s) / len(batch)
         for view, detections, prototypes in zip(
             batch, detections_of_views, outputs["proto"], strict=False

@@ -149,11 +149,13 @@ def save_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{step:08d}"
     number = 0
-    while final.exists():  # saved before: replacing it would leave a moment without a checkpoint
+    # Saved before: replacing it would leave a moment without a checkpoint.
+    while final.exists():
         number += 1
         final = folder / f"step-{step:08d}-{number:02d}"
     temporary = folder / f".tmp-{final.name}-{os.getpid()}"
-    for leftover in folder.glob(".tmp-step-*"):  # of a process that was killed while saving
+    # A process that was killed while saving has left them.
+    for leftover in folder.glob(".tmp-step-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir()
     try:

@@ -42,7 +42,8 @@ class ConsoleLog(RotatingFileHandler):
     def close(self) -> None:
         """Give the console its streams back."""
         sys.stdout, sys.stderr = self._console
-        with suppress(OSError):  # what did not fit onto a full disk
+        # What did not fit onto a full disk is left.
+        with suppress(OSError):
             super().close()
 
 

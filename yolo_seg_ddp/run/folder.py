@@ -139,7 +139,8 @@ def open_run_folder(
             and before.names == data.names
             and (accepts or not data.changes_since(before))
         )
-        if is_same or config.resume:  # else `compare_data` says what changed
+        # Otherwise `compare_data` says what changed.
+        if is_same or config.resume:
             changed = [line for line in changed if line != moved]
             lines += [f"The data set lies elsewhere now: {moved}"] * is_same
     resumes = may_resume and bool(earlier) and not changed and has_checkpoint(folder)

@@ -80,7 +80,8 @@ class RunLog:
             # Closed terminal (EIO), pipe without a reader (EPIPE), full disk under a log file
             # (ENOSPC).
             with contextlib.suppress(OSError):
-                tqdm.write("\n".join(lines))  # a bar stays below it
+                # A bar stays below the text.
+                tqdm.write("\n".join(lines))
                 sys.stdout.flush()
 
     def metrics(self, record: Mapping[str, Any]) -> None:
@@ -233,7 +234,8 @@ def print_banner(world_size: int, rank: int) -> None:
 
 def _plain(value: Any) -> Any:
     """Convert a record to JSON types; NaN and infinity become None."""
-    if hasattr(value, "tolist"):  # NumPy's and PyTorch's numbers and arrays
+    # NumPy's and PyTorch's numbers and arrays have it.
+    if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None

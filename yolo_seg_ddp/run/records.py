@@ -232,7 +232,8 @@ def _is_alive(pid: int, seen_at: Any) -> bool:
         )
     except psutil.NoSuchProcess:
         return False
-    except (psutil.Error, ValueError):  # of another user, or `seen_at` is no time
+    # A process of another user, or `seen_at` is no time.
+    except (psutil.Error, ValueError):
         return True
 
 

@@ -154,7 +154,8 @@ def _curves(state: RunState, columns: int, blocks: str) -> list[str]:
     losses = [
         name for name, value in last.items() if name not in _NOT_LOSSES and isinstance(value, float)
     ]
-    losses.sort(key=lambda name: name != "loss")  # the total first
+    # The total comes first.
+    losses.sort(key=lambda name: name != "loss")
     series = {name: [_number(record, name) for record in state.batches] for name in losses}
     of_epochs = ("val_loss", "box_map50_95", "mask_map50_95")
     series |= {

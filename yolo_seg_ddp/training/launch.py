@@ -161,7 +161,8 @@ def require_dataset(trainer_arguments: Sequence[str], default_data: Path | None)
     """Raise UserError unless the trainer's data set has training and validation images."""
     settings = trainer_settings(trainer_arguments)
     data_file = settings["data"] or (None if settings["resume"] else default_data)
-    if data_file is None:  # a resumed run's config.yaml names its data set
+    # A resumed run's config.yaml names its data set.
+    if data_file is None:
         return
     spec = load_dataset_yaml(str(data_file), trust_links=settings["trust_links"] is True)
     for split in ("train", "val"):
@@ -192,7 +193,8 @@ def trainer_settings(trainer_arguments: Sequence[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in SETTINGS:
         flags = [f"--{each.replace('_', '-')}" for each in (name, *other_names(name, SETTINGS))]
-        parser.add_argument(*flags, nargs="?")  # a missing value is the trainer's to refuse
+        # The trainer refuses a missing value.
+        parser.add_argument(*flags, nargs="?")
     parser.add_argument("--trust-links", action=argparse.BooleanOptionalAction)
     settings = vars(parser.parse_known_args(list(trainer_arguments))[0])
     file = settings["config"]
@@ -291,7 +293,8 @@ def main() -> None:
     if os.environ.get("DRY_RUN") == "1":
         print(shlex.join([*(f"{name}={value}" for name, value in variables.items()), *command]))
         return None
-    if options.nodes == "1" and sys.platform.startswith("linux"):  # one machine needs no network
+    # One machine needs no network.
+    if options.nodes == "1" and sys.platform.startswith("linux"):
         variables |= {
             name: os.environ.get(name) or "lo"
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

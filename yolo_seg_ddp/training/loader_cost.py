@@ -29,7 +29,8 @@ class LoaderCost:
         self.workers = workers
         self.batch_size = batch_size
         self.processes = processes
-        self._is_told = not workers  # without workers the process loads by itself
+        # Without workers the process loads by itself.
+        self._is_told = not workers
         self._begun: tuple[int, int, float, float] | None = (
             None  # epoch, batch, seconds, processor seconds of the workers
         )

@@ -139,7 +139,8 @@ class ValidationPictures:
                 grid = image_grid(self._pairs, 4, VAL_PX, self._captions)
                 self._pairs = []
                 save_image(folder / VAL_FILE, grid)
-                show("validation", fit_long_side(grid, 1280), epoch)  # TensorBoard keeps each
+                # TensorBoard keeps each.
+                show("validation", fit_long_side(grid, 1280), epoch)
 
     def _take(
         self, epoch: int, sample: Sample, detections: Detections, prototypes: torch.Tensor

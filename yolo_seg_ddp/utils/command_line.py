@@ -38,7 +38,8 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser(config_class: type, description: str) -> argparse.ArgumentParser:
     sentence, *examples = as_called(description.strip()).split("\n\n")[:2]
-    module = getattr(sys.modules["__main__"].__spec__, "name", "")  # of `python -m`
+    # After `python -m` it has a name.
+    module = getattr(sys.modules["__main__"].__spec__, "name", "")
     parser = Parser(
         prog=f"python -m {module.removesuffix('.__main__')}"
         if module.startswith("yolo_seg_ddp.extras.")

@@ -78,10 +78,12 @@ def _checked(place: str, value: Any, field: dataclasses.Field[Any], kind: Any) -
             and isinstance(item, bool)
             and {"on", "off"} & set(field.metadata["choices"] or ())
         ):
-            item = "on" if item else "off"  # YAML 1.1 reads both words as booleans
+            # YAML 1.1 reads both words as booleans.
+            item = "on" if item else "off"
         if base is float and isinstance(item, str):
             with contextlib.suppress(ValueError):
-                item = float(item)  # YAML 1.1 reads numbers such as 1e-3 as text
+                # YAML 1.1 reads numbers such as 1e-3 as text.
+                item = float(item)
         is_number = isinstance(item, int | float) and not isinstance(item, bool)
         fits = {
             bool: isinstance(item, bool),
@@ -189,7 +191,8 @@ def read_config(config_class: type[T], path: Path) -> T:
         _join_folder(config_class, values)
         _require(config_class, values)
         config = config_class(**values)
-    except UsageError as error:  # it names the flag of the command line
+    # The message names the flag of the command line.
+    except UsageError as error:
         flag, _, rest = str(error).partition(" ")
         raise UsageError(f"{path}: {flag.removeprefix('--').replace('-', '_')} {rest}") from error
     _warn(f"{path}: ", ignored(config, values, "needs", "wants"))

@@ -50,7 +50,8 @@ def _cgroup_quotas(cgroup_folder: Path, membership_file: Path) -> list[float]:
             and int(words[0])
             and int(words[1])
         ):
-            quotas.append(int(words[0]) / int(words[1]))  # "max" and -1 mean no quota
+            # "max" and -1 mean no quota.
+            quotas.append(int(words[0]) / int(words[1]))
     return quotas
 
 
@@ -111,10 +112,12 @@ def free_cores(wait_s: float = 0.5) -> float:
         os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     )
     try:
-        busy = psutil.cpu_percent(wait_s, percpu=True)  # a core that waits for a disk is idle
+        # A core that waits for a disk is idle.
+        busy = psutil.cpu_percent(wait_s, percpu=True)
     except OSError:
         return float(len(mine))
-    if max(mine) >= len(busy):  # a core is switched off: the numbers are not those of the cores
+    # If a core is switched off, the numbers are not those of the cores.
+    if max(mine) >= len(busy):
         return float(len(mine))
     return sum(1 - busy[core] / 100 for core in mine)
 
@@ -128,7 +131,8 @@ def peak_process_bytes() -> int:
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+    # Linux counts in KiB.
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def shared_memory_free_bytes(folder: Path = Path("/dev/shm")) -> int | None:

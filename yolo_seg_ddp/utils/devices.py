@@ -49,7 +49,8 @@ def choose_device(requested: str, local_rank: int) -> torch.device:
             )
         return _made_current(torch.device("cuda", local_rank))
     index = word.removeprefix("cuda:")
-    if "," in index:  # as Ultralytics writes several
+    # Ultralytics writes several like this.
+    if "," in index:
         chosen = "".join(letter for letter in index if letter.isdigit() or letter == ",").strip(",")
         number = chosen.count(",") + 1
         raise UserError(
@@ -72,7 +73,8 @@ def choose_device(requested: str, local_rank: int) -> torch.device:
 
 
 def _made_current(device: torch.device) -> torch.device:
-    torch.cuda.set_device(device)  # otherwise every rank would also open a context on GPU 0
+    # Otherwise every rank would also open a context on GPU 0.
+    torch.cuda.set_device(device)
     return device
 
 
@@ -202,7 +204,8 @@ def keep_freed_memory() -> bool:
     if not sys.platform.startswith("linux"):
         return False
     library = ctypes.CDLL(None)
-    if not hasattr(library, "gnu_get_libc_version"):  # another C library has no such parameters
+    # Another C library has no such parameters.
+    if not hasattr(library, "gnu_get_libc_version"):
         return False
     never = -1
     return bool(

@@ -204,8 +204,10 @@ def _exit(code: int) -> NoReturn:
     """
     if "RANK" not in os.environ:
         sys.exit(code)
-    atexit._run_exitfuncs()  # as the interpreter does: ends loader workers, closes logs
+    # As the interpreter does: this ends loader workers and closes logs.
+    atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # closed, or a pipe without a reader
+        # The stream is closed, or a pipe without a reader.
+        with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)

@@ -33,7 +33,8 @@ def open_regular(path: Path) -> io.BufferedReader:
     """
     # asked again below: another file may have taken its place
     kind = stat.S_IFMT(path.stat().st_mode)
-    if kind in (stat.S_IFREG, stat.S_IFDIR):  # to open a folder raises OSError
+    # To open a folder raises OSError.
+    if kind in (stat.S_IFREG, stat.S_IFDIR):
         # the caller's
         file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -144,7 +145,8 @@ def walk(
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself
+    # A link to itself.
+    except OSError:
         return False
 
 
@@ -311,7 +313,8 @@ def claimed_output(path: str, flag: str = "--output") -> Iterator[Path]:
     finally:
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
-        with suppress(OSError):  # what a refused command made; not empty after another one
+        # A refused command made it; after another one it is not empty.
+        with suppress(OSError):
             for parent in made:
                 parent.rmdir()
 

@@ -32,10 +32,12 @@ class Gpu:
 
         self._nvml: Any = pynvml
         pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(device_index).uuid)  # without NVML's prefix
+        # Without NVML's prefix.
+        uuid = str(torch.cuda.get_device_properties(device_index).uuid)
         try:
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        except pynvml.NVMLError_NotFound:  # a slice of a GPU (MIG)
+        # A slice of a GPU (MIG).
+        except pynvml.NVMLError_NotFound:
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
         self._unsupported: set[str] = set()
 
@@ -104,7 +106,8 @@ class GpuWatch(BackgroundWatch):
                     self._count += 1
                 self._is_over.wait(self.period_s)
         except ImportError:
-            return  # pynvml is not installed
+            # pynvml is not installed.
+            return
         except Exception as error:  # noqa: BLE001 # no error of the driver may end the training
             with self._lock:
                 self._last, self._sums, self._count = {}, {}, 0

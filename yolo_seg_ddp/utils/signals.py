@@ -40,7 +40,8 @@ class StopFlag:
             return self
         for number in stop_signals():
             if number.name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # `nohup`: the training must outlive its terminal
+                # With `nohup` the training must outlive its terminal.
+                continue
             self._old_handlers[number] = signal.signal(number, self._receive)
         return self
 

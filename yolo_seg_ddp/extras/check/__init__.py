@@ -7,6 +7,7 @@ from yolo_seg_ddp.utils.config import show_help
 def main(description: str) -> int:
     """Run the command `check_data.py`."""
     show_help(CheckConfig, description)
-    from yolo_seg_ddp.extras.check.command import main as check  # here: it needs PyTorch
+    # It needs PyTorch, which is not imported before options are read.
+    from yolo_seg_ddp.extras.check.command import main as check
 
     return check(description)

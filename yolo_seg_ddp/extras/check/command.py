@@ -61,7 +61,8 @@ def check(config: CheckConfig) -> int:
     try:
         labels = sample_labels(read_photos(spec, next(iter(spec.splits))))
         hint, words = small_labels_hint(labels, spec.names, size_px)
-    except (UserError, ImageError, OSError, StopIteration):  # reported below
+    # It is reported below.
+    except (UserError, ImageError, OSError, StopIteration):
         hint, words = "", list[str]()
     if not config.img_size and not predictor and words[:1] == ["--img-size"]:
         size_px = int(words[1])
@@ -177,7 +178,8 @@ def print_results(
         print(f"Next: open {config.output}/{REPORT}, correct the errors, and run this again")
     elif config.model is None:
         words = ["--model", "yolov8n-seg.pt"]
-        if config.data != CheckConfig.data:  # a run folder of the data set's name
+        # A run folder of the data set's name.
+        if config.data != CheckConfig.data:
             words += [
                 "--data",
                 config.data,

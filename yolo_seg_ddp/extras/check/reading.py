@@ -99,7 +99,8 @@ def _labels_without_photo(spec: DatasetSpec, jobs: Sequence[tuple[str, Path]]) -
     """
     split_of = {label_file_for(file).parent: split for split, file in reversed(jobs)}
     stems: dict[Path, set[str]] = {folder: set() for folder in split_of}
-    for _, file in jobs:  # also those of a list that are missing
+    # Also those of a list that are missing.
+    for _, file in jobs:
         stems[label_file_for(file).parent].add(label_file_for(file).name)
     for image_folder in {file.parent for _, file in jobs if file.parent.is_dir()}:
         for name in os.listdir(image_folder):

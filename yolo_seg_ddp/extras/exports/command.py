@@ -71,7 +71,8 @@ def run(description: str, arguments: Mapping[str, Any] | None = None) -> tuple[l
         device = choose_device(config.device, 0)
         threads, workers = choose_threads_and_workers(1, 4, device.type)
         torch.set_num_threads(config.threads or threads)
-        torch.backends.cudnn.allow_tf32 = False  # the proof compares with true fp32
+        # The proof compares with true fp32.
+        torch.backends.cudnn.allow_tf32 = False
         check_variants(variants_of(config), device)
         model = load_weights(config.model)
         spec = load_dataset_yaml(config.data, trust_links=config.trust_links)

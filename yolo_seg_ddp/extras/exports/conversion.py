@@ -126,7 +126,8 @@ def convert(
     try:
         with _quiet():
             made = _exporter(overrides, metadata, calibration)(model=model)
-    except Exception as error:  # each converter has errors of its own
+    # Each converter has its own kinds of errors.
+    except Exception as error:
         raise UserError(
             f"--format {variant.kind} ({variant.precision}): {one_line(error, 300)}"
         ) from error
@@ -154,7 +155,8 @@ def _exporter(
             return calibration
 
     exporter = OfflineExporter(overrides=overrides)
-    mine = {METADATA_KEY: metadata.to_json()}  # without Ultralytics' statistics:
+    # Without Ultralytics' statistics.
+    mine = {METADATA_KEY: metadata.to_json()}
     exporter.callbacks = {"on_export_start": [lambda exporter: exporter.metadata.update(mine)]}
     return exporter
 
@@ -199,7 +201,8 @@ def _remove_if_left(file: Path, output: Path) -> None:
     # locked by its process, or another user's
     with contextlib.suppress(OSError), file.open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for old in folder.glob(f"*/*{OLD}"):  # killed in the middle of `publish`
+        # A process was killed in the middle of `publish`.
+        for old in folder.glob(f"*/*{OLD}"):
             target = output / old.name.removesuffix(OLD)
             if not target.exists():
                 os.replace(old, target)
@@ -212,7 +215,8 @@ def publish(made: Path, target: Path) -> None:
     if not made.is_dir() or not target.exists():
         os.replace(made, target)
         return
-    old = made.with_name(f"{target.name}{OLD}")  # a folder cannot be renamed over another
+    # A folder cannot be renamed over another.
+    old = made.with_name(f"{target.name}{OLD}")
     os.replace(target, old)
     os.replace(made, target)
     shutil.rmtree(old)

@@ -95,7 +95,8 @@ def open_export(
             f"{path}: no such file; make it with python export.py --model best.pt --format {kind}"
         )
     for file in path.iterdir() if kind == "openvino" else [path]:
-        if not file.is_file() and not file.is_dir():  # reading a pipe would block
+        # Reading a pipe would block.
+        if not file.is_file() and not file.is_dir():
             raise UserError(f"{file}: not a regular file; name an export's file or folder")
     if not nms:
         raise UserError(
@@ -109,7 +110,8 @@ def open_export(
         runtime = _RUNTIMES[kind](path, device, amp)
     except UserError:
         raise
-    except Exception as error:  # a damaged file makes each runtime raise errors of its own
+    # At a damaged file each runtime raises its own kinds of errors.
+    except Exception as error:
         raise UserError(f"{path}: cannot be opened ({one_line(error)}); export it again") from error
     return ExportedModel(path, kind, read_metadata(path, runtime.metadata), runtime)
 
@@ -180,7 +182,8 @@ class ExportedModel(nn.Module):
             outputs = sorted(self._run(images), key=lambda output: output.ndim)
         except UserError:
             raise
-        except Exception as error:  # each runtime has errors of its own
+        # Each runtime has its own kinds of errors.
+        except Exception as error:
             shape = tuple(images.shape)
             raise UserError(
                 f"{self.path}: fails on inputs of {shape} ({one_line(error)}); export it again"
@@ -306,7 +309,8 @@ def import_runtime(package: str) -> Any:
 class _OnnxRuntime:
     def __init__(self, path: Path, device: torch.device, amp: str) -> None:
         runtime = import_runtime("onnxruntime")
-        runtime.disable_telemetry_events()  # on Windows it has some
+        # On Windows it has some.
+        runtime.disable_telemetry_events()
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.inter_op_num_threads = 1
@@ -375,7 +379,8 @@ class _TorchScript:
     def __init__(self, path: Path, device: torch.device, amp: str) -> None:
         content = {"config.txt": ""}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch recommends another format
+            # PyTorch recommends another format.
+            warnings.simplefilter("ignore", FutureWarning)
             self.network = torch.jit.load(
                 str(path), map_location=device, _extra_files=content
             ).eval()

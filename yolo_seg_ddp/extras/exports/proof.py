@@ -281,7 +281,8 @@ class Judge:
         bounds = bounds_of(export.kind, metadata.precision, ap_tolerance)
         outputs = decoded_outputs(export, self.inputs)
         largest, failures = compare_outputs(self._outputs, outputs, bounds)
-        if len(largest) < len(OUTPUTS):  # of another shape or not finite: nothing to measure AP on
+        # Of another shape, or not finite: there is nothing to measure AP on.
+        if len(largest) < len(OUTPUTS):
             return Proof(failures, largest)
         per_class, too_far = compare_ap(self._metrics, self.metrics(export), bounds)
         return Proof(too_far + failures, largest, per_class, masks_alike(self._outputs, outputs))

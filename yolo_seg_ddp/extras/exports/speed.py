@@ -42,7 +42,8 @@ def images_per_second(
             raw_outputs(model, images, dtype)
             if images.device.type == "cuda":
                 torch.cuda.synchronize(images.device)
-            if number:  # the first warms up
+            # The first one warms up.
+            if number:
                 times_s[name].append(time.perf_counter() - start_s)
     return {name: len(images) / statistics.median(times) for name, times in times_s.items()}
 

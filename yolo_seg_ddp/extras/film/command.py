@@ -107,13 +107,15 @@ def main() -> int:
                     "interrupted"
                 )
             output.mkdir(parents=True, exist_ok=True)
-            target.unlink(missing_ok=True)  # nothing is written through a link
+            # Nothing is written through a link.
+            target.unlink(missing_ok=True)
             per_second = min(
                 config.frames_per_second or film.per_second / config.every, film.per_second
             )
             size = first[0][1].shape[1::-1]
             drawn = cv2.VideoWriter(str(target), cv2.CAP_FFMPEG, CODE, per_second, size)
-            stack.callback(drawn.release)  # without it no player opens the film
+            # Without it no player opens the film.
+            stack.callback(drawn.release)
             if not drawn.isOpened():
                 raise UserError(
                     f"{target}: cannot be written as a film of {size[0]} x {size[1]} pixels"
@@ -131,14 +133,16 @@ def main() -> int:
                 lines.write(
                     json.dumps({"frame": number, "time_s": round(time_s, 3)} | place | entry) + "\n"
                 )
-                lines.flush()  # complete, whatever ends this process
+                # The line is complete, whatever ends this process.
+                lines.flush()
                 canvas = cv2.cvtColor(
                     draw_instances(picture, *prediction.drawn, names), cv2.COLOR_RGB2BGR
                 )
                 # where a camera left frames out
                 repeats = max(1, math.ceil(time_s * per_second - 1) - num_drawn)
                 for _ in range(repeats):
-                    drawn.write(cv2.resize(canvas, size))  # the size of a stream may change
+                    # The size of a stream may change.
+                    drawn.write(cv2.resize(canvas, size))
                 num_drawn += repeats
                 counts.update(each["class"] for each in entry["detections"])
                 num_frames += 1

@@ -92,7 +92,8 @@ def write_asset_files(
             {name: item[name] for name in ("box_xyxy", "confidence")}
             for item in entry["detections"]
         ]
-        entries[entry["file"]] = {**entry, "detections": boxes}  # without outlines: memory
+        # Outlines would take too much memory.
+        entries[entry["file"]] = {**entry, "detections": boxes}
     surveyed = survey([view for view in views if view is not None], site)
     changes = find_changes(surveyed, before, names) if before else []
     _name(surveyed.assets, names, before)

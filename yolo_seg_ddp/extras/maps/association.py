@@ -239,7 +239,8 @@ def _merge(
             one, other = first[part][is_free], second[part][is_free]
             alone = [[values[rows] for values in apart] for rows in (one, other)]
             gain[part][is_free] = _gains(groups[one], groups[other], alone[0], alone[1], expected)
-        rank = np.argsort(np.argsort(gain, kind="stable"))  # no two pairs are equally good
+        # No two pairs are equally good.
+        rank = np.argsort(np.argsort(gain, kind="stable"))
         best = np.full(num, -1)
         np.maximum.at(best, first, rank)
         np.maximum.at(best, second, rank)

@@ -97,7 +97,8 @@ class PhotoMetadata:
         """
         longitude = self._dji("GpsLongitude", -180, 180)
         if longitude is None:
-            longitude = self._dji("GpsLongtitude", -180, 180)  # so spelled in older firmware
+            # Older firmware spells it like this.
+            longitude = self._dji("GpsLongtitude", -180, 180)
         coordinates = (self._dji("GpsLatitude", -90, 90), longitude)
         if None in coordinates:
             coordinates = (
@@ -254,7 +255,8 @@ class PhotoMetadata:
         if self.gimbal_deg is None:
             missing = [name for name in GIMBAL_FIELDS if self._dji(name, -360, 360) is None]
             return self.problem or f"no {', '.join(missing)} in XMP"
-        if not any(self.gimbal_deg):  # some drones write 0 for an unknown direction
+        # Some drones write 0 for an unknown direction.
+        if not any(self.gimbal_deg):
             return f"{', '.join(GIMBAL_FIELDS)} in XMP are all 0: the direction is not known"
         if self.is_turned:
             return (

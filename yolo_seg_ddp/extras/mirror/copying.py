@@ -72,7 +72,8 @@ class Mirror(FolderSender):
             version = (status.st_mtime_ns, status.st_size)
             if self._copied.get(name) == version:
                 continue
-            if file.suffix == ".pt":  # replaced as a whole, while others grow
+            # These are replaced as a whole, while others grow.
+            if file.suffix == ".pt":
                 self._storage.tried(
                     name, lambda path, file=file: self._storage.system.put_file(str(file), path)
                 )

@@ -113,7 +113,8 @@ class Mirror(FolderSender):
 
     def _read_epochs(self) -> None:
         is_new, records = self._tail.read()
-        self._epochs = {} if is_new else self._epochs  # new: the run went back to a checkpoint
+        # The file is new when the run went back to a checkpoint.
+        self._epochs = {} if is_new else self._epochs
         for record in records:
             if record.get("kind") == "batch":
                 self._time_ms = int(record.get("time_s", 0) * 1000)
@@ -155,7 +156,8 @@ class Mirror(FolderSender):
             if status
             else []
         )
-        for file in [*files, *folder.glob("best.pt")] if takes_files else []:  # the large one last
+        # The large one comes last.
+        for file in [*files, *folder.glob("best.pt")] if takes_files else []:
             if self._sent_files.get(file) != (time_ns := file.stat().st_mtime_ns):
                 self._store_of(run.info.artifact_uri, self._url).log_artifact(str(file))
                 self._sent_files[file] = time_ns
@@ -170,7 +172,8 @@ class Mirror(FolderSender):
         experiment = client.get_experiment_by_name(name)
         place = str(experiment.experiment_id if experiment else client.create_experiment(name))
         if note.get("server") == self._url:
-            places = [note.get("experiment_id") or place]  # notes of an older version name none
+            # Notes of an older version name none.
+            places = [note.get("experiment_id") or place]
             for run in client.search_runs(places, f"tags.run_folder_key = '{note['key']}'"):
                 history = client.get_metric_history(run.info.run_id, "epoch")
                 times = {number: metrics[-1].timestamp for number, metrics in self._epochs.items()}

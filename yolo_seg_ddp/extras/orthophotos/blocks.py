@@ -91,7 +91,8 @@ def predict_block(
     for position, (class_id, score, line) in enumerate(rows):
         region = prediction.masks[position]
         mask = Runs.of(region.mask, left + region.left, top + region.top)
-        if mask.is_empty:  # only its box is known
+        # Only its box is known.
+        if mask.is_empty:
             x1, y1, x2, y2 = prediction.boxes[position].round().astype(int).tolist()
             mask = Runs.of(np.ones((max(y2 - y1, 1), max(x2 - x1, 1)), bool), left + x1, top + y1)
         moved = line and replace(line, points=line.points + np.array([left, top]), gaps=NO_GAPS)
@@ -194,7 +195,8 @@ def _connected(groups: list[list[BlockPiece]], blocks: list[Corners]) -> list[li
     """Join groups of detections that may be one object: two of one class whose masks are close
     where their blocks overlap.
     """
-    from scipy.sparse import coo_array  # takes 0.2 s
+    # Its import takes 0.2 s.
+    from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
     group_of = [number for number, group in enumerate(groups) for _ in group]

@@ -69,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 cut_raster(raster, labels, part, config.long_side, *widths, config.val_fraction),
                 flush=True,
             )
-            os.replace(part, folder)  # all of it or nothing
+            # All of it or nothing.
+            os.replace(part, folder)
     print(
         next_command(
             "python", "parse_labels.py", "--input", folder, "--long-side", str(config.long_side)

@@ -245,7 +245,8 @@ class MapLayers:
                         crs=self.raster.crs,
                         **where,
                     )
-                except RuntimeError as error:  # GDAL's texts do not say which
+                # GDAL's texts do not say which.
+                except RuntimeError as error:
                     reason = f"the disk is full, or GDAL cannot write there ({one_line(error, 80)})"
                     name = printable(str(self._targets[0]), 400)
                     raise UserError(f"{name}: {reason}; {ADVICE[errno.ENOSPC]}") from error

@@ -173,7 +173,8 @@ def open_orthophoto(file: Path) -> Orthophoto:
             bands,
             _stretch(raster, bands) if kinds == {"uint16"} else None,
         )
-        with suppress(ValueError):  # pyproj's, about numbers that are not finite
+        # pyproj raises it for numbers that are not finite.
+        with suppress(ValueError):
             corners = photo.to_map(np.array([[0, 0], [photo.width, photo.height]]))
             degrees = transformer(photo.crs, WGS84).transform(*corners.T)
             if np.isfinite(degrees).all() and PIXEL_M[0] <= photo.pixel_m() <= PIXEL_M[1]:
@@ -299,7 +300,8 @@ def _opened(file: Path) -> Iterator[Any]:
         import rasterio
     except ImportError as error:
         raise UserError(f"{_named(file)}: an orthophoto needs more packages: {INSTALL}") from error
-    path = Path(os.path.abspath(file))  # an object: rasterio looks for `zip://` and `!` in texts
+    # A path, because rasterio looks for `zip://` and `!` in texts.
+    path = Path(os.path.abspath(file))
     try:
         with rasterio.Env(**_OPTIONS), rasterio.open(path, driver="GTiff") as raster:
             yield raster

@@ -69,7 +69,8 @@ class Curve:
         first, middle, last = np.random.default_rng(0).integers(len(points), size=(3, NUM_GUESSES))
         length = np.hypot(*(points[last] - points[first]).T)
         kept = length > 2 * width
-        if not kept.any():  # the straight line through the points' centre in their main direction
+        # The straight line through the points' centre in their main direction.
+        if not kept.any():
             centre = points.mean(axis=0)
             axes = np.linalg.eigh((points - centre).T @ (points - centre))[1][:, ::-1]
             return cls(centre, axes, np.zeros(3))
@@ -333,7 +334,8 @@ def _longest_path(pixels: np.ndarray) -> np.ndarray:
     """Return the longest of the shortest paths between two pixels (N, 2) xy of a thinned mask:
     float64 (M, 2).
     """
-    from scipy.sparse import coo_array  # takes 0.2 s, and few masks bend
+    # Its import takes 0.2 s, and few masks bend.
+    from scipy.sparse import coo_array
     from scipy.sparse.csgraph import dijkstra
     from scipy.spatial import cKDTree
 
@@ -341,7 +343,8 @@ def _longest_path(pixels: np.ndarray) -> np.ndarray:
     lengths = np.hypot(*(pixels[pairs[:, 0]] - pixels[pairs[:, 1]]).T)
     graph = coo_array((lengths, pairs.T), shape=(len(pixels),) * 2).tocsr()
     start = 0
-    for _ in range(2):  # from any pixel to the farthest one, and from there
+    # From any pixel to the farthest one, and from there again.
+    for _ in range(2):
         distances, before = dijkstra(graph, directed=False, indices=start, return_predecessors=True)
         first = start
         start = int(np.where(np.isfinite(distances), distances, -1).argmax())

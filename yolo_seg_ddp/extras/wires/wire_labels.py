@@ -145,7 +145,8 @@ def label_width(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> tuple
     have one width, so the gain is 0. The gain is the median over all pairs of wires (Theil and
     Sen). Return nothing if fewer than `min_labels` can be seen.
     """
-    from scipy.stats import theilslopes  # takes 0.5 s
+    # Its import takes 0.5 s.
+    from scipy.stats import theilslopes
 
     wires = [
         (n, k)

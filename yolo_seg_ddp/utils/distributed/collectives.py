@@ -129,7 +129,8 @@ def _run_while_others_wait(action: Callable[[], T], is_worker: bool) -> T | None
 
     def work() -> None:
         try:
-            if device.type == "cuda":  # each thread has its own current GPU
+            # Each thread has its own current GPU.
+            if device.type == "cuda":
                 torch.cuda.set_device(device)
             results.append(action())
         except BaseException as raised:  # noqa: BLE001 # raised below, after the other ranks know

@@ -87,7 +87,8 @@ class Launch(elastic_launch):
     def _is_explained(self) -> bool:
         """Return whether a rank of the newest start has printed a user's error."""
         logs = self._config.logs_specs
-        assert logs is not None  # torchrun always sets it
+        # torchrun always sets it.
+        assert logs is not None
         starts = Path(logs.root_log_dir).glob(f"{self._config.run_id}_*/attempt_*")
         return any(max(starts, key=os.path.getmtime, default=Path()).glob(f"{SAID}*"))
 

@@ -66,7 +66,8 @@ def meet(ranks: RankInfo) -> Iterator[Meeting]:
     """
     timeout_s = startup_timeout_s()
     place: AbstractContextManager[dist.Store] = nullcontext(dist.HashStore())
-    if ranks.world_size > 1 and dist.is_initialized():  # by another program, such as Ray Train
+    # Then another program made the group, such as Ray Train.
+    if ranks.world_size > 1 and dist.is_initialized():
         name = broadcast_from_main(uuid.uuid4().hex)
         place = nullcontext(dist.PrefixStore(name, dist.distributed_c10d._get_default_store()))
     elif ranks.world_size > 1:
@@ -138,7 +139,8 @@ class Meeting(BackgroundWatch):
             if self._is_first_failure(
                 self.store, getattr(error, "exit_code", EXIT_FAILED), one_line(error, 1000)
             ):
-                time.sleep(2 * BEAT_S)  # the store may end with this rank
+                # The store may end with this rank.
+                time.sleep(2 * BEAT_S)
             elif isinstance(error, UserError):
                 self._learn_failure(self.store)
                 time.sleep(LEAVE_S)
@@ -249,7 +251,8 @@ class Meeting(BackgroundWatch):
         last = [(b"", 0.0)] * len(keys)
         # Without the store, on rank 0's machine, this rank ends where it next waits.
         with suppress(dist.DistError):
-            store = self.store.clone()  # on a shared connection a request could wait for another
+            # On a shared connection a request could wait for another.
+            store = self.store.clone()
             while not self._is_over.wait(BEAT_S):
                 store.add(keys[self.rank], 1)
                 if store.check(["failure"]):

@@ -320,7 +320,8 @@ def setup_ddp(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     elif is_one_machine and Path("/sys/class/net/lo").exists():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # do not listen on a network interface
+        # Do not listen on a network interface.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     startup_s = startup_timeout_s()
     meeting = nullcontext(store) if store else Rendezvous(ranks.rank, is_one_machine, startup_s)
     with startup_watchdog(startup_s), meeting as place:
@@ -366,7 +367,8 @@ def join_process_group(rank: int, world_size: int, backend: str | None = None) -
     if backend == "nccl" and torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
     timeout = timedelta(seconds=collective_timeout_s())
-    store = dist.HashStore() if world_size == 1 else None  # a single rank needs no port
+    # A single rank needs no port.
+    store = dist.HashStore() if world_size == 1 else None
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     _made_the_group = True
 

@@ -63,7 +63,8 @@ def run_ranks(
         deadline_s = time.monotonic() + timeout_s
         prepare = _PREPARE.format(parent_id=os.getpid())
         shared = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
-        if sys.platform.startswith("linux"):  # the ranks talk on the loopback interface
+        # The ranks talk on the loopback interface.
+        if sys.platform.startswith("linux"):
             shared |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         processes: list[subprocess.Popen[bytes]] = []
         try:

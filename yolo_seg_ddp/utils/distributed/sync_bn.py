@@ -82,7 +82,8 @@ class _CudaBatchNorm(torch.autograd.Function):
         if not input.numel():
             zeros = torch.zeros_like(mean)
             if needs_input:
-                dist.all_reduce(torch.cat([zeros, zeros]))  # the other ranks wait for it
+                # The other ranks wait for it.
+                dist.all_reduce(torch.cat([zeros, zeros]))
             rest = (zeros if needs_weight else None, zeros if needs_bias else None)
             return torch.zeros_like(input), *rest, None, None, None, None
         # Sums over this rank's pixels: of the gradient, and of gradient * (input - mean); (C,)
