@@ -15,8 +15,9 @@ Deployment: a program of your own opens the model once, or an export that finds 
 
     from yolo_seg_ddp import open_model
 
-    file = open_model("models/epri_distribution_ddp/best.pt").export(format="onnx")  #
-    format="engine": TensorRT model = open_model(file, conf=0.25)
+    # format="engine": TensorRT
+    file = open_model("models/epri_distribution_ddp/best.pt").export(format="onnx")
+    model = open_model(file, conf=0.25)
     for prediction in model("photos", stream=True):
         print(prediction.file, prediction)  # 3 detections of 2 classes in 640 x 480: 2 pole, 1 wire
 """

@@ -184,9 +184,8 @@ def require_same_weights(weights: str, model: torch.nn.Module) -> int:
     if different or len(loaded) != len(wanted):
         raise UserError(
             f"{weights}: Ultralytics starts from other weights ({len(different)} of {len(wanted)} "
-            "tensors differ, "
-            f"such as {(different or ['one more'])[0]}); use a .yaml or a .pt whose classes are "
-            "the data set's"
+            f"tensors differ, such as {(different or ['one more'])[0]}); use a .yaml or a .pt "
+            "whose classes are the data set's"
         )
     return len(wanted)
 

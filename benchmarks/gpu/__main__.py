@@ -29,8 +29,7 @@ if os.environ.get("WHEELS"):
 if __name__ == "__main__" and (_missing := missing_modules()):
     sys.exit(
         f"error: {sys.executable} cannot import {'; '.join(_missing)}: install requirements.txt "
-        "and pytest, or set WHEELS "
-        f"to a folder with wheels for this Python"
+        "and pytest, or set WHEELS to a folder with wheels for this Python"
     )
 
 import hashlib

@@ -150,8 +150,7 @@ def loading(setting: Setting) -> Finding:
         figures[str(workers)] = {"loader_alone_images_per_s": alone, **seen}
     said = "; ".join(
         f"{workers} processes: loader alone {speeds['loader_alone_images_per_s']:.0f} images/s, "
-        "training "
-        f"{speeds['images_per_s']:.0f}, {speeds['data_wait_share']:.0%} of it waiting"
+        f"training {speeds['images_per_s']:.0f}, {speeds['data_wait_share']:.0%} of it waiting"
         for workers, speeds in figures.items()
     )
     last = figures[str(max(default, 1))]["data_wait_share"]

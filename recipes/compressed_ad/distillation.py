@@ -78,8 +78,7 @@ class Distillation(Task):
         epoch.log.scalars("test", values, record["global_step"])
         epoch.log.print(
             f"  Step {record['global_step']}: action accuracy {record['train_acc_action']:.3f} in "
-            "training, "
-            f"{values['acc_action']:.3f} on test goals"
+            f"training, {values['acc_action']:.3f} on test goals"
         )
 
 

@@ -45,16 +45,14 @@ def main() -> int:
     last = ours[:, -5:].mean(1)
     print(
         f"{config.run_folder}, step {step}: {len(ours)} test goals x {config.eval_rollouts} "
-        "rollouts x "
-        f"{config.eval_episodes} episodes in {time.perf_counter() - start_s:.0f} s"
+        f"rollouts x {config.eval_episodes} episodes in {time.perf_counter() - start_s:.0f} s"
     )
     for name, values in curves.items():
         numbers = " ".join(f"{value:.1f}" for value in values.mean(0)[_shown(values.shape[1])])
         print(f"  {name:14} {numbers}")
     print(
         f"  mean return {first.mean():.2f} (deviation {first.std():.2f} over goals) in the first "
-        "episode, "
-        f"{last.mean():.2f} ({last.std():.2f}) in the last five"
+        f"episode, {last.mean():.2f} ({last.std():.2f}) in the last five"
     )
     print(f"{config.run_folder / RESULT_FILE}, {PICTURE_FILE}")
     return EXIT_DONE

@@ -109,8 +109,7 @@ class Settings(ModelSize):
         if not self.eval_segment <= self.eval_recent <= self.max_recent:
             raise UsageError(
                 f"--eval-recent {self.eval_recent}: must be at least eval_segment, "
-                f"{self.eval_segment}, and at most "
-                f"{self.max_recent}"
+                f"{self.eval_segment}, and at most {self.max_recent}"
             )
 
     @property

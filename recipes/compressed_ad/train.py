@@ -73,9 +73,8 @@ def start(config: Settings) -> Accelerator:
     if gpus and ranks.local_world_size > gpus:
         raise UserError(
             f"{ranks.local_world_size} processes but {gpus} visible GPU(s): set num_processes to "
-            f"{gpus} in "
-            f"accelerate_config.yaml (--num_processes={gpus}), or use python train.py for a "
-            "single one"
+            f"{gpus} in accelerate_config.yaml (--num_processes={gpus}), or use python train.py "
+            "for a single one"
         )
     device = torch.device("cuda", ranks.local_rank) if gpus else torch.device("cpu")
     # `accelerate launch` sets it.

@@ -179,8 +179,7 @@ def with_images(rows: Sequence[Comparison], folder: Path, say: Say) -> list[Comp
         example = printable(min(missing))
         say(
             f"WARNING: {len(rows) - len(kept)} of {len(rows)} comparisons are left out: "
-            f"{len(missing)} images are not "
-            f"in {folder}, such as {example}"
+            f"{len(missing)} images are not in {folder}, such as {example}"
         )
     return kept
 

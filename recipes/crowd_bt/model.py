@@ -163,8 +163,7 @@ def _with_weights(name: str) -> nn.Module | None:
         reason = one_line(error, 120)
         print_warning(
             f"--backbone {name}: its pretrained weights cannot be fetched ({reason}); training "
-            "begins with random "
-            f"weights, as with --no-pretrained"
+            "begins with random weights, as with --no-pretrained"
         )
         return None
 

@@ -42,8 +42,7 @@ def prepare_from_s3(config: TrainConfig, say: Say) -> None:
             ):
                 raise UserError(
                     f"{folder}: holds comparisons of another source; remove it, or name another "
-                    "folder beside "
-                    f"--data-source s3: --prepared-data-dir"
+                    "folder beside --data-source s3: --prepared-data-dir"
                 )
             say(f"Comparisons of {place}: {folder} (remove it to download them again)")
             return

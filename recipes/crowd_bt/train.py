@@ -78,11 +78,9 @@ def main() -> int:
         say(f"Distributed training initialized with {ranks.world_size} processes")
     say(f"Using device: {device} (rank {ranks.rank})")
     too_large = (
-        f"GPU {device.index}: --batch-size {config.batch_size} at --input-size "
-        f"{config.input_size} does not fit its "
-        f"memory; use --batch-size {max(config.batch_size // 2, 1)}, --input-size 384, --backbone "
-        "efficientnet_b3 or "
-        f"--grad-checkpointing"
+        f"GPU {device.index}: --batch-size {config.batch_size} at --input-size {config.input_size} "
+        f"does not fit its memory; use --batch-size {max(config.batch_size // 2, 1)}, --input-size "
+        "384, --backbone efficientnet_b3 or --grad-checkpointing"
     )
     with explain_out_of_memory(too_large):
         if comparisons is None:

@@ -285,8 +285,7 @@ def load_cifar10(folder: Path) -> tuple[Pictures, Pictures]:
     except (OSError, RuntimeError) as error:
         raise UserError(
             f"CIFAR-10 is not in {folder} and cannot be downloaded ({one_line(error)}); put "
-            "cifar-10-python.tar.gz "
-            f"there, or use --dataset digits"
+            "cifar-10-python.tar.gz there, or use --dataset digits"
         ) from error
     finally:
         socket.setdefaulttimeout(before_s)

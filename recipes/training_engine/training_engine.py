@@ -271,9 +271,8 @@ def distributed_train_worker(
     trainer.log.print(
         f"Device: {device}, {world_size} process(es) with {torch.get_num_threads()} thread(s) and "
         f"{workers} loader worker(s) each",
-        f"Effective batch: {batch_size} x {world_size} = {batch_size * world_size}; "
-        f"precision: {trainer.precision.name}; moving average: "
-        f"{'on' if trainer.state.ema else 'off'}",
+        f"Effective batch: {batch_size} x {world_size} = {batch_size * world_size}; precision: "
+        f"{trainer.precision.name}; moving average: {'on' if trainer.state.ema else 'off'}",
     )
     train_loader, val_loader = (
         DataLoader(

@@ -1,8 +1,8 @@
 """The training loop, for any task, on one process or many.
 
-    engine = TrainingEngine(model, device, EngineOptions(epochs=100), task=MyTask(),
-    run="models/mine") history = engine.train(train_loader, val_loader, optimizer,
-    scheduler=scheduler)
+    options = EngineOptions(epochs=100)
+    engine = TrainingEngine(model, device, options, task=MyTask(), run="models/mine")
+    history = engine.train(train_loader, val_loader, optimizer, scheduler=scheduler)
 
 Every rank calls every method. `yolo_seg_ddp.engine.task.Task` says how batches, loss, evaluation
 and files look.

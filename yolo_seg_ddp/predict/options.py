@@ -62,8 +62,7 @@ class ModelOptions(Options):
     tiles: str = option(
         "auto",
         "side in pixels of the tiles that larger photographs are cut into; auto: as the model was "
-        "trained, which is no "
-        "tiles if it saw whole photographs",
+        "trained, which is no tiles if it saw whole photographs",
         metavar="auto|off|SIZE",
     )
     overlap: float = overlap_option("not tiles=off")
@@ -87,8 +86,7 @@ class PredictOptions(ModelOptions):
     thresholds: str | None = option(
         None,
         "thresholds.yaml of evaluate_model.py --guarantee: each class has its own minimum; --conf "
-        "is that of the others; unset: "
-        "those that an export carries; off: none",
+        "is that of the others; unset: those that an export carries; off: none",
         metavar="FILE|off",
     )
     iou: float = option(
@@ -103,8 +101,7 @@ class PredictOptions(ModelOptions):
     thin_classes: tuple[str, ...] = option(
         ("auto",),
         "classes whose detections get a centreline and a width, such as wires: names; auto: those "
-        "of which the training's "
-        "median object was 50 times as long as wide; none",
+        "of which the training's median object was 50 times as long as wide; none",
         metavar="CLASS",
     )
 

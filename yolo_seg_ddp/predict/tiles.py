@@ -187,6 +187,7 @@ class Predictor:
             )
         images = prepare_images(torch.from_numpy(canvases), self.device)
         clock_s.append(time.perf_counter())
+
         outputs = raw_outputs(self.model, images, self.autocast_dtype)
         strides = [float(stride) for stride in self.model.stride]  # type: ignore[union-attr]
         detections_of_views = detect(
@@ -200,6 +201,7 @@ class Predictor:
         # `detect` has waited for the device.
         clock_s.append(time.perf_counter())
         shares_s = np.diff(clock_s) / len(batch)
+
         for view, detections, prototypes in zip(
             batch, detections_of_views, outputs["proto"], strict=False
         ):
@@ -233,6 +235,8 @@ class Predictor:
         pieces = [piece for piece in state.pieces if state.is_joined(piece.class_id, piece.score)]
         pieces.sort(key=lambda piece: piece.order)
         objects: list[MergedInstance] = []
+
+        # 1. The tiles, from the smallest to the largest ones.
         first, finer_px = 0, 0
         for level in state.levels:
             numbers = range(first, first + len(level))
@@ -249,6 +253,8 @@ class Predictor:
                 else joined
             )
             first, finer_px = numbers.stop, side_px
+
+        # 2. The pass over the whole photograph.
         whole = [
             MergedInstance((piece,))
             for piece in pieces
@@ -257,10 +263,12 @@ class Predictor:
         side_px = max(state.photo.shape[:2])
         mask_px = MASK_STRIDE * side_px / self.size_px
         objects = merge_coarse_level(objects, whole, state.tiles, finer_px, side_px, mask_px)
+
+        # 3. Detections whose mask is empty, and the confidences.
         if bare := without_mask(pieces, objects, state.tiles, self.limits["iou"]):
             objects = sorted([*objects, *bare], key=best_first)
         objects = self._judged_by_length(objects)
-        # an object that is short, or that a coarser pass missed, may have less now
+        # An object that is short, or that a coarser pass missed, may have less now.
         least = self.limits["confidence"]
         objects = [
             instance
@@ -268,6 +276,8 @@ class Predictor:
             if instance.score >= least or not (instance.others or instance.factor < 1)
         ]
         objects = objects[: self.max_detections]
+
+        # 4. The prediction.
         boxes = np.array([instance.box for instance in objects], np.float32).reshape(-1, 4)
         scores = torch.tensor([instance.score for instance in objects], dtype=torch.float32)
         class_ids = torch.tensor([instance.class_id for instance in objects], dtype=torch.int64)

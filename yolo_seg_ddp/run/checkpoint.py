@@ -4,7 +4,9 @@ CheckpointFolders, verified when loaded:
 
 checkpoint/step-00000420/state.pt       torch.save of plain containers and tensors
 checkpoint/step-00000420/manifest.json  size and SHA-256 of state.pt, written last
+
 CheckpointFiles:
+
 ckpt-420.pt                             torch.save of plain containers and tensors
 """
 

@@ -180,8 +180,7 @@ def compare_data(folder: Path, data: Fingerprint, accepts_changes: bool) -> list
     if before.names != data.names:
         raise UserError(
             f"{folder}: the run learns the classes {_listed(before.names)}, but --data has "
-            f"{_listed(data.names)}; "
-            "restore the names, or choose a new --save-dir"
+            f"{_listed(data.names)}; restore the names, or choose a new --save-dir"
         )
     if not (changes := data.changes_since(before)):
         return []
@@ -189,8 +188,7 @@ def compare_data(folder: Path, data: Fingerprint, accepts_changes: bool) -> list
     if not accepts_changes:
         raise UserError(
             f"{folder}: the data changed since the run began: {text}; undo the change, choose a "
-            "new --save-dir, or go on "
-            "with --accept-changed-data"
+            "new --save-dir, or go on with --accept-changed-data"
         )
     if problem := in_the_way(folder / CHANGES_FILE):
         raise UserError(problem)

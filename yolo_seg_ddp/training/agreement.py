@@ -68,8 +68,7 @@ def require_same_start(meeting: distributed.Meeting, config: TrainConfig) -> Non
         if meeting.machines[rank] not in sharing or Path(folders[rank]).name != folder.name:
             raise UserError(
                 f"{there} writes to another run folder ({folders[rank]}) than {here} ({folder}): "
-                "name with --save-dir one "
-                "that all machines share"
+                "name with --save-dir one that all machines share"
             )
 
 

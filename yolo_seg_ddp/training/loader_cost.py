@@ -72,8 +72,7 @@ class LoaderCost:
         gpus = f"{self.processes} GPUs need" if self.processes > 1 else "A GPU needs"
         return (
             f"  {gpus} about {cores} cores for {images_per_s:.0f} images/s each; this machine has "
-            f"{available}, "
-            f"so {wait:.0%} of the time waits for photographs"
+            f"{available}, so {wait:.0%} of the time waits for photographs"
         )
 
 

@@ -327,9 +327,8 @@ def batches_per_step(
         possible = max(number for number in range(1, world_size) if global_batch_size % number == 0)
         raise UserError(
             f"{config.save_dir}: trains with {global_batch_size} images per step, which "
-            f"{world_size} processes cannot share "
-            f"evenly; continue with {possible}: bash train_ddp.sh {possible} -- --resume "
-            f"{config.save_dir}"
+            f"{world_size} processes cannot share evenly; continue with {possible}: bash "
+            f"train_ddp.sh {possible} -- --resume {config.save_dir}"
         )
     batches = next(
         number
@@ -357,8 +356,7 @@ def keep_skipped(run: OwnedRun, skipped: dict[str, str]) -> list[str]:
         )
         raise UserError(
             f"{run.folder}: {changed} {what}, and a resumed run needs the same photographs: undo "
-            "the change "
-            f"({SKIPPED_FILE} lists what was left out), or choose a new --save-dir"
+            f"the change ({SKIPPED_FILE} lists what was left out), or choose a new --save-dir"
         )
     if not names:
         return []

@@ -38,8 +38,7 @@ class CheckConfig(Options):
     tiles: str = option(
         "auto",
         "with --model: side in pixels of the tiles that larger photographs are cut into; auto: as "
-        "the model was trained, "
-        "which is no tiles if it saw whole photographs",
+        "the model was trained, which is no tiles if it saw whole photographs",
         metavar="auto|off|SIZE",
         needs="model",
     )

@@ -205,15 +205,13 @@ class ExportedModel(nn.Module):
         ):
             raise UserError(
                 f"{self.path}: its outputs {', '.join(map(str, shapes))} are not those of a YOLO "
-                "segmentation model; "
-                "export it again"
+                "segmentation model; export it again"
             )
         num_classes = shapes[0][1] - 4 - shapes[1][1]
         if num_classes != len(self.metadata.names):
             raise UserError(
                 f"{self.path}: the network has {num_classes} classes but its metadata name "
-                f"{len(self.metadata.names)}; "
-                "export it again"
+                f"{len(self.metadata.names)}; export it again"
             )
         return outputs
 

@@ -53,8 +53,7 @@ class ExportConfig(Options):
     tiles: str = option(
         "auto",
         "judge AP on tiles of this side, in the photographs' pixels; auto: as the model was "
-        "trained, which is no tiles if "
-        "it saw whole photographs",
+        "trained, which is no tiles if it saw whole photographs",
         metavar="auto|off|SIZE",
     )
     overlap: float = overlap_option("not tiles=off")

@@ -108,10 +108,9 @@ def instead_of_ap(rows: list[Row], model: str) -> list[str]:
     for row in judged:
         mean, lowest = row["mask_iou"]
         lines.append(
-            f"  {row['file']}: masks of the {MASKS_PER_INPUT} most confident anchors of each "
-            f"input have an IoU of {mean:.4f} with "
-            f"torch's, the lowest {lowest:.4f}; probabilities differ by at most "
-            f"{row['largest_difference']['probabilities']:.2g}"
+            f"  {row['file']}: masks of the {MASKS_PER_INPUT} most confident anchors of each input "
+            f"have an IoU of {mean:.4f} with torch's, the lowest {lowest:.4f}; probabilities "
+            f"differ by at most {row['largest_difference']['probabilities']:.2g}"
         )
     return lines
 

@@ -125,8 +125,7 @@ def _point_of(geometry: Any, place: str) -> tuple[float, float]:
     if not (-180 <= longitude <= 180 and -90 <= latitude <= 90):
         raise UserError(
             f"{place}: {printable(f'{longitude}, {latitude}')} are not longitude and latitude in "
-            "degrees: "
-            "export it in WGS84 (EPSG:4326)"
+            "degrees: export it in WGS84 (EPSG:4326)"
         )
     return float(longitude), float(latitude)
 

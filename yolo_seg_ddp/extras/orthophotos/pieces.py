@@ -109,9 +109,8 @@ def _splits(
     if number < FEWEST:
         raise UserError(
             f"{raster.file}: {raster.width} x {raster.height} pixels are fewer than {FEWEST} "
-            "photographs along a side, one "
-            f"each for {TRAIN} and {VAL} and one left out between them; choose a smaller "
-            "--long-side"
+            f"photographs along a side, one each for {TRAIN} and {VAL} and one left out between "
+            "them; choose a smaller --long-side"
         )
     num_val = min(max(round(val_fraction * (number - 1)), 1), number - 2)
     kinds = [TRAIN] * (number - 1 - num_val) + [""] + [VAL] * num_val

@@ -272,9 +272,8 @@ class Meeting(BackgroundWatch):
                 oldest_s, rank = min((beat_s, rank) for rank, (_, beat_s) in enumerate(last))
                 text = (
                     f"rank {rank} on {self.hosts[self.machines[rank]]} gave no sign of life for "
-                    f"{limit_s:.0f} s: it died or "
-                    "hangs, see its output; all ranks end, and with --max-restarts the launcher "
-                    "starts them again"
+                    f"{limit_s:.0f} s: it died or hangs, see its output; all ranks end, and with "
+                    "--max-restarts the launcher starts them again"
                 )
                 if now_s - oldest_s > limit_s and self._is_first_failure(
                     store, EXIT_STARTUP_TIMEOUT, text

@@ -31,8 +31,7 @@ _POLL_S = 0.05
 # without the interpreter's teardown, in which a rank may abort although its work is done.
 _PREPARE = (
     "from yolo_seg_ddp.utils.signals import die_with_parent; die_with_parent({parent_id}, "
-    "only_under_torchrun=False); "
-    "from yolo_seg_ddp.utils.errors import run_script; "
+    "only_under_torchrun=False); from yolo_seg_ddp.utils.errors import run_script; "
 )
 _USER_ERROR = re.compile(r"^(\[rank \d+\] )?error: ")
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)\b")  # the last line of a traceback
