@@ -1,4 +1,4 @@
-"""Joins what was found in overlapping tiles of a photograph, so that each object is one detection
+"""Joins the detections in overlapping tiles of a photograph, so that each object is one detection
 again.
 
 Masks decide, not boxes: two parallel wires that cross many tiles have nearly the same boxes, and

@@ -1,5 +1,5 @@
-"""Compares what a coarser pass found, on larger tiles or the whole photograph, with the objects
-from smaller tiles.
+"""Compares the detections of a coarser pass, on larger tiles or the whole photograph, with the
+objects from smaller tiles.
 
 A coarser pass shows larger objects whole, but a pixel of its masks may be tens of pixels of the
 photograph. So masks from smaller tiles are preferred (docs/research/tiles.md, rule 5). But no tile

@@ -30,8 +30,8 @@ class Context:
     was found on the way.
 
     placement: of the whole photograph in the input. min_score, max_detections: of the predictor.
-    tiles, pieces: the smallest tiles and what was found in all; empty for a photograph without
-    tiles. whole: what the pass over the whole photograph found.
+    tiles, pieces: the smallest tiles and the detections in all; empty for a photograph without
+    tiles. whole: the detections of the pass over the whole photograph.
     """
 
     photo: np.ndarray

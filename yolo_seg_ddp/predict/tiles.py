@@ -336,9 +336,7 @@ class Predictor:
 
 @dataclass
 class _Open:
-    """A photograph, some of whose views are still to be computed, and what was
-    found in it so far.
-    """
+    """A photograph, some of whose views are still to be computed, and its detections so far."""
 
     key: Any
     photo: np.ndarray

@@ -41,7 +41,7 @@ def require_same_start(meeting: distributed.Meeting, config: TrainConfig) -> Non
         if not field.metadata["may_differ"] and field.name != "data"
     ]
     options = {f"--{name.replace('_', '-')}": getattr(config, name) for name in names}
-    told = meeting.exchange("versions and options", versions | options)
+    messages = meeting.exchange("versions and options", versions | options)
 
     folder = Path(config.save_dir).absolute()
     sharing = meeting.sharers(
@@ -51,9 +51,9 @@ def require_same_start(meeting: distributed.Meeting, config: TrainConfig) -> Non
     if meeting.rank > 0:
         return
     here = meeting.hosts[0]
-    for rank, theirs in enumerate(told):
+    for rank, theirs in enumerate(messages):
         there = meeting.hosts[meeting.machines[rank]]
-        for name, value in told[0].items():
+        for name, value in messages[0].items():
             other = theirs.get(name)
             if value != other and (name in options or {None, "unknown"}.isdisjoint((value, other))):
                 values = ["unset" if each is None else each for each in (other, value)]
@@ -84,15 +84,15 @@ def require_same_data(meeting: distributed.Meeting, data: Data) -> None:
     digest = data.fingerprint.digest if meeting.is_first else ""
     counts = f"{len(data.train):,} + {len(data.val):,} photographs"
     line = f"{counts}, digest {digest[:8]}, {data.packed}, {format_bytes(free_bytes)} free"
-    told = distributed.gather_json([digest, line])
-    differs = meeting.is_first and digest != told[0][0]
+    messages = distributed.gather_json([digest, line])
+    differs = meeting.is_first and digest != messages[0][0]
     fingerprints = distributed.gather_json(
         json.loads(data.fingerprint.to_json()) if differs else None
     )
 
     def judge() -> None:
         for host, rank in zip(meeting.hosts, meeting.first_ranks, strict=True):
-            print(f"{host if len(meeting.hosts) > 1 else 'Data'}: {told[rank][1]}", flush=True)
+            print(f"{host if len(meeting.hosts) > 1 else 'Data'}: {messages[rank][1]}", flush=True)
         for host, rank in zip(meeting.hosts, meeting.first_ranks, strict=True):
             if content := fingerprints[rank]:
                 theirs = Fingerprint.of_content(content)
@@ -126,6 +126,6 @@ def first_difference(ours: Fingerprint, theirs: Fingerprint, here: str, there: s
         part = "another content" if digests[first][0] != others[first][0] else "other labels"
         what = f"{photograph} has {part} on {there} than on {here}"
     else:
-        lacks, has = (there, here) if first in digests else (here, there)
-        what = f"{lacks} lacks {photograph}, which {has} has"
+        without, owner = (there, here) if first in digests else (here, there)
+        what = f"{without} lacks {photograph}, which {owner} has"
     return f"{what} ({len(differing):,} of {len(keys):,} photographs): copy the data set again"

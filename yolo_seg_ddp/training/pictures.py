@@ -175,8 +175,8 @@ class ValidationPictures:
                 )
             self._pairs += pair
             guesses = f"all guesses below {VAL_CONFIDENCE}" if len(kept) else NO_DETECTIONS
-            told = counted(len(kept), "detection") if num_sure else guesses
-            self._captions += [f"truth, {file.name}", f"epoch {epoch}: {told}"]
+            words = counted(len(kept), "detection") if num_sure else guesses
+            self._captions += [f"truth, {file.name}", f"epoch {epoch}: {words}"]
 
 
 class Curves:

@@ -127,8 +127,8 @@ def choose_precision(requested: str, device: torch.device) -> Precision:
 
 def _cpu_has_bf16() -> bool:
     if hasattr(torch.cpu, "get_capabilities"):
-        has = torch.cpu.get_capabilities()
-        return any(has.get(name) for name in _CPU_BF16)
+        capabilities = torch.cpu.get_capabilities()
+        return any(capabilities.get(name) for name in _CPU_BF16)
     flags = read_words(Path("/proc/cpuinfo"))
     return any(name in flags for name in _CPU_BF16)
 

@@ -114,7 +114,7 @@ def compare(
     `size` (w, h).
 
     Returns the contradictions, the unseen labels with their classes, and each class's labels, all
-    and found: int64 (classes,).
+    and seen: int64 (classes,).
     """
     grid = scaled_size(*size, min(1.0, GRID_PX / max(size)))
     labels = [

@@ -245,7 +245,9 @@ def _finding(kind: str, entries: Sequence[Measured], later: int, earlier: Sequen
     is_same_file = any(entries[one][2].digest == entries[later][2].digest for one in earlier)
     if is_same_file:
         nearest = next(
-            n for n, one in enumerate(earlier) if entries[one][2].digest == entries[later][2].digest
+            number
+            for number, one in enumerate(earlier)
+            if entries[one][2].digest == entries[later][2].digest
         )
     split, file, _ = entries[later]
     other_split, other, _ = entries[earlier[nearest]]

@@ -57,17 +57,17 @@ def groups_of(spec: DatasetSpec, photos: Sequence[Photo]) -> tuple[list[str], st
         manifest = read_back(
             spec.root / "manifest.json", mapping, "delete it, and each folder is a group"
         )
-        by = manifest["options"]["split_by"]
-        if by in ("hash", "time"):
-            unit, kin = (
+        split_by = manifest["options"]["split_by"]
+        if split_by in ("hash", "time"):
+            unit, members = (
                 ("photographs", manifest["copies"])
-                if by == "hash"
+                if split_by == "hash"
                 else ("series", manifest["series"])
             )
-            first_of = {file: each[0] for each in kin for file in each}
+            first_of = {file: each[0] for each in members for file in each}
             return [first_of.get(file, file) for file in files], unit
         records = {record["file"]: record for record in manifest["photographs"]}
-        if by == "circuit":
+        if split_by == "circuit":
             return [str(records[file]["circuit"]) for file in files], "circuits"
         return [str(Path(records[file]["source"]).parent) for file in files], "folders"
     except (OSError, ValueError, LookupError, TypeError):

@@ -56,7 +56,7 @@ class AssetTables:
             f"Assets: {what}; {sure} of {len(self.assets)} seen often enough to be sure "
             "(assets.html)"
         ]
-        for why, files in (
+        for reason, files in (
             ("turned by 180 degrees", self.turned),
             ("written again after the flight", self.rewritten),
         ):
@@ -64,8 +64,8 @@ class AssetTables:
                 shown = ", ".join(printable(Path(file).name, 100) for file in files[:MOST_NAMED])
                 more = f" and {len(files) - MOST_NAMED} more" if len(files) > MOST_NAMED else ""
                 lines.append(
-                    f"Left out of the assets: {why}: {shown}{more}; use the files that the drone "
-                    "wrote"
+                    f"Left out of the assets: {reason}: {shown}{more}; use the files that the "
+                    "drone wrote"
                 )
         if self.changes is not None:
             kinds = Counter(row["change"] for row in self.changes)

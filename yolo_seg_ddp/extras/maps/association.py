@@ -85,10 +85,10 @@ class Groups:
     @classmethod
     def of(cls, labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...]) -> Groups:
         """Sum information over equal labels, which count from 0."""
-        num = int(labels.max(initial=-1)) + 1
+        num_groups = int(labels.max(initial=-1)) + 1
         sums = []
         for values in (*information, np.stack([rays.is_steep, np.ones(len(rays))], axis=1)):
-            total = np.zeros((num, *values.shape[1:]))
+            total = np.zeros((num_groups, *values.shape[1:]))
             np.add.at(total, labels, values)
             sums.append(total)
         return cls(*sums)
@@ -226,11 +226,11 @@ def _merge(
     while True:
         labels = np.unique(labels, return_inverse=True)[1]
         groups = Groups.of(labels, rays, information)
-        num = len(groups.square)
+        num_groups = len(groups.square)
         # in which photographs each group is
         seen = csr_array((np.ones(len(labels), bool), (labels, rays.photo)))
         apart = groups.misfit(expected)
-        class_ids = np.zeros(num, int)
+        class_ids = np.zeros(num_groups, int)
         class_ids[labels] = rays.class_id
         first, second = near(groups.placed(expected), None, class_ids, class_ids)
         gain = np.zeros(len(first))
@@ -241,13 +241,13 @@ def _merge(
             gain[part][is_free] = _gains(groups[one], groups[other], alone[0], alone[1], expected)
         # No two pairs are equally good.
         rank = np.argsort(np.argsort(gain, kind="stable"))
-        best = np.full(num, -1)
+        best = np.full(num_groups, -1)
         np.maximum.at(best, first, rank)
         np.maximum.at(best, second, rank)
         is_best = (gain > 0) & (rank == best[first]) & (rank == best[second])
         if not is_best.any():
             return labels
-        target = np.arange(num)
+        target = np.arange(num_groups)
         target[second[is_best]] = first[is_best]
         labels = target[labels]
 
@@ -263,11 +263,11 @@ def _assign(
     class_ids = np.zeros(len(groups.square), int)
     class_ids[labels] = rays.class_id
     num_members = np.bincount(labels)
-    num = len(num_members)
+    num_groups = len(num_members)
     row, group = near(singles.placed(expected), groups.placed(expected), rays.class_id, class_ids)
-    taken = rays.photo * num + labels
+    taken = rays.photo * num_groups + labels
     order = np.argsort(taken)
-    wanted = rays.photo[row] * num + group
+    wanted = rays.photo[row] * num_groups + group
     at = np.minimum(np.searchsorted(taken[order], wanted), len(taken) - 1)
     # The group's detection in this photograph, which is taken out.
     member = np.where(taken[order][at] == wanted, order[at], -1)
@@ -284,10 +284,10 @@ def _assign(
             mine[is_in] = changed
         each = [values[one] for values in alone]
         gain[part] = _gains(singles[one], others, each, others.misfit(expected), expected)
-    result = num + np.arange(len(labels))
+    result = num_groups + np.arange(len(labels))
     # each group once in each photograph
-    detections, chosen = best_pairs(row, rays.photo[row] * num + group, gain).T
-    result[detections] = chosen % num
+    detections, chosen = best_pairs(row, rays.photo[row] * num_groups + group, gain).T
+    result[detections] = chosen % num_groups
     _, first, inverse = np.unique(result, return_index=True, return_inverse=True)
     # groups from 0 in the order of their first members
     return np.argsort(np.argsort(first))[inverse]
@@ -373,5 +373,5 @@ def _gains(
     return np.where(fits, np.maximum(gain, 0), 0)
 
 
-def _parts(num: int) -> Iterator[slice]:
-    return (slice(start, start + PAIRS_AT_ONCE) for start in range(0, num, PAIRS_AT_ONCE))
+def _parts(total: int) -> Iterator[slice]:
+    return (slice(start, start + PAIRS_AT_ONCE) for start in range(0, total, PAIRS_AT_ONCE))

@@ -152,10 +152,12 @@ def find_changes(survey: Survey, before: Before, names: Sequence[str]) -> list[C
     places = replace(before.places, class_ids=numbers[before.places.class_ids])
     work = _Comparison(places, survey.places(now))
     same = compare(work.before, work.here, work.shift, work.spread)
-    for i, j in same:
-        now[j].asset_id = before.ids[i]
+    for earlier, later in same:
+        now[later].asset_id = before.ids[earlier]
     looks = work.looks(survey)
-    seen = [now[j] for i, j in same if before.is_sure[i] and now[j].looks > 1]
+    seen = [
+        now[later] for earlier, later in same if before.is_sure[earlier] and now[later].looks > 1
+    ]
     num_views, num_looks = (
         np.array([(len(asset.views), asset.looks) for asset in seen]).reshape(-1, 2).T[..., None]
     )
@@ -171,25 +173,35 @@ def find_changes(survey: Survey, before: Before, names: Sequence[str]) -> list[C
     ).astype(int)
     changes = []
     for kind, pairs in ((CLASS, work.changed_class), (MOVED, work.moved)):
-        for i, j in pairs(old, new):
-            now[j].asset_id = before.ids[i]
-            chance = float(missed[i] if kind == CLASS else work.chances(i, j))
+        for earlier, later in pairs(old, new):
+            now[later].asset_id = before.ids[earlier]
+            chance = float(missed[earlier] if kind == CLASS else work.chances(earlier, later))
             changes.append(
-                Change(kind, chance, now[j], int(i), float(work.away(i, j)), int(looks[i]))
+                Change(
+                    kind,
+                    chance,
+                    now[later],
+                    int(earlier),
+                    float(work.away(earlier, later)),
+                    int(looks[earlier]),
+                )
             )
         old = np.setdiff1d(old, [change.before for change in changes])
         new = np.array(
-            [j for j in new if all(change.asset is not now[j] for change in changes)], int
+            [later for later in new if all(change.asset is not now[later] for change in changes)],
+            int,
         )
-    for i in old[looks[old] > 0]:
-        chance = max(float(missed[i]), float(work.chances(i, np.arange(len(now))).max()))
-        changes.append(Change(GONE, chance, None, int(i), None, int(looks[i])))
+    for earlier in old[looks[old] > 0]:
+        chance = max(
+            float(missed[earlier]), float(work.chances(earlier, np.arange(len(now))).max())
+        )
+        changes.append(Change(GONE, chance, None, int(earlier), None, int(looks[earlier])))
     area = MultiPoint(work.old).convex_hull.buffer(MARGIN_M)
-    for j in new:
-        if not area.contains(Point(work.new[j])):
+    for later in new:
+        if not area.contains(Point(work.new[later])):
             continue
-        chance = max(missed_before, float(work.chances(np.arange(len(before.ids)), j).max()))
-        changes.append(Change(NEW, chance, now[j], None))
+        chance = max(missed_before, float(work.chances(np.arange(len(before.ids)), later).max()))
+        changes.append(Change(NEW, chance, now[later], None))
     return [change for change in changes if change.chance <= MOST_CHANCE]
 
 
@@ -207,17 +219,19 @@ class _Comparison:
             here.around(*self.origin) - self.shift,
         )
 
-    def away(self, i: np.ndarray | int, j: np.ndarray | int) -> np.ndarray:
+    def away(self, earlier: np.ndarray | int, later: np.ndarray | int) -> np.ndarray:
         """Return the distances of earlier places to new ones in metres."""
-        return np.linalg.norm(self.new[j] - self.old[i], axis=-1)
+        return np.linalg.norm(self.new[later] - self.old[earlier], axis=-1)
 
-    def chances(self, i: np.ndarray | int, j: np.ndarray | int) -> np.ndarray:
+    def chances(self, earlier: np.ndarray | int, later: np.ndarray | int) -> np.ndarray:
         """Return the probability that position errors alone put two places of one class this far
         apart; 0 for different classes.
         """
-        errors = self.before.covariances[i] + self.here.covariances[j] + self.spread
-        is_same = self.before.class_ids[i] == self.here.class_ids[j]
-        return np.where(is_same, np.exp(-misfit(self.new[j] - self.old[i], errors) / 2), 0.0)
+        errors = self.before.covariances[earlier] + self.here.covariances[later] + self.spread
+        is_same = self.before.class_ids[earlier] == self.here.class_ids[later]
+        return np.where(
+            is_same, np.exp(-misfit(self.new[later] - self.old[earlier], errors) / 2), 0.0
+        )
 
     def changed_class(self, old: np.ndarray, new: np.ndarray) -> np.ndarray:
         """Return the pairs of places that differ only in their classes."""
@@ -227,9 +241,11 @@ class _Comparison:
 
     def moved(self, old: np.ndarray, new: np.ndarray) -> np.ndarray:
         """Return the pairs of places of one class that are near each other but not the same."""
-        i, j = (side.ravel() for side in np.meshgrid(old, new, indexing="ij"))
-        is_same = self.before.class_ids[i] == self.here.class_ids[j]
-        return best_pairs(i, j, np.where(is_same, FARTHEST_M - self.away(i, j), 0))
+        earlier, later = (side.ravel() for side in np.meshgrid(old, new, indexing="ij"))
+        is_same = self.before.class_ids[earlier] == self.here.class_ids[later]
+        return best_pairs(
+            earlier, later, np.where(is_same, FARTHEST_M - self.away(earlier, later), 0)
+        )
 
     def looks(self, survey: Survey) -> np.ndarray:
         """Return how many photographs show each earlier place."""

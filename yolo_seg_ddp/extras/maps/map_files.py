@@ -115,8 +115,8 @@ def write_map_files(
     return [
         f"Map: {counts} ({GEOJSON}, {WORK_LIST}, {KML})",
         *(
-            f"  {counted(n, 'detection')} without a place on the ground: {text}"
-            for text, n in reasons.most_common()
+            f"  {counted(number, 'detection')} without a place on the ground: {text}"
+            for text, number in reasons.most_common()
         ),
     ]
 
@@ -138,8 +138,8 @@ def _findings(
             finding |= of_asset.get((entry["file"], number), {})
             if finding["position_kind"] == AT_ASSET:
                 point, camera = (
-                    [finding[f"{of}{name}"] for name in ("latitude", "longitude")]
-                    for of in ("", "camera_")
+                    [finding[f"{prefix}{name}"] for name in ("latitude", "longitude")]
+                    for prefix in ("", "camera_")
                 )
                 finding["distance_m"] = float(
                     np.linalg.norm(offsets_m(camera[0], camera[1], geocentric(*point)))

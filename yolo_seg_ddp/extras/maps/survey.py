@@ -100,11 +100,11 @@ def shift_between(one: Places, other: Places) -> tuple[np.ndarray, np.ndarray]:
     shift = np.zeros(2)
     information = np.linalg.inv(spread + 1e-9 * np.eye(2))
     for _ in range(ROUNDS):
-        i, j = compare(one, other, shift, spread).T
-        if not len(i):
+        first, second = compare(one, other, shift, spread).T
+        if not len(first):
             break
-        weights = np.linalg.inv(one.covariances[i] + other.covariances[j])
-        difference = other.around(*_origin(one))[j] - one.around(*_origin(one))[i]
+        weights = np.linalg.inv(one.covariances[first] + other.covariances[second])
+        difference = other.around(*_origin(one))[second] - one.around(*_origin(one))[first]
         spread = np.linalg.inv(information + weights.sum(axis=0))
         shift = spread @ np.einsum("nij,nj->i", weights, difference)
     return shift, spread
@@ -117,9 +117,11 @@ def compare(one: Places, other: Places, shift: np.ndarray, spread: np.ndarray) -
     here = one.around(*_origin(one))
     there = other.around(*_origin(one)) - shift
     wide = other.covariances + spread
-    i, j = near(Placed(here, one.covariances), Placed(there, wide), one.class_ids, other.class_ids)
-    squares = misfit(there[j] - here[i], one.covariances[i] + wide[j])
-    return best_pairs(i, j, GATE - squares)
+    first, second = near(
+        Placed(here, one.covariances), Placed(there, wide), one.class_ids, other.class_ids
+    )
+    squares = misfit(there[second] - here[first], one.covariances[first] + wide[second])
+    return best_pairs(first, second, GATE - squares)
 
 
 def _origin(places: Places) -> tuple[float, float]:
@@ -453,8 +455,8 @@ def _add_flight(result: Survey, assets: list[Asset], common_m: float) -> None:
     old = [asset for asset in result.assets if asset.is_placed]
     new = [asset for asset in assets if asset.is_placed]
     pairs = match(result.places(old), places_of(new, common_m))
-    for i, j in pairs:
-        one, other = old[i], new[j]
+    for first, second in pairs:
+        one, other = old[first], new[second]
         weights = np.linalg.inv(one.covariance), np.linalg.inv(other.covariance)
         covariance = np.linalg.inv(weights[0] + weights[1])
         point = geocentric(np.array([other.latitude]), np.array([other.longitude]))
@@ -462,6 +464,6 @@ def _add_flight(result: Survey, assets: list[Asset], common_m: float) -> None:
         one.latitude, one.longitude = moved(one.latitude, one.longitude, step)
         one.covariance = covariance
         one.views += other.views
-    joined = {id(new[j]) for _, j in pairs}
+    joined = {id(new[second]) for _, second in pairs}
     result.assets += [asset for asset in assets if id(asset) not in joined]
     result.common_m = float(1 / np.hypot(1 / result.common_m, 1 / common_m))

@@ -208,17 +208,18 @@ def _connected(groups: list[list[BlockPiece]], blocks: list[Corners]) -> list[li
     for one, other in itertools.combinations(sorted(in_block), 2):
         shared = intersection(blocks[one], blocks[other])
         if has_pixels(shared):
-            a, b = (
+            in_one, in_other = (
                 _near([pieces[position] for position in in_block[block]], shared)
                 for block in (one, other)
             )
-            a = a[:, None]
-            b = b[None]
-            meet = (np.maximum(a[..., :2], b[..., :2]) < np.minimum(a[..., 2:4], b[..., 2:4])).all(
-                axis=-1
-            )
-            for p, q in np.argwhere(meet & (a[..., 4] == b[..., 4])).tolist():
-                links.append((group_of[in_block[one][p]], group_of[in_block[other][q]]))
+            in_one = in_one[:, None]
+            in_other = in_other[None]
+            meet = (
+                np.maximum(in_one[..., :2], in_other[..., :2])
+                < np.minimum(in_one[..., 2:4], in_other[..., 2:4])
+            ).all(axis=-1)
+            for first, second in np.argwhere(meet & (in_one[..., 4] == in_other[..., 4])).tolist():
+                links.append((group_of[in_block[one][first]], group_of[in_block[other][second]]))
     pairs = np.array(links, np.int64).reshape(-1, 2).T
     graph = coo_array((np.ones(pairs.shape[1]), pairs), shape=(len(groups),) * 2)
     _, labels = connected_components(graph, directed=False)
@@ -290,10 +291,11 @@ def _continue(
         # (2, 2)
         gaps = np.hypot(*(known[[0, -1], None] - points[None, [0, -1]]).transpose(2, 0, 1))
         if gaps.min() <= reach:
-            at, of = divmod(int(gaps.argmin()), 2)
-            known = known if at else known[::-1]
+            # Which end of the known line is nearest to which end of the new one.
+            is_end, is_end_of_points = divmod(int(gaps.argmin()), 2)
+            known = known if is_end else known[::-1]
             lengths = [float(np.hypot(*np.diff(some, axis=0).T).sum()) for some in (known, points)]
             mean = float(np.average([known_width, width], weights=lengths))
-            parts[number] = np.concatenate([known, points[:: -1 if of else 1]]), mean
+            parts[number] = np.concatenate([known, points[:: -1 if is_end_of_points else 1]]), mean
             return
     parts.append((points, width))

@@ -90,7 +90,7 @@ def verdict(models: Sequence[Metrics], kind: str) -> Markup:
         classes_at[next(level for level, least in LEVELS.items() if score >= least)].append(
             f"{row['name']} ({words})"
         )
-    told = [
+    sentences = [
         f" {level}: {', '.join(of[:MOST])}{', …' * (len(of) > MOST)}."
         for level, of in classes_at.items()
         if of
@@ -104,7 +104,7 @@ def verdict(models: Sequence[Metrics], kind: str) -> Markup:
         f"{counted(first['num_targets'], 'object')}"
     )
     words = f"{'Model A: ' * (len(models) > 1)}{classes} in {where}: mAP50 "
-    return element("p", words, score, ".", *told, class_="verdict", title=RULE)
+    return element("p", words, score, ".", *sentences, class_="verdict", title=RULE)
 
 
 def headline_cards(models: Sequence[Metrics]) -> Markup:

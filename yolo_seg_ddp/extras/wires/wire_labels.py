@@ -149,9 +149,9 @@ def label_width(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> tuple
     from scipy.stats import theilslopes
 
     wires = [
-        (n, k)
-        for n, photo in enumerate(photos)
-        for k in np.flatnonzero(np.isin(photo.class_ids, thin)).tolist()
+        (number, position)
+        for number, photo in enumerate(photos)
+        for position in np.flatnonzero(np.isin(photo.class_ids, thin)).tolist()
     ]
     most = NUMBERS.most_wires
     chosen = wires[:: max(1, len(wires) // most)][:most]

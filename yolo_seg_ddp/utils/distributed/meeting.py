@@ -106,9 +106,9 @@ class Meeting(BackgroundWatch):
         launcher = os.environ.get("GROUP_RANK") or os.environ.get("SLURM_NODEID", "")
         machine = " ".join([socket.gethostname(), *read_words(BOOT_ID), launcher])
         store.add(f"beat/{self.rank}", 1)
-        told = self.exchange("place", [machine, uuid.uuid4().hex], timeout_s)
+        places = self.exchange("place", [machine, uuid.uuid4().hex], timeout_s)
 
-        names = [machine for machine, _ in told]
+        names = [machine for machine, _ in places]
         self.first_ranks = sorted(set(map(names.index, names)))
         self.machines = [self.first_ranks.index(names.index(name)) for name in names]
         self.machine = self.machines[self.rank]
@@ -118,7 +118,7 @@ class Meeting(BackgroundWatch):
             f"{host}/{number}" if hosts.count(host) > 1 else host
             for number, host in enumerate(hosts, 1)
         ]
-        self.name = told[0][1]
+        self.name = places[0][1]
 
     def __enter__(self) -> Self:
         return super().__enter__() if len(self.ranks) > 1 else self
@@ -222,11 +222,11 @@ class Meeting(BackgroundWatch):
             while not tokens[0].exists() and time.monotonic() < deadline_s:
                 time.sleep(LONGEST_PAUSE_S)
             seen = [machine for machine, token in enumerate(tokens) if token.exists()]
-            told = self.exchange(kind, min(seen, default=self.machine))
+            lowest = self.exchange(kind, min(seen, default=self.machine))
         finally:
             if self.is_first:
                 tokens[self.machine].unlink(missing_ok=True)
-        groups = [told[rank] for rank in self.first_ranks]
+        groups = [lowest[rank] for rank in self.first_ranks]
         return [machine for machine, group in enumerate(groups) if group == groups[self.machine]]
 
     def _is_first_failure(self, store: dist.Store, code: int, text: str) -> bool:
