@@ -106,7 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config.source:
             return _fetch_files(config.output, Storage(config.source, "--source"))
         source = open_source(config.base_url)
-        folder, circuits = Path(config.output), expand_circuits(source, config.circuits)
+        folder = Path(config.output)
+        circuits = expand_circuits(source, config.circuits)
         report = download(
             source, folder, circuits, max_images=config.max_images, keep_zips=config.keep_zips
         )

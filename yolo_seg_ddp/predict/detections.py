@@ -362,10 +362,8 @@ def _suppress_at_once(candidates: _Candidates, iou: float, most: int, judge: _Ju
     packed = torch.cat([table.flatten(), number.float(), is_settled.float()[None]]).cpu()
     if not packed[-1]:
         return _suppress_one_by_one(candidates, iou, most, judge)
-    table, numbers = (
-        packed[: table.numel()].view(table.shape),
-        packed[table.numel() : -1].int().tolist(),
-    )
+    numbers = packed[table.numel() : -1].int().tolist()
+    table = packed[: table.numel()].view(table.shape)
     return [
         (image[:n, :4], image[:n, 4], image[:n, 5].long(), anchor[:n])
         for image, n, anchor in zip(table, numbers, candidates.anchor[row], strict=True)

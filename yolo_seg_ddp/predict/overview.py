@@ -342,10 +342,9 @@ def without_mask(
         others = boxes[classes == piece.class_id]
         overlap, inside = box_overlap(piece.box, others)
         if not ((overlap > iou).any() or (cut[piece] and (inside >= MOSTLY).any())):
-            boxes[len(objects) + len(kept)], classes[len(objects) + len(kept)] = (
-                piece.box,
-                piece.class_id,
-            )
+            row = len(objects) + len(kept)
+            boxes[row] = piece.box
+            classes[row] = piece.class_id
             kept.append(MergedInstance((piece,)))
     return sorted(kept, key=lambda instance: instance.pieces[0].order)
 

@@ -171,7 +171,8 @@ class RunState:
         for record in records:
             if record.get("kind") in ("epoch", "batch"):
                 (self.epochs if record["kind"] == "epoch" else self.batches).append(record)
-        self.config, self.status = read_config(self.folder), read_status(self.folder)
+        self.config = read_config(self.folder)
+        self.status = read_status(self.folder)
         writes = []
         for name in (METRICS_FILE, STATUS_FILE):
             with suppress(OSError):

@@ -214,10 +214,8 @@ class _Comparison:
         self.before, self.here = before, here
         self.origin = float(self.before.latitude[0]), float(self.before.longitude[0])
         self.shift, self.spread = shift_between(self.before, here)
-        self.old, self.new = (
-            self.before.around(*self.origin),
-            here.around(*self.origin) - self.shift,
-        )
+        self.old = self.before.around(*self.origin)
+        self.new = here.around(*self.origin) - self.shift
 
     def away(self, earlier: np.ndarray | int, later: np.ndarray | int) -> np.ndarray:
         """Return the distances of earlier places to new ones in metres."""

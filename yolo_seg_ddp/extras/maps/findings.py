@@ -61,7 +61,8 @@ def locate(photo: PhotoMetadata, entry: dict[str, Any], site: Site) -> list[dict
         for item, depression, bearing, sigma in zip(located, *directions, strict=True):
             item["depression_deg"] = float(depression)
             if depression < STRAIGHT_DOWN_DEG:
-                item["bearing_deg"], item["bearing_sigma_deg"] = float(bearing), float(sigma)
+                item["bearing_deg"] = float(bearing)
+                item["bearing_sigma_deg"] = float(sigma)
             if problem is None and depression < -HIGHEST_PITCH_DEG:
                 item["reason"] = (
                     f"line of sight less than {-HIGHEST_PITCH_DEG:g} degrees below the horizon"

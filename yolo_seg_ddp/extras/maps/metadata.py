@@ -330,7 +330,8 @@ def read_metadata(path: Path) -> PhotoMetadata:
                 return PhotoMetadata(problem=NOT_JPEG)
             file.seek(0)
             picture = JpegImagePlugin.JpegImageFile(file)  # reads up to the pixels
-            block, packet = picture.info.get("exif", b""), picture.info.get("xmp", b"")
+            block = picture.info.get("exif", b"")
+            packet = picture.info.get("xmp", b"")
             exif, gps = _read_exif(block)
             frame = (*picture.size, orientation_of(block))
     except EXIF_ERRORS as error:

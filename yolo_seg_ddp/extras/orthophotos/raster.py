@@ -210,7 +210,8 @@ def _stretch(raster: Any, bands: tuple[int, int, int]) -> Stretch:
 def _check_header(file: Path) -> None:
     """Raise UserError for a TIFF that declares more than it holds."""
     try:
-        tags, size = _tags(file), file.stat().st_size
+        tags = _tags(file)
+        size = file.stat().st_size
         width, height = int(tags[256]), int(tags[257])
         ends = [0]
         for places, sizes in _STORED:
