@@ -154,10 +154,10 @@ class Thresholds:
         levels = ", ".join(
             f"{row['class']} {row['threshold'] or 'none'}" for row in self.content["classes"]
         )
-        promises = (
+        guarantees = (
             f"{', '.join(self.content['promises'])}; {100 * self.content['certainty']:g} % certain"
         )
-        return f"Thresholds of {self.path.name} ({promises}): {levels}"
+        return f"Thresholds of {self.path.name} ({guarantees}): {levels}"
 
     def apply(self, predictor: Predictor, names: Sequence[str]) -> Predictor:
         """Return the predictor with these thresholds; its own confidence holds for classes that

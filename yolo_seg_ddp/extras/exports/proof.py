@@ -153,7 +153,7 @@ def compare_outputs(
     return largest, failures
 
 
-def masks_alike(
+def mask_ious(
     expected: Mapping[str, torch.Tensor], exported: Mapping[str, torch.Tensor]
 ) -> tuple[float, float]:
     """Return the mean and the lowest IoU of the masks of each input's most confident anchors,
@@ -285,7 +285,7 @@ class Judge:
         if len(largest) < len(OUTPUTS):
             return Proof(failures, largest)
         per_class, too_far = compare_ap(self._metrics, self.metrics(export), bounds)
-        return Proof(too_far + failures, largest, per_class, masks_alike(self._outputs, outputs))
+        return Proof(too_far + failures, largest, per_class, mask_ious(self._outputs, outputs))
 
     def metrics(self, model: nn.Module) -> dict[str, Any]:
         """Return this project's metrics of a model on the photographs."""
