@@ -149,7 +149,9 @@ def train(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
     Every rank must reach this.
     """
     with started(config) as (plan, model, data, run):
-        options, ranks, device = plan.options, plan.setup.ranks, plan.setup.device
+        options = plan.options
+        ranks = plan.setup.ranks
+        device = plan.setup.device
 
         # The batches of each rank, and the loaders that make them.
         sizes = multi_scale_sizes(options.img_size) if options.multi_scale else ()
@@ -218,7 +220,9 @@ def conclude(engine: TrainingEngine, run: OwnedRun, plan: TrainPlan) -> int:
 
     Raises Diverged without a model.
     """
-    progress, monitor, say = engine.progress, engine.options.monitor, engine.log.print
+    progress = engine.progress
+    monitor = engine.options.monitor
+    say = engine.log.print
     if progress.best_value is None and not engine.stopped_by:
         raise Diverged(
             f"{run.folder}: no best.pt, because {monitor} was never a number; lower --lr or "

@@ -126,7 +126,8 @@ def _trainers_switches(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(matmul)
-        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = tf32, benchmark
+        torch.backends.cudnn.allow_tf32 = tf32
+        torch.backends.cudnn.benchmark = benchmark
         torch.use_deterministic_algorithms(deterministic, warn_only=True)
 
 

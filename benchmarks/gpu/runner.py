@@ -30,7 +30,8 @@ class Store:
     """
 
     def __init__(self, folder: Path, key: str) -> None:
-        self.folder, self.key = folder, key
+        self.folder = folder
+        self.key = key
         folder.mkdir(parents=True, exist_ok=True)
 
     def finished(self, part: Part) -> Outcome | None:
@@ -54,7 +55,8 @@ class Runner:
     """Runs each part in a process of its own, which ends with everything that it started."""
 
     def __init__(self, setting: Setting, logs: Path) -> None:
-        self.setting, self.logs = setting, logs
+        self.setting = setting
+        self.logs = logs
         self._running: set[Job] = set()
         self._is_ended = False
 

@@ -117,9 +117,13 @@ class TrainBatches:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.histories, self.records = histories, records
-        self.batch_size, self.num_batches, self.seed = batch_size, num_batches, seed
-        self.rank, self.world_size = rank, world_size
+        self.histories = histories
+        self.records = records
+        self.batch_size = batch_size
+        self.num_batches = num_batches
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
         self._next = 0
         self._pass: tuple[int, list[tuple[int, np.ndarray]]] = (-1, [])
 
@@ -182,7 +186,8 @@ class TestBatches:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.histories, self.records = histories, records
+        self.histories = histories
+        self.records = records
         self.parts = [
             (each.depth, share[first : first + batch_size])
             for each in records

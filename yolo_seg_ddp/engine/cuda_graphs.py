@@ -30,7 +30,9 @@ class GraphedNetwork:
     """
 
     def __init__(self, network: nn.Module, device: torch.device, precision: Precision) -> None:
-        self.network, self.device, self.precision = network, device, precision
+        self.network = network
+        self.device = device
+        self.precision = precision
         self._differentiated: dict[Any, list[bool]] = {}
         self._graphs: dict[Any, _Graphs | None] = {}
 
@@ -84,7 +86,8 @@ class _Graphs:
         self.weights = [weight for weight in network.parameters() if weight.requires_grad]
         self.inputs = inputs.clone()
         self.is_used = is_used
-        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self.forward = torch.cuda.CUDAGraph()
+        self.backward = torch.cuda.CUDAGraph()
         # Other threads may go on pinning memory for the loader.
         capture: dict[str, Any] = {
             "pool": torch.cuda.graph_pool_handle(),

@@ -68,7 +68,8 @@ def each_sample_once(loader: Any) -> Iterator[None]:
         return
     before = dict(vars(sampler))
     num_samples = len(sampler.dataset)  # type: ignore[arg-type] # the sampler needs its length, too
-    sampler.drop_last, sampler.total_size = True, num_samples
+    sampler.drop_last = True
+    sampler.total_size = num_samples
     sampler.num_samples = len(range(sampler.rank, num_samples, sampler.num_replicas))
     try:
         yield

@@ -108,7 +108,8 @@ class TrainingEngine:
         self.log = RunLog(folder, writes, self.options.tensorboard, columns)
         self.batch_log = BatchLog(device, self.world_size, self.task)
         self.epoch_end = EpochEnd(self.state, self.task, self.options, self.log)
-        self.upload, self.guard = Upload(device), NonFiniteGuard(device)
+        self.upload = Upload(device)
+        self.guard = NonFiniteGuard(device)
         self.wrapped = isinstance(self.model, DistributedDataParallel)
         self.syncs_batchnorm = self.wrapped and self.options.sync_batchnorm
         network = (
@@ -171,7 +172,8 @@ class TrainingEngine:
         self, optimizer: torch.optim.Optimizer, criterion: Any = None, scheduler: Any = None
     ) -> None:
         """Set what `train_one_epoch` trains with."""
-        self.state.optimizer, self.state.scheduler = optimizer, scheduler
+        self.state.optimizer = optimizer
+        self.state.scheduler = scheduler
         if criterion is not None:
             self.task.criterion = criterion
 

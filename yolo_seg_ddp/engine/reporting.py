@@ -204,7 +204,8 @@ class EpochEnd:
         is_better = best is None or (value > best if wants_high else value < best)
         # Rank 0's comparison counts for all, in case the last bits differ.
         if any_rank(is_number and is_better and rank() == 0):
-            progress.best_value, progress.best_epoch = value, progress.epoch
+            progress.best_value = value
+            progress.best_epoch = progress.epoch
 
     def _save_models(self, record: dict[str, Any], model: nn.Module, is_best: bool) -> bool:
         """Write last.pt and best.pt; return False when best.pt could not be written."""

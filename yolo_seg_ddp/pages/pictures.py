@@ -310,7 +310,9 @@ class _Plates:
     def __init__(
         self, canvas: np.ndarray, covered: np.ndarray, font_scale: float, line_px: int
     ) -> None:
-        self.canvas, self.font_scale, self.line_px = canvas, font_scale, line_px
+        self.canvas = canvas
+        self.font_scale = font_scale
+        self.line_px = line_px
         self.pad = max(2, round(4 * font_scale))
         height, width = canvas.shape[:2]
         self.cell = max(1, _text_size("Ag", font_scale)[1] // 4)

@@ -86,8 +86,10 @@ class _Candidate:
     def __init__(
         self, number: int, instance: MergedInstance, cell_px: int, tiles: list[Corners]
     ) -> None:
-        self.number, self.instance = number, instance
-        self._cell_px, self._tiles = cell_px, tiles
+        self.number = number
+        self.instance = instance
+        self._cell_px = cell_px
+        self._tiles = tiles
         self.support = 0.0  # the confidence of the coarser pass
 
     @cached_property

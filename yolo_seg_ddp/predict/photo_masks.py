@@ -122,7 +122,9 @@ def _edges(
     """
     left, top, right, bottom = rectangle
     edges = np.empty(4 * max(bottom - top, 0) + max(right - left, 0) + 2, np.int64)
-    number, lowest, highest = 0, right, left
+    number = 0
+    lowest = right
+    highest = left
     if left >= right or top >= bottom:
         return edges[:0], lowest, highest
     start = first_columns[left]

@@ -88,7 +88,8 @@ class PredictionWriter(PartWriter):
         guarantee: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(folder, [PREDICTION_PARTS], rank)
-        self.names, self.guarantee = names, guarantee
+        self.names = names
+        self.guarantee = guarantee
         (folder / "labels").mkdir(exist_ok=True)
 
     def add(self, source: Source, shape: tuple[int, ...], prediction: PhotoPrediction) -> None:

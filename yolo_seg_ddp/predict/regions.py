@@ -131,7 +131,8 @@ class LazyRegions(Sequence[Region]):
     """
 
     def __init__(self, sources: Sequence[Any], draw: Callable[[Any], Region]) -> None:
-        self.sources, self.draw = sources, draw
+        self.sources = sources
+        self.draw = draw
 
     def __len__(self) -> int:
         return len(self.sources)

@@ -51,7 +51,8 @@ class _Copied:
     """A stream of the console whose text a ConsoleLog hears, too."""
 
     def __init__(self, stream: Any, log: ConsoleLog) -> None:
-        self._stream, self._log = stream, log
+        self._stream = stream
+        self._log = log
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

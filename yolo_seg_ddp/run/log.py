@@ -170,7 +170,9 @@ class RunLog:
             if stream is not None:
                 with warn_on_write_error(str(self.run_dir / name)):
                     stream.close()
-        self._metrics, self._epochs, self._writers = None, None, {}
+        self._metrics = None
+        self._epochs = None
+        self._writers = {}
 
     def _write_results(self, record: dict[str, Any] | None = None) -> None:
         """Write results.csv anew from the epochs of metrics.jsonl; `record` is the newest."""

@@ -130,7 +130,8 @@ class RecordTail:
                 identity = status.st_dev, status.st_ino
                 is_new = identity != self._identity or status.st_size < self._offset
                 if is_new:
-                    self._identity, self._offset = identity, 0
+                    self._identity = identity
+                    self._offset = 0
                 stream.seek(self._offset)
                 data = stream.read(MAX_METRICS_BYTES)
         except FileNotFoundError:

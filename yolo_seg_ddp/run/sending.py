@@ -50,14 +50,18 @@ class FolderSender(BackgroundWatch):
         """Send what is new; `state` is that of the run at its end, and empty before."""
 
     def _watch(self) -> None:
-        delay_s, has_warned, is_over = POLL_S, False, False
+        delay_s = POLL_S
+        has_warned = False
+        is_over = False
         while not is_over:
             is_over = self._is_over.wait(delay_s)
             try:
                 self._send(self._state if is_over else "")
                 if has_warned:
                     print(f"{self._service}: works again, and has everything", flush=True)
-                self._problem, delay_s, has_warned = "", POLL_S, False
+                self._problem = ""
+                delay_s = POLL_S
+                has_warned = False
             except Exception as error:  # noqa: BLE001 # each service's package has its own
                 self._problem, delay_s = one_line(error, 400), min(2 * delay_s, MOST_BACKOFF_S)
                 if not (has_warned or is_over):

@@ -111,7 +111,10 @@ class ValidationPictures:
         *,
         are_windows: bool = False,
     ) -> None:
-        self.photos, self.names, self.every, self.are_windows = photos, names, every, are_windows
+        self.photos = photos
+        self.names = names
+        self.every = every
+        self.are_windows = are_windows
         # From rank 0's share only; photographs with objects first.
         mine = range(0, len(photos), world_size) if rank == 0 and every else range(0)
         labelled = [index for index in mine if len(photos[index].class_ids)] or list(mine)
@@ -128,7 +131,8 @@ class ValidationPictures:
         """Return the function that draws this epoch's images (epochs count from 1), or None when
         none are due on this rank.
         """
-        self._pairs, self._captions = [], []
+        self._pairs = []
+        self._captions = []
         is_due = self._wanted and (epoch == 1 or epoch % self.every == 0 or is_last)
         return partial(self._take, epoch) if is_due else None
 

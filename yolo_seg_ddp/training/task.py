@@ -53,7 +53,9 @@ class Segmentation(SegmentationStep):
         super().__init__(
             loss_for(model, class_weights=plan.class_weights, within_reach=data.policy.within_reach)
         )
-        self.options, self.names, self.run = plan.options, data.spec.names, run
+        self.options = plan.options
+        self.names = data.spec.names
+        self.run = run
         # It is the same in all runs, so that their losses compare.
         self.val_criterion = loss_for(model)
         self.curves = Curves(run.folder)

@@ -92,7 +92,8 @@ class GpuWatch(BackgroundWatch):
         with self._lock:
             if self._count:
                 self._last = {name: total / self._count for name, total in self._sums.items()}
-                self._sums, self._count = {}, 0
+                self._sums = {}
+                self._count = 0
             return dict(self._last)
 
     def _watch(self) -> None:
@@ -110,7 +111,9 @@ class GpuWatch(BackgroundWatch):
             return
         except Exception as error:  # noqa: BLE001 # no error of the driver may end the training
             with self._lock:
-                self._last, self._sums, self._count = {}, {}, 0
+                self._last = {}
+                self._sums = {}
+                self._count = 0
             self._warn(
                 f"GPU {self.device_index}: utilisation and power are not measured any more: {error}"
             )

@@ -25,7 +25,9 @@ class Progress:
     """
 
     def __init__(self, title: str, total: int, is_shown: bool = True) -> None:
-        self.title, self.total, self.is_shown = title, total, is_shown
+        self.title = title
+        self.total = total
+        self.is_shown = is_shown
         self._done = 0
         self._bar: tqdm[None] | None = None
         self._start = self._last = 0.0

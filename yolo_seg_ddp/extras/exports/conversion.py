@@ -71,7 +71,9 @@ class CalibrationImages:
     batch_size = 1
 
     def __init__(self, files: Sequence[Path], size_px: int, tiling: Tiling | None) -> None:
-        self.files, self.size_px, self.tiling = files, size_px, tiling
+        self.files = files
+        self.size_px = size_px
+        self.tiling = tiling
 
     def __len__(self) -> int:
         return len(self.files) * (2 if self.tiling else 1)

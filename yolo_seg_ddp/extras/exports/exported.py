@@ -135,7 +135,9 @@ class ExportedModel(nn.Module):
         run: Callable[[torch.Tensor], list[torch.Tensor]],
     ) -> None:
         super().__init__()
-        self.path, self.kind, self.metadata = path, kind, metadata
+        self.path = path
+        self.kind = kind
+        self.metadata = metadata
         self.names = dict(enumerate(metadata.names))
         trained = {
             name: getattr(metadata, name) for name in ("windows", "thin_classes", *TRAINING_FIELDS)

@@ -255,7 +255,9 @@ class Judge:
         self.photos = list(photos)
         self.names = names
         self.size_px = size_px
-        self.device, self.tiling, self.workers = device, tiling, workers
+        self.device = device
+        self.tiling = tiling
+        self.workers = workers
         canvases = []
         for photo in self.photos[:PHOTOGRAPHS_FOR_OUTPUTS]:
             image = read_image(photo.file)

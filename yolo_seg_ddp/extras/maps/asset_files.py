@@ -172,7 +172,9 @@ def _views(folder: Path, asset: Asset, entries: dict[str, Row]) -> list[Row]:
 
 def _row(asset: Asset, surveyed: Survey, views: list[Row], names: Sequence[str]) -> Row:
     """Return the properties of an asset's feature, with its position; unknown values are None."""
-    latitude, longitude, covariance = asset.latitude, asset.longitude, asset.covariance
+    latitude = asset.latitude
+    longitude = asset.longitude
+    covariance = asset.covariance
     known, row = surveyed.site.assets, asset.known
     # the list is more exact
     if known is not None and row is not None and asset.sigma_m > ASSET_SIGMA_M:

@@ -80,7 +80,10 @@ class Groups:
     def __init__(
         self, matrix: np.ndarray, right: np.ndarray, square: np.ndarray, number: np.ndarray
     ) -> None:
-        self.matrix, self.right, self.square, self.number = matrix, right, square, number
+        self.matrix = matrix
+        self.right = right
+        self.square = square
+        self.number = number
 
     @classmethod
     def of(cls, labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...]) -> Groups:
@@ -272,7 +275,9 @@ def _assign(
     # The group's detection in this photograph, which is taken out.
     member = np.where(taken[order][at] == wanted, order[at], -1)
     has_others = num_members[group] > (member >= 0)
-    row, group, member = row[has_others], group[has_others], member[has_others]
+    row = row[has_others]
+    group = group[has_others]
+    member = member[has_others]
     gain = np.zeros(len(row))
     alone = singles.misfit(expected)
     for part in _parts(len(row)):
@@ -298,7 +303,9 @@ def best_pairs(first: np.ndarray, second: np.ndarray, gain: np.ndarray) -> np.nd
 
     A member is in at most one pair. Only gains above 0 count.
     """
-    first, second, gain = first[gain > 0], second[gain > 0], gain[gain > 0]
+    first = first[gain > 0]
+    second = second[gain > 0]
+    gain = gain[gain > 0]
     one, other = (np.unique(side, return_inverse=True)[1] for side in (first, second))
     size = len(first) + 1
     graph = coo_array((gain, (one, size + other)), shape=(2 * size, 2 * size))

@@ -87,7 +87,9 @@ def read_before(file: Path) -> Before:
     again = next((one for one, number in Counter(ids).items() if number > 1), None)
     if again is not None:
         raise UserError(f"{name}: two features have the id {printable(again)}")
-    classes, covariances, common = [], [], []
+    classes = []
+    covariances = []
+    common = []
     for properties, row in zip(assets.properties, assets.rows, strict=True):
         place = f"{name}: feature {row}"
         if not isinstance(properties.get("class"), str):
@@ -211,7 +213,8 @@ class _Comparison:
     """
 
     def __init__(self, before: Places, here: Places) -> None:
-        self.before, self.here = before, here
+        self.before = before
+        self.here = here
         self.origin = float(self.before.latitude[0]), float(self.before.longitude[0])
         self.shift, self.spread = shift_between(self.before, here)
         self.old = self.before.around(*self.origin)

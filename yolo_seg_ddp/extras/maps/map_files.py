@@ -166,7 +166,8 @@ class _GeoJson:
     """
 
     def __init__(self, file: IO[str]) -> None:
-        self.file, self.separator = file, "\n"
+        self.file = file
+        self.separator = "\n"
         file.write('{"type": "FeatureCollection", "features": [')
 
     def add(self, finding: Finding) -> None:

@@ -450,7 +450,8 @@ def _add_flight(result: Survey, assets: list[Asset], common_m: float) -> None:
     if not assets:
         return
     if not result.assets:
-        result.assets, result.common_m = assets, common_m
+        result.assets = assets
+        result.common_m = common_m
         return
     old = [asset for asset in result.assets if asset.is_placed]
     new = [asset for asset in assets if asset.is_placed]

@@ -92,7 +92,8 @@ class Mirror(FolderSender):
         from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
 
         self._url = url
-        self._entities, self._store_of = mlflow.entities, MlflowArtifactsRepository
+        self._entities = mlflow.entities
+        self._store_of = MlflowArtifactsRepository
         self._client = mlflow.MlflowClient(url, url)
         self._tail = RecordTail(folder / "metrics.jsonl")
         self._time_ms = 0

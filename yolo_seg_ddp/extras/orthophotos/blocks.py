@@ -107,7 +107,8 @@ class FinishedBlocks:
     """
 
     def __init__(self, folder: Path, settings: str) -> None:
-        self.folder, self.settings = folder, settings
+        self.folder = folder
+        self.settings = settings
 
     def prepare(self, number: int) -> list[int]:
         """Make the folder; return the blocks, of this number, that a killed run with equal

@@ -224,7 +224,8 @@ class Thumbnails:
     """
 
     def __init__(self, photos: Sequence[Photo], in_photo: bool, folder: Path) -> None:
-        self.photos, self.in_photo = photos, in_photo
+        self.photos = photos
+        self.in_photo = in_photo
         self.wanted = set(range(0, len(photos), max(1, -(-len(photos) // MAX_LISTED))))
         self.long_side_px = LONG_SIDE_PX if len(photos) <= MAX_LARGE else READABLE_PX
         self._drawn = PhotoLines(folder)

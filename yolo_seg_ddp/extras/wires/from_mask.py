@@ -74,7 +74,10 @@ class Curve:
             centre = points.mean(axis=0)
             axes = np.linalg.eigh((points - centre).T @ (points - centre))[1][:, ::-1]
             return cls(centre, axes, np.zeros(3))
-        first, middle, last, length = first[kept], middle[kept], last[kept], length[kept]
+        first = first[kept]
+        middle = middle[kept]
+        last = last[kept]
+        length = length[kept]
         along = (points[last] - points[first]) / length[:, None]
         across = np.stack([-along[:, 1], along[:, 0]], axis=1)
         offsets = points[None] - points[first][:, None]  # (guesses, points, 2)

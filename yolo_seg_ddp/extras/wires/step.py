@@ -65,7 +65,9 @@ def with_lines(
     """
     if not labels.classes:
         return prediction
-    detections, masks, size = prediction.detections, prediction.masks, placement.photo_size
+    detections = prediction.detections
+    masks = prediction.masks
+    size = placement.photo_size
     columns = zip(
         detections.scores.tolist(), prediction.class_ids.tolist(), prediction.boxes, strict=True
     )

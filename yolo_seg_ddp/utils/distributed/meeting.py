@@ -99,7 +99,8 @@ class Meeting(BackgroundWatch):
         super().__init__("meeting")
         self.rank = ranks.rank
         self.ranks = range(ranks.world_size)
-        self.store, self.timeout_s = store, timeout_s
+        self.store = store
+        self.timeout_s = timeout_s
         self._exit_code: int | None = None  # of another rank, which failed
 
         # Two launchers on one computer are two machines.
