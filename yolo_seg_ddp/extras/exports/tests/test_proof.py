@@ -321,8 +321,8 @@ def test_masks_before_suppression_tell_a_changed_export_from_a_faithful_one(
     weights: Path, judge: Judge
 ) -> None:
     ours = decoded_outputs(load_for_prediction(str(weights), CPU), judge.inputs)
-    assert export_proof.masks_alike(ours, ours) == (1.0, 1.0)
-    mean, lowest = export_proof.masks_alike(
+    assert export_proof.mask_ious(ours, ours) == (1.0, 1.0)
+    mean, lowest = export_proof.mask_ious(
         ours, {**ours, "coefficients": ours["coefficients"] + 0.3}
     )
     assert 0 <= lowest < mean < 0.999
