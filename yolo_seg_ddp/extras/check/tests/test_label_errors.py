@@ -114,7 +114,7 @@ def test_a_class_seldom_found_is_not_listed(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "yolo_seg_ddp.extras.check.label_errors.MIN_FOUND", 0.9
+        "yolo_seg_ddp.extras.check.label_errors.MIN_RECALL", 0.9
     )  # it finds three of four labelled poles
     facts = check(data, tmp_path, "--tiles", "off")
     assert facts["counts"]["unfound_label"] == 0
