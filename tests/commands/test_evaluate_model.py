@@ -184,8 +184,8 @@ def test_without_its_page_an_evaluation_names_the_files_that_are_there(
 ) -> None:
     monkeypatch.setitem(sys.modules, "yolo_seg_ddp.extras.report", None)
     model = ("--model", tiny_weights(tmp_path / "best.pt"), "--data", smooth_data(tmp_path))
-    options = (*model, "--output", tmp_path / "out", *flags)
-    assert run_main(evaluate_model, monkeypatch, *options) == 0
+    output = ("--output", tmp_path / "out")
+    assert run_main(evaluate_model, monkeypatch, *model, *output, *flags) == 0
     results = (
         f"Results in {tmp_path}/out: {files}, *_curve.png, confusion_matrix.png\nMost errors: "
     )
