@@ -87,6 +87,11 @@ def format_yolo_label(instances: Iterable[tuple[int, np.ndarray]]) -> str:
     return "".join(lines)
 
 
+def whole_photograph(class_ids: Iterable[int]) -> str:
+    """Return the lines of regions to ignore for classes that nobody looked for in a photograph."""
+    return format_yolo_label((class_id, WHOLE) for class_id in class_ids)
+
+
 def read_yolo_label(
     path: Path | None, num_classes: int, lowest: int = 0
 ) -> tuple[np.ndarray, list[np.ndarray]]:

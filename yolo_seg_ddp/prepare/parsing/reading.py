@@ -3,12 +3,16 @@
 A name in a label file is only compared with the photographs that are there, never opened.
 """
 
+import functools
 import os
+import shlex
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
+from yolo_seg_ddp.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from yolo_seg_ddp.data.labels import IGNORE_FOLDER
 from yolo_seg_ddp.prepare.parsing.foreign import (
     describe_foreign,
@@ -23,7 +27,13 @@ from yolo_seg_ddp.prepare.parsing.formats import (
     is_mask,
     label_files,
 )
-from yolo_seg_ddp.prepare.parsing.label_csv import UNREADABLE_ROW, Problem, read_label_csv
+from yolo_seg_ddp.prepare.parsing.label_csv import (
+    UNREADABLE_ROW,
+    ClassTable,
+    LabelRow,
+    Problem,
+    read_label_csv,
+)
 from yolo_seg_ddp.prepare.parsing.label_file import LabelFile
 from yolo_seg_ddp.prepare.parsing.manifest import NO_PHOTOGRAPH, NO_ROW
 from yolo_seg_ddp.prepare.parsing.matching import Match, match_name, match_names
@@ -39,6 +49,7 @@ from yolo_seg_ddp.prepare.parsing.rows import (
 )
 from yolo_seg_ddp.prepare.parsing.sources import (
     Photograph,
+    Source,
     find_label_csv,
     find_photographs,
     inside,
@@ -49,16 +60,19 @@ from yolo_seg_ddp.utils.progress import Progress
 from yolo_seg_ddp.utils.text import counted
 
 DUPLICATE_ROW = "duplicate row"
-OTHER_CLASSES = "file that lacks classes"
 # end of the names of folders into which LabelMe's converters draw the labels
 DRAWINGS = "visualization"
 RowsByKey = dict[str, tuple[Row, ...]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Labelled:
     """The photographs of the input, the rows of those to build by key, and the classes that the
     label files name.
+
+    looked_for: the classes that the labels of each photograph list, by its key; a photograph
+    without an entry was searched for all.
     """
 
     title: str
@@ -67,6 +81,7 @@ class Labelled:
     class_names: tuple[str, ...] | None
     lost: Lost  # objects that no photograph has
     origins: Mapping[str, str]  # where the name of each class stands
+    looked_for: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def summary(self) -> str:
         """Return a line about the input: the format, photographs, regions and classes."""
@@ -80,6 +95,68 @@ class Labelled:
         return (
             f"{line}, {counted(num_regions, 'region')} of {counted(len(self.class_names), 'class')}"
         )
+
+
+def read_sources(
+    sources: Sequence[Source],
+    keep_unlabelled: bool,
+    problems: list[Problem],
+    trust_links: bool,
+    *,
+    may_join: bool,
+    announce: Callable[[str], None],
+) -> Labelled:
+    """Read the labels of all folders of the input as those of one; announce what each holds.
+
+    EPRI's labels have the classes of dataset.yaml. may_join: the user has said which names are one
+    class. Raises UserError for names that may be one, and when there is nothing to build.
+    """
+    parts: list[Labelled] = []
+    for source in sources:
+        found: list[Problem] = []
+        labels = read_labels(
+            source.folder, source.label_format, keep_unlabelled, found, trust_links
+        )
+        if not source.name:
+            problems += found
+            announce(labels.summary())
+            return labels
+        announce(f"{source.folder}: {labels.summary()}")
+        below = f"{source.name}/"
+        problems += [replace(one, place=below + one.place) for one in found]
+        photographs = {
+            key: photograph.of_input(source.name) for key, photograph in labels.photographs.items()
+        }
+        keys = {key: photograph.key for key, photograph in photographs.items()}
+        names = labels.class_names or load_dataset_yaml(DEFAULT_DATASET_YAML).names
+        every = frozenset(names)
+        parts.append(
+            Labelled(
+                labels.title,
+                {photograph.key: photograph for photograph in photographs.values()},
+                {
+                    keys[key]: tuple(_row_below(below, row) for row in rows)
+                    for key, rows in labels.rows.items()
+                },
+                names,
+                labels.lost,
+                labels.origins,
+                {keys[key]: labels.looked_for.get(key, every) for key in labels.rows},
+            )
+        )
+    lists = [
+        (str(source.folder), part.class_names or ())
+        for source, part in zip(sources, parts, strict=True)
+    ]
+    return Labelled(
+        f"{len(parts)} folders",
+        _united(part.photographs for part in parts),
+        _united(part.rows for part in parts),
+        _names_of_all(lists, may_join),
+        sum((part.lost for part in parts), Counter()),
+        _united(part.origins for part in reversed(parts)),
+        _united(part.looked_for for part in parts),
+    )
 
 
 def read_labels(
@@ -130,8 +207,6 @@ def _read_tool(
                 replace(one, place=labels.place) for one in problems[num_problems:]
             ]
     tool.agree(read)
-    if not (tool.lists_used_classes or tool.are_pictures):
-        _say_other_classes(read, folder, problems)
     for labels in read:
         rows += (
             [replace(row, place=labels.place) for row in labels.rows]
@@ -203,29 +278,75 @@ def _read_tool(
         classes,
         sum((labels.lost for labels in read), lost),
         origins,
+        _looked_for(read, by_key, tool, frozenset(names)),
     )
 
 
-def _say_other_classes(read: Sequence[LabelFile], folder: Path, problems: list[Problem]) -> None:
-    """Say of each list of classes which it lacks: where its photographs show one, a model learns
-    background.
+def _looked_for(
+    read: Sequence[LabelFile],
+    rows: RowsByKey,
+    tool: type[LabelFile],
+    every: frozenset[str],
+) -> dict[str, frozenset[str]]:
+    """Return the classes that somebody looked for in each photograph: those of the lists of all
+    files with a row of it.
+
+    Without a row it was searched for what all lists have. A tool without lists has the classes that
+    occur in the folder.
     """
-    first_of = {
-        frozenset(labels.names): labels.class_list or labels.path
-        for labels in reversed(read)
-        if labels.rows
+    if tool.lists_used_classes or tool.are_pictures:
+        return dict.fromkeys(rows, every)
+    lists: dict[Path, frozenset[str]] = {}
+    for labels in read:
+        listed = frozenset(labels.names)
+        for file in {row.file for row in labels.rows}:
+            lists[file] = lists.get(file, listed) | listed
+    common = every.intersection(*lists.values())
+
+    @functools.cache
+    def of_files(files: frozenset[Path]) -> frozenset[str]:
+        return frozenset[str]().union(*(lists[file] for file in files)) if files else common
+
+    return {
+        key: of_files(frozenset(row.file for row in members if isinstance(row, AnnotationRow)))
+        for key, members in rows.items()
     }
-    every = frozenset[str]().union(*first_of)
-    for names, file in first_of.items():
-        if lacking := sorted(every - names):
-            text = (
-                f"does not have the classes {printable(', '.join(lacking), 200)} of other files: "
-                "label them in its photographs"
-            )
-            text += ", too, or they are learned as background there"
-            problems.append(
-                Problem(printable(file.relative_to(folder).as_posix(), 400), text, OTHER_CLASSES)
-            )
+
+
+def _row_below(folder: str, row: Row) -> Row:
+    """Return a row that messages place in one of several folders."""
+    if isinstance(row, LabelRow):
+        return replace(row, file_name=folder + row.file_name)
+    return replace(row, place=folder + row.file_name)
+
+
+def _united(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def _names_of_all(lists: Sequence[tuple[str, Sequence[str]]], may_join: bool) -> tuple[str, ...]:
+    """Return the classes of all folders, in the order of their first appearance.
+
+    lists: folders with their classes. Raises UserError if a name differs only by its spelling, or a
+    plural, from that of another folder, unless `may_join`.
+    """
+    first: dict[str, str] = {}
+    alike: dict[str, str] = {}
+    for folder, names in lists:
+        table = ClassTable([*first])
+        for name in names:
+            number = table.find(name)
+            if name not in first and number is not None and table.names[number] not in names:
+                other = table.names[number]
+                alike[name] = f"{other} ({first[other]}) and {name} ({folder})"
+        first |= {name: folder for name in names if name not in first}
+    if alike and not may_join:
+        one_class = shlex.join(name for name in first if name not in alike)
+        raise UserError(
+            f"{printable('; '.join(alike.values()), 400)} may be names of one class: "
+            f"--classes {one_class} joins them, --classes {shlex.join(first)} keeps them apart"
+        )
+    return tuple(first)
 
 
 def choose_format(folder: Path) -> str:
