@@ -103,7 +103,7 @@ def read_yolo_label(
     """
     class_ids: list[int] = []
     polygons: list[np.ndarray] = []
-    for line_number, fields in label_rows(path) if path else ():
+    for line_number, fields in label_rows(path):
         try:
             class_id, polygon = parse_yolo_row(fields, num_classes, lowest)
         except ValueError as error:
@@ -113,11 +113,14 @@ def read_yolo_label(
     return np.array(class_ids, dtype=np.int64), polygons
 
 
-def label_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the fields of each line of a label file that is not blank.
+def label_rows(path: Path | None) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line number and the fields of each line of a label file, if there is one, that is
+    not blank.
 
     Raises LabelError.
     """
+    if path is None:
+        return
     try:
         text = read_text(path, MAX_LABEL_FILE_BYTES)
     except OSError as error:

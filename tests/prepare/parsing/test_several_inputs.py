@@ -178,6 +178,8 @@ def test_a_photograph_in_two_folders_is_one_with_both_labels(
     before = tree(tmp_path / "processed")
     assert parse(tmp_path, monkeypatch, "a", "b") == manifest
     assert tree(tmp_path / "processed") == before
+    poles = parse(tmp_path, monkeypatch, "a", "b", classes=["pole"])
+    assert poles == parse(tmp_path, monkeypatch, "a", "b", classes=["pole"], output="fresh")
 
 
 def test_one_folder_that_lists_all_classes_has_no_regions(
@@ -206,7 +208,7 @@ REFUSED: dict[str, tuple[list[str], list[str], dict[str, list[str]], str]] = {
         POLES,
         WIRES,
         {"classes": ["pole"]},
-        "b: none of its 2 objects can be used: correct the labels, name their classes with "
+        "b: none of its objects can be used: correct the labels, name their classes with "
         "--classes, or leave the folder out; b/3.txt: ",
     ),
 }

@@ -19,7 +19,6 @@ from yolo_seg_ddp.data.images import ImageError, one_opencv_thread, read_image
 from yolo_seg_ddp.data.labels import LabelError, whole_photograph
 from yolo_seg_ddp.prepare.near_duplicates import (
     MEASURED_PX,
-    is_same_frame,
     same_pictures,
     small_grey,
     thumbnail,
@@ -215,14 +214,15 @@ def build_dataset(
                 )
         try:
             if len(sources) > 1:
-                _refuse_useless(sources, labels, entries, options, problems)
+                if not options.keep_unusable:
+                    _refuse_useless(sources, labels, entries, problems)
                 copies = _copies(output_folder, entries, num_threads)
                 joined = join_copies(
                     output_folder,
                     entries,
                     copies,
-                    lambda key: chosen[key].input_name,
-                    functools.partial(_is_same_frame, output_folder),
+                    chosen,
+                    functools.partial(_thumb, output_folder),
                     shared.class_names,
                 )
                 gone = {entry.key for entry in entries} - {entry.key for entry in joined}
@@ -421,22 +421,21 @@ def _refuse_useless(
     sources: Sequence[Source],
     labels: Labelled,
     entries: Sequence[Entry],
-    options: BuildOptions,
     problems: Sequence[Problem],
 ) -> None:
-    """Raise UserError if objects of one of several sources are there and none can be used."""
-    usable = Counter[str]()
-    for entry in entries:
-        usable[labels.photographs[entry.key].input_name] += sum(entry.objects.values())
+    """Raise UserError if one of several sources has objects, and none can be used."""
+    names = {key: labels.photographs[key].input_name for key in labels.rows}
+    has_objects = {
+        names[key] for key, rows in labels.rows.items() if any(one.counts for one in rows)
+    }
+    useful = {names[entry.key] for entry in entries if entry.objects}
     for source in sources:
-        keys = [key for key in labels.rows if labels.photographs[key].input_name == source.name]
-        total = sum(row.counts.total() for key in keys for row in labels.rows[key])
-        if total and not usable[source.name] and not options.keep_unusable:
+        if source.name in has_objects - useful:
             reasons = (one for one in problems if one.place.startswith(f"{source.name}/"))
             first = "".join(f"; {one.place}: {one.text}" for one in [*reasons][:1])
             raise UserError(
-                f"{source.folder}: none of its {counted(total, 'object')} can be used: correct the "
-                f"labels, name their classes with --classes, or leave the folder out{first}"
+                f"{source.folder}: none of its objects can be used: correct the labels, name their "
+                f"classes with --classes, or leave the folder out{first}"
             )
 
 
@@ -542,12 +541,6 @@ def _copies(folder: Path, entries: Sequence[Entry], num_threads: int) -> list[li
 def _thumb(folder: Path, entry: Entry) -> np.ndarray:
     image = read_image(output_files(folder, entry.split, entry.stem)[0], MEASURED_PX)
     return thumbnail(small_grey(image))
-
-
-def _is_same_frame(folder: Path, one: Entry, other: Entry) -> bool:
-    if one.image_digest == other.image_digest:
-        return True
-    return is_same_frame(_thumb(folder, one), _thumb(folder, other))
 
 
 def _has_digest(label_file: Path, ignore_file: Path, digest: str) -> bool:

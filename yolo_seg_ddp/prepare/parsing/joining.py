@@ -12,6 +12,8 @@ import numpy as np
 
 from yolo_seg_ddp.data.labels import label_rows, parse_yolo_row, whole_photograph
 from yolo_seg_ddp.data.polygons import polygon_boxes
+from yolo_seg_ddp.prepare.near_duplicates import is_same_frame
+from yolo_seg_ddp.prepare.parsing.sources import Photograph
 from yolo_seg_ddp.prepare.parsing.state import Entry, output_files, write_labels
 
 DRAWN_PX = 512  # side of the square in which outlines are compared
@@ -23,8 +25,8 @@ def join_copies(
     folder: Path,
     entries: Sequence[Entry],
     copies: Iterable[Sequence[str]],
-    input_of: Callable[[str], str],
-    is_same_frame: Callable[[Entry, Entry], bool],
+    photographs: Mapping[str, Photograph],
+    read_thumb: Callable[[Entry], np.ndarray],
     class_names: Sequence[str],
 ) -> list[Entry]:
     """Return the entries with one for each photograph that several folders have, and write its
@@ -41,7 +43,11 @@ def join_copies(
         )
         first = ordered[0]
         for other in ordered[1:]:
-            if input_of(other.key) != input_of(first.key) and is_same_frame(first, other):
+            is_apart = photographs[other.key].input_name != photographs[first.key].input_name
+            if is_apart and (
+                first.image_digest == other.image_digest
+                or is_same_frame(read_thumb(first), read_thumb(other))
+            ):
                 by_key[first.key] = _joined(folder, by_key[first.key], other, class_names)
                 del by_key[other.key]
     return list(by_key.values())
@@ -53,61 +59,49 @@ def _joined(folder: Path, first: Entry, other: Entry, class_names: Sequence[str]
     An object that both have is that of the first. Nobody looked for a class that both did not look
     for.
     """
-    (_, first_labels, first_ignore), (_, other_labels, other_ignore) = (
-        output_files(folder, entry.split, entry.stem) for entry in (first, other)
-    )
-    lines = _lines(first_labels)
-    known = [parse_yolo_row(line.split(), len(class_names)) for line in lines]
-    added, repeated = Counter[str](), Counter[str]()
-    dropped = set[str]()
-    for line in _lines(other_labels):
+    (rows, regions), (more_rows, more_regions) = (_lines(folder, each) for each in (first, other))
+    known = [parse_yolo_row(line.split(), len(class_names)) for line in rows]
+    repeated = Counter[str]()
+    for line in more_rows:
         class_id, outline = parse_yolo_row(line.split(), len(class_names))
-        same_class = [each for number, each in known if number == class_id]
-        if any(_iou(outline, each) >= SAME_OBJECT for each in same_class):
+        if any(number == class_id and _iou(outline, each) >= SAME_OBJECT for number, each in known):
             repeated[class_names[class_id]] += 1
-            dropped.add(line)
         else:
-            added[class_names[class_id]] += 1
-            lines.append(line)
+            rows.append(line)
 
-    unsearched = [name for name in first.unsearched if name in other.unsearched]
-    whole = {
-        line
-        for entry in (first, other)
-        for line in whole_photograph(map(class_names.index, entry.unsearched)).splitlines()
+    one_sided = map(class_names.index, {*first.unsearched} ^ {*other.unsearched})
+    gone = {*more_rows, *whole_photograph(one_sided).splitlines()} - {*rows}
+    ignored_text = _text(line for line in dict.fromkeys(regions + more_regions) if line not in gone)
+    counts = {
+        name: Counter(getattr(first, name)) + Counter(getattr(other, name))
+        for name in ("objects", "unknown_values", "lost", "merged", "ignored")
     }
-    regions = dict.fromkeys(
-        line
-        for file, entry in ((first_ignore, first), (other_ignore, other))
-        for line in _lines(file if entry.has_regions else None)
-        if line not in whole and line not in dropped
-    )
-    ignored_text = _text(regions) + whole_photograph(map(class_names.index, unsearched))
+    counts["objects"] -= repeated
+    counts["merged"] += repeated
     return dataclasses.replace(
         first,
         # its labels are built again in another run
         label_fingerprint="",
-        label_digest=write_labels(folder, first.split, first.stem, _text(lines), ignored_text),
-        objects=_sum(first.objects, added),
-        unknown_values=_sum(first.unknown_values, other.unknown_values),
-        lost=_sum(first.lost, other.lost),
+        label_digest=write_labels(folder, first.split, first.stem, _text(rows), ignored_text),
         found=[*first.found, *other.found],
-        merged=_sum(first.merged, other.merged, repeated),
-        ignored=_sum(first.ignored, other.ignored),
-        unsearched=unsearched,
+        unsearched=[name for name in first.unsearched if name in other.unsearched],
+        **{name: dict(number) for name, number in counts.items()},
     )
 
 
-def _lines(file: Path | None) -> list[str]:
-    return [" ".join(fields) for _, fields in label_rows(file)] if file else []
+def _lines(folder: Path, entry: Entry) -> tuple[list[str], ...]:
+    """Return the lines of a photograph's labels, and of its regions to ignore."""
+    files = output_files(folder, entry.split, entry.stem)[1:]
+    # An earlier run may have left a file of regions.
+    exist = (True, entry.has_regions)
+    return tuple(
+        [" ".join(fields) for _, fields in label_rows(file if exists else None)]
+        for file, exists in zip(files, exist, strict=True)
+    )
 
 
 def _text(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
-
-
-def _sum(*counts: Mapping[str, int]) -> dict[str, int]:
-    return dict(sum(map(Counter, counts), Counter[str]()))
 
 
 def _iou(one: np.ndarray, other: np.ndarray) -> float:

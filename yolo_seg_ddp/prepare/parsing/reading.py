@@ -4,13 +4,13 @@ A name in a label file is only compared with the photographs that are there, nev
 """
 
 import functools
+import operator
 import os
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
 
 from yolo_seg_ddp.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from yolo_seg_ddp.data.labels import IGNORE_FOLDER
@@ -63,7 +63,6 @@ DUPLICATE_ROW = "duplicate row"
 # end of the names of folders into which LabelMe's converters draw the labels
 DRAWINGS = "visualization"
 RowsByKey = dict[str, tuple[Row, ...]]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,8 @@ class Labelled:
     rows: RowsByKey
     class_names: tuple[str, ...] | None
     lost: Lost  # objects that no photograph has
-    origins: Mapping[str, str]  # where the name of each class stands
-    looked_for: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    origins: dict[str, str]  # where the name of each class stands
+    looked_for: dict[str, frozenset[str]]
 
     def summary(self) -> str:
         """Return a line about the input: the format, photographs, regions and classes."""
@@ -111,7 +110,8 @@ def read_sources(
     EPRI's labels have the classes of dataset.yaml. may_join: the user has said which names are one
     class. Raises UserError for names that may be one, and when there is nothing to build.
     """
-    parts: list[Labelled] = []
+    joined = Labelled(f"{len(sources)} folders", {}, {}, None, Counter(), {}, {})
+    lists: dict[str, Sequence[str]] = {}
     for source in sources:
         found: list[Problem] = []
         labels = read_labels(
@@ -124,39 +124,24 @@ def read_sources(
         announce(f"{source.folder}: {labels.summary()}")
         below = f"{source.name}/"
         problems += [replace(one, place=below + one.place) for one in found]
-        photographs = {
-            key: photograph.of_input(source.name) for key, photograph in labels.photographs.items()
-        }
-        keys = {key: photograph.key for key, photograph in photographs.items()}
         names = labels.class_names or load_dataset_yaml(DEFAULT_DATASET_YAML).names
+        lists[str(source.folder)] = names
         every = frozenset(names)
-        parts.append(
-            Labelled(
-                labels.title,
-                {photograph.key: photograph for photograph in photographs.values()},
-                {
-                    keys[key]: tuple(_row_below(below, row) for row in rows)
-                    for key, rows in labels.rows.items()
-                },
-                names,
-                labels.lost,
-                labels.origins,
-                {keys[key]: labels.looked_for.get(key, every) for key in labels.rows},
-            )
-        )
-    lists = [
-        (str(source.folder), part.class_names or ())
-        for source, part in zip(sources, parts, strict=True)
-    ]
-    return Labelled(
-        f"{len(parts)} folders",
-        _united(part.photographs for part in parts),
-        _united(part.rows for part in parts),
-        _names_of_all(lists, may_join),
-        sum((part.lost for part in parts), Counter()),
-        _united(part.origins for part in reversed(parts)),
-        _united(part.looked_for for part in parts),
-    )
+        joined.lost.update(labels.lost)
+        joined.origins.update(labels.origins | joined.origins)
+        for old_key, old in labels.photographs.items():
+            photograph = old.of_input(source.name)
+            key = photograph.key
+            joined.photographs[key] = photograph
+            if old_key in labels.rows:
+                joined.looked_for[key] = labels.looked_for.get(old_key, every)
+                joined.rows[key] = tuple(
+                    replace(row, file_name=below + row.file_name)
+                    if isinstance(row, LabelRow)
+                    else replace(row, place=below + row.file_name)
+                    for row in labels.rows[old_key]
+                )
+    return replace(joined, class_names=_names_of_all(lists, may_join))
 
 
 def read_labels(
@@ -182,7 +167,7 @@ def read_labels(
         by_key, photographs, file, photographs.keys() if keep_unlabelled else (), problems
     )
     problems += unread_files(folder, {file}, (), photographs, EPRI_TITLE)
-    return Labelled(EPRI_TITLE, photographs, by_key, None, lost, {})
+    return Labelled(EPRI_TITLE, photographs, by_key, None, lost, {}, {})
 
 
 def _read_tool(
@@ -207,12 +192,15 @@ def _read_tool(
                 replace(one, place=labels.place) for one in problems[num_problems:]
             ]
     tool.agree(read)
+    # A tool without a list has the classes that occur in the folder.
+    every = frozenset(name for labels in read for name in labels.names)
+    lists = dict[frozenset[str], frozenset[str]]()
     for labels in read:
-        rows += (
-            [replace(row, place=labels.place) for row in labels.rows]
-            if labels.place
-            else labels.rows
-        )
+        has_list = not (tool.lists_used_classes or tool.are_pictures)
+        listed = frozenset(labels.names) if has_list else every
+        # one object for all files of a list
+        listed = lists.setdefault(listed, listed)
+        rows += [replace(row, place=labels.place, listed=listed) for row in labels.rows]
     masks = {labels.path for labels in read if labels.rows or labels.is_damaged} | {
         row.file for row in rows
     }
@@ -248,6 +236,13 @@ def _read_tool(
     by_key = _complete(
         by_key, photographs, folder if tool.names_are_relative else files[0], kept, problems
     )
+    # Without a row a photograph was searched for what all lists have.
+    common = every.intersection(*{row.listed for row in rows})
+    looked_for = {
+        key: functools.reduce(operator.or_, lists_of) if lists_of else common
+        for key, members in by_key.items()
+        for lists_of in [[row.listed for row in members if isinstance(row, AnnotationRow)]]
+    }
     names = dict.fromkeys(name for labels in read for name in labels.names if not is_ignored(name))
     if background := names.keys() & {*NO_OBJECTS}:
         names = {name: None for name in names if name not in background}
@@ -278,61 +273,19 @@ def _read_tool(
         classes,
         sum((labels.lost for labels in read), lost),
         origins,
-        _looked_for(read, by_key, tool, frozenset(names)),
+        looked_for,
     )
 
 
-def _looked_for(
-    read: Sequence[LabelFile],
-    rows: RowsByKey,
-    tool: type[LabelFile],
-    every: frozenset[str],
-) -> dict[str, frozenset[str]]:
-    """Return the classes that somebody looked for in each photograph: those of the lists of all
-    files with a row of it.
-
-    Without a row it was searched for what all lists have. A tool without lists has the classes that
-    occur in the folder.
-    """
-    if tool.lists_used_classes or tool.are_pictures:
-        return dict.fromkeys(rows, every)
-    lists: dict[Path, frozenset[str]] = {}
-    for labels in read:
-        listed = frozenset(labels.names)
-        for file in {row.file for row in labels.rows}:
-            lists[file] = lists.get(file, listed) | listed
-    common = every.intersection(*lists.values())
-
-    @functools.cache
-    def of_files(files: frozenset[Path]) -> frozenset[str]:
-        return frozenset[str]().union(*(lists[file] for file in files)) if files else common
-
-    return {
-        key: of_files(frozenset(row.file for row in members if isinstance(row, AnnotationRow)))
-        for key, members in rows.items()
-    }
-
-
-def _row_below(folder: str, row: Row) -> Row:
-    """Return a row that messages place in one of several folders."""
-    if isinstance(row, LabelRow):
-        return replace(row, file_name=folder + row.file_name)
-    return replace(row, place=folder + row.file_name)
-
-
-def _united(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
-    return {key: value for part in parts for key, value in part.items()}
-
-
-def _names_of_all(lists: Sequence[tuple[str, Sequence[str]]], may_join: bool) -> tuple[str, ...]:
+def _names_of_all(lists: Mapping[str, Sequence[str]], may_join: bool) -> tuple[str, ...]:
     """Return the classes of all folders, in the order of their first appearance.
 
-    lists: folders with their classes. Raises UserError if a name differs only by its spelling, or a
+    lists: the classes of each folder. Raises UserError if a name differs only by its spelling, or a
     plural, from that of another folder, unless `may_join`.
     """
     first: dict[str, str] = {}
     alike: dict[str, str] = {}
-    for folder, names in lists:
+    for folder, names in lists.items():
         table = ClassTable([*first])
         for name in names:
             number = table.find(name)
