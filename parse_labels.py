@@ -121,14 +121,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     sources: list[Source] = []
     with ExitStack() as stack:
         for address, name in zip(config.input, names_of_inputs(config.input), strict=True):
-            folder, read_file = Path(address), Path.read_bytes
             if "://" in address:  # a folder in a storage
                 stored = stored_input(address, Path(config.output))
-                folder, read_file = stack.enter_context(stored)
+                place = stack.enter_context(stored)
             else:
                 refuse_orthophoto("--input", address, "python -m yolo_seg_ddp orthophotos.cut")
-            label_format = choose_format(folder) if config.format == AUTO else config.format
-            sources.append(Source(folder, label_format, name, read_file))
+                place = Path(address), Path.read_bytes
+            label_format = choose_format(place[0]) if config.format == AUTO else config.format
+            sources.append(Source(label_format, name, *place))
             for line in ignored(replace(config, format=label_format), ["line_width"], "needs"):
                 print_warning(f"{address}: {line}")
         return build(config, sources)

@@ -49,9 +49,9 @@ def build(folder: Path) -> list[dict[str, str]]:
         PhotographOptions(NAMES, 320, 6.0, "auto"), "hash", 0.5, False, keep_unusable=True
     )
     return list(
-        build_dataset([Source(folder / "raw", EPRI)], folder / "processed", options, num_workers=1)[
-            "problems"
-        ]
+        build_dataset(
+            [Source(EPRI, "", folder / "raw")], folder / "processed", options, num_workers=1
+        )["problems"]
     )
 
 

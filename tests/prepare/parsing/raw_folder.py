@@ -90,7 +90,7 @@ def build(raw: Path, **changes: Any) -> dict[str, Any]:
     return balanced(
         raw,
         build_dataset(
-            [Source(raw, EPRI)], raw.parent / "processed", options(**changes), num_workers=2
+            [Source(EPRI, "", raw)], raw.parent / "processed", options(**changes), num_workers=2
         ),
     )
 

@@ -3,7 +3,7 @@ nobody looked for is background.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,11 @@ def parse(
     monkeypatch: pytest.MonkeyPatch,
     *names: str,
     output: str = "processed",
-    **more: Any,
+    classes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Parse some folders; return the manifest. In its account source = written + left out."""
     monkeypatch.chdir(folder)
-    words = [word for flag, value in more.items() for word in (f"--{flag}", *value)]
+    words = ["--classes", *classes] if classes else []
     run_main(parse_labels, monkeypatch, "--input", *names, "--output", output, *words)
     manifest: dict[str, Any] = json.loads((folder / output / "manifest.json").read_text())
     for name, counts in manifest["account"].items():
@@ -122,8 +122,8 @@ def test_what_a_folder_does_not_list_is_no_background_in_it(
     for name in "ab":
         (tmp_path / "moved" / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).rename(tmp_path / "moved" / name)
-    options = {"output": "again", "classes": ["wire", "pole"]}
-    parse(tmp_path, monkeypatch, "moved/a", "moved/b", **options)
+    names = ["wire", "pole"]
+    parse(tmp_path, monkeypatch, "moved/a", "moved/b", output="again", classes=names)
     assert tree(tmp_path / "again") == before
 
 
@@ -178,8 +178,8 @@ def test_a_photograph_in_two_folders_is_one_with_both_labels(
     before = tree(tmp_path / "processed")
     assert parse(tmp_path, monkeypatch, "a", "b") == manifest
     assert tree(tmp_path / "processed") == before
-    poles = parse(tmp_path, monkeypatch, "a", "b", classes=["pole"])
-    assert poles == parse(tmp_path, monkeypatch, "a", "b", classes=["pole"], output="fresh")
+    only_poles = parse(tmp_path, monkeypatch, "a", "b", classes=["pole"])
+    assert only_poles == parse(tmp_path, monkeypatch, "a", "b", classes=["pole"], output="fresh")
 
 
 def test_one_folder_that_lists_all_classes_has_no_regions(
@@ -195,19 +195,19 @@ def test_one_folder_that_lists_all_classes_has_no_regions(
 
 
 POLES, WIRES = ["pole"], ["wire"]
-# The classes of two folders, more words, and what is said.
-REFUSED: dict[str, tuple[list[str], list[str], dict[str, list[str]], str]] = {
+# The classes of two folders, those of --classes, and what is said.
+REFUSED: dict[str, tuple[list[str], list[str], list[str], str]] = {
     "a plural": (
         POLES,
         ["Poles", "wire"],
-        {},
+        [],
         "pole (a) and Poles (b) may be names of one class: --classes pole wire joins them, "
         "--classes pole Poles wire keeps them apart",
     ),
     "no class of --classes": (
         POLES,
         WIRES,
-        {"classes": ["pole"]},
+        ["pole"],
         "b: none of its objects can be used: correct the labels, name their classes with "
         "--classes, or leave the folder out; b/3.txt: ",
     ),
@@ -218,11 +218,11 @@ REFUSED: dict[str, tuple[list[str], list[str], dict[str, list[str]], str]] = {
 def test_folders_that_do_not_fit_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    first, second, more, expected = REFUSED[name]
+    first, second, names, expected = REFUSED[name]
     files(tmp_path / "a", coco_folder(first, shaded("1.jpg", "2.jpg")))
     files(tmp_path / "b", yolo_folder(second, shaded("3.jpg", "4.jpg", shade=50), yolo(0, STRIP)))
     with pytest.raises(UserError) as refusal:
-        parse(tmp_path, monkeypatch, "a", "b", **more)
+        parse(tmp_path, monkeypatch, "a", "b", classes=names)
     assert expected in str(refusal.value)
     assert not (tmp_path / "processed/dataset.yaml").exists()
 

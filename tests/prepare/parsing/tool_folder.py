@@ -104,7 +104,7 @@ def write_folder(
 def build(
     folder: Path, announce: Callable[[str], None] = lambda _: None, **changes: Any
 ) -> dict[str, Any]:
-    values = {
+    values: dict[str, Any] = {
         "class_names": ("conductor", "insulator"),
         "long_side_px": 1280,
         "val_fraction": 0.5,
@@ -112,7 +112,7 @@ def build(
     label_format = values.pop("label_format", None) or choose_format(folder)
     chosen = options(**{"use_file_classes": True} | values)
     manifest = build_dataset(
-        [Source(folder, label_format)],
+        [Source(label_format, "", folder)],
         folder.parent / "processed",
         chosen,
         num_workers=1,

@@ -431,8 +431,11 @@ def _refuse_useless(
     useful = {names[entry.key] for entry in entries if entry.objects}
     for source in sources:
         if source.name in has_objects - useful:
-            reasons = (one for one in problems if one.place.startswith(f"{source.name}/"))
-            first = "".join(f"; {one.place}: {one.text}" for one in [*reasons][:1])
+            below = f"{source.name}/"
+            reasons = (
+                f"; {one.place}: {one.text}" for one in problems if one.place.startswith(below)
+            )
+            first = next(reasons, "")
             raise UserError(
                 f"{source.folder}: none of its objects can be used: correct the labels, name their "
                 f"classes with --classes, or leave the folder out{first}"

@@ -6,18 +6,18 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
 from yolo_seg_ddp.data.labels import label_rows, parse_yolo_row, whole_photograph
-from yolo_seg_ddp.data.polygons import polygon_boxes
 from yolo_seg_ddp.prepare.near_duplicates import is_same_frame
 from yolo_seg_ddp.prepare.parsing.sources import Photograph
 from yolo_seg_ddp.prepare.parsing.state import Entry, output_files, write_labels
 
-DRAWN_PX = 512  # side of the square in which outlines are compared
-EDGE_PX = 3  # width of their edges there, so that two annotators' outlines of a wire overlap
+DRAWN_PX = 256  # side of the square in which outlines are compared
+EDGE_PX = 2  # width of their edges there, so that two annotators' outlines of a wire overlap
 SAME_OBJECT = 0.5  # IoU of two outlines of one object
 
 
@@ -59,12 +59,19 @@ def _joined(folder: Path, first: Entry, other: Entry, class_names: Sequence[str]
     An object that both have is that of the first. Nobody looked for a class that both did not look
     for.
     """
-    (rows, regions), (more_rows, more_regions) = (_lines(folder, each) for each in (first, other))
-    known = [parse_yolo_row(line.split(), len(class_names)) for line in rows]
+    (rows, regions), (more_rows, more_regions) = (
+        # An earlier run may have left a file of regions.
+        [_lines(label_file), _lines(ignore_file if entry.has_regions else None)]
+        for entry in (first, other)
+        for _, label_file, ignore_file in [output_files(folder, entry.split, entry.stem)]
+    )
+    known = [_drawn(line, len(class_names)) for line in rows]
     repeated = Counter[str]()
     for line in more_rows:
-        class_id, outline = parse_yolo_row(line.split(), len(class_names))
-        if any(number == class_id and _iou(outline, each) >= SAME_OBJECT for number, each in known):
+        class_id, mask = _drawn(line, len(class_names))
+        same_class = (each for number, each in known if number == class_id)
+        iou = (((mask & each).sum() / (mask | each).sum()) for each in same_class)
+        if max(iou, default=0) >= SAME_OBJECT:
             repeated[class_names[class_id]] += 1
         else:
             rows.append(line)
@@ -78,6 +85,7 @@ def _joined(folder: Path, first: Entry, other: Entry, class_names: Sequence[str]
     }
     counts["objects"] -= repeated
     counts["merged"] += repeated
+    sums: dict[str, Any] = {name: dict(number) for name, number in counts.items()}
     return dataclasses.replace(
         first,
         # its labels are built again in another run
@@ -85,35 +93,23 @@ def _joined(folder: Path, first: Entry, other: Entry, class_names: Sequence[str]
         label_digest=write_labels(folder, first.split, first.stem, _text(rows), ignored_text),
         found=[*first.found, *other.found],
         unsearched=[name for name in first.unsearched if name in other.unsearched],
-        **{name: dict(number) for name, number in counts.items()},
+        **sums,
     )
 
 
-def _lines(folder: Path, entry: Entry) -> tuple[list[str], ...]:
-    """Return the lines of a photograph's labels, and of its regions to ignore."""
-    files = output_files(folder, entry.split, entry.stem)[1:]
-    # An earlier run may have left a file of regions.
-    exist = (True, entry.has_regions)
-    return tuple(
-        [" ".join(fields) for _, fields in label_rows(file if exists else None)]
-        for file, exists in zip(files, exist, strict=True)
-    )
+def _lines(file: Path | None) -> list[str]:
+    return [" ".join(fields) for _, fields in label_rows(file)]
 
 
 def _text(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _iou(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the IoU of two outlines (V, 2) in 0..1, each with its edge."""
-    low, high = np.split(polygon_boxes([one, other]), 2, axis=1)
-    if (low.max(axis=0) > high.min(axis=0) + EDGE_PX / DRAWN_PX).any():
-        return 0.0
-    masks = []
-    for outline in (one, other):
-        mask = np.zeros((DRAWN_PX, DRAWN_PX), np.uint8)
-        points = [np.rint(outline * DRAWN_PX).astype(np.int32)]
-        cv2.fillPoly(mask, points, 1)
-        cv2.polylines(mask, points, True, 1, EDGE_PX)
-        masks.append(mask > 0)
-    return float((masks[0] & masks[1]).sum() / (masks[0] | masks[1]).sum())
+def _drawn(line: str, num_classes: int) -> tuple[int, np.ndarray]:
+    """Return the class of a label's line, and the mask of its outline with the edge."""
+    class_id, outline = parse_yolo_row(line.split(), num_classes)
+    mask = np.zeros((DRAWN_PX, DRAWN_PX), np.uint8)
+    points = [np.rint(outline * DRAWN_PX).astype(np.int32)]
+    cv2.fillPoly(mask, points, 1)
+    cv2.polylines(mask, points, True, 1, EDGE_PX)
+    return class_id, mask > 0

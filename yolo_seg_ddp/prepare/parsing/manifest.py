@@ -220,7 +220,6 @@ def _record(entry: Entry, photograph: Photograph) -> dict[str, Any]:
         "output_width": metadata.output_width,
         "output_height": metadata.output_height,
         "objects": dict(sorted(entry.objects.items())),
-        **({"not_looked_for": entry.unsearched} if entry.unsearched else {}),
         "digest": entry.image_digest,
         "label_digest": entry.label_digest,
     }

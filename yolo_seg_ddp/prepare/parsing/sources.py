@@ -40,9 +40,9 @@ class Source:
     bytes of a photograph that is in no zip.
     """
 
-    folder: Path
     label_format: str
-    name: str = ""
+    name: str
+    folder: Path
     read_file: ReadFile = Path.read_bytes
 
 
@@ -58,11 +58,12 @@ def names_of_inputs(addresses: Sequence[str]) -> list[str]:
         "/" + address.partition("://")[2] if "://" in address else os.path.realpath(address)
         for address in addresses
     ]
-    for one, other in itertools.permutations(range(len(paths)), 2):
-        if Path(paths[one]).is_relative_to(paths[other]):
+    pairs = itertools.permutations(zip(addresses, paths, strict=True), 2)
+    for (address, path), (other, place) in pairs:
+        if Path(path).is_relative_to(place):
             raise UserError(
-                f"--input {addresses[one]} is in --input {addresses[other]}, so its photographs "
-                "would be read twice; leave one of them out"
+                f"--input {address} is in --input {other}, so its photographs would be read "
+                "twice; leave one of them out"
             )
     return [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
 
@@ -94,11 +95,11 @@ class Photograph:
     @property
     def key(self) -> str:
         """The name in lower case, to match the label CSV; with its folders if it is known by its
-        path. Below the name of the folder of --input, if there are several.
+        path. The source, if there are several folders.
         """
-        name = (self.member or self.source) if self.is_known_by_path else self.name
-        own = f"{self.input_name}/" * bool(self.input_name)
-        return own + name.removeprefix(own).lower()
+        if self.input_name:
+            return self.source
+        return ((self.member or self.source) if self.is_known_by_path else self.name).lower()
 
 
 class PhotographReader(ExitStack):
