@@ -159,8 +159,8 @@ def test_evaluation_writes_its_files(trained: TrainedRun, tmp_path: Path) -> Non
 def test_the_report_says_in_how_many_photographs_somebody_looked_for_a_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    weights, data = tiny_weights(tmp_path / "last.pt"), smooth_data(tmp_path)
-    options = ("--model", weights, "--data", data, "--output", tmp_path / "out")
+    model = ("--model", tiny_weights(tmp_path / "last.pt"), "--data", smooth_data(tmp_path))
+    options: list[str | Path] = [*model, "--output", tmp_path / "out"]
     run_main(evaluate_model, monkeypatch, *options)
     assert "looked for" not in capsys.readouterr().out
     (tmp_path / "val/ignore").mkdir()
