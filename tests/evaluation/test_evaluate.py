@@ -69,6 +69,17 @@ def evaluate_photos(
     return evaluate_oracle(photos, **options)
 
 
+def partly_searched(photos: list[Photo]) -> list[Photo]:
+    """Return photographs of which in every second one nobody looked for the first class."""
+    whole = [np.array([[0, 0], [1, 0], [1, 1], [0, 1]], np.float32)]
+    return [
+        photo
+        if index % 2
+        else with_regions_of(only_classes(photo, [1, 2]), np.zeros(1, np.int64), whole)
+        for index, photo in enumerate(photos)
+    ]
+
+
 def several_sets(folder: Path) -> dict[str, Any]:
     """Evaluate sets of several sizes, also of fewer photographs than ranks: metrics and image ids
     of each.
@@ -77,6 +88,7 @@ def several_sets(folder: Path) -> dict[str, Any]:
     """
     found = {f"{count}": evaluate_photos(folder, count) for count in (1, 2, 7, NUM_PHOTOS)}
     found["native"] = evaluate_photos(folder, 7, native=True)
+    found["partly searched"] = evaluate_oracle(partly_searched(draw_photos(folder, 7)))
     found |= {
         f"regions {native}": evaluate_photos(folder, 7, native, regions=True)
         for native in (False, True)
@@ -357,13 +369,7 @@ def test_native_results_agree_with_faster_coco_eval(
 @pytest.mark.parametrize("native", [False, True])
 def test_a_class_is_judged_where_somebody_looked_for_it(folder: Path, native: bool) -> None:
     full = draw_photos(folder, NUM_PHOTOS)
-    whole = [np.array([[0, 0], [1, 0], [1, 1], [0, 1]], np.float32)]
-    photos = [
-        photo
-        if index % 2
-        else with_regions_of(only_classes(photo, [1, 2]), np.zeros(1, np.int64), whole)
-        for index, photo in enumerate(full)
-    ]
+    photos = partly_searched(full)
     assert count_searched(photos, len(NAMES)).tolist() == [NUM_PHOTOS // 2, NUM_PHOTOS, NUM_PHOTOS]
     pixels = PhotoPixels(sizes_on_disk(full), native)
     every = evaluate_oracle(full, photo=pixels).results
