@@ -61,7 +61,8 @@ class Sample:
     image uint8 (S, S, 3) RGB; class_ids int64 (N,); boxes float32 (N, 4) xyxy; masks int32 (S/4,
     S/4): 0 is background, k + 1 the k-th instance (smaller instances lie on top), -1 a region to
     ignore, below all of them. The photograph fills `inner_size` (width, height) of its pixels, from
-    `pad` (left, top) on. ignored, ignored_ids, rough: as in Photo.
+    `pad` (left, top) on. ignored, ignored_ids, rough, unsearched: as in Photo. A region that is a
+    whole photograph has no pixels in `masks`: it says nothing about the outlines of others.
     """
 
     index: int
@@ -76,6 +77,7 @@ class Sample:
     ignored_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     ignored: list[np.ndarray] = field(default_factory=list)
     rough: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    unsearched: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass
@@ -349,18 +351,20 @@ class SegmentationDataset(Dataset[Sample]):
         small ones on top.
         """
         size_px = image.shape[0]
-        class_ids, polygons, ignored_ids, ignored, rough = split_regions(
+        class_ids, polygons, ignored_ids, ignored, rough, unsearched = split_regions(
             np.asarray(class_ids, np.int64), polygons
         )
         order = large_to_small(polygons)
         polygons = [polygons[position] for position in order]
         boxes = polygon_boxes(polygons).astype(np.float32).clip(0, size_px)
         masks = draw_masks(polygons, size_px)
-        if ignored:
-            masks[(masks == 0) & (draw_masks(ignored, size_px) > 0)] = -1
+        is_drawn = ~np.isin(np.arange(len(ignored)), unsearched)
+        if drawn := list(itertools.compress(ignored, is_drawn.tolist())):
+            masks[(masks == 0) & (draw_masks(drawn, size_px) > 0)] = -1
         placement |= {
             "ignored_ids": ignored_ids,
             "ignored": ignored,
+            "unsearched": unsearched,
             "rough": np.flatnonzero(np.isin(order, rough)),
         }
         return Sample(index, image, class_ids[order], boxes, masks, polygons, **placement)

@@ -300,6 +300,9 @@ def _result(
         detections.class_ids.numpy(),
         len(sample.class_ids),
     )
+    for overlap in (compared.boxes, compared.masks):
+        # Nobody looked for the class, so a detection counts nowhere, also beyond the photograph.
+        overlap[num_targets + sample.unsearched] = 1
     iou = compared.boxes[:num_targets]
     box_hits = hit_targets(iou, sample.class_ids, class_ids)
     mask_hits = hit_targets(compared.masks[:num_targets], sample.class_ids, class_ids)
