@@ -4,12 +4,19 @@ is unsure of is ignored.
     python -m yolo_seg_ddp unlabelled --model m/best.pt \\
         --labelled data/mine/dataset.yaml --photos flights/ --output data/more
 
+Without --photos the labelled photographs have new classes, and the model adds those of its classes
+that they have no labels of:
+
+    python -m yolo_seg_ddp unlabelled --model m/best.pt \\
+        --labelled data/new/dataset.yaml --output data/more
+
 Then train on data/more/dataset.yaml. Started with torchrun, the ranks share the photographs. A
 killed command continues: yolo_seg_ddp/extras/unlabelled/README.md.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +31,16 @@ from yolo_seg_ddp.data.dataset_yaml import (
 )
 from yolo_seg_ddp.data.images import ImageError, read_image
 from yolo_seg_ddp.data.labels import Photo, read_photos
-from yolo_seg_ddp.extras.unlabelled.data_set import NewData, Originals, Outlines, free_names
-from yolo_seg_ddp.extras.unlabelled.judging import LEAST, Teacher, sure_from
+from yolo_seg_ddp.evaluation.metrics.matching import count_at_levels
+from yolo_seg_ddp.extras.unlabelled.data_set import (
+    WHOLE,
+    NewData,
+    Originals,
+    files_of_labels,
+    free_names,
+    renumbered_rows,
+)
+from yolo_seg_ddp.extras.unlabelled.judging import LEAST, Teacher, sure_from, trained_counts
 from yolo_seg_ddp.extras.unlabelled.page import DISAGREES, LABEL, NO_BOUND, PAGE, UNSURE, write_page
 from yolo_seg_ddp.predict.opening import cores_of, open_predictor
 from yolo_seg_ddp.predict.options import ModelOptions, PredictOptions
@@ -36,18 +51,20 @@ from yolo_seg_ddp.predict.thresholds import (
     digest_of_model,
     settings_of,
 )
+from yolo_seg_ddp.prepare.parsing.rows import digest_of
 from yolo_seg_ddp.run.records import CONFIG_FILE, read_config
 from yolo_seg_ddp.utils import distributed
 from yolo_seg_ddp.utils.config import parse_config
-from yolo_seg_ddp.utils.errors import UserError, printable, run_script
+from yolo_seg_ddp.utils.errors import UsageError, UserError, printable, run_script
 from yolo_seg_ddp.utils.files import claimed_output
-from yolo_seg_ddp.utils.options import option
+from yolo_seg_ddp.utils.options import FRACTION, option
 from yolo_seg_ddp.utils.progress import Progress
 from yolo_seg_ddp.utils.signals import die_with_parent
 from yolo_seg_ddp.utils.text import next_command
 from yolo_seg_ddp.utils.threads import ordered_map
-from yolo_seg_ddp.yolo.model import require_classes, trained_stretch
+from yolo_seg_ddp.yolo.model import require_classes, trained_size_px, trained_stretch
 
+NOT_JUDGED = np.zeros((0, 0))
 MOST = 1000  # detections in a photograph; what is beyond would become background
 
 
@@ -55,16 +72,38 @@ MOST = 1000  # detections in a photograph; what is beyond would become backgroun
 class UnlabelledConfig(ModelOptions):
     """Options of `python -m yolo_seg_ddp unlabelled`."""
 
-    labelled: str = option(
-        None, "YAML of the labelled data set, with train and val", required=True, metavar="FILE"
+    labelled: tuple[str, ...] = option(
+        None,
+        "YAML of the labelled data set, with train and val; without --photos several, of any "
+        "classes",
+        required=True,
+        metavar="FILE",
     )
-    photos: str = option(
-        None, "photographs without labels: folder, quoted pattern or .txt file", required=True
+    photos: str | None = option(
+        None,
+        "photographs without labels: folder, quoted pattern or .txt file; unset: the model adds "
+        "its classes to the labelled photographs",
     )
     output: str = option(None, "folder for the new data set", required=True, metavar="DIR")
-    wrong: float = option(0.05, "largest share of wrong labels of a class", above=0, below=1)
-    certainty: float = option(0.9, "certainty that it is not exceeded", above=0, below=1)
-    keep_unlike: bool = option(False, "also add photographs that look like no labelled one")
+    sure_from: str | None = option(
+        None,
+        "YAML of a data set of the model's classes, whose val says what is sure; unset: as the "
+        "model's file says of its validation",
+        metavar="FILE",
+        needs=("not photos", "not conf"),
+    )
+    conf: float | None = option(
+        None, "confidence from which all classes are sure", needs="not photos", **FRACTION
+    )
+    wrong: float = option(
+        0.05, "largest share of wrong labels of a class", above=0, below=1, needs="not conf"
+    )
+    certainty: float = option(
+        0.9, "certainty that it is not exceeded", above=0, below=1, needs="not conf"
+    )
+    keep_unlike: bool = option(
+        False, "also add photographs that look like no labelled one", needs="photos"
+    )
     trust_links: bool = option(False, TRUST_LINKS_HELP)
 
 
@@ -76,36 +115,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     ranks = distributed.read_rank_environment()
     with claimed_output(config.output) as folder:
         try:
-            spec = load_dataset_yaml(config.labelled, trust_links=config.trust_links)
-            photos = list_photos(config.photos)
+            specs = [
+                load_dataset_yaml(file, trust_links=config.trust_links) for file in config.labelled
+            ]
+            photos = list_photos(config.photos) if config.photos else []
         except UserError as error:  # which names the flags of other commands
             error.args = (
                 str(error).replace("--source", "--photos").replace("--data", "--labelled"),
             )
             raise
-        splits = [
-            split for split in ("train", "val", "test") if split != "test" or split in spec.splits
-        ]
-        labelled = {split: read_photos(spec, split) for split in splits}
+        if not config.photos:
+            add_classes(config, specs, folder, ranks)
+            return 0
+        if len(specs) > 1:
+            raise UsageError("--photos: needs one --labelled")
+        spec = specs[0]
+        labelled = read_splits(spec)
         files = {split: free_names([photo.file for photo in of]) for split, of in labelled.items()}
         data = NewData(folder, free_names(photos, files["train"]))
-        shared = {field.name: getattr(config, field.name) for field in fields(ModelOptions)}
-        how = PredictOptions(**shared, conf=LEAST, thresholds="off", max_detections=MOST)
-        predictor, names = open_predictor(how, ranks)
-        require_classes(config.model, predictor.model, config.labelled, spec.names)
+        teacher, names = open_teacher(config, ranks)
+        predictor = teacher.predictor
+        require_classes(config.model, predictor.model, config.labelled[0], spec.names)
         distributed.setup_ddp(predictor.device, ranks)
-        teacher, stretch = Teacher(predictor), trained_stretch(predictor.model)
+        stretch = trained_stretch(predictor.model)
         try:
             originals = Originals(
                 [(split, photo.file) for split, of in labelled.items() for photo in of], ranks
             )
-            rows, judged = look_at_val(teacher, labelled["val"], stretch, ranks)
+            counts, judged = look_at_val(teacher, labelled["val"], names, ranks)
         except ImageError as error:
             raise UserError(f"{error}; check_data.py names all such photographs") from error
-        of_class = (rows[rows[:, 0] == number] for number in range(len(names)))
-        sure = [
-            sure_from(own[:, 1], own[:, 2] == 0, config.wrong, config.certainty) for own in of_class
-        ]
+        sure = [sure_from(of_class, config.wrong, config.certainty) for of_class in counts]
         levels = [level for level, _ in sure]
         judged = judged[: 0 if config.keep_unlike else None]
         facts: dict[str, Any] = {
@@ -116,29 +156,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         facts |= settings_of(predictor, names) | {
             "labelled": sorted(map(bytes.hex, originals.digests))
         }
-        waiting = distributed.broadcast_from_main(
-            distributed.run_on_main(lambda: data.begin(files, facts)) or []
-        )
-        if ranks.is_main and len(waiting) < len(data.new):
-            print(
-                f"{len(data.new) - len(waiting)} of {len(data.new)} photographs were done before",
-                flush=True,
-            )
-
-        def read(name: str) -> tuple[str, Any]:
-            try:
-                return name, read_image(data.new[name], stretch=stretch)
-            except ImageError as error:
-                return name, printable(str(error), 400)
-
-        mine = waiting[ranks.rank :: ranks.world_size]
-        loaded = ordered_map(read, mine, cores_of(ranks))
-        for name, photo in distributed.apart(
-            Progress("photographs", len(mine), ranks.is_main)(loaded)
-        ):
-            if isinstance(photo, str):
-                data.add(name, {}, {"left_out": "not readable", "reason": photo, "found": []})
-            elif original := originals.shown_by(data.new[name], photo):
+        for name, photo in waiting_photos(data, files, facts, stretch, ranks):
+            if original := originals.shown_by(data.new[name], photo):
                 data.add(
                     name,
                     {},
@@ -147,23 +166,173 @@ def main(argv: Sequence[str] | None = None) -> int:
             else:
                 data.add(name, *look_at(photo, teacher, judged, levels))
         distributed.run_on_main(
-            lambda: finish(config, data, spec, files, [words for _, words in sure])
+            lambda: finish(config, data, (spec, names), files, [words for _, words in sure])
         )
         distributed.cleanup_ddp()
     return 0
 
 
+def add_classes(
+    config: UnlabelledConfig,
+    specs: Sequence[DatasetSpec],
+    folder: Path,
+    ranks: distributed.RankInfo,
+) -> None:
+    """Write the photographs of data sets with the classes of all of them and of the model: people's
+    labels, and the model's where a set lacks one of its classes.
+    """
+    if Path(config.model).suffix != ".pt":
+        raise UserError(f"--model {config.model}: no training goes on from it; name a .pt file")
+    of_set = [read_splits(spec) for spec in specs]
+    teacher, known = open_teacher(config, ranks)
+    names = tuple(dict.fromkeys(chain(known, *(spec.names for spec in specs))))
+    missing = [name for name in known if any(name not in spec.names for spec in specs)]
+    if ranks.is_main:
+        print(
+            f"Classes of the model: {', '.join(known)}; new ones: {', '.join(names[len(known) :])}"
+        )
+    if not missing:
+        raise UserError(f"{config.labelled[0]}: has all classes of {config.model}: train on it")
+
+    # 1. What is sure.
+    distributed.setup_ddp(teacher.predictor.device, ranks)
+    sure = sure_of_classes(config, teacher, known, ranks)
+    levels = [level for level, _ in sure]
+
+    # 2. The photographs of all sets, by a name in the new one.
+    photos = [
+        (photo, split, spec)
+        for spec, splits in zip(specs, of_set, strict=True)
+        for split, of_split in splits.items()
+        for photo in of_split
+    ]
+    new = free_names([photo.file for photo, _, _ in photos])
+    of_name = dict(zip(new, photos, strict=True))
+    data = NewData(folder, new, {name: split for name, (_, split, _) in of_name.items()})
+    places: dict[str, dict[str, Path]] = {split: {} for _, split, _ in photos}
+    labels = (path for file in new.values() for path in files_of_labels(file).values())
+    facts = {"model": digest_of_model(config.model), "levels": levels}
+    facts |= settings_of(teacher.predictor, known) | {
+        "labels": digest_of(b"".join(path.read_bytes() for path in labels)).hex(),
+        "names": names,
+    }
+
+    # 3. Labels of people, and the model's of the other classes.
+    stretch = trained_stretch(teacher.predictor.model)
+    for name, pixels in waiting_photos(data, places, facts, stretch, ranks):
+        photo, _, spec = of_name[name]
+        numbers = [names.index(each) for each in spec.names]
+        outlines, note = look_at(pixels, teacher, NOT_JUDGED, levels, photo, numbers)
+        rows = renumbered_rows(photo.file, numbers)
+        unknown = {*range(len(known), len(names))} - {*numbers}
+        outlines["ignore"] += [(number, WHOLE) for number in unknown]
+        data.add(name, outlines, {**note, "left_out": ""}, rows)
+    reasons = [
+        reason if name in missing else "people labelled it"
+        for name, (_, reason) in zip(known, sure, strict=True)
+    ]
+    distributed.run_on_main(lambda: finish(config, data, (specs[0], names), places, reasons))
+    distributed.cleanup_ddp()
+
+
+def sure_of_classes(
+    config: UnlabelledConfig,
+    teacher: Teacher,
+    known: Sequence[str],
+    ranks: distributed.RankInfo,
+) -> list[tuple[float | None, str]]:
+    """Return from which confidence on each class is sure, and in words why, see `sure_from`.
+
+    Every rank must reach this.
+    """
+    if config.conf is not None:
+        return [(config.conf, f"from confidence {config.conf:g} on these become labels")] * len(
+            known
+        )
+    predictor = teacher.predictor
+    if config.sure_from:
+        spec = load_dataset_yaml(config.sure_from, trust_links=config.trust_links)
+        require_classes(config.model, predictor.model, config.sure_from, spec.names)
+        counts, _ = look_at_val(teacher, read_photos(spec, "val"), known, ranks)
+    else:
+        model = predictor.model
+        is_as_trained = predictor.size_px == trained_size_px(model) and config.mask_score is None
+        counts = trained_counts(model, len(known)) if is_as_trained else None
+    if counts is None:
+        raise UserError(
+            f"{config.model}: does not say from which confidence on it is right, with these "
+            "options; name a labelled data set of its classes with --sure-from, or a confidence "
+            "with --conf"
+        )
+    return [sure_from(of_class, config.wrong, config.certainty) for of_class in counts]
+
+
+def open_teacher(
+    config: UnlabelledConfig, ranks: distributed.RankInfo
+) -> tuple[Teacher, tuple[str, ...]]:
+    """Open the model on this rank's device; return how it looks, and the names of its classes."""
+    shared = {field.name: getattr(config, field.name) for field in fields(ModelOptions)}
+    least = LEAST if config.conf is None else min(LEAST, config.conf)
+    options = PredictOptions(**shared, conf=least, thresholds="off", max_detections=MOST)
+    predictor, names = open_predictor(options, ranks)
+    return Teacher(predictor), names
+
+
+def read_splits(spec: DatasetSpec) -> dict[str, list[Photo]]:
+    """Return the labelled photographs of train, val and, if there is one, test."""
+    splits = ("train", "val", *(split for split in ("test",) if split in spec.splits))
+    return {split: read_photos(spec, split) for split in splits}
+
+
+def waiting_photos(
+    data: NewData,
+    labelled: Mapping[str, Mapping[str, Path]],
+    facts: Mapping[str, Any],
+    stretch: tuple[float, float] | None,
+    ranks: distributed.RankInfo,
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name and the pixels of this rank's share of the new photographs that are not done.
+
+    Every rank must reach this.
+    """
+    waiting = distributed.broadcast_from_main(
+        distributed.run_on_main(lambda: data.begin(labelled, facts)) or []
+    )
+    if ranks.is_main and len(waiting) < len(data.new):
+        print(
+            f"{len(data.new) - len(waiting)} of {len(data.new)} photographs were done before",
+            flush=True,
+        )
+
+    def read(name: str) -> tuple[str, Any]:
+        try:
+            return name, read_image(data.new[name], stretch=stretch)
+        except ImageError as error:
+            return name, printable(str(error), 400)
+
+    mine = waiting[ranks.rank :: ranks.world_size]
+    loaded = ordered_map(read, mine, cores_of(ranks))
+    for name, photo in distributed.apart(Progress("photographs", len(mine), ranks.is_main)(loaded)):
+        if isinstance(photo, str):
+            data.add(name, {}, {"left_out": "not readable", "reason": photo, "found": []})
+        else:
+            yield name, photo
+
+
 def finish(
     config: UnlabelledConfig,
     data: NewData,
-    spec: DatasetSpec,
+    classes: tuple[DatasetSpec, Sequence[str]],
     labelled: Mapping[str, Mapping[str, Path]],
     sure: Sequence[str],
 ) -> None:
-    """Write the page and the data set's YAML; say what was done and what comes next."""
-    lines, num_added = write_page(data, spec.names, sure)
+    """Write the page and the data set's YAML; say what was done and what comes next.
+
+    classes: the data set whose photographs it has, and the names of all classes.
+    """
+    lines, num_added = write_page(data, classes[1], sure)
     print(*lines, sep="\n")
-    if (times := data.repeat(labelled["train"], num_added)) > 1:
+    if config.photos and (times := data.repeat(labelled["train"], num_added)) > 1:
         longer = times + num_added / len(labelled["train"])
         print(
             f"train has each labelled photograph {times} times: {times / longer:.0%} of a "
@@ -173,14 +342,16 @@ def finish(
             f"An epoch has {longer:.0f} times as many steps as before: for an equally long "
             "training divide --epochs by it"
         )
-    data.finish(spec, [*labelled])
+    data.finish(*classes, [*labelled])
     print(f"Results in {data.folder}: dataset.yaml, {PAGE} (look at it)")
     if not num_added:
         print("Next: label more photographs, or name others with --photos: none was added")
         return
     run = Path(config.model).parent
     start = read_config(run).get("model")
-    more = ["--config", run / CONFIG_FILE, "--model", start] if start else []
+    more = ["--config", run / CONFIG_FILE] if start else []
+    start = start if config.photos else config.model
+    more += ["--model", start] if start else []
     more += ["--save-dir", f"models/{data.folder.resolve().name}"]
     print(
         next_command("python", "train_yolo_ddp.py", "--data", data.folder / "dataset.yaml", *more)
@@ -190,15 +361,16 @@ def finish(
 def look_at_val(
     teacher: Teacher,
     photos: Sequence[Photo],
-    stretch: tuple[float, float] | None,
+    names: Sequence[str],
     ranks: distributed.RankInfo,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return class, confidence and whether right of detections on which both views agree, (n, 3),
-    and the photographs' features.
+    """Return the numbers of `count_at_levels` of detections on which both views agree, and the
+    photographs' features.
 
     The ranks share the photographs. Every rank must reach this.
     """
     rows, features = [np.zeros((0, 3))], []
+    stretch = trained_stretch(teacher.predictor.model)
     mine = range(ranks.rank, len(photos), ranks.world_size)
     for position in distributed.apart(
         Progress("validation photographs", len(mine), ranks.is_main)(mine)
@@ -206,23 +378,30 @@ def look_at_val(
         photo = read_image(photos[position].file, stretch=stretch)
         found, agrees = teacher.see(photo)
         is_right, is_judged = teacher.judge(found, photos[position], photo.shape[1::-1])
-        each = np.column_stack([found.class_ids, found.detections.scores.numpy(), is_right])
+        each = np.column_stack([found.class_ids, is_right, found.detections.scores.numpy()])
         rows.append(each[agrees & is_judged])
         features.append(np.append(position, np.array(found.features)))
     parts = distributed.gather_arrays(
         {"rows": np.concatenate(rows), "features": np.array(features)}
     )
     every = np.concatenate([part["features"] for part in parts if len(part["features"])])
-    return np.concatenate([part["rows"] for part in parts]), every[np.argsort(every[:, 0]), 1:]
+    columns = np.concatenate([part["rows"] for part in parts]).T
+    return count_at_levels(*columns, len(names)), every[np.argsort(every[:, 0]), 1:]
 
 
 def look_at(
-    photo: np.ndarray, teacher: Teacher, judged: np.ndarray, levels: Sequence[float | None]
-) -> tuple[dict[str, Outlines], dict[str, Any]]:
+    photo: np.ndarray,
+    teacher: Teacher,
+    judged: np.ndarray,
+    levels: Sequence[float | None],
+    people: Photo | None = None,
+    numbers: Sequence[int] = (),
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a photograph's labels and regions to ignore, and a note.
 
     It is left out if it is as far from the judged ones, features (n, 5 + 32), as at most one in
-    twenty.
+    twenty. people: labels of the classes `numbers`: what the model sees of these classes, or where
+    an object has such a label, is nothing.
     """
     (found, agrees), size = teacher.see(photo), np.array(photo.shape[1::-1])
     outlines: dict[str, Any] = {"labels": [], "ignore": []}
@@ -231,8 +410,12 @@ def look_at(
         furthest = np.abs(deviations(np.vstack([judged, np.array(found.features)]))).max(axis=1)
         is_far = (furthest >= furthest[-1]).mean() <= MOST_FALSE_ALARMS
         note["left_out"] = "looks like no labelled photograph" if is_far else ""
-    for number, score in enumerate(found.detections.scores.tolist()):
-        class_id = int(found.class_ids[number])
+    is_added = ~np.isin(found.class_ids, numbers)
+    if people:
+        is_added &= ~teacher.is_labelled(found, people, photo.shape[1::-1])
+    scores = found.detections.scores.tolist()
+    for number in np.flatnonzero(is_added).tolist():
+        class_id, score = int(found.class_ids[number]), scores[number]
         level = levels[class_id]
         unsure = (
             NO_BOUND
