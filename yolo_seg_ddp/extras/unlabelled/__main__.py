@@ -198,6 +198,7 @@ def add_classes(
     distributed.setup_ddp(teacher.predictor.device, ranks)
     sure = sure_of_classes(config, teacher, known, ranks)
     levels = [level for level, _ in sure]
+    sure_ids = [number for number, level in enumerate(levels) if level is not None]
 
     # 2. The photographs of all sets, by a name in the new one.
     photos = [
@@ -224,8 +225,10 @@ def add_classes(
         numbers = [names.index(each) for each in spec.names]
         outlines, note = look_at(pixels, teacher, NOT_JUDGED, levels, photo, numbers)
         rows = renumbered_rows(photo.file, numbers)
-        unknown = {*range(len(known), len(names))} - {*numbers}
-        outlines["ignore"] += [(number, WHOLE) for number in unknown]
+
+        # Nobody, and no model surely, looked for these.
+        lacking = {*range(len(names))} - {*numbers} - {*sure_ids}
+        outlines["ignore"] += [(number, WHOLE) for number in sorted(lacking)]
         data.add(name, outlines, {**note, "left_out": ""}, rows)
     reasons = [
         reason if name in missing else "people labelled it"
