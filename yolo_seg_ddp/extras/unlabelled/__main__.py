@@ -114,62 +114,61 @@ def main(argv: Sequence[str] | None = None) -> int:
     die_with_parent()
     ranks = distributed.read_rank_environment()
     with claimed_output(config.output) as folder:
+        specs = [open_data_set(file, "--labelled", config) for file in config.labelled]
+        if config.photos and len(specs) > 1:
+            raise UsageError("--labelled: with --photos it names one data set")
         try:
-            specs = [
-                load_dataset_yaml(file, trust_links=config.trust_links) for file in config.labelled
-            ]
-            photos = list_photos(config.photos) if config.photos else []
-        except UserError as error:  # which names the flags of other commands
-            error.args = (
-                str(error).replace("--source", "--photos").replace("--data", "--labelled"),
-            )
-            raise
-        if not config.photos:
-            add_classes(config, specs, folder, ranks)
-            return 0
-        if len(specs) > 1:
-            raise UsageError("--photos: needs one --labelled")
-        spec = specs[0]
-        labelled = read_splits(spec)
-        files = {split: free_names([photo.file for photo in of]) for split, of in labelled.items()}
-        data = NewData(folder, free_names(photos, files["train"]))
-        teacher, names = open_teacher(config, ranks)
-        predictor = teacher.predictor
-        require_classes(config.model, predictor.model, config.labelled[0], spec.names)
-        distributed.setup_ddp(predictor.device, ranks)
-        stretch = trained_stretch(predictor.model)
-        try:
-            originals = Originals(
-                [(split, photo.file) for split, of in labelled.items() for photo in of], ranks
-            )
-            counts, judged = look_at_val(teacher, labelled["val"], names, ranks)
+            if config.photos:
+                add_photos(config, specs[0], folder, ranks)
+            else:
+                add_classes(config, specs, folder, ranks)
         except ImageError as error:
             raise UserError(f"{error}; check_data.py names all such photographs") from error
-        sure = [sure_from(of_class, config.wrong, config.certainty) for of_class in counts]
-        levels = [level for level, _ in sure]
-        judged = judged[: 0 if config.keep_unlike else None]
-        facts: dict[str, Any] = {
-            "model": digest_of_model(config.model),
-            "levels": levels,
-            "compared": len(judged),
-        }
-        facts |= settings_of(predictor, names) | {
-            "labelled": sorted(map(bytes.hex, originals.digests))
-        }
-        for name, photo in waiting_photos(data, files, facts, stretch, ranks):
-            if original := originals.shown_by(data.new[name], photo):
-                data.add(
-                    name,
-                    {},
-                    {"left_out": "shows a labelled photograph", "reason": original, "found": []},
-                )
-            else:
-                data.add(name, *look_at(photo, teacher, judged, levels))
-        distributed.run_on_main(
-            lambda: finish(config, data, (spec, names), files, [words for _, words in sure])
-        )
         distributed.cleanup_ddp()
     return 0
+
+
+def add_photos(
+    config: UnlabelledConfig, spec: DatasetSpec, folder: Path, ranks: distributed.RankInfo
+) -> None:
+    """Write a labelled data set with more photographs, which the model labels."""
+    try:
+        photos = list_photos(str(config.photos))
+    except UserError as error:
+        error.args = (str(error).replace("--source", "--photos"),)
+        raise
+    labelled = read_splits(spec)
+    files = {split: free_names([photo.file for photo in of]) for split, of in labelled.items()}
+    data = NewData(folder, free_names(photos, files["train"]))
+    teacher, names = open_teacher(config, ranks)
+    predictor = teacher.predictor
+    require_classes(config.model, predictor.model, config.labelled[0], spec.names)
+    distributed.setup_ddp(predictor.device, ranks)
+    stretch = trained_stretch(predictor.model)
+    originals = Originals(
+        [(split, photo.file) for split, of in labelled.items() for photo in of], ranks
+    )
+    counts, judged = look_at_val(teacher, labelled["val"], names, ranks)
+    sure = [sure_from(of_class, config.wrong, config.certainty) for of_class in counts]
+    levels = [level for level, _ in sure]
+    judged = judged[: 0 if config.keep_unlike else None]
+    settings: dict[str, Any] = {
+        "model": digest_of_model(config.model),
+        "levels": levels,
+        "compared": len(judged),
+    }
+    settings |= settings_of(predictor, names) | {
+        "labelled": sorted(map(bytes.hex, originals.digests))
+    }
+    for name, photo in waiting_photos(data, files, settings, stretch, ranks):
+        if original := originals.shown_by(data.new[name], photo):
+            note = {"left_out": "shows a labelled photograph", "reason": original, "found": []}
+            data.add(name, {}, note)
+        else:
+            data.add(name, *look_at(photo, teacher, judged, levels))
+    distributed.run_on_main(
+        lambda: finish(config, data, (spec, names), files, [words for _, words in sure])
+    )
 
 
 def add_classes(
@@ -212,15 +211,15 @@ def add_classes(
     data = NewData(folder, new, {name: split for name, (_, split, _) in of_name.items()})
     places: dict[str, dict[str, Path]] = {split: {} for _, split, _ in photos}
     labels = (path for file in new.values() for path in files_of_labels(file).values())
-    facts = {"model": digest_of_model(config.model), "levels": levels}
-    facts |= settings_of(teacher.predictor, known) | {
+    settings: dict[str, Any] = {"model": digest_of_model(config.model), "levels": levels}
+    settings |= settings_of(teacher.predictor, known) | {
         "labels": digest_of(b"".join(path.read_bytes() for path in labels)).hex(),
         "names": names,
     }
 
     # 3. Labels of people, and the model's of the other classes.
     stretch = trained_stretch(teacher.predictor.model)
-    for name, pixels in waiting_photos(data, places, facts, stretch, ranks):
+    for name, pixels in waiting_photos(data, places, settings, stretch, ranks):
         photo, _, spec = of_name[name]
         numbers = [names.index(each) for each in spec.names]
         outlines, note = look_at(pixels, teacher, NOT_JUDGED, levels, photo, numbers)
@@ -235,7 +234,6 @@ def add_classes(
         for name, (_, reason) in zip(known, sure, strict=True)
     ]
     distributed.run_on_main(lambda: finish(config, data, (specs[0], names), places, reasons))
-    distributed.cleanup_ddp()
 
 
 def sure_of_classes(
@@ -249,12 +247,11 @@ def sure_of_classes(
     Every rank must reach this.
     """
     if config.conf is not None:
-        return [(config.conf, f"from confidence {config.conf:g} on these become labels")] * len(
-            known
-        )
+        reason = f"from confidence {config.conf:g} on these become labels"
+        return [(config.conf, reason) for _ in known]
     predictor = teacher.predictor
     if config.sure_from:
-        spec = load_dataset_yaml(config.sure_from, trust_links=config.trust_links)
+        spec = open_data_set(config.sure_from, "--sure-from", config)
         require_classes(config.model, predictor.model, config.sure_from, spec.names)
         counts, _ = look_at_val(teacher, read_photos(spec, "val"), known, ranks)
     else:
@@ -281,6 +278,15 @@ def open_teacher(
     return Teacher(predictor), names
 
 
+def open_data_set(file: str, flag: str, config: UnlabelledConfig) -> DatasetSpec:
+    """Read a data-set YAML that an option names."""
+    try:
+        return load_dataset_yaml(file, trust_links=config.trust_links)
+    except UserError as error:
+        error.args = (str(error).replace("--data", flag),)
+        raise
+
+
 def read_splits(spec: DatasetSpec) -> dict[str, list[Photo]]:
     """Return the labelled photographs of train, val and, if there is one, test."""
     splits = ("train", "val", *(split for split in ("test",) if split in spec.splits))
@@ -290,7 +296,7 @@ def read_splits(spec: DatasetSpec) -> dict[str, list[Photo]]:
 def waiting_photos(
     data: NewData,
     labelled: Mapping[str, Mapping[str, Path]],
-    facts: Mapping[str, Any],
+    settings: Mapping[str, Any],
     stretch: tuple[float, float] | None,
     ranks: distributed.RankInfo,
 ) -> Iterator[tuple[str, np.ndarray]]:
@@ -299,7 +305,7 @@ def waiting_photos(
     Every rank must reach this.
     """
     waiting = distributed.broadcast_from_main(
-        distributed.run_on_main(lambda: data.begin(labelled, facts)) or []
+        distributed.run_on_main(lambda: data.begin(labelled, settings)) or []
     )
     if ranks.is_main and len(waiting) < len(data.new):
         print(
