@@ -15,7 +15,7 @@ killed command continues: yolo_seg_ddp/extras/unlabelled/README.md.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from yolo_seg_ddp.extras.unlabelled.data_set import (
     WHOLE,
     NewData,
     Originals,
-    files_of_labels,
     free_names,
     renumbered_rows,
 )
@@ -163,12 +162,10 @@ def add_photos(
     for name, photo in waiting_photos(data, files, settings, stretch, ranks):
         if original := originals.shown_by(data.new[name], photo):
             note = {"left_out": "shows a labelled photograph", "reason": original, "found": []}
-            data.add(name, {}, note)
+            data.add(name, {}, note, {})
         else:
-            data.add(name, *look_at(photo, teacher, judged, levels))
-    distributed.run_on_main(
-        lambda: finish(config, data, (spec, names), files, [words for _, words in sure])
-    )
+            data.add(name, *look_at(photo, teacher, judged, levels), {})
+    distributed.run_on_main(lambda: finish(config, data, spec, files, [words for _, words in sure]))
 
 
 def add_classes(
@@ -182,14 +179,9 @@ def add_classes(
     """
     if Path(config.model).suffix != ".pt":
         raise UserError(f"--model {config.model}: no training goes on from it; name a .pt file")
-    of_set = [read_splits(spec) for spec in specs]
     teacher, known = open_teacher(config, ranks)
     names = tuple(dict.fromkeys(chain(known, *(spec.names for spec in specs))))
     missing = [name for name in known if any(name not in spec.names for spec in specs)]
-    if ranks.is_main:
-        print(
-            f"Classes of the model: {', '.join(known)}; new ones: {', '.join(names[len(known) :])}"
-        )
     if not missing:
         raise UserError(f"{config.labelled[0]}: has all classes of {config.model}: train on it")
 
@@ -201,39 +193,39 @@ def add_classes(
 
     # 2. The photographs of all sets, by a name in the new one.
     photos = [
-        (photo, split, spec)
-        for spec, splits in zip(specs, of_set, strict=True)
-        for split, of_split in splits.items()
+        (photo, split, [names.index(name) for name in spec.names])
+        for spec in specs
+        for split, of_split in read_splits(spec).items()
         for photo in of_split
     ]
     new = free_names([photo.file for photo, _, _ in photos])
     of_name = dict(zip(new, photos, strict=True))
     data = NewData(folder, new, {name: split for name, (_, split, _) in of_name.items()})
     places: dict[str, dict[str, Path]] = {split: {} for _, split, _ in photos}
-    labels = (path for file in new.values() for path in files_of_labels(file).values())
-    settings: dict[str, Any] = {"model": digest_of_model(config.model), "levels": levels}
-    settings |= settings_of(teacher.predictor, known) | {
-        "labels": digest_of(b"".join(path.read_bytes() for path in labels)).hex(),
-        "names": names,
+    rows = {name: renumbered_rows(photo.file, ids) for name, (photo, _, ids) in of_name.items()}
+    settings: dict[str, Any] = {
+        "model": digest_of_model(config.model),
+        "levels": levels,
+        "rows": digest_of(repr(rows).encode()).hex(),
     }
+    settings |= settings_of(teacher.predictor, known)
 
     # 3. Labels of people, and the model's of the other classes.
     stretch = trained_stretch(teacher.predictor.model)
     for name, pixels in waiting_photos(data, places, settings, stretch, ranks):
-        photo, _, spec = of_name[name]
-        numbers = [names.index(each) for each in spec.names]
+        photo, _, numbers = of_name[name]
         outlines, note = look_at(pixels, teacher, NOT_JUDGED, levels, photo, numbers)
-        rows = renumbered_rows(photo.file, numbers)
 
         # Nobody, and no model surely, looked for these.
         lacking = {*range(len(names))} - {*numbers} - {*sure_ids}
         outlines["ignore"] += [(number, WHOLE) for number in sorted(lacking)]
-        data.add(name, outlines, {**note, "left_out": ""}, rows)
+        data.add(name, outlines, {**note, "left_out": ""}, rows[name])
     reasons = [
-        reason if name in missing else "people labelled it"
-        for name, (_, reason) in zip(known, sure, strict=True)
+        sure[number][1] if name in missing else "people labelled it"
+        for number, name in enumerate(names)
     ]
-    distributed.run_on_main(lambda: finish(config, data, (specs[0], names), places, reasons))
+    spec = replace(specs[0], names=names)
+    distributed.run_on_main(lambda: finish(config, data, spec, places, reasons))
 
 
 def sure_of_classes(
@@ -323,7 +315,7 @@ def waiting_photos(
     loaded = ordered_map(read, mine, cores_of(ranks))
     for name, photo in distributed.apart(Progress("photographs", len(mine), ranks.is_main)(loaded)):
         if isinstance(photo, str):
-            data.add(name, {}, {"left_out": "not readable", "reason": photo, "found": []})
+            data.add(name, {}, {"left_out": "not readable", "reason": photo, "found": []}, {})
         else:
             yield name, photo
 
@@ -331,15 +323,12 @@ def waiting_photos(
 def finish(
     config: UnlabelledConfig,
     data: NewData,
-    classes: tuple[DatasetSpec, Sequence[str]],
+    spec: DatasetSpec,
     labelled: Mapping[str, Mapping[str, Path]],
     sure: Sequence[str],
 ) -> None:
-    """Write the page and the data set's YAML; say what was done and what comes next.
-
-    classes: the data set whose photographs it has, and the names of all classes.
-    """
-    lines, num_added = write_page(data, classes[1], sure)
+    """Write the page and the data set's YAML; say what was done and what comes next."""
+    lines, num_added = write_page(data, spec.names, sure)
     print(*lines, sep="\n")
     if config.photos and (times := data.repeat(labelled["train"], num_added)) > 1:
         longer = times + num_added / len(labelled["train"])
@@ -351,7 +340,7 @@ def finish(
             f"An epoch has {longer:.0f} times as many steps as before: for an equally long "
             "training divide --epochs by it"
         )
-    data.finish(*classes, [*labelled])
+    data.finish(spec, [*labelled])
     print(f"Results in {data.folder}: dataset.yaml, {PAGE} (look at it)")
     if not num_added:
         print("Next: label more photographs, or name others with --photos: none was added")

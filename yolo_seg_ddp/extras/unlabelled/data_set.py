@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
@@ -150,15 +151,11 @@ class NewData:
         self, folder: Path, new: Mapping[str, Path], split_of: Mapping[str, str] | None = None
     ) -> None:
         self.folder, self.notes, self.new = folder, folder / NOTES, new
-        self.split_of = split_of or {}
-
-    def split(self, name: str) -> str:
-        """Return the split of a new photograph."""
-        return self.split_of.get(name, "train")
+        self.split_of = defaultdict(lambda: "train", split_of or {})
 
     def file(self, name: str, kind: str, split: str = "") -> Path:
         """Return the labels or the regions to ignore of a photograph, a new one without `split`."""
-        return self.folder / (split or self.split(name)) / kind / f"{name}.txt"
+        return self.folder / (split or self.split_of[name]) / kind / f"{name}.txt"
 
     def begin(
         self, labelled: Mapping[str, Mapping[str, Path]], settings: Mapping[str, Any]
@@ -190,16 +187,16 @@ class NewData:
         name: str,
         outlines: Mapping[str, Outlines],
         note: Mapping[str, Any],
-        rows: Mapping[str, str] | None = None,
+        rows: Mapping[str, str],
     ) -> None:
         """Write a photograph's outlines, in shares of its size, then rows of people's, and its note
         at the end; of one that is left out the note alone.
         """
         if not note["left_out"]:
             for kind in ("labels", IGNORE_FOLDER):
-                text = format_yolo_label(outlines[kind]) + (rows or {}).get(kind, "")
+                text = format_yolo_label(outlines[kind]) + rows.get(kind, "")
                 write_text_atomic(self.file(name, kind), text)
-            self._put(self.new[name], self.split(name), name)
+            self._put(self.new[name], self.split_of[name], name)
         write_text_atomic(self.notes / f"{name}.json", json.dumps(note) + "\n")
 
     def note(self, name: str) -> dict[str, Any]:
@@ -216,10 +213,10 @@ class NewData:
         self._take("train", free_names([*labelled.values()] * (times - 1), [*labelled, *self.new]))
         return times
 
-    def finish(self, spec: DatasetSpec, names: Sequence[str], splits: Sequence[str]) -> None:
+    def finish(self, spec: DatasetSpec, splits: Sequence[str]) -> None:
         """Write the data set's YAML at the end, so that nobody trains on a half of it."""
         content: dict[str, Any] = {
-            "names": dict(enumerate(names)),
+            "names": dict(enumerate(spec.names)),
             **{one: f"{one}/images" for one in splits},
         }
         content |= {"stretch": [*spec.stretch]} if spec.stretch else {}

@@ -36,7 +36,6 @@ MIN_ON_LINES = 0.8
 # of a mask that lies in a labelled region to ignore, if the detection is not judged
 MIN_IGNORED = 0.5
 MOST_NEEDED = 1_000_000  # detections that are worth naming
-MOST_COUNTED = 1_000_000_000  # detections of a class at a level in a model's file
 # the second view's input over the first's, in pixels of a side: its outlines are finer
 CLOSER = 1.5
 
@@ -81,12 +80,9 @@ def trained_counts(model: YoloModel, num_classes: int) -> np.ndarray | None:
     validation; None if it holds none.
     """
     shape = (num_classes, 2, len(LEVELS))
-    values = model.args.get("precision")
-    if not isinstance(values, list) or len(values) != np.prod(shape):
-        return None
-    if not all(type(value) is int and 0 <= value <= MOST_COUNTED for value in values):
-        return None
-    return np.array(values).reshape(shape)
+    counts = np.array(model.args.get("precision"))
+    is_whole = counts.dtype.kind == "i" and counts.size == np.prod(shape) and counts.min() >= 0
+    return counts.reshape(shape) if is_whole else None
 
 
 def sure_from(counts: np.ndarray, limit: float, certainty: float) -> tuple[float | None, str]:

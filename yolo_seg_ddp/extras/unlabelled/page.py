@@ -55,14 +55,14 @@ def write_page(data: NewData, names: Sequence[str], sure: Sequence[str]) -> tupl
     rows.sort(key=lambda row: (-row[1] / all_px - row[2] / all_area, row[0]))
     left_out = (f"{number} left out: {why}" for why, number in photographs.items() if why)
     lines = [", ".join([f"{counted(photographs[''], 'photograph')} added", *left_out])]
-    for number, (name, reason) in enumerate(zip(names, sure, strict=False)):
+    for number, name in enumerate(names):
         ignored = ", ".join(
             f"{counts[number, why]:,} ({why})"
             for why in COLORS
             if why != LABEL and counts[number, why]
         )
         labels = counted(counts[number, LABEL], "label")
-        lines.append(f"{name}: {labels}; ignored: {ignored or 'nothing'}; {reason}")
+        lines.append(f"{name}: {labels}; ignored: {ignored or 'nothing'}; {sure[number]}")
     shown = [row[0] for row in rows]
     shown = (
         shown[: NUM_SHOWN // 2]
@@ -71,7 +71,7 @@ def write_page(data: NewData, names: Sequence[str], sure: Sequence[str]) -> tupl
     keys = [
         color_key(color, why, "" if why == LABEL else "missed") for why, color in COLORS.items()
     ]
-    title = "Photographs without labels"
+    title = "What a model labelled"
     head = [
         element("h1", title),
         *(element("p", line) for line in (*lines, ADVICE)),
@@ -114,6 +114,6 @@ def _figure(data: NewData, name: str, note: Mapping[str, Any], names: Sequence[s
     picture = element("div", zoomable(encode_jpeg(drawn, 80), words, words), class_="pair")
     files = [f"images/{name}{data.new[name].suffix}", f"labels/{name}.txt", f"ignore/{name}.txt"]
     command = (
-        f"cd {shlex.quote(str(data.folder / data.split(name)))} && {shlex.join(['rm', *files])}"
+        f"cd {shlex.quote(str(data.folder / data.split_of[name]))} && {shlex.join(['rm', *files])}"
     )
     return element("article", element("h3", data.new[name].name), picture, element("code", command))

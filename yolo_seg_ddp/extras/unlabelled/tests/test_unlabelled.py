@@ -208,7 +208,8 @@ def test_a_new_class_keeps_its_labels_and_the_model_adds_those_of_the_old_classe
 ) -> None:
     files = run(scene, tmp_path / "new", flags=ADD_CLASSES)
     said = capsys.readouterr().out
-    assert "Classes of the model: wire, pole; new ones: insulator\n2 photographs added\n" in said
+    assert "2 photographs added\nwire: 0 labels" in said
+    assert "insulator: 0 labels; ignored: nothing; people labelled it\n" in said
     assert "wire: 0 labels; ignored: 2 (class not sure enough); no detection becomes" in said
     assert (
         "pole: 16 labels; ignored: 2 (not sure enough); these become labels, because 0 of" in said
