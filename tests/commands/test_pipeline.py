@@ -243,11 +243,10 @@ def test_another_run_in_the_same_folder_loses_nothing_and_opens_no_socket_to_the
     options = [load_weights(str(run / "best.pt")).args for run in (trained.folder, folder)]
     assert [each["mask_score"] for each in options] == [True, False]
 
-    # Both know how many detections their validations judged.
+    # Both hold how many detections were right at which confidence.
     num_classes = len(load_dataset_yaml(trained.data).names)
     for each in options:
         assert len(each["precision"]) == num_classes * 2 * len(LEVELS)
-        assert sum(each["precision"]) > 0
 
 
 def test_the_guard_of_these_tests_stops_a_command_that_looks_up_another_machine(

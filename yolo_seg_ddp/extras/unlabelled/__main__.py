@@ -63,7 +63,6 @@ from yolo_seg_ddp.utils.text import next_command
 from yolo_seg_ddp.utils.threads import ordered_map
 from yolo_seg_ddp.yolo.model import require_classes, trained_size_px, trained_stretch
 
-NOT_JUDGED = np.zeros((0, 0))
 MOST = 1000  # detections in a photograph; what is beyond would become background
 
 
@@ -94,11 +93,20 @@ class UnlabelledConfig(ModelOptions):
     conf: float | None = option(
         None, "confidence from which all classes are sure", needs="not photos", **FRACTION
     )
-    wrong: float = option(
-        0.05, "largest share of wrong labels of a class", above=0, below=1, needs="not conf"
+    wrong: float | None = option(
+        None,
+        "largest share of wrong labels of a class; unset: 0.05; without --photos 0.5, because a "
+        "class without labels is forgotten",
+        above=0,
+        below=1,
+        needs="not conf",
     )
-    certainty: float = option(
-        0.9, "certainty that it is not exceeded", above=0, below=1, needs="not conf"
+    certainty: float | None = option(
+        None,
+        "certainty that it is not exceeded; unset: 0.9; without --photos 0.5",
+        above=0,
+        below=1,
+        needs="not conf",
     )
     keep_unlike: bool = option(
         False, "also add photographs that look like no labelled one", needs="photos"
@@ -148,7 +156,7 @@ def add_photos(
         [(split, photo.file) for split, of in labelled.items() for photo in of], ranks
     )
     counts, judged = look_at_val(teacher, labelled["val"], names, ranks)
-    sure = [sure_from(of_class, config.wrong, config.certainty) for of_class in counts]
+    sure = sure_by_counts(config, counts)
     levels = [level for level, _ in sure]
     judged = judged[: 0 if config.keep_unlike else None]
     settings: dict[str, Any] = {
@@ -181,15 +189,14 @@ def add_classes(
         raise UserError(f"--model {config.model}: no training goes on from it; name a .pt file")
     teacher, known = open_teacher(config, ranks)
     names = tuple(dict.fromkeys(chain(known, *(spec.names for spec in specs))))
-    missing = [name for name in known if any(name not in spec.names for spec in specs)]
-    if not missing:
+    if all({*known} <= {*spec.names} for spec in specs):
         raise UserError(f"{config.labelled[0]}: has all classes of {config.model}: train on it")
 
     # 1. What is sure.
     distributed.setup_ddp(teacher.predictor.device, ranks)
     sure = sure_of_classes(config, teacher, known, ranks)
+    sure += [(None, "people labelled it")] * (len(names) - len(known))
     levels = [level for level, _ in sure]
-    sure_ids = [number for number, level in enumerate(levels) if level is not None]
 
     # 2. The photographs of all sets, by a name in the new one.
     photos = [
@@ -214,18 +221,15 @@ def add_classes(
     stretch = trained_stretch(teacher.predictor.model)
     for name, pixels in waiting_photos(data, places, settings, stretch, ranks):
         photo, _, numbers = of_name[name]
-        outlines, note = look_at(pixels, teacher, NOT_JUDGED, levels, photo, numbers)
+        outlines, note = look_at(pixels, teacher, np.zeros((0, 0)), levels, photo, numbers)
 
         # Nobody, and no model surely, looked for these.
-        lacking = {*range(len(names))} - {*numbers} - {*sure_ids}
-        outlines["ignore"] += [(number, WHOLE) for number in sorted(lacking)]
+        for number, level in enumerate(levels):
+            if level is None and number not in numbers:
+                outlines["ignore"].append((number, WHOLE))
         data.add(name, outlines, {**note, "left_out": ""}, rows[name])
-    reasons = [
-        sure[number][1] if name in missing else "people labelled it"
-        for number, name in enumerate(names)
-    ]
     spec = replace(specs[0], names=names)
-    distributed.run_on_main(lambda: finish(config, data, spec, places, reasons))
+    distributed.run_on_main(lambda: finish(config, data, spec, places, [why for _, why in sure]))
 
 
 def sure_of_classes(
@@ -256,7 +260,14 @@ def sure_of_classes(
             "options; name a labelled data set of its classes with --sure-from, or a confidence "
             "with --conf"
         )
-    return [sure_from(of_class, config.wrong, config.certainty) for of_class in counts]
+    return sure_by_counts(config, counts)
+
+
+def sure_by_counts(config: UnlabelledConfig, counts: np.ndarray) -> list[tuple[float | None, str]]:
+    """Do what `sure_from` does for each class."""
+    wrong, certainty = (0.05, 0.9) if config.photos else (0.5, 0.5)
+    limits = (config.wrong or wrong, config.certainty or certainty)
+    return [sure_from(of_class, *limits) for of_class in counts]
 
 
 def open_teacher(

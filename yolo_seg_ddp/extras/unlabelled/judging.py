@@ -112,7 +112,8 @@ def sure_from(counts: np.ndarray, limit: float, certainty: float) -> tuple[float
         < (enough := num_needed(limit, certainty, share=num_wrong[at] / max(num[at], 1)))
         < MOST_NEEDED
     ):
-        parts.append(f"{enough:,} {'as good' if num[at] else 'right'} ones would be enough")
+        kind = "as good one" if num[at] else "right one"
+        parts.append(f"{counted(enough, kind)} would be enough")
     for share in range(int(100 * limit) + 1, 51):
         if lowest_level(num, num_wrong, share / 100, certainty) is not None:
             return None, "; ".join([*parts, f"--wrong {share / 100:g} would be kept now"])
