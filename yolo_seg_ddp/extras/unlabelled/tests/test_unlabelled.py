@@ -111,6 +111,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 ADD_PHOTOS = {"labelled": "mine/dataset.yaml", "photos": "photos"}
+STRICT = ("--wrong=0.05", "--certainty=0.9")
 ADD_CLASSES = {"labelled": "new/dataset.yaml", "sure-from": "mine/dataset.yaml"}
 
 
@@ -206,7 +207,7 @@ def test_sure_detections_become_labels_and_unsure_ones_regions_to_ignore(
 def test_a_new_class_keeps_its_labels_and_the_model_adds_those_of_the_old_classes(
     scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = run(scene, tmp_path / "new", flags=ADD_CLASSES)
+    files = run(scene, tmp_path / "new", *STRICT, flags=ADD_CLASSES)
     said = capsys.readouterr().out
     assert "2 photographs added\nwire: 0 labels" in said
     assert "insulator: 0 labels; ignored: nothing; people labelled it\n" in said
@@ -262,8 +263,12 @@ def test_what_is_sure_of_an_old_class_follows_from_its_training(
     recorded = count_at_levels(ids, is_right | (ids == 1), np.full(200, 0.7), 2).ravel().tolist()
     run(scene, tmp_path / "file", flags=flags, precision=recorded)
     said = capsys.readouterr().out
-    assert "because 10 of its 100 validation detections from confidence 0.20 on are wrong" in said
-    assert "because 0 of its 100 validation detections from confidence 0.20 on are wrong" in said
+    for name, num_wrong in (("wire", 10), ("pole", 0)):
+        line = next(line for line in said.splitlines() if line.startswith(f"{name}: "))
+        words = f"become labels, because {num_wrong} of its 100 validation detections from "
+        assert words + "confidence 0.20 on are wrong" in line
+    run(scene, tmp_path / "strict", *STRICT, flags=flags, precision=recorded)
+    assert "wire: 0 labels; ignored: 2 (class not sure enough)" in capsys.readouterr().out
     run(scene, tmp_path / "conf", "--conf=0.1", flags=flags, precision=recorded)
     assert "pole: 18 labels; ignored: nothing; from confidence 0.1 on" in capsys.readouterr().out
 
