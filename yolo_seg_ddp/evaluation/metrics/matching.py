@@ -76,7 +76,7 @@ def hit_targets(
 
 
 def count_at_levels(
-    class_ids: np.ndarray, is_right: np.ndarray, scores: np.ndarray, num_classes: int
+    num_classes: int, class_ids: np.ndarray, is_right: np.ndarray, scores: np.ndarray
 ) -> np.ndarray:
     """Return how many detections (n,) of each class are wrong, and how many right, at each of
     LEVELS: int64 (classes, 2, levels).

@@ -122,7 +122,7 @@ def precision_counts(results: Iterable[ImageResult], num_classes: int) -> list[i
     packed = pack_results(results)
     is_right, is_counted = packed["mask_hits"][:, 0], _is_counted(packed, "mask")[:, 0]
     columns = (packed["class_ids"], is_right, packed["scores"])
-    counts = count_at_levels(*(column[is_counted] for column in columns), num_classes)
+    counts = count_at_levels(num_classes, *(column[is_counted] for column in columns))
     return counts.ravel().tolist()
 
 

@@ -245,15 +245,14 @@ def sure_of_classes(
     if config.conf is not None:
         reason = f"from confidence {config.conf:g} on these become labels"
         return [(config.conf, reason) for _ in known]
-    predictor = teacher.predictor
-    if config.sure_from:
-        spec = open_data_set(config.sure_from, "--sure-from", config)
-        require_classes(config.model, predictor.model, config.sure_from, spec.names)
-        counts, _ = look_at_val(teacher, read_photos(spec, "val"), known, ranks)
-    else:
-        model = predictor.model
-        is_as_trained = predictor.size_px == trained_size_px(model) and config.mask_score is None
+    model, size_px = teacher.predictor.model, teacher.predictor.size_px
+    if not config.sure_from:
+        is_as_trained = size_px == trained_size_px(model) and config.mask_score is None
         counts = trained_counts(model, len(known)) if is_as_trained else None
+    else:
+        spec = open_data_set(config.sure_from, "--sure-from", config)
+        require_classes(config.model, model, config.sure_from, spec.names)
+        counts, _ = look_at_val(teacher, read_photos(spec, "val"), known, ranks)
     if counts is None:
         raise UserError(
             f"{config.model}: does not say from which confidence on it is right, with these "
@@ -395,7 +394,7 @@ def look_at_val(
     )
     every = np.concatenate([part["features"] for part in parts if len(part["features"])])
     columns = np.concatenate([part["rows"] for part in parts]).T
-    return count_at_levels(*columns, len(names)), every[np.argsort(every[:, 0]), 1:]
+    return count_at_levels(len(names), *columns), every[np.argsort(every[:, 0]), 1:]
 
 
 def look_at(

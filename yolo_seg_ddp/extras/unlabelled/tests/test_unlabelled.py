@@ -260,7 +260,7 @@ def test_what_is_sure_of_an_old_class_follows_from_its_training(
     """The model's file holds the precision of its validation; else a person says what is sure."""
     flags = {"labelled": "new/dataset.yaml"}
     ids, is_right = np.repeat([0, 1], 100), np.arange(200) % 100 < 90
-    recorded = count_at_levels(ids, is_right | (ids == 1), np.full(200, 0.7), 2).ravel().tolist()
+    recorded = count_at_levels(2, ids, is_right | (ids == 1), np.full(200, 0.7)).ravel().tolist()
     run(scene, tmp_path / "file", flags=flags, precision=recorded)
     said = capsys.readouterr().out
     for name, num_wrong in (("wire", 10), ("pole", 0)):
@@ -417,7 +417,7 @@ def test_bad_input_is_one_line(scene: Path, tmp_path: Path) -> None:
 
 
 def counts(scores: np.ndarray, is_right: np.ndarray) -> np.ndarray:
-    return count_at_levels(np.zeros(len(scores)), is_right, scores, 1)[0]
+    return count_at_levels(1, np.zeros(len(scores)), is_right, scores)[0]
 
 
 def test_the_bound_is_exact_and_the_share_of_wrong_detections_keeps_the_limit() -> None:
