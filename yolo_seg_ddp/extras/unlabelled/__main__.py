@@ -189,14 +189,16 @@ def add_classes(
         raise UserError(f"--model {config.model}: no training goes on from it; name a .pt file")
     teacher, known = open_teacher(config, ranks)
     names = tuple(dict.fromkeys(chain(known, *(spec.names for spec in specs))))
-    if all({*known} <= {*spec.names} for spec in specs):
+    listed = set.intersection(*({*spec.names} for spec in specs))
+    if {*known} <= listed:
         raise UserError(f"{config.labelled[0]}: has all classes of {config.model}: train on it")
 
     # 1. What is sure.
     distributed.setup_ddp(teacher.predictor.device, ranks)
     sure = sure_of_classes(config, teacher, known, ranks)
-    sure += [(None, "people labelled it")] * (len(names) - len(known))
-    levels = [level for level, _ in sure]
+    levels = [level for level, _ in sure] + [None] * (len(names) - len(known))
+    reasons = dict.fromkeys(names, "people labelled it")
+    reasons |= {name: why for name, (_, why) in zip(known, sure, strict=True) if name not in listed}
 
     # 2. The photographs of all sets, by a name in the new one.
     photos = [
@@ -229,7 +231,7 @@ def add_classes(
                 outlines["ignore"].append((number, WHOLE))
         data.add(name, outlines, {**note, "left_out": ""}, rows[name])
     spec = replace(specs[0], names=names)
-    distributed.run_on_main(lambda: finish(config, data, spec, places, [why for _, why in sure]))
+    distributed.run_on_main(lambda: finish(config, data, spec, places, [*reasons.values()]))
 
 
 def sure_of_classes(

@@ -241,7 +241,9 @@ def test_a_new_class_keeps_its_labels_and_the_model_adds_those_of_the_old_classe
         )
 
 
-def test_old_photographs_may_join_those_of_the_new_class(scene: Path, tmp_path: Path) -> None:
+def test_old_photographs_may_join_those_of_the_new_class(
+    scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sets = [str(scene / name / "dataset.yaml") for name in ("new", "mine")]
     run(scene, tmp_path / "new", "--labelled", *sets, "--conf=0.3", flags={})
     spec = load_dataset_yaml(tmp_path / "new/dataset.yaml")
@@ -252,6 +254,15 @@ def test_old_photographs_may_join_those_of_the_new_class(scene: Path, tmp_path: 
     assert old.class_ids.tolist() == [1] * 9
     np.testing.assert_allclose(np.concatenate(old.polygons), np.concatenate(labels))
     assert old.ignored_ids.tolist() == [2, ANY_CLASS]
+
+    # A class that people labelled in all photographs says so.
+    file = tmp_path / "poles.yaml"
+    file.write_text(
+        f"path: {scene}/mine\ntrain: train/images\nval: val/images\nnames: [box, pole]\n"
+    )
+    capsys.readouterr()
+    run(scene, tmp_path / "poles", f"--labelled={file}", "--conf=0.3", flags={})
+    assert "pole: 0 labels; ignored: nothing; people labelled it\nbox: 0" in capsys.readouterr().out
 
 
 def test_what_is_sure_of_an_old_class_follows_from_its_training(
