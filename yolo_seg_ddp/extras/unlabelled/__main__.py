@@ -30,10 +30,9 @@ from yolo_seg_ddp.data.dataset_yaml import (
     load_dataset_yaml,
 )
 from yolo_seg_ddp.data.images import ImageError, read_image
-from yolo_seg_ddp.data.labels import Photo, read_photos
+from yolo_seg_ddp.data.labels import WHOLE, Photo, read_photos
 from yolo_seg_ddp.evaluation.metrics.matching import count_at_levels
 from yolo_seg_ddp.extras.unlabelled.data_set import (
-    WHOLE,
     NewData,
     Originals,
     free_names,

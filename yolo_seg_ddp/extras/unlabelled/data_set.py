@@ -25,7 +25,6 @@ from yolo_seg_ddp.utils.files import read_text, write_bytes_atomic, write_text_a
 from yolo_seg_ddp.utils.threads import ordered_map
 
 NOTES = ".unlabelled"
-WHOLE = np.array([[0, 0], [1, 0], [1, 1], [0, 1]])  # the outline of a photograph
 Outlines = Sequence[tuple[int, np.ndarray]]
 MOST_TIMES = 20  # that a labelled photograph is there
 BLANK = np.zeros((near.THUMB_PX, near.THUMB_PX), np.uint8)
