@@ -449,8 +449,10 @@ def look_at(
         }
         note["found"].append({"class": class_id, "score": score, "why": unsure or LABEL, **sizes})
     # A row in both files is a rough outline: of an object that a model drew only the class is
-    # learned, of a wire all.
-    outlines["ignore"] += [row for row in outlines["labels"] if row[0] not in teacher.thin]
+    # learned, of a wire all. Where people labelled other classes, no label of people teaches the
+    # boxes and masks of this one, so all is learned.
+    if people is None:
+        outlines["ignore"] += [row for row in outlines["labels"] if row[0] not in teacher.thin]
     if not outlines["labels"]:  # it would teach background alone
         note["left_out"] = note["left_out"] or "no object is sure"
     return outlines, note

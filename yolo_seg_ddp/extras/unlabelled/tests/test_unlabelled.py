@@ -225,7 +225,7 @@ def test_a_new_class_keeps_its_labels_and_the_model_adds_those_of_the_old_classe
         (photo,) = read_photos(spec, split)
         assert photo.file.read_bytes() == (scene / f"new/{split}/images/1.png").read_bytes()
         assert photo.class_ids.tolist() == [1] * 8 + [2]
-        assert photo.rough.tolist() == [*range(8)]
+        assert photo.rough.size == 0
 
         # What people wrote is there as they wrote it, but for the number of the class.
         (row,) = (scene / f"new/{split}/labels/1.txt").read_text().splitlines()
