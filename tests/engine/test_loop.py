@@ -109,14 +109,6 @@ def test_patience_ends_the_training(
     assert resumed.progress.epoch == epochs
 
 
-def test_the_best_so_far_survives_a_resume(tmp_path: Path) -> None:
-    train_on_script(tmp_path, [3, 1], "val_loss")
-    trainer, written = train_on_script(tmp_path, [2], "val_loss", epochs=3, resume=True)
-    assert (trainer.progress.best_value, trainer.progress.best_epoch) == (1.0, 1)
-    assert trainer.progress.history["val_loss"] == [3, 1, 2]
-    assert written == [("last.pt", 3)]
-
-
 # --- what is reported and averaged ----------------------------------------------------------------
 
 
@@ -192,23 +184,6 @@ def gradient_norms(folder: Path, clip: float | None) -> float:
 def test_gradients_are_clipped_to_the_given_norm(tmp_path: Path) -> None:
     assert gradient_norms(tmp_path / "free", None) > 10
     assert gradient_norms(tmp_path / "clipped", 0.5) == pytest.approx(0.5, rel=1e-3)
-
-
-def test_reduced_precision_trains_too(tmp_path: Path) -> None:
-    seen: list[torch.dtype] = []
-    model = classifier()
-
-    def criterion(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        seen.append(outputs.dtype)
-        return nn.functional.cross_entropy(outputs, labels)
-
-    loader = loader_of(points(64), 8)
-    losses = fit(
-        model, tmp_path, loader, loader, criterion, lr=0.2, precision="bf16", epochs=3
-    ).progress.history
-    assert set(seen) == {torch.bfloat16}
-    assert losses["train_loss"][-1] < 0.7 * losses["train_loss"][0]
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def test_callbacks_run_on_the_main_rank_after_every_epoch(tmp_path: Path) -> None:
