@@ -40,16 +40,6 @@ def test_an_outline_is_seen_on_a_photograph_of_its_own_colour(
     assert (away.max(axis=0) > 150).mean() > 0.4, "an edge above most of the outline"
 
 
-def test_polygons_look_like_the_masks_they_describe() -> None:
-    image = np.full((200, 300, 3), 100, np.uint8)
-    polygon = np.array([[100.2, 79.8], [219.0, 80.0], [219.0, 159.4], [100.0, 159.0]])
-    mask = np.zeros((1, 200, 300), bool)
-    mask[0, 80:160, 100:220] = True
-    from_polygon = draw_instances(image, [0], None, [polygon], [0.5], NAMES)
-    from_mask = draw_instances(image, [0], None, mask, [0.5], NAMES)
-    assert np.array_equal(from_polygon, from_mask)
-
-
 def test_masks_cut_to_a_part_of_the_picture_are_drawn_as_whole_ones() -> None:
     rng = np.random.default_rng(0)
     image = rng.integers(0, 255, (200, 300, 3), dtype=np.uint8)

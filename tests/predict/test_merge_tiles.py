@@ -255,12 +255,6 @@ def test_a_sliver_at_a_border_goes_and_a_true_neighbour_stays() -> None:
     assert len(join_tiles(pieces, TILES, 0.7)) == 2
 
 
-def test_without_detections_there_is_nothing_to_join() -> None:
-    assert join_tiles([], TILES, 0.7) == []
-    nothing = TileDetection(0, 0, 0.5, np.zeros(4, np.float32), Runs.of(np.zeros((4, 4), bool)))
-    assert join_tiles([nothing], TILES, 0.7) == []
-
-
 def test_pairs_of_masks_are_counted_together_not_one_by_one_in_python() -> None:
     # A weak model finds hundreds of objects in each tile: comparing the pairs one by one took
     # longer than the network.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from yolo_seg_ddp.run.log import RunLog, print_banner
+from yolo_seg_ddp.run.log import RunLog
 
 
 def lines_of(folder: Path) -> list[dict[str, object]]:
@@ -224,17 +224,6 @@ def test_without_tensorboard_the_run_goes_on_and_says_so_once(
     assert capsys.readouterr().out.count("TensorBoard is not installed") == 1
     assert len(lines_of(tmp_path)) == 3
     assert not (tmp_path / "tensorboard").exists()
-
-
-def test_banner_is_the_one_of_the_guide_and_only_on_rank_0(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    print_banner(4, 1)
-    assert capsys.readouterr().out == ""
-    print_banner(4, 0)
-    line = "=================================================================="
-    expected = [line, "Distributed YOLOv8 Training", line, "World Size: 4", "Rank: 0", line]
-    assert capsys.readouterr().out.splitlines() == expected
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full (run them on Linux)")
