@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import recipe, recipe_sets
-from benchmarks.recipe import mean_ratio, read_recipe, summarise, table
+from benchmarks.recipe import mean_ratio, summarise, table
 from benchmarks.recipe_sets import PublicSet, make_public_set
 from tests.support.plugin import run_main
 from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
@@ -131,11 +131,6 @@ def test_a_repository_that_cannot_be_fetched_is_named(
     use(monkeypatch, PublicSet("someone/nothing", "0" * 40, "none", (), r"(\d+)"))
     with pytest.raises(UserError, match=r"git fetch --quiet --depth: failed in .*mine: "):
         make_public_set("mine", tmp_path / "out", f"{tmp_path}/hub/")
-
-
-def test_recipes_have_a_name_and_options() -> None:
-    flags = ("--ema-ramp", "100", "--optimizer", "adamw")
-    assert read_recipe("short ramp: --ema-ramp 100 --optimizer adamw") == ("short ramp", flags)
 
 
 def scored(name: str, recipe_name: str, seed: int, mask: float) -> dict[str, Any]:

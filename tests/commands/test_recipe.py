@@ -18,7 +18,6 @@ from yolo_seg_ddp.run.folder import differences
 from yolo_seg_ddp.training.config import TrainConfig
 from yolo_seg_ddp.utils.config import parse_config
 from yolo_seg_ddp.utils.distributed.sync_bn import convert_sync_batchnorm
-from yolo_seg_ddp.utils.errors import UsageError
 from yolo_seg_ddp.utils.options import section_of, to_dict
 from yolo_seg_ddp.yolo.inputs import prepare_batch
 from yolo_seg_ddp.yolo.loss import SegmentationLoss, inverse_frequency_weights
@@ -98,11 +97,6 @@ def test_freezing_survives_the_conversion_to_synchronised_batchnorm() -> None:
     assert min(changed) == 3
     assert not any(layer.training for layer in model.model[:3])
     assert model.model[3].training
-
-
-def test_the_head_cannot_be_frozen(model: Any) -> None:
-    with pytest.raises(UsageError, match=r"--freeze 23: the model has 22 layers before its head"):
-        freeze_layers(model, 23)
 
 
 def test_class_weights_are_inverse_frequencies_with_mean_one() -> None:
