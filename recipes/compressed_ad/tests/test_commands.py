@@ -162,14 +162,6 @@ def collect_here(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
     run_command(collect, config)
 
 
-def test_collecting_shows_that_the_learners_learn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    collect_here(monkeypatch, write_config(tmp_path))
-    assert "9 goals x 2 histories of 270 steps; mean return" in capsys.readouterr().out
-    assert small_settings(tmp_path).data_file.is_file()
-
-
 def test_all_three_commands_work_with_a_key_and_a_door(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

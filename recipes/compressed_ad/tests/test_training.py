@@ -60,11 +60,6 @@ def inputs(depth: int, length: int = 12, queries: int = 4) -> dict[str, Any]:
     }
 
 
-def test_the_guides_lines_read_options_by_name() -> None:
-    config = Settings()
-    assert (config["mixed_precision"], config["train_batch_size"]) == ("fp16", 128)
-
-
 def test_the_default_network_has_one_and_a_half_million_weights() -> None:
     number = sum(weight.numel() for weight in CompressedAD(Settings()).parameters())
     assert number == pytest.approx(1.5e6, rel=0.08)

@@ -55,20 +55,6 @@ def test_lists_are_split_80_to_20_within_each_pair_type(data: Path) -> None:
     assert (len(found.known_order), found.measured, lines) == (42, {}, [])
 
 
-def test_lists_that_name_annotators_keep_the_names(tmp_path: Path) -> None:
-    data = write_data(tmp_path, num_annotators=3)
-    found = load_local(data, data / "images", 42, print)
-    assert Counter(row.annotator_id for row in found.of("all")) == {
-        "user0": 30,
-        "user1": 30,
-        "user2": 30,
-    }
-    assert found.measured == {"user0": None, "user1": None, "user2": None}
-    pairs = Pairs(found.train, data / "images", SIZE_PX, 5, annotators=found.measured)
-    names = [row.annotator_id for row in found.train[:6]]
-    assert [f"user{pairs[0, index]['annotator']}" for index in range(6)] == names
-
-
 def test_absent_lists_and_images_are_reported_and_left_out(two_images: Path) -> None:
     images = two_images / "images"
     images.mkdir()
