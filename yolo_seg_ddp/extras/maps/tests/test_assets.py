@@ -16,7 +16,7 @@ from tests.support.plugin import PROJECT
 from yolo_seg_ddp.extras.maps.assets import read_assets
 from yolo_seg_ddp.extras.maps.association import place_flight
 from yolo_seg_ddp.extras.maps.camera import Camera, Errors, rotation, sight_lines
-from yolo_seg_ddp.extras.maps.changes import covariance_of, ellipse_of, read_before
+from yolo_seg_ddp.extras.maps.changes import ellipse_of, read_before
 from yolo_seg_ddp.extras.maps.findings import Site
 from yolo_seg_ddp.extras.maps.simulated_flights import (
     HOME,
@@ -317,13 +317,6 @@ def test_two_surveys_are_matched_whatever_the_shift_between_them() -> None:
     assert sorted((int(i), int(rows[j])) for i, j in pairs) == [
         (row, row) for row in sorted(rows.tolist())
     ]
-
-
-@pytest.mark.parametrize("ellipse", [(3.0, 1.0, 30.0), (2.0, 2.0, 0.0), (5.0, 0.1, 179.0)])
-def test_an_ellipse_keeps_its_covariance(ellipse: tuple[float, float, float]) -> None:
-    assert covariance_of(*ellipse_of(covariance_of(*ellipse))) == pytest.approx(
-        covariance_of(*ellipse)
-    )
 
 
 def feature(longitude: Any, latitude: Any, **more: Any) -> dict[str, Any]:
