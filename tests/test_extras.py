@@ -15,7 +15,8 @@ import torch
 
 import check_data
 import export
-from tests.support.plugin import PROJECT, run_main
+from tests.support.plugin import PROJECT
+from tests.support.recipes import run_command
 from tests.yolo.colour_network import ColourNetwork
 from yolo_seg_ddp import open_model
 from yolo_seg_ddp.predict.opening import predictor_for
@@ -94,7 +95,7 @@ def test_an_export_without_its_extra_is_one_line(
         ):
             open_model(tmp_path / name)
     with pytest.raises(UserError, match=r"^yolo_seg_ddp/extras/exports is not in this folder: "):
-        run_main(export, monkeypatch, "--model", "best.pt")
+        run_command(export, "--model", "best.pt")
 
 
 def test_a_command_whose_extra_is_not_there_says_so_in_one_line(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import train_yolo_ddp
-from tests.support.plugin import run_main
+from tests.support.recipes import run_command
 from yolo_seg_ddp.data import cache
 from yolo_seg_ddp.data.augment import Augmentation
 from yolo_seg_ddp.data.cache import CachePlace, PackedImages, index_text, load_photo, open_images
@@ -189,7 +189,7 @@ def test_a_cache_whose_list_of_unusable_photographs_is_wrong_is_built_again(
 
 @pytest.mark.slow
 def test_a_run_lists_what_it_left_out_and_resumes_only_with_the_same_photographs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = write_set(tmp_path / "set")
 
@@ -205,9 +205,7 @@ def test_a_run_lists_what_it_left_out_and_resumes_only_with_the_same_photographs
             "1",
         )
         sizes = ("--img-size", "64", "--batch-size", "3", "--num-workers", "0", "--device", "cpu")
-        return run_main(
-            train_yolo_ddp, monkeypatch, *common, *sizes, "--val-pictures-every", "0", *flags
-        )
+        return run_command(train_yolo_ddp, *common, *sizes, "--val-pictures-every", "0", *flags)
 
     assert train("--skip-bad", "--epochs", "1") == 0
     listed = tmp_path / "run" / SKIPPED_FILE

@@ -1,6 +1,5 @@
 """The comparison with Ultralytics: what it keeps, and where both sides start."""
 
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ from benchmarks import comparison
 from benchmarks.comparison import Setting, compare, initial_weights, open_data
 from benchmarks.ultralytics_job import machine_share, require_same_weights, skip_trial_of_amp
 from tests.predict.tiny_network import NAMES, smooth_data
-from tests.support.plugin import PROJECT, run_script
+from tests.support.plugin import PROJECT, read_json, run_script
 from yolo_seg_ddp.utils.errors import UserError
 from yolo_seg_ddp.yolo.model import build_model, load_weights
 
@@ -90,7 +89,7 @@ def test_both_sides_start_from_the_seeds_weights_and_a_difference_is_refused(
     weights = initial_weights(SETTING, data, 3, tmp_path / "out")
     written_s = weights.stat().st_mtime_ns
     assert initial_weights(SETTING, data, 3, tmp_path / "out").stat().st_mtime_ns == written_s
-    usage = json.loads((weights.parent / "start-usage.json").read_text())
+    usage = read_json(weights.parent / "start-usage.json")
     assert usage["peak_memory_bytes"] > 50e6
     ours = build_model(str(weights), NAMES)
     assert require_same_weights(str(weights), ours) == len(ours.state_dict()) == 417

@@ -25,8 +25,9 @@ from benchmarks.gpu.plan import Finding, NeedsGpu, Outcome, Part, PartFailed, Se
 from benchmarks.gpu.report import table, verdict, write_results
 from benchmarks.gpu.runner import Runner, Store, run_parts
 from benchmarks.jobs import Job, TooSlow, is_alive
-from tests.support.plugin import PROJECT, run_main
+from tests.support.plugin import PROJECT, read_json
 from tests.support.processes import wait_until
+from tests.support.recipes import run_command
 from yolo_seg_ddp.run.checkpoint import save_checkpoint
 from yolo_seg_ddp.utils.errors import UserError
 
@@ -223,7 +224,7 @@ def test_a_process_writes_how_its_part_ended(
     monkeypatch.setattr(gpu_parts, "die_with_parent", lambda **_: None)
     monkeypatch.setattr(sys, "argv", ["parts", "out_of_memory", str(setting), str(answer)])
     gpu_parts.main()
-    found = json.loads(answer.read_text())
+    found = read_json(answer)
     assert (found["status"], found["said"]) == (plan.NEEDS_GPU, "a batch that no GPU holds")
 
 
@@ -250,7 +251,7 @@ def test_table_and_file_hold_every_part_whatever_its_end(tmp_path: Path) -> None
     (root / "work" / "operators").mkdir(parents=True)
     (root / "work" / "operators" / "trace.json").write_text("{}")
     write_results(folder, root, {"driver": "580.1"}, "make gpu", parts, outcomes)
-    content = json.loads((folder / "results.json").read_text())
+    content = read_json(folder / "results.json")
     assert content["environment"] == {"driver": "580.1"}
     assert content["parts"]["good"]["figures"] == {"folder": "outputs/x", "speed": 12.5}
     assert [found["status"] for found in content["parts"].values()] == [
@@ -276,7 +277,7 @@ def test_a_failed_part_fails_the_command_after_its_table(
         command, "write_results", lambda *arguments: written.append(dict(arguments[-1]))
     )
     written: list[dict[str, Outcome]] = []
-    run = partial(run_main, command, monkeypatch, "--device", "cpu", "--output", tmp_path)
+    run = partial(run_command, command, "--device", "cpu", "--output", tmp_path)
     assert run() == 1
     # after each part
     assert [list(outcomes) for outcomes in written[:2]] == [["data"], ["data", "bad"]]
@@ -293,7 +294,7 @@ def test_a_failed_part_fails_the_command_after_its_table(
 def test_without_a_gpu_the_dry_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UserError, match="PyTorch sees no GPU; DEVICE=cpu make gpu is a dry run"):
-        run_main(command, monkeypatch)
+        run_command(command)
 
 
 def test_make_gpu_with_a_given_python_installs_nothing() -> None:

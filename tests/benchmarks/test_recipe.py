@@ -12,7 +12,7 @@ import pytest
 from benchmarks import recipe, recipe_sets
 from benchmarks.recipe import mean_ratio, summarise, table
 from benchmarks.recipe_sets import PublicSet, make_public_set
-from tests.support.plugin import run_main
+from tests.support.recipes import run_command
 from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
 from yolo_seg_ddp.data.labels import read_yolo_label
 from yolo_seg_ddp.utils.errors import UserError
@@ -189,9 +189,7 @@ def test_every_recipe_trains_as_many_steps_as_ultralytics(
 
     monkeypatch.setattr(recipe, "compare", compare)
     options = ("--steps", "7", "--batch-size", "2", "--seeds", "0", "1", "--output", tmp_path)
-    assert (
-        run_main(recipe, monkeypatch, "--sets", data, "--recipes", "a:", "b: --lr 1", *options) == 0
-    )
+    assert run_command(recipe, "--sets", data, "--recipes", "a:", "b: --lr 1", *options) == 0
     sides = (("ultralytics", ()), ("project", ()), ("project", ("--lr", "1")))
     assert asked == [(side, seed, extra) for seed in (0, 1) for side, extra in sides]
     assert capsys.readouterr().out.splitlines()[-1] == "ratio 2.00"

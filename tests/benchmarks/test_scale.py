@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import scale
 from benchmarks.scale import NATIVE, SHRUNK, START, Rows
-from tests.support.plugin import run_main
+from tests.support.recipes import run_command
 
 NUMBERS = (500, 2000, 8000)
 
@@ -48,21 +48,19 @@ def test_threads_share_pixels_only_ranks_share_all_and_no_disk_is_outrun() -> No
     assert native_s("inference", "4 x 64 cores", "200 MB/s") == pytest.approx(15 * disk_s)
 
 
-def measure(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> list[Any]:
+def measure(folder: Path, *words: str) -> list[Any]:
     options = ["--only", "near_duplicates", "--megapixels", "0", "--output", str(folder)]
-    assert run_main(scale, monkeypatch, *options, *words) == 0
+    assert run_command(scale, *options, *words) == 0
     return [json.loads(line) for line in (folder / "measured.jsonl").read_text().splitlines()]
 
 
 def test_finished_measurements_are_kept_and_a_size_that_takes_too_long_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    rows = measure(tmp_path, monkeypatch, "--sizes", "100", "110")
+    rows = measure(tmp_path, "--sizes", "100", "110")
     assert [row["set"] for row in rows] == [START, "100", "110"]
     assert all(row["cpu_s"] > 0 and row["peak_mib"] > 0 for row in rows)
-    more = measure(
-        tmp_path, monkeypatch, "--sizes", "100", "110", "120", "--most-minutes", "0.0001"
-    )
+    more = measure(tmp_path, "--sizes", "100", "110", "120", "--most-minutes", "0.0001")
     assert more[:-1] == rows
     assert more[-1]["left_out"] == "about 0 min"
     assert "| `near_duplicates` |" in (tmp_path / "tables.md").read_text()

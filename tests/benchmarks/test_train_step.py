@@ -16,7 +16,7 @@ from torch import nn
 from benchmarks import train_step
 from benchmarks.train_step_sides import TheirSide, _their_batch
 from tests.support.oracle import draw_data
-from tests.support.plugin import run_main
+from tests.support.recipes import run_command
 from yolo_seg_ddp.engine.state import ModelEMA
 from yolo_seg_ddp.measure import step_timer
 from yolo_seg_ddp.measure.synthetic import synthetic_batch
@@ -74,13 +74,11 @@ def test_freed_memory_is_kept_on_linux() -> None:
 # --- benchmarks/train_step.py ---------------------------------------------------------------------
 
 
-def test_the_script_times_both_sides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_times_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, file = draw_data(tmp_path, 5), tmp_path / "deep" / "step.json"
     flags = ("--img-size", "64", "--batch-size", "2", "--device", "cpu", "--threads", "1")
     places = ("--steps", "2", "--rounds", "2", "--data", data, "--json", file)
-    assert run_main(train_step, monkeypatch, *flags, *places) == 0
+    assert run_command(train_step, *flags, *places) == 0
     found = re.fullmatch(r"ratio (\d+\.\d\d)", capsys.readouterr().out.splitlines()[-1])
     assert found is not None
     record = json.loads(file.read_text())

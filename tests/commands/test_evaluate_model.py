@@ -1,6 +1,5 @@
 """evaluate_model.py on the sample: one process, and two ranks with tiles."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -10,8 +9,9 @@ from faster_coco_eval.core import mask as coco_mask
 
 import evaluate_model
 from tests.predict.tiny_network import NAMES, SIZE_PX, WINDOWS, smooth_data, tiny_weights
-from tests.support.plugin import TrainedRun, must_run, run_main, torchrun
+from tests.support.plugin import TrainedRun, must_run, read_json, torchrun
 from tests.support.processes import run_guarded
+from tests.support.recipes import run_command
 from yolo_seg_ddp.utils.errors import UserError
 from yolo_seg_ddp.yolo.loss import PARTS
 from yolo_seg_ddp.yolo.model import build_model, save_deployable
@@ -45,7 +45,7 @@ def test_joined_detections_a_second_model_and_the_second_judge_on_two_ranks(
     words = ("faster-coco-eval", "small (under 32x32", "centrelines: recall", "Most errors: ")
     assert all(part in printed for part in words)
     metrics, truth, compared = (
-        json.loads((tmp_path / f"{name}.json").read_text())
+        read_json(tmp_path / f"{name}.json")
         for name in ("metrics", "ground_truth", "compared_metrics")
     )
     assert (metrics["mask_resolution"], metrics["tiles"], metrics["overlap"]) == (
@@ -73,16 +73,16 @@ def test_joined_detections_a_second_model_and_the_second_judge_on_two_ranks(
 
 
 def test_a_model_of_other_classes_is_not_compared(
-    trained: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: TrainedRun,
+    tmp_path: Path,
 ) -> None:
     other = tmp_path / "other.yaml"
     text = trained.data.read_text().replace("train: ", f"train: {trained.processed}/")
     other.write_text(text.replace("val: ", f"val: {trained.processed}/").replace("pole", "mast"))
     weights = trained.folder / "last.pt"
     with pytest.raises(UserError, match="knows the classes conductor, other_wire, pole"):
-        run_main(
+        run_command(
             evaluate_model,
-            monkeypatch,
             "--model",
             weights,
             "--data",
@@ -97,7 +97,6 @@ def test_a_model_of_other_classes_is_not_compared(
 def test_models_of_other_classes_are_compared_on_those_that_both_know(
     on_windows: bool,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """`--compare old.pt` was refused after one more class."""
@@ -118,11 +117,9 @@ def test_models_of_other_classes_are_compared_on_those_that_both_know(
         )
     paths = ("--data", data, "--output", tmp_path / "out", "--num-workers", "0")
     both = ("--model", tmp_path / "new.pt", "--compare", tmp_path / "old.pt")
-    assert run_main(evaluate_model, monkeypatch, *both, *paths) == 0
+    assert run_command(evaluate_model, *both, *paths) == 0
     assert "Compared on the classes that both models know: wire, pole\n" in capsys.readouterr().out
-    new, old = (
-        json.loads((tmp_path / f"out/{name}metrics.json").read_text()) for name in ("", "compared_")
-    )
+    new, old = (read_json(tmp_path / f"out/{name}metrics.json") for name in ("", "compared_"))
     assert {row["name"]: row["num_targets"] for row in new["per_class"]} == {
         "wire": 1,
         "pole": 1,
@@ -140,12 +137,12 @@ def test_evaluation_writes_its_files(trained: TrainedRun, tmp_path: Path) -> Non
     assert alone.returncode == 0, alone.stderr
     assert "conductor" in alone.stdout
     assert "mAP50-95" in alone.stdout
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    metrics = read_json(tmp_path / "metrics.json")
     num_images = len(list((trained.processed / "val" / "images").iterdir()))
     assert metrics["num_images"] == num_images
     assert all(0 <= metrics[name] <= 1 for name in APS)
     assert len(metrics["per_class"]) == 8
-    predictions = json.loads((tmp_path / "predictions.json").read_text())
+    predictions = read_json(tmp_path / "predictions.json")
     assert {entry["image_id"] for entry in predictions} <= set(range(num_images))
     encoded = predictions[0]["segmentation"]
     assert list(coco_mask.decode(encoded).shape[:2]) == encoded["size"]
@@ -157,16 +154,16 @@ def test_evaluation_writes_its_files(trained: TrainedRun, tmp_path: Path) -> Non
 
 
 def test_the_report_says_in_how_many_photographs_somebody_looked_for_a_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = ("--model", tiny_weights(tmp_path / "last.pt"), "--data", smooth_data(tmp_path))
     options: list[str | Path] = [*model, "--output", tmp_path / "out"]
-    run_main(evaluate_model, monkeypatch, *options)
+    run_command(evaluate_model, *options)
     assert "looked for" not in capsys.readouterr().out
     (tmp_path / "val/ignore").mkdir()
     (tmp_path / "val/ignore/0.txt").write_text("1 0 0 1 0 1 1 0 1\n")
-    run_main(evaluate_model, monkeypatch, *options)
-    metrics = json.loads((tmp_path / "out/metrics.json").read_text())
+    run_command(evaluate_model, *options)
+    metrics = read_json(tmp_path / "out/metrics.json")
     assert [row["num_searched"] for row in (metrics, *metrics["per_class"])] == [2, 2, 1, 2]
     assert "images  looked for in  objects" in capsys.readouterr().out
 
@@ -182,7 +179,7 @@ def test_the_next_command_names_the_confidence_of_the_best_f1(
     metrics = {"mask_f1": f1, "mask_best_confidence": 0.404, "worst_images": []}
     monkeypatch.setattr(evaluate_model, "run", lambda config: [metrics])
     monkeypatch.setattr(evaluate_model, "all_tables", lambda metrics: "")
-    run_main(evaluate_model, monkeypatch, "--model", "best.pt", "--data", smooth_data(tmp_path))
+    run_command(evaluate_model, "--model", "best.pt", "--data", smooth_data(tmp_path))
     assert capsys.readouterr().out.splitlines()[-1].endswith(end)
 
 
@@ -200,7 +197,7 @@ def test_without_its_page_an_evaluation_names_the_files_that_are_there(
     monkeypatch.setitem(sys.modules, "yolo_seg_ddp.extras.report", None)
     model = ("--model", tiny_weights(tmp_path / "best.pt"), "--data", smooth_data(tmp_path))
     output = ("--output", tmp_path / "out")
-    assert run_main(evaluate_model, monkeypatch, *model, *output, *flags) == 0
+    assert run_command(evaluate_model, *model, *output, *flags) == 0
     results = (
         f"Results in {tmp_path}/out: {files}, *_curve.png, confusion_matrix.png\nMost errors: "
     )

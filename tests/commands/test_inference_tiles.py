@@ -14,8 +14,9 @@ import inference
 import profile_gpu
 from tests.predict.tile_scenes import stroke
 from tests.support.drone_photos import exif_of, write_photo
-from tests.support.plugin import run_main
+from tests.support.plugin import read_json
 from tests.support.ranks import run_ranks
+from tests.support.recipes import run_command
 from tests.yolo.colour_network import NAMES, ColourNetwork, install, paint
 from yolo_seg_ddp.data.images import read_image
 from yolo_seg_ddp.predict.annotation_files import COCO_FILE, LABEL_STUDIO_FILE
@@ -34,9 +35,8 @@ def predict(source: Path, output: Path, *flags: str) -> int:
         monkeypatch.setattr(
             "yolo_seg_ddp.predict.opening.open_model", lambda *given, **named: ColourNetwork()
         )
-        return run_main(
+        return run_command(
             inference,
-            monkeypatch,
             "--model",
             "x.pt",
             "--source",
@@ -108,40 +108,12 @@ def test_other_programs_learn_how_the_predictions_were_made(
     assert all(f"{entry['key']}.jpg" in alone for entry in entries)
 
 
-def test_an_option_that_became_a_command_names_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_option_that_became_a_command_names_it(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        run_main(inference, monkeypatch, "--model", "x.pt", "--source", "y", "--geo")
+        run_command(inference, "--model", "x.pt", "--source", "y", "--geo")
     assert (
         "unknown argument --geo; python -m yolo_seg_ddp maps makes the map"
         in capsys.readouterr().err
-    )
-
-
-def test_files_for_annotation_tools_hold_the_wires_in_the_photographs_pixels(
-    alone: dict[str, bytes],
-) -> None:
-    for_cvat = json.loads(alone["annotations/instances_default.json"])
-    assert [image["file_name"] for image in for_cvat["images"]] == [
-        "0.png",
-        "1.png",
-        "2.png",
-        "3.png",
-    ]
-    widths = {image["id"]: image["width"] for image in for_cvat["images"]}
-    for number, one in enumerate(for_cvat["annotations"]):
-        assert one["image_id"] == for_cvat["images"][number // 2]["id"]
-        assert (one["bbox"][0], one["bbox"][2]) == (0, widths[one["image_id"]])
-    tasks = json.loads(alone["label_studio.json"])
-    for task in tasks:
-        for region in task["predictions"][0]["result"]:
-            across = np.array(region["value"]["points"])[:, 0]
-            assert (across.min(), across.max()) == (0, 100)
-    assert (
-        sum(len(task["predictions"][0]["result"]) for task in tasks)
-        == len(for_cvat["annotations"])
-        == 8
     )
 
 
@@ -155,7 +127,7 @@ def test_ranks_share_the_photographs_and_write_the_same(
 
 def test_more_ranks_than_photographs_and_none_readable(photos: Path, tmp_path: Path) -> None:
     assert run_ranks(predict, 2, photos / "1b.jpg", tmp_path, join=False) == [1, 1]
-    assert json.loads((tmp_path / "predictions.json").read_text()) == []
+    assert read_json(tmp_path / "predictions.json") == []
 
 
 def test_without_tiles_all_files_have_the_photographs_own_pixels(tmp_path: Path) -> None:
@@ -170,11 +142,11 @@ def test_without_tiles_all_files_have_the_photographs_own_pixels(tmp_path: Path)
         exif=exif_of(orientation=6),
     )
     assert predict(tmp_path, tmp_path / "out", "--tiles", "off", "--save-crops", *FOR_TOOLS) == 0
-    (entry,) = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    (entry,) = read_json(tmp_path / "out" / "predictions.json")
     assert (entry["file"], entry["width"], entry["height"]) == (str(source), *size)
     (found,) = entry["detections"]
-    (for_cvat,) = json.loads((tmp_path / "out" / COCO_FILE).read_text())["annotations"]
-    (task,) = json.loads((tmp_path / "out" / LABEL_STUDIO_FILE).read_text())
+    (for_cvat,) = read_json(tmp_path / "out" / COCO_FILE)["annotations"]
+    (task,) = read_json(tmp_path / "out" / LABEL_STUDIO_FILE)
     region = task["predictions"][0]["result"][0]
     left, top, width, height = for_cvat["bbox"]
     label = np.array((tmp_path / "out" / "labels" / "ü 1.txt").read_text().split()[1:], float)
@@ -219,7 +191,7 @@ def test_photographs_whose_results_cannot_be_written_do_not_end_the_others(
     for flag, skipped in (("--save-crops", ["tall.png", long_name]), ("", ["tall.png"])):
         output = tmp_path / f"out{flag}"
         assert predict(source, output, "--tiles", "off", *([flag] if flag else [])) == 0
-        entries = json.loads((output / "predictions.json").read_text())
+        entries = read_json(output / "predictions.json")
         assert {Path(entry["file"]).name for entry in entries} == {"0.png", long_name} - set(
             skipped
         )
@@ -230,7 +202,8 @@ def test_photographs_whose_results_cannot_be_written_do_not_end_the_others(
 
 @pytest.mark.parametrize("output", ["file", "file/folder", "/proc/results", "/proc/self"])
 def test_an_output_that_is_no_folder_is_refused_before_the_work(
-    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    output: str,
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "file").write_text("a result of another program")
     place = tmp_path / output
@@ -240,5 +213,5 @@ def test_an_output_that_is_no_folder_is_refused_before_the_work(
         with pytest.raises(
             UserError, match=rf"^--output {place}: .+; name a folder in which files can be written$"
         ):
-            run_main(script, monkeypatch, *flags[script], "--output", place)
+            run_command(script, *flags[script], "--output", place)
     assert [file.read_text() for file in tmp_path.iterdir()] == ["a result of another program"]

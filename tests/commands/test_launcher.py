@@ -2,7 +2,6 @@
 without launching.
 """
 
-import json
 import os
 import shlex
 import socket
@@ -17,7 +16,7 @@ from torch.distributed.run import config_from_args, parse_args
 from benchmarks.jobs import Job
 from tests.commands.kubeflow import KUBEFLOW
 from tests.support.oracle import draw_data
-from tests.support.plugin import PROJECT
+from tests.support.plugin import PROJECT, read_json
 from tests.support.processes import is_running, wait_until
 from yolo_seg_ddp.training import launch
 from yolo_seg_ddp.utils.errors import UserError
@@ -336,7 +335,7 @@ def test_ranks_get_their_environment_and_listen_on_no_port_beyond_the_loopback(
     Path(environment["TRAIN_SCRIPT"]).write_text(TRAINER + GROUP_TRAINER)
     done = run_script(environment, "2", "4", "--", "--name", "a b", PYTHONPATH=str(SCRIPT.parent))
     assert done.returncode == 0, done.stderr
-    facts = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    facts = [read_json(tmp_path / f"rank{rank}.json") for rank in (0, 1)]
     for rank, fact in enumerate(facts):
         assert (fact["RANK"], fact["LOCAL_RANK"], fact["WORLD_SIZE"]) == (str(rank), str(rank), "2")
         assert fact["argv"] == ["--batch-size", "4", "--name", "a b"]
@@ -345,7 +344,7 @@ def test_ranks_get_their_environment_and_listen_on_no_port_beyond_the_loopback(
         assert fact["OMP_NUM_THREADS"] == str(launch.plan_launch(2, [], gpus=0).threads)
         assert fact["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert facts[0]["MASTER_PORT"] == facts[1]["MASTER_PORT"]
-    addresses = json.loads((tmp_path / "addresses.json").read_text())
+    addresses = read_json(tmp_path / "addresses.json")
     assert len(addresses) >= 3  # the launcher's store, rank 0's, and one of gloo's for each rank
     assert set(addresses) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
@@ -355,9 +354,7 @@ def test_stopping_the_script_leaves_no_process(environment: dict[str, str], tmp_
     files = [tmp_path / "rank0.json", tmp_path / "rank1.json"]
     with Job(["bash", SCRIPT, "2", "--", "--hang"], tmp_path / "log", **environment) as job:
         job.wait_until(lambda: all(file.is_file() for file in files), "both ranks", 40)
-        processes = [
-            process for file in files for process in json.loads(file.read_text())["processes"]
-        ]
+        processes = [process for file in files for process in read_json(file)["processes"]]
         assert len(processes) == 4
         assert all(is_running(process) for process in processes)
         job.popen.terminate()

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.run.made_up import batch, epoch_record, write_run
-from tests.support.plugin import PROJECT, run_main
+from tests.support.plugin import PROJECT
+from tests.support.recipes import run_command
 from yolo_seg_ddp.run import monitor
 from yolo_seg_ddp.utils.errors import UserError
 
@@ -24,7 +25,7 @@ def test_the_command_prints_once_into_a_pipe_and_changes_nothing(
         path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.iterdir()
     }
     monkeypatch.setenv("COLUMNS", "80")
-    assert run_main(monitor, monkeypatch, tmp_path) == 0
+    assert run_command(monitor, tmp_path) == 0
     shown = capsys.readouterr().out
     assert "Epoch 1/4" in shown
     assert "\x1b" not in shown
@@ -34,11 +35,11 @@ def test_the_command_prints_once_into_a_pipe_and_changes_nothing(
 
 
 def test_a_folder_without_a_run_is_told_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(UserError, match=f"^{path}: no run there .*"):
-            run_main(monitor, monkeypatch, path)
+            run_command(monitor, path)
 
 
 def test_in_a_terminal_the_view_is_refreshed_until_the_run_ends(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import parse_labels
 from benchmarks.jobs import Job
 from tests.prepare.download.archives import zip_bytes
 from tests.prepare.parsing.raw_folder import BOX, WIRE, photo, tree, write_csv, write_raw_folder
-from tests.support.plugin import run_main
+from tests.support.recipes import run_command
 from yolo_seg_ddp.data.images import read_image, upright_size
 from yolo_seg_ddp.prepare.parsing.sources import LABEL_CSV
 from yolo_seg_ddp.prepare.parsing.state import LOCK_FILE
@@ -26,13 +26,12 @@ def raw(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+def run(tmp_path: Path) -> Callable[..., None]:
     """Run the command in this process, from `tmp_path/raw` to `tmp_path/processed`."""
 
     def run(*flags: str | Path) -> None:
-        run_main(
+        run_command(
             parse_labels,
-            monkeypatch,
             "--input",
             tmp_path / "raw",
             "--output",
@@ -44,12 +43,12 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
 
 
 def test_a_line_width_for_polygons_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "result.json").write_text('{"images": []}')
     for width in ("6", "9"):
         with pytest.raises(UserError):  # it holds no photographs
-            run_main(parse_labels, monkeypatch, "--input", tmp_path, "--line-width", width)
+            run_command(parse_labels, "--input", tmp_path, "--line-width", width)
     said = f"WARNING: {tmp_path}: --line-width has no effect with --format coco\n"
     assert capsys.readouterr().err == said  # of 9; 6 is the default
 
@@ -83,7 +82,7 @@ def test_the_report_begins_with_the_format_and_ends_with_the_next_command(
 
 
 def test_killed_run_continues_to_the_same_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
@@ -101,9 +100,9 @@ def test_killed_run_continues_to_the_same_result(
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob("*/images/[!.]*")}
     assert 0 < len(done) < 24
     assert not (tmp_path / "killed" / "manifest.json").exists()
-    run_main(parse_labels, monkeypatch, *flags, tmp_path / "killed")
+    run_command(parse_labels, *flags, tmp_path / "killed")
     assert sum(path.stat().st_mtime_ns == then for path, then in done.items()) >= len(done) - 1
-    run_main(parse_labels, monkeypatch, *flags, tmp_path / "undisturbed")
+    run_command(parse_labels, *flags, tmp_path / "undisturbed")
     assert tree(tmp_path / "killed") == tree(tmp_path / "undisturbed")
 
 

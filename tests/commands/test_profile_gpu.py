@@ -1,7 +1,6 @@
 """profile_gpu.py and benchmark_ddp.py, from their flags to their files."""
 
 import csv
-import json
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -13,7 +12,8 @@ import benchmark_ddp
 import profile_gpu
 from tests.measure.made_up import JOB
 from tests.support.oracle import draw_data
-from tests.support.plugin import run_main
+from tests.support.plugin import read_json
+from tests.support.recipes import run_command
 from yolo_seg_ddp.measure.scaling import STEP_PARTS
 from yolo_seg_ddp.utils.errors import UserError
 
@@ -41,10 +41,7 @@ def test_profile_gpu_writes_chart_report_and_numbers(
         "1",
     )
     assert (
-        run_main(
-            profile_gpu, monkeypatch, *flags, "--device", "cpu", "--output", "out/deep", "--trace"
-        )
-        == 0
+        run_command(profile_gpu, *flags, "--device", "cpu", "--output", "out/deep", "--trace") == 0
     )
     shown, noise = capfd.readouterr()
     assert noise == ""
@@ -55,14 +52,14 @@ def test_profile_gpu_writes_chart_report_and_numbers(
     assert sorted(file.name for file in folder.iterdir()) == [
         *("gpu_profile.png", "profile.json", "profiling_report.txt", "trace.json")
     ]
-    record = json.loads((folder / "profile.json").read_text())
+    record = read_json(folder / "profile.json")
     assert [found["batch_size"] for found in record["profiles"]] == [1, 2]
     for found in record["profiles"]:
         assert found["step_ms"] == pytest.approx(sum(found["phase_ms"].values()))
         assert found["images_per_s"] == pytest.approx(1000 * found["batch_size"] / found["step_ms"])
         assert found["allocated_bytes"] > 50 * 2**20
         assert found["reserved_bytes"] is None
-    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    events = read_json(folder / "trace.json")["traceEvents"]
     assert {"phase: forward", "phase: backward", "aten::convolution_backward"} <= {
         event["name"] for event in events
     }
@@ -83,9 +80,8 @@ def test_a_device_too_small_for_the_smallest_batch_is_one_line(
     full = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
     monkeypatch.setattr(profile_gpu, "profile_batch", full)
     with pytest.raises(UserError, match="--batch-sizes 4: does not fit at 640 pixels"):
-        run_main(
+        run_command(
             profile_gpu,
-            monkeypatch,
             "--model",
             JOB.model,
             "--device",
@@ -133,13 +129,13 @@ def test_benchmark_ddp_trains_on_one_and_two_processes_fed_by_the_trainers_loade
         "cpu",
     )
     place = ("--data", draw_data(tmp_path / "data", 6), "--output", tmp_path / "out")
-    assert run_main(benchmark_ddp, monkeypatch, *flags, *place) == 0
+    assert run_command(benchmark_ddp, *flags, *place) == 0
     shown, noise = capfd.readouterr()
     assert "round 1, 2 process(es):" in shown
     assert noise == ""
     names = ["benchmark_results.csv", "benchmark_results.json", "multi_gpu_benchmark.png"]
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == names
-    record = json.loads((tmp_path / "out" / "benchmark_results.json").read_text())
+    record = read_json(tmp_path / "out" / "benchmark_results.json")
     alone, together = record["runs"]
     assert (alone["processes"], together["processes"]) == (1, 2)
     assert (alone["global_batch_size"], together["global_batch_size"]) == (3, 6)

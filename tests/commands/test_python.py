@@ -25,7 +25,8 @@ from PIL import Image
 import inference
 from tests.predict.tiny_network import smooth_data, tiny_weights
 from tests.support.local_server import LocalServer
-from tests.support.plugin import PROJECT, run_main
+from tests.support.plugin import PROJECT, read_json
+from tests.support.recipes import run_command
 from yolo_seg_ddp import evaluate, open_model, train
 from yolo_seg_ddp.api import Names, Prediction, Predictions
 from yolo_seg_ddp.data.images import ImageError, decode_image, read_image
@@ -64,19 +65,17 @@ def test_the_pages_blocks_train_predict_and_evaluate() -> None:
     assert {name: len(values) for name, values in left["history"].items()} == dict.fromkeys(
         names, 2
     )
-    metrics = json.loads(Path("outputs/wires/metrics.json").read_text())
+    metrics = read_json(Path("outputs/wires/metrics.json"))
     assert json.loads(json.dumps(left["metrics"])) == metrics
     # enlarged, so that labels hide no object
     assert read_image(Path("picture.jpg")).shape == (360, 480, 3)
 
 
-def test_a_prediction_holds_what_inference_py_writes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_prediction_holds_what_inference_py_writes(tmp_path: Path) -> None:
     weights = tiny_weights(tmp_path / "best.pt")
     places = ("--model", weights, "--source", "photograph.jpg", "--output", "out")
-    run_main(inference, monkeypatch, *places, "--conf", "0.4")
-    [written] = json.loads(Path("out/predictions.json").read_text())
+    run_command(inference, *places, "--conf", "0.4")
+    [written] = read_json(Path("out/predictions.json"))
     model = open_model(weights, conf=0.4, tiles="off")
     [prediction] = model.predict("photograph.jpg")
     assert len(prediction) == len(written["detections"]) > 1
@@ -346,11 +345,7 @@ def test_a_prediction_becomes_arrays_polygons_and_a_table(monkeypatch: pytest.Mo
 
 def test_the_cells_of_the_notebook_run_and_its_file_is_small(tmp_path: Path) -> None:
     file = PROJECT / "examples" / "first_model.ipynb"
-    cells = [
-        cell
-        for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]
-        if cell["cell_type"] == "code"
-    ]
+    cells = [cell for cell in read_json(file)["cells"] if cell["cell_type"] == "code"]
     code = ["".join(cell["source"]) for cell in cells]
     [at] = [
         number

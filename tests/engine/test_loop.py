@@ -2,6 +2,7 @@
 calls.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -142,13 +143,16 @@ def test_the_average_is_judged_and_deployed_and_equals_the_one_by_hand(tmp_path:
 
         def save(self, path: Path, module: nn.Module, info: dict[str, Any]) -> None:
             deployed.append(module.weight.detach().double().clone())  # type: ignore[union-attr,operator]
+            assert not module.training
+            assert not any(weight.requires_grad for weight in module.parameters())
 
-    options: Record = {"ema_decay": 0.8, "ema_ramp": 0, "epochs": 4, "save_best": False}
+    options: Record = {"ema_decay": 0.8, "ema_ramp": 5, "epochs": 4, "save_best": False}
     # one update an epoch
     fit(model, tmp_path, loader_of(points(8), 8), None, lr=0.5, task=Watching(), **options)
     average = raw[0]
     for epoch in range(4):
-        average = 0.8 * average + 0.2 * raw[epoch + 1]
+        decay = 0.8 * (1 - math.exp(-(epoch + 1) / 5))
+        average = decay * average + (1 - decay) * raw[epoch + 1]
         torch.testing.assert_close(judged[epoch], average, rtol=1e-6, atol=1e-8)
         torch.testing.assert_close(deployed[epoch], average, rtol=1e-6, atol=1e-8)
     assert (raw[-1] - average).abs().max() > 1e-3

@@ -1,4 +1,4 @@
-"""The learning rate of each step, the moving average, and the sums that ranks report."""
+"""The learning rate of each step, and the sums that ranks report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from yolo_seg_ddp.engine import meters
 from yolo_seg_ddp.engine.meters import FIELDS, RankMeter
 from yolo_seg_ddp.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
-from yolo_seg_ddp.engine.state import ModelEMA
 
 SPEC = ScheduleSpec(lr=0.1, total_steps=100, warmup_steps=10, final_lr_fraction=0.05)
 
@@ -61,35 +60,6 @@ def test_a_warm_up_takes_at_most_a_tenth_of_the_run_but_200_steps_or_a_quarter(
     warmup_epochs: float, steps_per_epoch: int, num_epochs: int, expected: int
 ) -> None:
     assert warmup_steps(warmup_epochs, steps_per_epoch, num_epochs) == expected
-
-
-def test_the_moving_average_is_the_one_worked_out_by_hand() -> None:
-    model = torch.nn.BatchNorm1d(2)
-    assert model.running_mean is not None
-    assert model.num_batches_tracked is not None
-    ema = ModelEMA(model, decay=0.9, ramp_updates=5.0)
-    weight, mean = torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-    for update in range(1, 8):
-        with torch.no_grad():
-            model.weight.fill_(update**2)
-        model.running_mean.fill_(-update)
-        model.num_batches_tracked.fill_(update)
-        ema.update(model)
-        decay = 0.9 * (1 - math.exp(-update / 5))
-        weight = decay * weight + (1 - decay) * update**2
-        mean = decay * mean - (1 - decay) * update
-    torch.testing.assert_close(
-        ema.module.get_parameter("weight").double(), weight, rtol=1e-6, atol=0
-    )
-    torch.testing.assert_close(
-        ema.module.get_buffer("running_mean").double(), mean, rtol=1e-6, atol=0
-    )
-    # counters are copied, not averaged
-    assert ema.module.get_buffer("num_batches_tracked").item() == 7
-    assert ema.updates == 7
-    assert not ema.module.training
-    assert not any(parameter.requires_grad for parameter in ema.module.parameters())
-    assert model.weight.tolist() == [49, 49]
 
 
 def named(lap: list[float]) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """Predictions for CVAT and Label Studio."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from tests.prepare.parsing.tool_folder import (
     run_lengths,
     write_folder,
 )
+from tests.support.plugin import read_json
 from yolo_seg_ddp.predict.annotation_files import (
     COCO_FILE,
     LABEL_STUDIO_FILE,
@@ -72,7 +72,7 @@ def assert_masks_survive(tmp_path: Path, raw: Path, masks: list[Mask]) -> dict[s
         )
     merge_tool_files(files, 1)
 
-    written = json.loads((tmp_path / "out" / COCO_FILE).read_text())
+    written = read_json(tmp_path / "out" / COCO_FILE)
     assert written["images"] == [
         {"id": 1, "width": WIDTH, "height": HEIGHT, "file_name": "a.jpg", "license": 0}
     ]
@@ -88,7 +88,7 @@ def assert_masks_survive(tmp_path: Path, raw: Path, masks: list[Mask]) -> dict[s
     kinds = [isinstance(one["segmentation"], list) for one in written["annotations"]]
     assert kinds == [name in ("wire", "border") for name in MASKS]  # the others have holes
 
-    (entry,) = json.loads((tmp_path / "out" / LABEL_STUDIO_FILE).read_text())
+    (entry,) = read_json(tmp_path / "out" / LABEL_STUDIO_FILE)
     assert entry["data"] == {"image": "/data/local-files/?d=images/a.jpg"}
     (found,) = entry["predictions"]
     assert (found["model_version"], found["score"]) == ("run/best", pytest.approx(0.7))
@@ -111,7 +111,7 @@ def test_parts_of_several_ranks_are_joined_in_order_and_a_missing_one_is_named(
     with pytest.raises(UserError, match="a folder that all machines share"):
         merge_tool_files(files, 3)
     merge_tool_files(files, 2)
-    written = json.loads((tmp_path / "out" / COCO_FILE).read_text())
+    written = read_json(tmp_path / "out" / COCO_FILE)
     assert [image["file_name"] for image in written["images"]] == [
         f"{position}.jpg" for position in range(5)
     ]
@@ -121,7 +121,7 @@ def test_parts_of_several_ranks_are_joined_in_order_and_a_missing_one_is_named(
         (3, 3),
         (4, 5),
     ]
-    tasks = json.loads((tmp_path / "out" / LABEL_STUDIO_FILE).read_text())
+    tasks = read_json(tmp_path / "out" / LABEL_STUDIO_FILE)
     assert [len(entry["predictions"][0]["result"]) for entry in tasks] == [0, 1, 2, 0, 1]
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
         "annotations",

@@ -1,6 +1,5 @@
 """One owner to a run folder, whatever becomes of the owner; a status file for launchers."""
 
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.plugin import PROJECT
+from tests.support.plugin import PROJECT, read_json
 from tests.support.processes import wait_until
 from yolo_seg_ddp.run.folder import OwnedRun
 from yolo_seg_ddp.run.records import read_status
@@ -82,7 +81,7 @@ def test_the_folder_may_be_renamed_while_it_is_held(tmp_path: Path) -> None:
 def test_the_status_is_whole_and_says_where_the_run_stands(tmp_path: Path) -> None:
     write_status(tmp_path, "running", epoch=3, step=120)
     write_status(tmp_path, "stopped", "SIGTERM", epoch=4, step=130, exit_code=75)
-    status = json.loads((tmp_path / "status.json").read_text())
+    status = read_json(tmp_path / "status.json")
     expected = {
         "state": "stopped",
         "reason": "SIGTERM",

@@ -20,7 +20,8 @@ from PIL import Image
 import parse_labels
 from tests.prepare.parsing.raw_folder import write_csv
 from tests.support.hostile import hostile_cells
-from tests.support.plugin import PROJECT, run_main
+from tests.support.plugin import PROJECT
+from tests.support.recipes import run_command
 from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
 from yolo_seg_ddp.data.images import encode_jpeg
 from yolo_seg_ddp.predict.detections import Detections, PhotoPrediction
@@ -66,14 +67,14 @@ def test_hostile_cells_are_reported_by_line_in_little_time_and_memory(tmp_path: 
 
 
 def test_a_missing_quote_is_found_before_the_file_is_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
     (raw / "a.jpg").write_bytes(PHOTO)
     (raw / "labels.csv").write_text('Label,External ID\n"never closed' + " " * 30_000_000)
     with pytest.raises(UserError, match=r"labels\.csv:2: not a CSV row"):
-        run_main(parse_labels, monkeypatch, "--input", raw, "--output", tmp_path / "out")
+        run_command(parse_labels, "--input", raw, "--output", tmp_path / "out")
 
 
 NAMES_IN_THE_CSV = (

@@ -2,7 +2,6 @@
 written anywhere.
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 import download_data
 from tests.prepare.parsing.raw_folder import polygon, write_csv
-from tests.support.plugin import run_script
+from tests.support.plugin import read_json, run_script
 from yolo_seg_ddp.data.dataset import SegmentationDataset, read_photos
 from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
 from yolo_seg_ddp.data.images import encode_jpeg
@@ -80,8 +79,8 @@ def test_a_run_on_damaged_data_ends_well_lists_all_and_writes_no_secret(tmp_path
         done = run_script("python", *command, timeout_s=600, **SECRETS)
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
         said += done.stdout + done.stderr
-    assert json.loads((run / "status.json").read_text())["state"] == "finished"
-    manifest = json.loads((processed / "manifest.json").read_text())
+    assert read_json(run / "status.json")["state"] == "finished"
+    manifest = read_json(processed / "manifest.json")
     places = {item["place"]: item["text"] for item in manifest["problems"]}
     unusable = {"1 (6).jpg", "1 (7).jpg"}  # their only objects; they count as no backgrounds
     assert set(places) == {

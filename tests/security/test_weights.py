@@ -20,8 +20,8 @@ import torch
 import evaluate_model
 import inference
 from tests.support.hostile import Call, hostile_weights, saved, zipped
-from tests.support.plugin import run_main
 from tests.support.processes import wait_until
+from tests.support.recipes import run_command
 from yolo_seg_ddp.data.images import write_jpeg
 from yolo_seg_ddp.utils.errors import UserError
 from yolo_seg_ddp.yolo.model import (
@@ -61,12 +61,11 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def inference_script(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def inference_script(file: Path) -> None:
     photo, output = file.with_name("photo.jpg"), file.with_name("out")
     write_jpeg(photo, np.zeros((64, 64, 3), np.uint8))
-    run_main(
+    run_command(
         inference,
-        monkeypatch,
         "--model",
         file,
         "--source",
@@ -78,10 +77,10 @@ def inference_script(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-LOADERS: dict[str, Callable[[Path, pytest.MonkeyPatch], Any]] = {
-    "pretrained": lambda file, _: build_model(str(file), NAMES),
-    "evaluate_model.py": lambda file, patch: run_main(
-        evaluate_model, patch, "--model", file, "--device", "cpu"
+LOADERS: dict[str, Callable[[Path], Any]] = {
+    "pretrained": lambda file: build_model(str(file), NAMES),
+    "evaluate_model.py": lambda file: run_command(
+        evaluate_model, "--model", file, "--device", "cpu"
     ),
     "inference.py": inference_script,
 }
@@ -94,9 +93,7 @@ LOADERS: dict[str, Callable[[Path, pytest.MonkeyPatch], Any]] = {
         *(("os_system", loader) for loader in [*LOADERS][1:]),
     ],
 )
-def test_hostile_files_run_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, loader: str
-) -> None:
+def test_hostile_files_run_nothing(tmp_path: Path, kind: str, loader: str) -> None:
     marker = tmp_path / "marker"
     file = tmp_path / f"{kind}.pt"
     file.write_bytes(hostile_weights(marker)[kind])
@@ -104,7 +101,7 @@ def test_hostile_files_run_nothing(
     # of this process: another program on the machine must not fail the test
     start_s = time.process_time()
     with pytest.raises(UserError) as refused:
-        LOADERS[loader](file, monkeypatch)
+        LOADERS[loader](file)
     assert time.process_time() - start_s < 1
     torch.set_num_threads(threads)
     assert not marker.exists()

@@ -94,6 +94,11 @@ class Page:
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 
+    def assert_harmless(self) -> None:
+        """Check that nothing was complained about and nothing was loaded from the network."""
+        assert self.complaints == []
+        assert all(url.startswith(("file:", "data:")) for url in self.requests), self.requests
+
     def _receive(self) -> dict[str, Any]:
         deadline = time.monotonic() + LONGEST_ANSWER_S
         while b"\0" not in self._buffer:

@@ -3,6 +3,7 @@ trained run.
 """
 
 import faulthandler
+import json
 import os
 import signal
 import socket
@@ -247,6 +248,10 @@ def run_main(module: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str | Pat
     """Call a script's `main` in this process, as if from its command line; return the exit code."""
     monkeypatch.setattr(sys, "argv", [module.__file__, *map(str, arguments)])
     return int(module.main())
+
+
+def read_json(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def must_run(*arguments: str | Path, timeout_s: float = 240, **environment: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 import download_data
 import parse_labels
 from tests.prepare.parsing.raw_folder import tree, write_raw_folder
-from tests.support.plugin import run_main
+from tests.support.recipes import run_command
 from tests.support.s3_server import ALWAYS, KEY_ID, SECRET, S3Server, s3_server, use_empty_server
 from yolo_seg_ddp.prepare.parsing.sources import LABEL_CSV
 from yolo_seg_ddp.utils import storage
@@ -72,15 +72,16 @@ def parts(folder: Path) -> list[Path]:
 
 
 def test_a_folder_is_fetched_once(
-    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: S3Server,
+    tmp_path: Path,
 ) -> None:
     raw = write_raw_folder(tmp_path / "raw")
     server.put({f"raw/{name}": body for name, body in tree(raw).items()})
     arguments = ("--source", f"s3://{BUCKET}/raw/", "--output", tmp_path / "copy")
-    assert run_main(download_data, monkeypatch, *arguments) == 0
+    assert run_command(download_data, *arguments) == 0
     assert tree(tmp_path / "copy") == tree(raw)
     server.requests.clear()
-    assert run_main(download_data, monkeypatch, *arguments) == 0
+    assert run_command(download_data, *arguments) == 0
     # the list
     assert [request for request in server.requests if request.startswith("GET")] == [
         f"GET /{BUCKET}"
@@ -239,9 +240,7 @@ def test_credentials_buckets_and_servers_that_are_not_there_are_one_line(
     ):
         Storage("s3://nobodys/raw", "--source").files()
     with pytest.raises(UserError, match=r"^s3://epri/empty: no files there; check the address$"):
-        run_main(
-            download_data, monkeypatch, "--source", f"s3://{BUCKET}/empty", "--output", tmp_path
-        )
+        run_command(download_data, "--source", f"s3://{BUCKET}/empty", "--output", tmp_path)
     server.stop()
     try:
         assert refusal(tmp_path).endswith(
@@ -272,7 +271,6 @@ def test_a_full_disk_is_noticed_before_the_first_byte(
 def test_photographs_in_a_bucket_are_parsed_as_on_the_disk_and_fetched_once(
     server: S3Server,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     photographs = write_unpacked_folder(raw := tmp_path / "raw")
@@ -293,7 +291,7 @@ def test_photographs_in_a_bucket_are_parsed_as_on_the_disk_and_fetched_once(
                 "--long-side",
                 size,
             )
-            assert run_main(parse_labels, monkeypatch, *arguments) == 0
+            assert run_command(parse_labels, *arguments) == 0
             printed.append(capsys.readouterr().out.replace(f"/{output}", ""))
         assert [server.num_fetched(name) for name in photographs] == [1] * 6
         assert tree(tmp_path / size / "stored").keys() == tree(tmp_path / size / "local").keys()
@@ -327,9 +325,9 @@ def test_a_bucket_that_vanishes_while_photographs_are_parsed_ends_in_one_line_an
         "1",
     )
     with pytest.raises(UserError, match=rf"^s3://{BUCKET}/raw/.*JPG: .*; check the network"):
-        run_main(parse_labels, monkeypatch, *arguments)
+        run_command(parse_labels, *arguments)
     server.start()
     monkeypatch.setattr(Storage, "read", read)
     server.requests.clear()
-    assert run_main(parse_labels, monkeypatch, *arguments) == 0
+    assert run_command(parse_labels, *arguments) == 0
     assert sum(map(server.num_fetched, photographs)) == len(photographs) - 2

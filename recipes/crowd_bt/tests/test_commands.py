@@ -2,7 +2,6 @@
 environment.
 """
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from crowd_bt.model import build_scorer
 from crowd_bt.options import adopt_launch_flags, read_options
 
 from recipes.crowd_bt.tests.small import photographs, write_data
-from tests.support.plugin import free_port, run_script
+from tests.support.plugin import free_port, read_json, run_script
 from tests.support.recipes import RANK_NAMES, RECIPES, assert_refused, run_command
 from yolo_seg_ddp.utils.errors import UsageError
 
@@ -106,8 +105,8 @@ def test_evaluate_reads_the_model(
         data / "images",
     )
     assert run_command(evaluate, *arguments, "--output", output) == 0
-    found = json.loads(output.read_text())
-    during_training = json.loads((run / "evaluation_results.json").read_text())
+    found = read_json(output)
+    during_training = read_json(run / "evaluation_results.json")
     for name in ("gold_gold_accuracy", "overall_accuracy", "correct", "total"):
         # bf16 in training may turn a pair that is nearly equal.
         assert found[name] == pytest.approx(during_training[name], abs=2), name
@@ -131,7 +130,7 @@ def test_infer_scores_ranks_and_compares(
     def inferred(*arguments: str | Path) -> dict[str, Any]:
         checkpoint = trained[0] / "best_model.pt"
         assert run_command(infer, "--checkpoint", checkpoint, *arguments, "--output", result) == 0
-        return dict(json.loads(result.read_text()))
+        return dict(read_json(result))
 
     found = inferred("--image-dir", folder, "--batch-size", "2")
     scores = {row["image"]: row["score"] for row in found["ranking"]}
@@ -180,9 +179,9 @@ def test_make_data_damages_photographs_of_a_folder(tmp_path: Path) -> None:
     seen = {file.name.split("_")[1] for file in (output / "images").iterdir()}
     unseen = {file.name.split("_")[1] for file in (output / "unseen" / "images").iterdir()}
     assert (seen, unseen) == ({"0", "2"}, {"1"})
-    true = json.loads((output / "annotators.json").read_text())
+    true = read_json(output / "annotators.json")
     assert sorted(true.values()) == [0.5] * 4 + [0.975] * 8
-    measured = json.loads((output / "simulated" / "user_reliabilities.json").read_text())
+    measured = read_json(output / "simulated" / "user_reliabilities.json")
     assert min(measured[user] for user, value in true.items() if value > 0.5) > 0.7
     assert (output / "users" / "user00" / "comparison_data.json").is_file()
     with assert_refused("not empty; remove it, or name another folder"):

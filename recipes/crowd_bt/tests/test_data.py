@@ -23,6 +23,7 @@ from crowd_bt.images import Pairs, load_image
 from crowd_bt.make_data import Picture, compare, damaged
 
 from recipes.crowd_bt.tests.small import SIZE_PX, photographs, write_data
+from tests.support.plugin import read_json
 from tests.support.recipes import assert_refused
 
 SHUFFLED = [np.random.default_rng(seed).permutation(8).tolist() for seed in range(400)]
@@ -183,7 +184,7 @@ def test_the_prepared_format_keeps_every_field(two_images: Path) -> None:
     found = load_prepared(two_images, two_images, print)
     assert (found.train, found.val) == split_rows(rows, 3)
     assert found.measured == values
-    facts = json.loads((two_images / "metadata.json").read_text())
+    facts = read_json(two_images / "metadata.json")
     assert facts == {
         "uses_fixed_eta": True,
         "seed": 3,
@@ -192,7 +193,7 @@ def test_the_prepared_format_keeps_every_field(two_images: Path) -> None:
         "num_users": 1,
         "bucket": "x",
     }
-    assert json.loads((two_images / "user_reliabilities.json").read_text()) == {"user0": 0.5}
+    assert read_json(two_images / "user_reliabilities.json") == {"user0": 0.5}
     file = two_images / "train_comparisons.json"
     file.write_text(
         file.read_text().replace('"annotator_reliability": 0.5', '"annotator_reliability": 7', 1)

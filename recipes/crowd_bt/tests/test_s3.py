@@ -11,7 +11,7 @@ from crowd_bt import s3_source, train
 from crowd_bt.comparisons import load_prepared
 from crowd_bt.options import TrainConfig
 
-from tests.support.plugin import free_port, run_script
+from tests.support.plugin import free_port, read_json, run_script
 from tests.support.recipes import RECIPES, assert_refused, run_command
 from tests.support.s3_server import ALWAYS, KEY_ID, SECRET, S3Server, s3_server, use_server
 from yolo_seg_ddp.utils import storage
@@ -125,7 +125,7 @@ def test_the_guides_s3_line_trains_after_make_data_and_after_the_remedy_that_an_
     done = run_script(*command, MASTER_PORT=str(free_port()), OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert f"Downloaded 3 logs from s3://{BUCKET}/{prefix} to {data / 'prepared'}" in done.stdout
-    results = json.loads((tmp_path / "run" / "evaluation_results.json").read_text())
+    results = read_json(tmp_path / "run" / "evaluation_results.json")
     assert logs.keys() == results["annotators"].keys()
     shutil.rmtree(data / "prepared")
     shutil.move(data / "simulated", data / "prepared")  # as make_data.py wrote it once
@@ -135,7 +135,7 @@ def test_the_guides_s3_line_trains_after_make_data_and_after_the_remedy_that_an_
     ):
         run_command(train, *arguments)
     assert run_command(train, *arguments, "--prepared-data-dir", tmp_path / "other") == 0
-    assert json.loads((tmp_path / "other" / "metadata.json").read_text())["bucket"] == BUCKET
+    assert read_json(tmp_path / "other" / "metadata.json")["bucket"] == BUCKET
     assert not [file for file in tmp_path.rglob("*.lock") if file.is_file()]
 
 

@@ -18,6 +18,7 @@ from crowd_bt.scoring import image_loader
 from crowd_bt.task import PairComparison
 
 from recipes.crowd_bt.tests.small import config_for, read, small_model, train_small, write_data
+from tests.support.plugin import read_json
 from tests.support.ranks import RankFailed, run_ranks
 from tests.support.recipes import assert_equal, assert_equal_moments, assert_refused
 from yolo_seg_ddp.data.loader import EpochBatches, get_dataloader
@@ -88,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_ranks_have_the_gradient_and_the_metrics_of_one(folder: Path) -> None:
     names = ("1-0", "2-0", "2-1")
     one, ours, theirs = (np.load(folder / f"{name}.npz") for name in names)
-    facts = [json.loads((folder / f"{name}.json").read_text()) for name in names]
+    facts = [read_json(folder / f"{name}.json") for name in names]
     assert [found["num_pairs"] for found in facts] == [11, 6, 5]
     assert set(one.files) == set(ours.files)
     assert {"eta_logit", "draw_log", "scorer.head.6.weight", "scorer.backbone.0.weight"} <= set(
@@ -118,10 +119,7 @@ def test_a_killed_rank_costs_nothing_after_a_resume(folder: Path) -> None:
     num_moments = assert_equal_moments(whole["optimizer"], killed["optimizer"])
     # BatchNorm's statistics have none, η and ν have
     assert num_moments == len(whole["model"]) - 3 + 2
-    results = [
-        json.loads((folder / name / "evaluation_results.json").read_text())
-        for name in ("whole", "killed")
-    ]
+    results = [read_json(folder / name / "evaluation_results.json") for name in ("whole", "killed")]
     assert results[0] == results[1]
     assert len(read_epochs(folder / "killed")) == 2
 
@@ -151,7 +149,7 @@ def test_files_are_those_of_the_guide(folder: Path) -> None:
     assert {"val_accuracy", "loss", "accuracy"} <= saved["metrics"].keys()
     assert saved["config"] == {"backbone_name": "efficientnet_b4", "input_size": 32}
     assert saved["model"].keys() == small_model().scorer.state_dict().keys()
-    *epochs, last = json.loads((run / "training_log.json").read_text())
+    *epochs, last = read_json(run / "training_log.json")
     assert [entry["epoch"] for entry in epochs] == [1, 2]
     names = {
         "train_loss",

@@ -9,7 +9,7 @@ import pytest
 
 import check_data
 from tests.predict.tile_scenes import stroke
-from tests.support.plugin import run_main
+from tests.support.recipes import run_command
 from tests.yolo.colour_network import NAMES, ColourNetwork, install, paint
 from yolo_seg_ddp.data.images import encode_jpeg
 from yolo_seg_ddp.extras.check import command
@@ -77,7 +77,7 @@ def check(data: Path, output: Path, *flags: str) -> dict[str, Any]:
             "--img-size",
             "640",
         )
-        run_main(check_data, monkeypatch, *words, *flags)
+        run_command(check_data, *words, *flags)
     content: dict[str, Any] = json.loads((output / "check.json").read_text())
     return content
 
@@ -131,6 +131,4 @@ def test_a_model_of_other_classes_is_refused(data: Path, tmp_path: Path) -> None
         with pytest.raises(
             UserError, match=f"x.pt knows the classes {', '.join(NAMES)} but {other} has cat, dog"
         ):
-            run_main(
-                check_data, monkeypatch, "--data", other, "--model", "x.pt", "--output", tmp_path
-            )
+            run_command(check_data, "--data", other, "--model", "x.pt", "--output", tmp_path)

@@ -1,6 +1,5 @@
 """export.py from its command line; inference.py and evaluate_model.py with what it wrote."""
 
-import json
 import os
 import shutil
 import signal
@@ -19,7 +18,8 @@ import export
 import inference
 from tests.commands import test_pretended_gpu as pretended_gpu
 from tests.predict.tiny_network import NAMES, SIZE_PX, WINDOWS, smooth_data, tiny_weights
-from tests.support.plugin import run_main
+from tests.support.plugin import read_json
+from tests.support.recipes import run_command
 from yolo_seg_ddp import open_model
 from yolo_seg_ddp.extras.exports import exported
 from yolo_seg_ddp.extras.exports import report as export_report
@@ -71,9 +71,9 @@ def written(weights: Path, data: Path) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(export_report, "peak_memory", lambda *_: 10**8)
         flags = ("--format", "onnx", "--half", "--int8", "--batch-size", "2", "--ap-tolerance", "1")
-        code = run_main(export, monkeypatch, "--model", weights, "--data", data, *flags)
+        code = run_command(export, "--model", weights, "--data", data, *flags)
     assert code == 0
-    return json.loads((weights.parent / "export.json").read_text())
+    return read_json(weights.parent / "export.json")
 
 
 def test_each_precision_is_written_proven_and_measured(
@@ -117,22 +117,14 @@ def test_a_model_exports_itself_from_python_as_the_command_does(
 
 @pytest.mark.parametrize("tiles", ["auto", "off"])
 def test_inference_finds_the_same_with_the_export(
-    written: dict[str, Any],
-    weights: Path,
-    data: Path,
-    tiles: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    written: dict[str, Any], weights: Path, data: Path, tiles: str, tmp_path: Path
 ) -> None:
     found = []
     for name in ("best.pt", "best.onnx"):
         places = ("--source", data.parent / "val" / "images", "--output", tmp_path / name)
         flags = ("--conf", "0.3", "--tiles", tiles, "--batch-size", "3", "--max-detections", "10")
-        assert (
-            run_main(inference, monkeypatch, "--model", weights.with_name(name), *places, *flags)
-            == 0
-        )
-        found.append(json.loads((tmp_path / name / "predictions.json").read_text()))
+        assert run_command(inference, "--model", weights.with_name(name), *places, *flags) == 0
+        found.append(read_json(tmp_path / name / "predictions.json"))
     ours, theirs = found
     assert sum(len(entry["detections"]) for entry in ours) > 5
     for mine, its in zip(ours, theirs, strict=True):
@@ -145,11 +137,7 @@ def test_inference_finds_the_same_with_the_export(
 
 
 def test_evaluation_takes_an_export_and_compares_it_with_torch(
-    written: dict[str, Any],
-    weights: Path,
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    written: dict[str, Any], weights: Path, data: Path, tmp_path: Path
 ) -> None:
     flags = (
         "--data",
@@ -162,10 +150,9 @@ def test_evaluation_takes_an_export_and_compares_it_with_torch(
         "native",
     )
     models = ("--model", weights.with_name("best.onnx"), "--compare", weights)
-    assert run_main(evaluate_model, monkeypatch, *models, *flags) == 0
+    assert run_command(evaluate_model, *models, *flags) == 0
     theirs, ours = (
-        json.loads((tmp_path / f"{name}.json").read_text())
-        for name in ("metrics", "compared_metrics")
+        read_json(tmp_path / f"{name}.json") for name in ("metrics", "compared_metrics")
     )
     assert ours["val_loss"] > 0
     assert theirs["val_loss"] is None
@@ -188,14 +175,14 @@ def test_a_failed_proof_names_the_number_writes_nothing_and_keeps_the_export_bef
         exported._OnnxRuntime, "__call__", lambda self, images: real(self, images[:, [2, 1, 0]])
     )
     flags = ("--data", data, "--output", tmp_path, "--no-speed")
-    assert run_main(export, monkeypatch, "--model", weights, *flags) == 1
+    assert run_command(export, "--model", weights, *flags) == 1
     printed = capsys.readouterr().out
     assert "✗ best.onnx: its probabilities of class" in printed
     assert "allowed 0.0001 + 0.001 * |torch's|; not written" in printed
     assert "failed" in printed
     assert {path.name for path in tmp_path.iterdir()} == {"best.onnx", "export.json"}
     assert (tmp_path / "best.onnx").read_bytes() == b"the export before"
-    assert json.loads((tmp_path / "export.json").read_text())["rows"][0]["failures"]
+    assert read_json(tmp_path / "export.json")["rows"][0]["failures"]
     with pytest.raises(UserError, match=r"export .*: a proof failed"):
         open_model(weights).export(data=data, output=tmp_path, speed=False)
 
@@ -224,7 +211,7 @@ def test_an_export_that_does_not_end_well_leaves_nothing(
     monkeypatch.setattr(torch.jit, "trace", convert)
     flags = ("--data", data, "--output", tmp_path, "--no-speed", "--tiles", "off")
     with pytest.raises(error, match=said):
-        run_main(export, monkeypatch, "--model", weights, "--format", "torchscript", *flags)
+        run_command(export, "--model", weights, "--format", "torchscript", *flags)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -257,20 +244,18 @@ def test_the_folder_of_a_killed_export_is_removed_and_no_other(
 
 
 def test_a_batch_that_no_memory_holds_and_a_model_of_other_classes_are_refused(
-    weights: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+    weights: Path, data: Path
 ) -> None:
     flags = ("--data", data, "--img-size", "1280", "--batch-size", "164")
     with pytest.raises(UsageError, match="--batch-size 164: at most 163 images of 1280 px"):
-        run_main(export, monkeypatch, "--model", weights, *flags)
+        run_command(export, "--model", weights, *flags)
     other = data.with_name("other.yaml")
     other.write_text(data.read_text().replace("sign", "mast"))
     with pytest.raises(
         UserError,
         match=r"knows the classes wire, pole, sign but .*other\.yaml has wire, pole, mast",
     ):
-        run_main(
-            export, monkeypatch, "--model", weights, "--data", other, "--format", "torchscript"
-        )
+        run_command(export, "--model", weights, "--data", other, "--format", "torchscript")
 
 
 def test_a_folder_replaces_the_folder_before(tmp_path: Path) -> None:
@@ -298,7 +283,7 @@ def test_calibration_shows_photographs_and_tiles_of_the_training_size(data: Path
     )
 
 
-def test_speed_is_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_is_measured_in_turn() -> None:
     calls: list[str] = []
 
     class Network(torch.nn.Module):
@@ -373,17 +358,16 @@ def test_thresholds_go_from_the_pt_file_to_its_export(
         "--data",
         data,
     )
-    assert run_main(export, monkeypatch, *carried) == 0
+    assert run_command(export, *carried) == 0
     with pytest.raises(UserError, match="judged with --img-size 64, the export's is 96"):
-        run_main(export, monkeypatch, *carried, "--img-size", "96")
+        run_command(export, *carried, "--img-size", "96")
     where = ("--source", data.parent / "val/images", "--output")
     of_export = ("--model", "last.torchscript", *where, "exported")
-    run_main(inference, monkeypatch, *of_export)
+    run_command(inference, *of_export)
     said = capsys.readouterr().out
-    run_main(inference, monkeypatch, "--model", weights, *thresholds, *where, "found")
+    run_command(inference, "--model", weights, *thresholds, *where, "found")
     ours, theirs = (
-        json.loads(Path(f"{folder}/predictions.json").read_text())
-        for folder in ("found", "exported")
+        read_json(Path(f"{folder}/predictions.json")) for folder in ("found", "exported")
     )
     classes = [
         [one["class"] for entry in found for one in entry["detections"]] for found in (ours, theirs)
@@ -406,9 +390,9 @@ def test_thresholds_go_from_the_pt_file_to_its_export(
         (thresholds, "made for another model file"),
     ):
         with pytest.raises(UserError, match=cure):
-            run_main(inference, monkeypatch, *of_export, *flags)
-    run_main(inference, monkeypatch, *of_export, "--thresholds", "off")
-    assert "guarantee" not in json.loads(Path("exported/predictions.json").read_text())[0]
+            run_command(inference, *of_export, *flags)
+    run_command(inference, *of_export, "--thresholds", "off")
+    assert "guarantee" not in read_json(Path("exported/predictions.json"))[0]
 
 
 def test_the_command_runs_on_a_gpu(weights: Path, data: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import inference
 from tests.predict.tiny_network import tiny_weights
-from tests.support.plugin import run_main
+from tests.support.recipes import run_command
 from yolo_seg_ddp.extras.film import command, names_film
 from yolo_seg_ddp.extras.film.positions import Positions, place_of
 from yolo_seg_ddp.utils.errors import UsageError, UserError
@@ -37,7 +37,7 @@ def read_film(path: Path) -> list[np.ndarray]:
 
 
 @pytest.fixture
-def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def predict(tmp_path: Path) -> Any:
     """Calls inference.py, which writes to `out`."""
     weights = tiny_weights(tmp_path / "best.pt")
     flags = (
@@ -52,7 +52,7 @@ def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         "--threads",
         "1",
     )
-    return lambda source, *more: run_main(inference, monkeypatch, *flags, "--source", source, *more)
+    return lambda source, *more: run_command(inference, *flags, "--source", source, *more)
 
 
 def read_lines(folder: Path) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ import evaluate_model
 import inference
 from tests.evaluation.made_up import one_image
 from tests.predict.tiny_network import NAMES, smooth_data, tiny_weights
-from tests.support.plugin import run_main
+from tests.support.recipes import run_command
 from yolo_seg_ddp import open_model
 from yolo_seg_ddp.data.dataset import Photo, read_photos
 from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
@@ -49,9 +49,8 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
     monkeypatch.chdir(tmp_path)
     weights = tiny_weights(tmp_path / "last.pt")
     write_flights(tmp_path)
-    run_main(
+    run_command(
         inference,
-        monkeypatch,
         "--model",
         weights,
         "--source",
@@ -76,9 +75,8 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
         "--data",
         "data.yaml",
     )
-    run_main(
+    run_command(
         evaluate_model,
-        monkeypatch,
         "--model",
         weights,
         "--output",
@@ -105,7 +103,7 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
         "found",
         "--source",
     )
-    run_main(inference, monkeypatch, *options, "flight*/images/*.png")
+    run_command(inference, *options, "flight*/images/*.png")
     found = json.loads(Path("found/predictions.json").read_text())
     counts = Counter(one["class"] for photograph in found for one in photograph["detections"])
     names = (
@@ -117,7 +115,7 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
     assert found[0]["guarantee"]["classes"] == words
     assert "Like the folders it was checked on" in capsys.readouterr().out
     cv2.imwrite("dark.png", read_image(Path("flight0/images/0.png")) // 4)
-    run_main(inference, monkeypatch, *options, "dark.png")
+    run_command(inference, *options, "dark.png")
     assert "NOT like the folders it was checked on" in (said := capsys.readouterr().out)
     assert "darker" in said
     assert "label first: dark.png" in said
@@ -127,25 +125,25 @@ def test_thresholds_go_from_the_evaluation_to_the_predictions(
     with pytest.raises(
         UserError, match=r"judged with --iou=0\.7, here it is --iou=0\.5; give the same"
     ):
-        run_main(inference, monkeypatch, *options, "dark.png", "--iou", "0.5")
+        run_command(inference, *options, "dark.png", "--iou", "0.5")
     with pytest.raises(
         UserError,
         match="judged with --mask-score, here it is --no-mask-score; give the same option",
     ):
-        run_main(inference, monkeypatch, *options, "dark.png", "--no-mask-score")
+        run_command(inference, *options, "dark.png", "--no-mask-score")
     assert written["settings"].pop("mask_score") is True
     Path("out/thresholds.yaml").write_text(yaml.safe_dump(written))  # as earlier versions wrote it
     with pytest.raises(
         UserError,
         match="judged with --no-mask-score, here it is --mask-score; give the same option",
     ):
-        run_main(inference, monkeypatch, *options, "dark.png")
-    run_main(inference, monkeypatch, *options, "dark.png", "--no-mask-score")
+        run_command(inference, *options, "dark.png")
+    run_command(inference, *options, "dark.png", "--no-mask-score")
     other = tiny_weights(tmp_path / "other.pt", prototype_scale=2)
     with pytest.raises(
         UserError, match=r"made for another model file than .*other\.pt; evaluate this one"
     ):
-        run_main(inference, monkeypatch, *options, "dark.png", "--model", other)
+        run_command(inference, *options, "dark.png", "--model", other)
 
 
 def test_two_promises_share_the_error_and_need_more_flights_than_one(tmp_path: Path) -> None:

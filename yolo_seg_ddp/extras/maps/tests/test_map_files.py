@@ -12,6 +12,7 @@ import pytest
 from geojson_pydantic import FeatureCollection
 
 from tests.support.drone_photos import GPS, dji, exif_of, write_photo, xmp_of
+from tests.support.plugin import read_json
 from yolo_seg_ddp.extras.maps.asset_files import write_asset_files
 from yolo_seg_ddp.extras.maps.findings import Site
 from yolo_seg_ddp.extras.maps.map_files import (
@@ -127,7 +128,7 @@ def test_a_wire_is_a_line_on_the_ground_where_all_of_it_is_seen_from_above(tmp_p
         )
     write_predictions(tmp_path, photos)
     write_map_files(tmp_path, Site(), {})
-    down, level = json.loads((tmp_path / GEOJSON).read_text())["features"]
+    down, level = read_json(tmp_path / GEOJSON)["features"]
     assert down["geometry"]["type"] == "LineString"
     assert down["geometry"]["coordinates"][1] == pytest.approx(
         (8.5417, 47.3769 + 10 / 111_190), abs=1e-6
@@ -147,7 +148,7 @@ def test_the_work_list_has_a_row_for_each_finding_with_empty_cells_for_what_is_u
     assert (rows[3]["latitude"], rows[3]["sigma_m"]) == ("", "")
     assert rows[3]["reason"] == "no position in EXIF or XMP"
     assert rows[0]["time"] == "2026-05-04T10:11:12"
-    features = json.loads((output / GEOJSON).read_text())["features"]
+    features = read_json(output / GEOJSON)["features"]
     for row, item in zip(rows[:3], features[:3], strict=True):
         assert [float(row["longitude"]), float(row["latitude"])] == item["geometry"]["coordinates"]
     assert (output / WORK_LIST).read_bytes().startswith(b"\xef\xbb\xbf")

@@ -1,10 +1,9 @@
 """evaluate_model.py writes report.html: two models, two ranks and tiles."""
 
-import json
 from pathlib import Path
 
 from tests.predict.tiny_network import smooth_data, tiny_weights
-from tests.support.plugin import must_run, torchrun
+from tests.support.plugin import must_run, read_json, torchrun
 from yolo_seg_ddp.extras.report.tests.made_up import Elements, check_figures
 
 
@@ -30,8 +29,7 @@ def test_two_ranks_write_a_page_of_two_models_with_the_small_pictures_of_both(
     )
     assert f"; {tmp_path}/out/photographs.html shows them\n" in printed
     metrics = [
-        json.loads((tmp_path / "out" / f"{name}.json").read_text())
-        for name in ("metrics", "compared_metrics")
+        read_json(tmp_path / "out" / f"{name}.json") for name in ("metrics", "compared_metrics")
     ]
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert check_figures(page, metrics) > 200
