@@ -156,9 +156,13 @@ class SegmentationLoss:
             mask_boxes = target_boxes * (outputs["proto"].shape[-1] / targets.size_px)
             has_outline = assigned.foreground
             if targets.rough is not None:
-                has_outline = has_outline & ~is_rough(targets, assigned.target_index)
+                rough = pad_flags(targets, targets.rough, len(logits))
+                has_outline = has_outline & ~rough.gather(1, assigned.target_index)
+            boxed = None
+            if targets.boxed is not None:
+                boxed = pad_flags(targets, targets.boxed, len(logits))
             positives = find_positives(
-                has_outline, assigned.target_index, mask_boxes, outputs["proto"].shape[-1]
+                has_outline, assigned.target_index, mask_boxes, outputs["proto"].shape[-1], boxed
             )
             image, anchor = positives.image, positives.anchor
             true_sides = target_edges[:, image, positives.target] - grid.sides.index_select(
@@ -300,11 +304,9 @@ def inverse_frequency_weights(counts: np.ndarray) -> torch.Tensor | None:
     return torch.from_numpy(weights / weights.mean()).float()
 
 
-def is_rough(targets: Targets, number: torch.Tensor) -> torch.Tensor:
-    """Return whether objects, int64 (B, n), have a rough outline: bool (B, n)."""
-    assert targets.rough is not None
-    rough, _ = pad_targets(replace(targets, class_ids=targets.rough.long()), len(number))
-    return rough.gather(1, number) > 0
+def pad_flags(targets: Targets, flags: torch.Tensor, batch_size: int) -> torch.Tensor:
+    """Return flags of the targets, bool (N,), as `pad_targets` does: bool (B, M)."""
+    return pad_targets(replace(targets, class_ids=flags.long()), batch_size)[0] > 0
 
 
 def pad_targets(targets: Targets, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:

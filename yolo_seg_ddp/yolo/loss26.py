@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from yolo_seg_ddp.data.dataset import UNKNOWN
 from yolo_seg_ddp.yolo.assigner import PredictedMasks, Rule
 from yolo_seg_ddp.yolo.boxes import DistanceErrors, OneToOne
 from yolo_seg_ddp.yolo.inputs import Targets
@@ -24,7 +25,7 @@ from yolo_seg_ddp.yolo.loss import (
     PARTS,
     LossSums,
     SegmentationLoss,
-    is_rough,
+    pad_flags,
     pad_targets,
 )
 from yolo_seg_ddp.yolo.model import is_yolo26
@@ -160,9 +161,13 @@ def pixel_class_error(logits: torch.Tensor, targets: Targets) -> torch.Tensor:
     truth = torch.zeros_like(logits).scatter_(
         1, classes[:, None], (number > 0)[:, None].to(logits.dtype)
     )
-    if targets.rough is not None:
-        no_error = (truth > 0) & is_rough(targets, index).view_as(number)[:, None]
-        truth, logits = truth.masked_fill(no_error, 0), logits.masked_fill(no_error, SURELY_NOT)
+    for flags in (targets.rough, targets.boxed):
+        if flags is not None:
+            is_unsure = pad_flags(targets, flags, len(logits)).gather(1, index).view_as(number)
+            no_error = (truth > 0) & is_unsure[:, None]
+            truth, logits = truth.masked_fill(no_error, 0), logits.masked_fill(no_error, SURELY_NOT)
+    if targets.boxed is not None:
+        logits = logits.masked_fill((number == UNKNOWN)[:, None], SURELY_NOT)
     if targets.ignored is not None:
         at_pixels = targets.ignored[:, ::reduction, ::reduction]
         # Surely not there: the error, the gradient and the probability are 0.

@@ -28,6 +28,8 @@ BLOCK = 32  # pixels of a unit: few, so that small boxes leave few places unused
 GROUP_SIZE = 10  # rows of a group; the assigner gives a target its 10 best anchors, seldom more
 # Units computed at once: few enough for a CPU's cache, enough to fill a GPU with each kernel.
 UNITS_AT_ONCE = {"cpu": 1024, "cuda": 32768}
+# Around the box of an object without an outline, a share of its sides: there the object is not.
+MARGIN = 0.25
 
 
 @dataclass(frozen=True)
@@ -45,16 +47,39 @@ class Positives:
     unit_corner: torch.Tensor  # (U,) in 0..N-1: the first pixel of the box
     unit_columns: torch.Tensor  # (U,) of the box
     unit_last: torch.Tensor  # (U,) the number of the last pixel in the box, from 0
+    sides: "Sides | None" = None  # of the targets without an outline, if there are any
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The columns and rows that a box has, once for each positive anchor of a boxed target: L lines
+    in all. The object of the box has a pixel in each.
+
+    Among the lines of a row of the groups' anchors the S columns of the map come first, then its S
+    rows.
+    """
+
+    bounds: torch.Tensor  # int64 (B*M, 4): xyxy of the boxes, empty of targets with an outline
+    line: torch.Tensor  # (L,) in 0..G*10*2*S-1
+    weight: torch.Tensor  # (L,): one over the number of columns, or rows, of the box
 
 
 def find_positives(
-    foreground: torch.Tensor, target_index: torch.Tensor, mask_boxes: torch.Tensor, side: int
+    foreground: torch.Tensor,
+    target_index: torch.Tensor,
+    mask_boxes: torch.Tensor,
+    side: int,
+    boxed: torch.Tensor | None = None,
 ) -> Positives:
     """List the positive anchors, their groups, and the blocks of pixels of each group's box.
 
     foreground bool and target_index int64 (B, A); mask_boxes (B, M, 4) xyxy in prototype pixels;
-    side is S. Costs one host synchronisation.
+    side is S; boxed bool (B, M), the targets without an outline, whose blocks reach MARGIN beyond
+    the box. Costs one host synchronisation.
     """
+    bounds = mask_boxes.ceil().clamp(0, side).long()
+    if boxed is not None:
+        mask_boxes = with_margin(mask_boxes, boxed)
     num_images, most_targets = mask_boxes.shape[:2]
     # A pixel belongs to a box when x1 <= its index < x2, and likewise along y.
     low, high = mask_boxes.ceil().clamp_(0, side).long().split(2, -1)  # (B, M, 2) each: x and y
@@ -65,13 +90,17 @@ def find_positives(
         1, target_index, foreground.long()
     )
     groups_per_target = (anchors_per_target + (GROUP_SIZE - 1)) // GROUP_SIZE
-    counts = torch.stack(
-        [anchors_per_target, groups_per_target, groups_per_target * blocks_per_target]
-    ).flatten(1)
-    ends = counts.cumsum(1)  # (3, B * M)
+    counted = [anchors_per_target, groups_per_target, groups_per_target * blocks_per_target]
+    if boxed is not None:
+        bounds = bounds * boxed[..., None]
+        num_sides = (bounds[..., 2:] - bounds[..., :2]).clamp_(min=0)  # (B, M, 2)
+        num_sides *= (num_sides > 0).all(-1, keepdim=True)
+        counted.append(anchors_per_target * num_sides.sum(-1))
+    counts = torch.stack(counted).flatten(1)
+    ends = counts.cumsum(1)  # (3 or 4, B * M)
     # The step's second and last host synchronisation: from here on every size is known.
-    num_positives, num_groups, num_units = ends[:, -1].tolist()
-    first_anchor, first_group, first_unit = (ends - counts).unbind()  # of each target
+    num_positives, num_groups, num_units, *num_lines = ends[:, -1].tolist()
+    first_anchor, first_group, first_unit, *first_line = (ends - counts).unbind()  # of each target
 
     # Sort the anchors by target, and give each target's anchors the rows of its groups in turn.
     places = torch.nonzero_static(foreground, size=num_positives)  # (P, 2)
@@ -97,7 +126,26 @@ def find_positives(
     unit_group = group + within // blocks
     target = number % most_targets
     units = (unit_target, unit_group, within % blocks, corner, columns, num_pixels - 1)
-    return Positives(image, anchor, target, slot, num_groups, *units)
+    sides = None
+    if boxed is not None:
+        # Of each anchor of a boxed target first the columns, then the rows.
+        owner = torch.repeat_interleave(counts[3], output_size=num_lines[0])
+        lengths, low = num_sides.flatten(0, 1)[owner], bounds.flatten(0, 1)[owner, :2]  # (L, 2)
+        within = torch.arange(num_lines[0], device=order.device) - first_line[0][owner]
+        row = first_group[owner] * GROUP_SIZE + within // lengths.sum(1)
+        within %= lengths.sum(1)
+        is_row = within >= lengths[:, 0]
+        place = torch.where(is_row, side + low[:, 1] + within - lengths[:, 0], low[:, 0] + within)
+        length = torch.where(is_row, lengths[:, 1], lengths[:, 0])
+        sides = Sides(bounds.flatten(0, 1), row * (2 * side) + place, 1 / length)
+    return Positives(image, anchor, target, slot, num_groups, *units, sides)
+
+
+def with_margin(mask_boxes: torch.Tensor, boxed: torch.Tensor) -> torch.Tensor:
+    """Return boxes (B, M, 4), those of boxed targets with MARGIN around them."""
+    low, high = mask_boxes.split(2, -1)
+    margin = (high - low) * MARGIN * boxed[..., None]
+    return torch.cat([low - margin, high + margin], -1)
 
 
 def mask_loss(
@@ -171,6 +219,53 @@ def _pixels_of(positives: Positives, part: slice, side: int) -> tuple[torch.Tens
     return corner + pixel + row * (side - columns), is_used
 
 
+_NO_PIXEL = -(2**63)
+
+
+def _ordered(logits: torch.Tensor) -> torch.Tensor:
+    """Return int64 in the order of float32."""
+    bits = logits.view(torch.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+
+
+def _unordered(ordered: torch.Tensor) -> torch.Tensor:
+    """Undo `_ordered`."""
+    bits = ordered.int()
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(torch.float32)
+
+
+def _raise_peaks(
+    peaks: torch.Tensor,
+    group: torch.Tensor,
+    place: torch.Tensor,
+    logits: torch.Tensor,
+    bounds: torch.Tensor,
+    side: int,
+) -> None:
+    place = place.view(-1, BLOCK)
+    column, line = place % side, place // side % side
+    x1, y1, x2, y2 = bounds.T[..., None]
+    inside = (column >= x1) & (column < x2) & (line >= y1) & (line < y2)
+    packed = (_ordered(logits) << 32) | place[:, None]
+    packed = torch.where(inside[:, None], packed, _NO_PIXEL).flatten()
+    row = group[:, None] * GROUP_SIZE + torch.arange(GROUP_SIZE, device=group.device)
+    first = row[..., None] * (2 * side)
+    for line_of in (column, line + side):
+        index = (first + line_of[:, None]).flatten()
+        peaks.scatter_reduce_(0, index, packed, "amax")
+
+
+import os
+
+GAIN = float(os.environ.get("SIDE_GAIN", "1"))
+MARGIN = float(os.environ.get("MARGIN", "0.25"))
+
+
+def side_error(logits: torch.Tensor, weight: torch.Tensor):
+    p = logits.sigmoid()
+    return (torch.nn.functional.softplus(-logits) * weight).sum() * GAIN, (p - 1) * weight * GAIN
+
+
 class _BlockedMaskError(torch.autograd.Function):
     """Sum `pixel_error` over all units.
 
@@ -214,6 +309,12 @@ class _BlockedMaskError(torch.autograd.Function):
         unit_weight = 1 / (high - low).prod(1)  # (U,): one over the box's area
         unit_value = unit_target % mask_boxes.shape[1] + 1  # (U,): the target's value in the mask
         values = masks.flatten()
+        sides = positives.sides
+        if sides is not None:
+            unit_bounds = sides.bounds.index_select(0, unit_target)  # (U, 4)
+            unit_boxed = unit_bounds[:, 2] > unit_bounds[:, 0]
+            num_lines = positives.num_groups * GROUP_SIZE * 2 * masks.shape[-1]
+            peaks = torch.full((num_lines,), _NO_PIXEL, device=rows.device)
         total = rows.new_zeros(())
         step = UNITS_AT_ONCE[rows.device.type]
         for start in range(0, len(unit_target), step):
@@ -222,7 +323,11 @@ class _BlockedMaskError(torch.autograd.Function):
             place, is_used = _pixels_of(positives, part, masks.shape[-1])  # (u, 32) each
             place = place.flatten()
             value = values.index_select(0, place).view(-1, BLOCK)
-            weight = (is_used & (value >= 0)) * unit_weight[part, None]
+            is_known = is_used & (value >= 0)
+            if sides is not None:
+                # Of a boxed target only pixels that no label covers are known.
+                is_known &= (value == 0) | ~unit_boxed[part, None]
+            weight = is_known * unit_weight[part, None]
             truth = (value == unit_value[part, None]).to(rows.dtype)
             # On a CPU oneDNN compiles and keeps a bf16 product for each new shape, so only full
             # parts use bf16.
@@ -231,6 +336,8 @@ class _BlockedMaskError(torch.autograd.Function):
             # (u, 32, 32)
             unit_pixels = pixels.index_select(0, place).to(factor).view(-1, BLOCK, rows.shape[-1])
             logits = torch.bmm(unit_rows, unit_pixels.mT).to(rows.dtype)  # (u, 10, 32)
+            if sides is not None:
+                _raise_peaks(peaks, group, place, logits, unit_bounds[part], masks.shape[-1])
             error, slope = pixel_error(logits, truth, weight, unused_factor[group], with_gradient)
             total += error
             if slope is not None:
@@ -239,6 +346,17 @@ class _BlockedMaskError(torch.autograd.Function):
                 gradients[1].index_add_(
                     0, place, torch.bmm(slope.mT, unit_rows).to(rows.dtype).flatten(0, 1)
                 )
+        if sides is not None:
+            packed = peaks.index_select(0, sides.line)
+            highest, place = _unordered(packed >> 32), packed & 0xFFFFFFFF
+            row = sides.line // (2 * masks.shape[-1])
+            error, slope = side_error(highest, sides.weight)
+            total += error
+            if with_gradient:
+                slope = slope[:, None]
+                flat_rows = rows.flatten(0, 1)
+                gradients[0].flatten(0, 1).index_add_(0, row, slope * pixels[place].to(rows.dtype))
+                gradients[1].index_add_(0, place, slope * flat_rows[row])
         if with_gradient:
             gradients[0] = gradients[0].flatten(0, 1).index_select(0, positives.slot)  # (P, 32)
         context.save_for_backward(prototypes, *gradients)
