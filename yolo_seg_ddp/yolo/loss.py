@@ -139,6 +139,9 @@ class SegmentationLoss:
         constants = self._constants_of(targets.size_px, logits.device)
         grid = constants.grid
         class_ids, target_boxes = pad_targets(targets, len(logits))
+        boxed = None
+        if targets.boxed is not None:
+            boxed = pad_flags(targets, targets.boxed, len(logits))
         with torch.no_grad():
             target_edges = (target_boxes * grid.outward).permute(2, 0, 1)  # (4, B, M)
             probabilities = logits.sigmoid()
@@ -151,16 +154,13 @@ class SegmentationLoss:
                     inside_boxes(target_boxes, self.strides, grid, self.reach_cells),
                 ),
                 grid,
-                *self._assignment(outputs, targets),
+                *self._assignment(outputs, targets, boxed),
             )
             mask_boxes = target_boxes * (outputs["proto"].shape[-1] / targets.size_px)
             has_outline = assigned.foreground
             if targets.rough is not None:
                 rough = pad_flags(targets, targets.rough, len(logits))
                 has_outline = has_outline & ~rough.gather(1, assigned.target_index)
-            boxed = None
-            if targets.boxed is not None:
-                boxed = pad_flags(targets, targets.boxed, len(logits))
             positives = find_positives(
                 has_outline, assigned.target_index, mask_boxes, outputs["proto"].shape[-1], boxed
             )
@@ -194,9 +194,9 @@ class SegmentationLoss:
         return LossSums(torch.stack([box, seg, cls, dfl]) * constants.gains, normalisers)
 
     def _assignment(
-        self, outputs: dict[str, torch.Tensor], targets: Targets
+        self, outputs: dict[str, torch.Tensor], targets: Targets, boxed: torch.Tensor | None
     ) -> tuple[Rule, PredictedMasks | None]:
-        """Return how targets get their anchors."""
+        """Return how targets get their anchors. boxed: bool (B, M)."""
         return YOLOV8_RULE, None
 
     def _box_errors(

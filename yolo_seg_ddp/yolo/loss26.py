@@ -51,10 +51,12 @@ class OutputLoss(SegmentationLoss):
     rule = ONE_TO_MANY
 
     def _assignment(
-        self, outputs: dict[str, torch.Tensor], targets: Targets
+        self, outputs: dict[str, torch.Tensor], targets: Targets, boxed: torch.Tensor | None
     ) -> tuple[Rule, PredictedMasks | None]:
         prototypes, coefficients = outputs["proto"], outputs["mask_coefficient"]
-        return self.rule, PredictedMasks(prototypes, coefficients, targets.masks, targets.size_px)
+        return self.rule, PredictedMasks(
+            prototypes, coefficients, targets.masks, targets.size_px, boxed
+        )
 
     def _box_errors(
         self,
@@ -151,7 +153,8 @@ def pixel_class_error(logits: torch.Tensor, targets: Targets) -> torch.Tensor:
     logits float32 (B, classes, h, w). Each is a mean over an image: the BCE over pixels and
     classes, Dice over classes, with 1 added above and below the fraction. Each pixel has the class
     of its object, if it is on one; in a region to ignore, the region's class gives no error without
-    an object of it. An object with a rough outline gives none for its class.
+    an object of it. An object with a rough outline, or a box alone, gives none for its class.
+    UNKNOWN pixels give none at all.
     """
     reduction = targets.masks.shape[-1] // logits.shape[-1]
     number = targets.masks[:, ::reduction, ::reduction].long()  # (B, h, w)

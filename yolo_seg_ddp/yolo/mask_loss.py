@@ -1,6 +1,12 @@
 """The mask part of the loss: the BCE inside each positive anchor's target box, divided by the box's
 area.
 
+Of a target without an outline the mask is not known, but its box says two things. In each column
+and row of the box there is a pixel of the object: the BCE of the highest logit of each, as 1, is
+averaged over the columns, and over the rows (the projections of BoxInst, arXiv 2012.02310, eq. 1-3,
+with the error of BBTP, Hsu et al. 2019). Around the box the object is not: pixels that no label
+covers are 0, up to MARGIN.
+
 `mask_loss_by_autograd` of tests/yolo/test_mask_loss.py is the same in plain PyTorch: easy to read,
 slow, and large. This one is fast:
 
@@ -23,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 BLOCK = 32  # pixels of a unit: few, so that small boxes leave few places unused
 GROUP_SIZE = 10  # rows of a group; the assigner gives a target its 10 best anchors, seldom more
@@ -30,6 +37,7 @@ GROUP_SIZE = 10  # rows of a group; the assigner gives a target its 10 best anch
 UNITS_AT_ONCE = {"cpu": 1024, "cuda": 32768}
 # Around the box of an object without an outline, a share of its sides: there the object is not.
 MARGIN = 0.25
+NO_PIXEL = -(2**63)  # below all numbers of a pixel
 
 
 @dataclass(frozen=True)
@@ -47,21 +55,44 @@ class Positives:
     unit_corner: torch.Tensor  # (U,) in 0..N-1: the first pixel of the box
     unit_columns: torch.Tensor  # (U,) of the box
     unit_last: torch.Tensor  # (U,) the number of the last pixel in the box, from 0
-    sides: "Sides | None" = None  # of the targets without an outline, if there are any
+    peaks: "Peaks | None" = None  # of the targets without an outline, if there are any
 
 
 @dataclass(frozen=True)
-class Sides:
-    """The columns and rows that a box has, once for each positive anchor of a boxed target: L lines
-    in all. The object of the box has a pixel in each.
-
-    Among the lines of a row of the groups' anchors the S columns of the map come first, then its S
-    rows.
+class Peaks:
+    """Where the highest logits are wanted: in L lines, the columns and rows of the box of each
+    positive anchor whose target has no outline.
     """
 
-    bounds: torch.Tensor  # int64 (B*M, 4): xyxy of the boxes, empty of targets with an outline
-    line: torch.Tensor  # (L,) in 0..G*10*2*S-1
+    bounds: torch.Tensor  # int64 (B*M, 4): xyxy of the boxes; empty for targets with an outline
+    # (L,) in 0..G*10*2S-1: for each row of the groups the S columns of the map, then its S rows
+    line: torch.Tensor
     weight: torch.Tensor  # (L,): one over the number of columns, or rows, of the box
+
+    def raise_to(
+        self,
+        highest: torch.Tensor,
+        logits: torch.Tensor,
+        place: torch.Tensor,
+        group: torch.Tensor,
+        target: torch.Tensor,
+        side: int,
+    ) -> None:
+        """Raise `highest`, int64 (G*10*2S,), to what u units have in each line.
+
+        A number is a logit, in the order of int32, above the place of its pixel: the highest of
+        them is the same in whatever order they come. logits (u, 10, 32); place (u, 32); group and
+        target (u,); side is S.
+        """
+        column, row = place % side, place // side % side
+        x1, y1, x2, y2 = self.bounds.index_select(0, target).T[..., None]
+        is_inside = (column >= x1) & (column < x2) & (row >= y1) & (row < y2)
+        value = _in_order(logits.view(torch.int32)).long() << 32 | place[:, None]
+        value.masked_fill_(~is_inside[:, None], NO_PIXEL)
+        anchor = torch.arange(GROUP_SIZE, device=group.device) + group[:, None] * GROUP_SIZE
+        for line in (column, row + side):
+            at = anchor[..., None] * (2 * side) + line[:, None]
+            highest.scatter_reduce_(0, at.flatten(), value.flatten(), "amax")
 
 
 def find_positives(
@@ -77,12 +108,15 @@ def find_positives(
     side is S; boxed bool (B, M), the targets without an outline, whose blocks reach MARGIN beyond
     the box. Costs one host synchronisation.
     """
-    bounds = mask_boxes.ceil().clamp(0, side).long()
-    if boxed is not None:
-        mask_boxes = with_margin(mask_boxes, boxed)
     num_images, most_targets = mask_boxes.shape[:2]
     # A pixel belongs to a box when x1 <= its index < x2, and likewise along y.
-    low, high = mask_boxes.ceil().clamp_(0, side).long().split(2, -1)  # (B, M, 2) each: x and y
+    bounds = mask_boxes.ceil().clamp_(0, side).long()
+    low, high = bounds.split(2, -1)  # (B, M, 2) each: x and y
+    if boxed is not None:
+        lengths = (high - low) * (high > low).all(-1, keepdim=True) * boxed[..., None]
+        margin = (lengths * MARGIN).ceil().long()
+        bounds = bounds * (lengths > 0).repeat(1, 1, 2)
+        low, high = (low - margin).clamp_(min=0), (high + margin).clamp_(max=side)
     columns, rows = (high - low).clamp_(min=0).unbind(-1)
     num_pixels = columns * rows
     blocks_per_target = (num_pixels + (BLOCK - 1)) // BLOCK
@@ -92,10 +126,7 @@ def find_positives(
     groups_per_target = (anchors_per_target + (GROUP_SIZE - 1)) // GROUP_SIZE
     counted = [anchors_per_target, groups_per_target, groups_per_target * blocks_per_target]
     if boxed is not None:
-        bounds = bounds * boxed[..., None]
-        num_sides = (bounds[..., 2:] - bounds[..., :2]).clamp_(min=0)  # (B, M, 2)
-        num_sides *= (num_sides > 0).all(-1, keepdim=True)
-        counted.append(anchors_per_target * num_sides.sum(-1))
+        counted.append(anchors_per_target * lengths.sum(-1))
     counts = torch.stack(counted).flatten(1)
     ends = counts.cumsum(1)  # (3 or 4, B * M)
     # The step's second and last host synchronisation: from here on every size is known.
@@ -126,26 +157,25 @@ def find_positives(
     unit_group = group + within // blocks
     target = number % most_targets
     units = (unit_target, unit_group, within % blocks, corner, columns, num_pixels - 1)
-    sides = None
+    peaks = None
     if boxed is not None:
         # Of each anchor of a boxed target first the columns, then the rows.
         owner = torch.repeat_interleave(counts[3], output_size=num_lines[0])
-        lengths, low = num_sides.flatten(0, 1)[owner], bounds.flatten(0, 1)[owner, :2]  # (L, 2)
+        width, height = lengths.flatten(0, 1)[owner].unbind(1)  # (L,) each
+        left, top, *_ = bounds.flatten(0, 1)[owner].unbind(1)
         within = torch.arange(num_lines[0], device=order.device) - first_line[0][owner]
-        row = first_group[owner] * GROUP_SIZE + within // lengths.sum(1)
-        within %= lengths.sum(1)
-        is_row = within >= lengths[:, 0]
-        place = torch.where(is_row, side + low[:, 1] + within - lengths[:, 0], low[:, 0] + within)
-        length = torch.where(is_row, lengths[:, 1], lengths[:, 0])
-        sides = Sides(bounds.flatten(0, 1), row * (2 * side) + place, 1 / length)
-    return Positives(image, anchor, target, slot, num_groups, *units, sides)
+        anchor_row = first_group[owner] * GROUP_SIZE + within // (width + height)
+        within %= width + height
+        is_column = within < width
+        line = torch.where(is_column, left + within, side + top + within - width)
+        weight = 1 / torch.where(is_column, width, height)
+        peaks = Peaks(bounds.flatten(0, 1), anchor_row * (2 * side) + line, weight)
+    return Positives(image, anchor, target, slot, num_groups, *units, peaks)
 
 
-def with_margin(mask_boxes: torch.Tensor, boxed: torch.Tensor) -> torch.Tensor:
-    """Return boxes (B, M, 4), those of boxed targets with MARGIN around them."""
-    low, high = mask_boxes.split(2, -1)
-    margin = (high - low) * MARGIN * boxed[..., None]
-    return torch.cat([low - margin, high + margin], -1)
+def _in_order(bits: torch.Tensor) -> torch.Tensor:
+    """Turn the bits of float32 into int32 of the same order; or back."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 def mask_loss(
@@ -219,53 +249,6 @@ def _pixels_of(positives: Positives, part: slice, side: int) -> tuple[torch.Tens
     return corner + pixel + row * (side - columns), is_used
 
 
-_NO_PIXEL = -(2**63)
-
-
-def _ordered(logits: torch.Tensor) -> torch.Tensor:
-    """Return int64 in the order of float32."""
-    bits = logits.view(torch.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
-
-
-def _unordered(ordered: torch.Tensor) -> torch.Tensor:
-    """Undo `_ordered`."""
-    bits = ordered.int()
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(torch.float32)
-
-
-def _raise_peaks(
-    peaks: torch.Tensor,
-    group: torch.Tensor,
-    place: torch.Tensor,
-    logits: torch.Tensor,
-    bounds: torch.Tensor,
-    side: int,
-) -> None:
-    place = place.view(-1, BLOCK)
-    column, line = place % side, place // side % side
-    x1, y1, x2, y2 = bounds.T[..., None]
-    inside = (column >= x1) & (column < x2) & (line >= y1) & (line < y2)
-    packed = (_ordered(logits) << 32) | place[:, None]
-    packed = torch.where(inside[:, None], packed, _NO_PIXEL).flatten()
-    row = group[:, None] * GROUP_SIZE + torch.arange(GROUP_SIZE, device=group.device)
-    first = row[..., None] * (2 * side)
-    for line_of in (column, line + side):
-        index = (first + line_of[:, None]).flatten()
-        peaks.scatter_reduce_(0, index, packed, "amax")
-
-
-import os
-
-GAIN = float(os.environ.get("SIDE_GAIN", "1"))
-MARGIN = float(os.environ.get("MARGIN", "0.25"))
-
-
-def side_error(logits: torch.Tensor, weight: torch.Tensor):
-    p = logits.sigmoid()
-    return (torch.nn.functional.softplus(-logits) * weight).sum() * GAIN, (p - 1) * weight * GAIN
-
-
 class _BlockedMaskError(torch.autograd.Function):
     """Sum `pixel_error` over all units.
 
@@ -309,12 +292,11 @@ class _BlockedMaskError(torch.autograd.Function):
         unit_weight = 1 / (high - low).prod(1)  # (U,): one over the box's area
         unit_value = unit_target % mask_boxes.shape[1] + 1  # (U,): the target's value in the mask
         values = masks.flatten()
-        sides = positives.sides
-        if sides is not None:
-            unit_bounds = sides.bounds.index_select(0, unit_target)  # (U, 4)
-            unit_boxed = unit_bounds[:, 2] > unit_bounds[:, 0]
-            num_lines = positives.num_groups * GROUP_SIZE * 2 * masks.shape[-1]
-            peaks = torch.full((num_lines,), _NO_PIXEL, device=rows.device)
+        peaks = positives.peaks
+        if peaks is not None:
+            side = masks.shape[-1]
+            is_boxed = (peaks.bounds[:, 2] > peaks.bounds[:, 0]).index_select(0, unit_target)
+            highest = peaks.line.new_full((len(rows) * GROUP_SIZE * 2 * side,), NO_PIXEL)
         total = rows.new_zeros(())
         step = UNITS_AT_ONCE[rows.device.type]
         for start in range(0, len(unit_target), step):
@@ -324,9 +306,8 @@ class _BlockedMaskError(torch.autograd.Function):
             place = place.flatten()
             value = values.index_select(0, place).view(-1, BLOCK)
             is_known = is_used & (value >= 0)
-            if sides is not None:
-                # Of a boxed target only pixels that no label covers are known.
-                is_known &= (value == 0) | ~unit_boxed[part, None]
+            if peaks is not None:
+                is_known &= (value == 0) | ~is_boxed[part, None]
             weight = is_known * unit_weight[part, None]
             truth = (value == unit_value[part, None]).to(rows.dtype)
             # On a CPU oneDNN compiles and keeps a bf16 product for each new shape, so only full
@@ -336,8 +317,10 @@ class _BlockedMaskError(torch.autograd.Function):
             # (u, 32, 32)
             unit_pixels = pixels.index_select(0, place).to(factor).view(-1, BLOCK, rows.shape[-1])
             logits = torch.bmm(unit_rows, unit_pixels.mT).to(rows.dtype)  # (u, 10, 32)
-            if sides is not None:
-                _raise_peaks(peaks, group, place, logits, unit_bounds[part], masks.shape[-1])
+            if peaks is not None:
+                peaks.raise_to(
+                    highest, logits, place.view(-1, BLOCK), group, unit_target[part], side
+                )
             error, slope = pixel_error(logits, truth, weight, unused_factor[group], with_gradient)
             total += error
             if slope is not None:
@@ -346,17 +329,16 @@ class _BlockedMaskError(torch.autograd.Function):
                 gradients[1].index_add_(
                     0, place, torch.bmm(slope.mT, unit_rows).to(rows.dtype).flatten(0, 1)
                 )
-        if sides is not None:
-            packed = peaks.index_select(0, sides.line)
-            highest, place = _unordered(packed >> 32), packed & 0xFFFFFFFF
-            row = sides.line // (2 * masks.shape[-1])
-            error, slope = side_error(highest, sides.weight)
-            total += error
+        if peaks is not None:
+            value = highest.index_select(0, peaks.line)
+            logits = _in_order((value >> 32).int()).view(torch.float32)
+            total += (F.softplus(-logits) * peaks.weight).sum()
             if with_gradient:
-                slope = slope[:, None]
-                flat_rows = rows.flatten(0, 1)
-                gradients[0].flatten(0, 1).index_add_(0, row, slope * pixels[place].to(rows.dtype))
-                gradients[1].index_add_(0, place, slope * flat_rows[row])
+                # The pixels and the rows of the groups to which the logits belong.
+                place, row = value & 0xFFFFFFFF, peaks.line // (2 * side)
+                slope = ((logits.sigmoid() - 1) * peaks.weight)[:, None]
+                gradients[0].flatten(0, 1).index_add_(0, row, slope * pixels[place])
+                gradients[1].index_add_(0, place, slope * rows.flatten(0, 1)[row])
         if with_gradient:
             gradients[0] = gradients[0].flatten(0, 1).index_select(0, positives.slot)  # (P, 32)
         context.save_for_backward(prototypes, *gradients)

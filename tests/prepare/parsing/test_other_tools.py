@@ -525,7 +525,9 @@ def test_a_box_is_written_as_a_box_and_boxes_says_which_outlines_are_boxes(tmp_p
     assert len(of_square) == 9
     assert [len(row) for row in rows(boxes=("pole",))] == [5, 5]
     assert [len(row) for row in rows()] == [5, 9]  # what is written follows the option
-    with pytest.raises(UserError, match=r"--boxes poles: not one of pole, wire \(did you mean pole"):
+    with pytest.raises(
+        UserError, match=r"--boxes poles: not one of pole, wire \(did you mean pole"
+    ):
         build(raw, boxes=("poles",))
 
 

@@ -457,7 +457,10 @@ def test_boxes_without_outlines_are_told(tmp_path: Path) -> None:
         files(tmp_path / "via", {"a.json": via([region_of_via]), "a.jpg": PHOTO}),
         write_labelme(tmp_path / "labelme", "a.json", [rectangle]),
     ):
-        assert "! boxes: pole: 1 object has a box and no outline" in account_lines(build(folder), {}, 6.0)[-1]
+        assert (
+            "! boxes: pole: 1 object has a box and no outline"
+            in account_lines(build(folder), {}, 6.0)[-1]
+        )
 
 
 def test_files_of_another_format_beside_the_labels_are_named_and_left_out(tmp_path: Path) -> None:
