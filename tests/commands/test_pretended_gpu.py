@@ -123,7 +123,7 @@ def few(trained: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> Traine
     """Return the trained run with a data set that trains on its five validation photographs: fp16
     is slow on a CPU.
 
-    The first object of each has a rough outline.
+    The first object of each has a rough outline, the last one a box.
     """
     root = tmp_path_factory.mktemp("few")
     for split in ("train", "val"):
@@ -131,6 +131,8 @@ def few(trained: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> Traine
     (root / "train/ignore").mkdir()
     for file in (root / "train/labels").iterdir():
         (root / "train/ignore" / file.name).write_text(file.read_text().partition("\n")[0])
+        with file.open("a") as stream:
+            stream.write("0 0.5 0.5 0.3 0.3\n")
     data = root / "dataset.yaml"
     shutil.copyfile(trained.data, data)
     return dataclasses.replace(trained, data=data, processed=root)

@@ -267,7 +267,7 @@ def test_a_false_alarm_counts_in_the_size_that_its_mask_has_in_the_photograph(
 def test_an_object_without_an_outline_counts_for_boxes_alone(in_photo: bool) -> None:
     """A mask on an object that has a box and no outline is neither right nor wrong."""
     corners = np.array([[0, 0], [1, 0], [1, 1], [0, 1]])
-    outlines = [np.float32(low + 40 * corners) for low in (16, 72)]
+    outlines = [(low + 40 * corners).astype(np.float32) for low in (16, 72)]
     boxes = np.array([[16, 16, 56, 56], [72, 72, 112, 112]], np.float32)
     sample = Sample(
         0,

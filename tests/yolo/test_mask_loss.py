@@ -74,7 +74,7 @@ def mask_loss_by_autograd(
     logits = torch.einsum("pc,pchw->phw", coefficients, prototypes[image])
     if boxed is None:
         return (F.binary_cross_entropy_with_logits(logits, truth, reduction="none") * weight).sum()
-    total = logits.sum() * 0
+    total: torch.Tensor = logits.sum() * 0
     for row, (k, of) in enumerate(zip(image.tolist(), target.tolist(), strict=True)):
         if not boxed[k, of]:
             error = F.binary_cross_entropy_with_logits(logits[row], truth[row], reduction="none")
@@ -86,9 +86,9 @@ def mask_loss_by_autograd(
         for axis in (0, 1):
             highest = logits[row, top:bottom, left:right].amax(axis)
             total = total + F.softplus(-highest).mean()
-        wide, high = (math.ceil(length * MARGIN) for length in (right - left, bottom - top))
+        wide, deep = (math.ceil(length * MARGIN) for length in (right - left, bottom - top))
         around = (
-            slice(max(top - high, 0), bottom + high),
+            slice(max(top - deep, 0), bottom + deep),
             slice(max(left - wide, 0), right + wide),
         )
         error = F.softplus(logits[row][around]) * (masks[k][around] == 0)

@@ -11,7 +11,7 @@ from yolo_seg_ddp.data.dataset_yaml import IMAGE_SUFFIXES
 from yolo_seg_ddp.extras.labels.cvat import MAX_DEPTH, bounded_parser
 from yolo_seg_ddp.prepare.parsing.label_csv import Problem
 from yolo_seg_ddp.prepare.parsing.label_file import HEAD_BYTES, LabelFile, first_element
-from yolo_seg_ddp.prepare.parsing.outlines import ShapeObject, box_corners, read_size
+from yolo_seg_ddp.prepare.parsing.outlines import ShapeObject, box_corners, read_number, read_size
 from yolo_seg_ddp.prepare.parsing.rows import (
     BOX,
     MAX_NAME_CHARACTERS,
@@ -113,7 +113,9 @@ def _object(size: Size, texts: dict[str, str]) -> Parsed:
     if not label:
         return [], ["an object has no name"]
     try:
-        left, top, right, bottom = (float(texts[f"{OBJECT}/bndbox/{side}"]) for side in SIDES)
+        left, top, right, bottom = (
+            read_number(float(texts[f"{OBJECT}/bndbox/{side}"])) for side in SIDES
+        )
         corners = box_corners(left, top, right - left, bottom - top)
     except KeyError as error:
         return [ShapeObject(label, "object", error=f"has no {error}")], []

@@ -669,6 +669,9 @@ BOXES: dict[str, dict[str, bytes | str]] = {
     "CVAT": {"a.xml": cvat(shape("box", "pole", xtl=30, ytl=20, xbr=60, ybr=50))},
     "VIA": {"a.json": via({"0": VIA_BOX})},
     "LabelMe": {"a.json": json.dumps({"imagePath": "a.jpg", "shapes": [LABEL_ME_BOX]})},
+    "Label Studio": {
+        "a.json": json.dumps([task(1, "a.jpg", [region(1, "rectanglelabels", **LABEL_STUDIO_BOX)])])
+    },
     "VOC": {"Annotations/a.xml": voc(voc_object("pole", VOC_BOX + VOC_PART))},
     "VOC without a size": {"a.xml": voc(voc_object("pole"), size="")},
 }
@@ -685,8 +688,11 @@ def test_a_box_of_a_tool_is_written_as_a_box(tmp_path: Path, tool: str) -> None:
 def test_what_voc_cannot_say_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
     difficult = voc_object("pole", f"<difficult>1</difficult>{VOC_BOX}")
     flat = voc_object("pole", VOC_BOX.replace("60", "30"))
-    contents = {
-        "a.xml": voc(voc_object("pole"), difficult, flat, voc_object(""), voc_object("pole", "")),
+    endless = voc_object("pole", VOC_BOX.replace("60", "inf"))
+    contents: dict[str, bytes | str] = {
+        "a.xml": voc(
+            voc_object("pole"), difficult, flat, endless, voc_object(""), voc_object("pole", "")
+        ),
         "b.xml": "<annotation>",
         "c.xml": "<!DOCTYPE a><annotation/>",
         "d.xml": "<gdal/>",
@@ -696,8 +702,13 @@ def test_what_voc_cannot_say_is_told_and_the_rest_is_read(tmp_path: Path) -> Non
     assert manifest["account"]["pole"]["written"] == 1
     assert manifest["account"]["pole"]["left_out"] == {
         "region to ignore": 1,
-        "unusable object": 2,
+        "unusable object": 3,
     }
     texts = texts_of(manifest)
-    for text in ("an object has no name", "has no 'annotation/object/bndbox/xmin'", "DOCTYPE"):
+    for text in (
+        "an object has no name",
+        "has no 'annotation/object/bndbox/xmin'",
+        "not a finite",
+        "DOCTYPE",
+    ):
         assert text in texts
