@@ -4,8 +4,8 @@ area.
 Of a target without an outline the mask is not known, but its box says two things. In each column
 and row of the box there is a pixel of the object: the BCE of the highest logit of each, as 1, is
 averaged over the columns, and over the rows (the projections of BoxInst, arXiv 2012.02310, eq. 1-3,
-with the error of BBTP, Hsu et al. 2019). Around the box the object is not: pixels that no label
-covers are 0, up to MARGIN.
+with the error of BBTP, Hsu et al. 2019). A logit here is the mean over 3 x 3 pixels. Around the
+box the object is not: pixels that no label covers are 0, up to MARGIN.
 
 `mask_loss_by_autograd` of tests/yolo/test_mask_loss.py is the same in plain PyTorch: easy to read,
 slow, and large. This one is fast:
@@ -192,8 +192,14 @@ def mask_loss(
     k + 1 where an image's k-th target is, below 0 where a pixel has no error; mask_boxes (B, M, 4)
     xyxy in prototype pixels.
     """
+    # The highest pixel alone would be taught in a pattern of dots.
+    neighbour_means = (
+        F.avg_pool2d(prototypes, 3, stride=1, padding=1, count_include_pad=False)
+        if positives.peaks
+        else None
+    )
     loss: torch.Tensor = _BlockedMaskError.apply(
-        coefficients, prototypes, masks, mask_boxes, positives
+        coefficients, prototypes, masks, mask_boxes, positives, neighbour_means
     )
     return loss
 
@@ -263,9 +269,10 @@ class _BlockedMaskError(torch.autograd.Function):
         masks: torch.Tensor,
         mask_boxes: torch.Tensor,
         positives: Positives,
+        neighbour_means: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Take coefficients (P, 32), prototypes (B, 32, S, S), masks int32 (B, S, S) and mask_boxes
-        (B, M, 4).
+        """Take coefficients (P, 32), prototypes (B, 32, S, S), masks int32 (B, S, S), mask_boxes
+        (B, M, 4), and the prototypes' means over 3 x 3 pixels if there are peaks.
 
         If the prototypes are bf16, the three matrix products are of bf16 matrices; everything else
         is float32.
@@ -297,6 +304,7 @@ class _BlockedMaskError(torch.autograd.Function):
             side = masks.shape[-1]
             is_boxed = (peaks.bounds[:, 2] > peaks.bounds[:, 0]).index_select(0, unit_target)
             highest = peaks.line.new_full((len(rows) * GROUP_SIZE * 2 * side,), NO_PIXEL)
+            means = neighbour_means.permute(0, 2, 3, 1).flatten(0, 2).to(half)
         total = rows.new_zeros(())
         step = UNITS_AT_ONCE[rows.device.type]
         for start in range(0, len(unit_target), step):
@@ -318,8 +326,14 @@ class _BlockedMaskError(torch.autograd.Function):
             unit_pixels = pixels.index_select(0, place).to(factor).view(-1, BLOCK, rows.shape[-1])
             logits = torch.bmm(unit_rows, unit_pixels.mT).to(rows.dtype)  # (u, 10, 32)
             if peaks is not None:
+                of_means = torch.bmm(unit_rows, means[place].to(factor).view_as(unit_pixels).mT)
                 peaks.raise_to(
-                    highest, logits, place.view(-1, BLOCK), group, unit_target[part], side
+                    highest,
+                    of_means.to(rows.dtype),
+                    place.view(-1, BLOCK),
+                    group,
+                    unit_target[part],
+                    side,
                 )
             error, slope = pixel_error(logits, truth, weight, unused_factor[group], with_gradient)
             total += error
@@ -337,8 +351,9 @@ class _BlockedMaskError(torch.autograd.Function):
                 # The pixels and the rows of the groups to which the logits belong.
                 place, row = value & 0xFFFFFFFF, peaks.line // (2 * side)
                 slope = ((logits.sigmoid() - 1) * peaks.weight)[:, None]
-                gradients[0].flatten(0, 1).index_add_(0, row, slope * pixels[place])
-                gradients[1].index_add_(0, place, slope * rows.flatten(0, 1)[row])
+                gradients[0].flatten(0, 1).index_add_(0, row, slope * means[place])
+                of_means = torch.zeros_like(means, dtype=rows.dtype)
+                gradients.append(of_means.index_add_(0, place, slope * rows.flatten(0, 1)[row]))
         if with_gradient:
             gradients[0] = gradients[0].flatten(0, 1).index_select(0, positives.slot)  # (P, 32)
         context.save_for_backward(prototypes, *gradients)
@@ -346,12 +361,13 @@ class _BlockedMaskError(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(
-        context: Any, gradient: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
-        prototypes, coefficient_gradient, pixel_gradient = context.saved_tensors
-        whole = torch.empty_like(prototypes)
-        parts = whole.permute(0, 2, 3, 1)
-        # scaled, converted and put in place at once
-        torch.mul(pixel_gradient.view(parts.shape), gradient, out=parts)
-        return coefficient_gradient * gradient, whole, None, None, None
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        prototypes, coefficient_gradient, *pixel_gradients = context.saved_tensors
+        maps: list[torch.Tensor | None] = []
+        for of_pixels in pixel_gradients:
+            whole = torch.empty_like(prototypes)
+            parts = whole.permute(0, 2, 3, 1)
+            # scaled, converted and put in place at once
+            torch.mul(of_pixels.view(parts.shape), gradient, out=parts)
+            maps.append(whole)
+        return coefficient_gradient * gradient, maps[0], None, None, None, *[*maps, None][1:2]
