@@ -76,23 +76,25 @@ def mask_loss_by_autograd(
         return (F.binary_cross_entropy_with_logits(logits, truth, reduction="none") * weight).sum()
     total: torch.Tensor = logits.sum() * 0
     means = F.avg_pool2d(logits[None], 3, 1, 1, count_include_pad=False)[0]
-    for row, (k, of) in enumerate(zip(image.tolist(), target.tolist(), strict=True)):
+    for number, (k, of) in enumerate(zip(image.tolist(), target.tolist(), strict=True)):
         if not boxed[k, of]:
-            error = F.binary_cross_entropy_with_logits(logits[row], truth[row], reduction="none")
-            total = total + (error * weight[row]).sum()
+            error = F.binary_cross_entropy_with_logits(
+                logits[number], truth[number], reduction="none"
+            )
+            total = total + (error * weight[number]).sum()
             continue
         left, top, right, bottom = mask_boxes[k, of].ceil().clamp(0, SIDE).int().tolist()
         if left >= right or top >= bottom:
             continue
         for axis in (0, 1):
-            highest = means[row, top:bottom, left:right].amax(axis)
+            highest = means[number, top:bottom, left:right].amax(axis)
             total = total + F.softplus(-highest).mean()
         wide, deep = (math.ceil(length * MARGIN) for length in (right - left, bottom - top))
         around = (
             slice(max(top - deep, 0), bottom + deep),
             slice(max(left - wide, 0), right + wide),
         )
-        error = F.softplus(logits[row][around]) * (masks[k][around] == 0)
+        error = F.softplus(logits[number][around]) * (masks[k][around] == 0)
         total = total + error.sum() / (mask_boxes[k, of, 2:] - mask_boxes[k, of, :2]).prod()
     return total
 

@@ -304,6 +304,7 @@ class _BlockedMaskError(torch.autograd.Function):
             side = masks.shape[-1]
             is_boxed = (peaks.bounds[:, 2] > peaks.bounds[:, 0]).index_select(0, unit_target)
             highest = peaks.line.new_full((len(rows) * GROUP_SIZE * 2 * side,), NO_PIXEL)
+            assert neighbour_means is not None
             means = neighbour_means.permute(0, 2, 3, 1).flatten(0, 2).to(half)
         total = rows.new_zeros(())
         step = UNITS_AT_ONCE[rows.device.type]

@@ -664,7 +664,13 @@ def voc_object(name: str, more: str = VOC_BOX) -> str:
 
 LABEL_ME_BOX = {"label": "pole", "shape_type": "rectangle", "points": [[60, 20], [30, 50]]}
 VIA_BOX = via_region("pole", name="rect", x=30, y=20, width=30, height=30)
-LABEL_STUDIO_BOX = {"x": 20, "y": 200 / 9, "width": 20, "height": 300 / 9, "rotation": 0}
+LABEL_STUDIO_BOX: dict[str, Any] = {
+    "x": 20,
+    "y": 200 / 9,
+    "width": 20,
+    "height": 300 / 9,
+    "rotation": 0,
+}
 BOXES: dict[str, dict[str, bytes | str]] = {
     "CVAT": {"a.xml": cvat(shape("box", "pole", xtl=30, ytl=20, xbr=60, ybr=50))},
     "VIA": {"a.json": via({"0": VIA_BOX})},
