@@ -30,6 +30,7 @@ from torch import nn
 from yolo_seg_ddp.data.dataset import Photo, SegmentationDataset, read_photos
 from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
 from yolo_seg_ddp.data.label_shapes import SizeOf, choose_thin_classes, sizes_on_disk
+from yolo_seg_ddp.data.labels import count_searched
 from yolo_seg_ddp.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
 from yolo_seg_ddp.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from yolo_seg_ddp.evaluation.evaluate import (
@@ -331,9 +332,13 @@ def metrics_of(
     config: EvaluationConfig, candidate: Candidate, evaluation: Evaluation
 ) -> dict[str, Any]:
     """Return the content of a model's metrics.json."""
-    errors = summary.count_errors(
-        evaluation.results, len(candidate.names), candidate.dataset.photos
-    )
+    photos = candidate.dataset.photos
+    errors = summary.count_errors(evaluation.results, len(candidate.names), photos)
+    if any(photo.unsearched.size for photo in photos):
+        searched = [len(photos), *count_searched(photos, len(candidate.names)).tolist()]
+        rows = [evaluation.metrics, *evaluation.metrics["per_class"]]
+        for row, number in zip(rows, searched, strict=True):
+            row["num_searched"] = number
     settings: dict[str, Any] = candidate.find.settings if candidate.find else {}
     if config.mask_resolution == "native":
         tolerance_px, min_score = config.centreline_tolerance, config.centreline_confidence

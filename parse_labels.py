@@ -1,11 +1,13 @@
 """Turn photographs and their labels, of any tool in docs/labels.md, into a YOLO-seg data set.
 
 python parse_labels.py --input data/raw --output data/processed
+python parse_labels.py --input contractor_a contractor_b   # each with its classes and format
 python parse_labels.py --input s3://bucket/raw   # photographs stay there (docs/storage.md)
 """
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from yolo_seg_ddp.prepare.parsing.formats import AUTO, EPRI, FORMAT_CHOICES, FOR
 from yolo_seg_ddp.prepare.parsing.manifest import UNREADABLE_KINDS, report_lines
 from yolo_seg_ddp.prepare.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
 from yolo_seg_ddp.prepare.parsing.reading import choose_format
-from yolo_seg_ddp.prepare.parsing.sources import ReadFile
+from yolo_seg_ddp.prepare.parsing.sources import Source, names_of_inputs
 from yolo_seg_ddp.prepare.parsing.split import CIRCUIT, SPLIT_BY_CHOICES, TIME_GAP_S, TRAIN
 from yolo_seg_ddp.prepare.parsing.state import DATASET_FILE, PICTURE_FILE
 from yolo_seg_ddp.prepare.parsing.stored import stored_input
@@ -36,10 +38,10 @@ class ParseConfig(Options):
     """Options of parse_labels.py."""
 
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
-    input: str = option(
-        "data/raw",
+    input: tuple[str, ...] = option(
+        ("data/raw",),
         "folder with the labels and the photographs, in folders or zips; or its address in an "
-        "object storage",
+        "object storage; several become one data set, each with its classes and format",
         metavar="DIR",
     )
     format: str = option(
@@ -121,19 +123,24 @@ class ParseConfig(Options):
 def main(argv: Sequence[str] | None = None) -> int:
     """Build the data set; return the exit code."""
     config = parse_config(ParseConfig, __doc__, argv)
-    if "://" in config.input:  # a folder in a storage
-        with stored_input(config.input, Path(config.output)) as (folder, read_file):
-            return build(replace(config, input=str(folder)), read_file)
-    refuse_orthophoto("--input", config.input, "python -m yolo_seg_ddp orthophotos.cut")
-    return build(config)
+    sources: list[Source] = []
+    with ExitStack() as stack:
+        for address, name in zip(config.input, names_of_inputs(config.input), strict=True):
+            if "://" in address:  # a folder in a storage
+                stored = stored_input(address, Path(config.output))
+                place = stack.enter_context(stored)
+            else:
+                refuse_orthophoto("--input", address, "python -m yolo_seg_ddp orthophotos.cut")
+                place = Path(address), Path.read_bytes
+            label_format = choose_format(place[0]) if config.format == AUTO else config.format
+            sources.append(Source(label_format, name, *place))
+            for line in ignored(replace(config, format=label_format), ["line_width"], "needs"):
+                print_warning(f"{address}: {line}")
+        return build(config, sources)
 
 
-def build(config: ParseConfig, read_file: ReadFile = Path.read_bytes) -> int:
+def build(config: ParseConfig, sources: Sequence[Source]) -> int:
     """Build the data set and print what it contains and what was skipped; return the exit code."""
-    if config.format == AUTO:
-        config = replace(config, format=choose_format(Path(config.input)))
-        for line in ignored(config, ["line_width"], "needs"):
-            print_warning(f"{config.input}: {line}")
     options = BuildOptions(
         photograph=PhotographOptions(
             class_names=config.classes or load_dataset_yaml(DEFAULT_DATASET_YAML).names,
@@ -146,21 +153,20 @@ def build(config: ParseConfig, read_file: ReadFile = Path.read_bytes) -> int:
         val_fraction=config.val_fraction,
         keep_unlabelled=config.keep_unlabelled,
         keep_unusable=config.keep_unusable,
-        label_format=config.format,
         use_file_classes=config.classes is None,
         time_gap_s=TIME_GAP_S if config.time_gap is None else config.time_gap,
     )
     start_s = time.monotonic()
     manifest = build_dataset(
-        Path(config.input),
+        sources,
         Path(config.output),
         options,
         config.workers,
         trust_links=config.trust_links,
         announce=lambda line: print(line, flush=True),
-        read_file=read_file,
     )
-    has_circuits = config.format == EPRI or config.split_by == CIRCUIT
+    formats = {source.label_format for source in sources}
+    has_circuits = EPRI in formats or config.split_by == CIRCUIT
     print("\n".join(report_lines(manifest, has_circuits=has_circuits)))
     spec = load_dataset_yaml(Path(config.output) / DATASET_FILE, trust_links=config.trust_links)
     picture = Path(config.output) / PICTURE_FILE
@@ -190,8 +196,8 @@ def build(config: ParseConfig, read_file: ReadFile = Path.read_bytes) -> int:
     num_unreadable = sum(manifest["skipped"].get(kind, 0) for kind in UNREADABLE_KINDS)
     if config.strict and num_unreadable:
         raise UserError(
-            f"--strict: {num_unreadable} of the rows, photographs and zips in {config.input} were "
-            "not read"
+            f"--strict: {num_unreadable} of the rows, photographs and zips in "
+            f"{' '.join(config.input)} were not read"
         )
     return EXIT_DONE
 

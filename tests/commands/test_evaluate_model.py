@@ -156,6 +156,21 @@ def test_evaluation_writes_its_files(trained: TrainedRun, tmp_path: Path) -> Non
         assert (tmp_path / picture).stat().st_size > 5000
 
 
+def test_the_report_says_in_how_many_photographs_somebody_looked_for_a_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ("--model", tiny_weights(tmp_path / "last.pt"), "--data", smooth_data(tmp_path))
+    options: list[str | Path] = [*model, "--output", tmp_path / "out"]
+    run_main(evaluate_model, monkeypatch, *options)
+    assert "looked for" not in capsys.readouterr().out
+    (tmp_path / "val/ignore").mkdir()
+    (tmp_path / "val/ignore/0.txt").write_text("1 0 0 1 0 1 1 0 1\n")
+    run_main(evaluate_model, monkeypatch, *options)
+    metrics = json.loads((tmp_path / "out/metrics.json").read_text())
+    assert [row["num_searched"] for row in (metrics, *metrics["per_class"])] == [2, 2, 1, 2]
+    assert "images  looked for in  objects" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("f1", "end"), [(0.5, " --conf 0.40"), (0.0, "images")])
 def test_the_next_command_names_the_confidence_of_the_best_f1(
     f1: float,
@@ -184,8 +199,8 @@ def test_without_its_page_an_evaluation_names_the_files_that_are_there(
 ) -> None:
     monkeypatch.setitem(sys.modules, "yolo_seg_ddp.extras.report", None)
     model = ("--model", tiny_weights(tmp_path / "best.pt"), "--data", smooth_data(tmp_path))
-    options = (*model, "--output", tmp_path / "out", *flags)
-    assert run_main(evaluate_model, monkeypatch, *options) == 0
+    output = ("--output", tmp_path / "out")
+    assert run_main(evaluate_model, monkeypatch, *model, *output, *flags) == 0
     results = (
         f"Results in {tmp_path}/out: {files}, *_curve.png, confusion_matrix.png\nMost errors: "
     )

@@ -14,6 +14,8 @@ import yaml
 
 from tests.support.plugin import TRAIN_FLAGS, TrainedRun, free_port, must_run
 from tests.support.processes import run_guarded
+from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
+from yolo_seg_ddp.evaluation.metrics.matching import LEVELS
 from yolo_seg_ddp.run.checkpoint import latest_manifest
 from yolo_seg_ddp.run.records import read_epochs
 from yolo_seg_ddp.utils import errors
@@ -238,10 +240,13 @@ def test_another_run_in_the_same_folder_loses_nothing_and_opens_no_socket_to_the
     assert f"best is epoch 1, by mean_map50_95 {epoch['mean_map50_95']:.4f}:" in done.stdout
     assert (tmp_path / "run-1" / "best.pt").read_bytes() == before
     assert (folder / "best.pt").read_bytes() != before
-    judged = [
-        load_weights(str(run / "best.pt")).args["mask_score"] for run in (trained.folder, folder)
-    ]
-    assert judged == [True, False]
+    options = [load_weights(str(run / "best.pt")).args for run in (trained.folder, folder)]
+    assert [each["mask_score"] for each in options] == [True, False]
+
+    # Both hold how many detections were right at which confidence.
+    num_classes = len(load_dataset_yaml(trained.data).names)
+    for each in options:
+        assert len(each["precision"]) == num_classes * 2 * len(LEVELS)
 
 
 def test_the_guard_of_these_tests_stops_a_command_that_looks_up_another_machine(

@@ -90,7 +90,10 @@ def dataset_of(
 
 
 def samples_of(
-    config: Augmentation, mosaic_epochs: int = 9, epochs: int = 3, pictures: Pictures = PICTURES
+    config: Augmentation | None,
+    mosaic_epochs: int = 9,
+    epochs: int = 3,
+    pictures: Pictures = PICTURES,
 ) -> list[Sample]:
     data = dataset_of(config, pictures, mosaic_epochs=mosaic_epochs)
     return [data[epoch, index] for epoch in range(epochs) for index in range(len(data))]

@@ -16,7 +16,7 @@ from tests.data.test_windows import MANY, windows_of
 from tests.prepare.parsing.tool_folder import files
 from yolo_seg_ddp.data.dataset import UNKNOWN, Photo, Sample, collate, read_photos
 from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
-from yolo_seg_ddp.data.labels import ANY_CLASS
+from yolo_seg_ddp.data.labels import ANY_CLASS, with_regions_of
 from yolo_seg_ddp.utils.errors import DataErrors
 
 
@@ -139,6 +139,11 @@ def test_a_window_keeps_every_piece_of_a_region() -> None:
     shown = [placed(windows.labels(windows.window(0, index))) for index in range(len(windows))]
     assert all(objects <= regions for objects, regions in shown)
     assert any(objects < regions for objects, regions in shown), "pieces too small to be objects"
+    whole = [np.array([[0, 0], [1, 0], [1, 1], [0, 1]], np.float32)]
+    photos = [with_regions_of(photo, np.array([7]), whole) for photo, _ in MANY]
+    windows = windows_of(photos, [size for _, size in MANY], 4)
+    for photo in (windows.labels(windows.window(0, index)) for index in range(len(windows))):
+        assert (photo.ignored_ids.tolist(), photo.unsearched.tolist()) == ([7], [0])
     windows = windows_of([with_rough(photo) for photo, _ in MANY], [size for _, size in MANY], 4)
     for photo in (windows.labels(windows.window(0, index)) for index in range(len(windows))):
         assert photo.rough.tolist() == np.flatnonzero(photo.class_ids == ROUGH_CLASS).tolist()
@@ -147,6 +152,28 @@ def test_a_window_keeps_every_piece_of_a_region() -> None:
     for photo in (windows.labels(windows.window(0, index)) for index in range(len(windows))):
         assert photo.boxed.tolist() == np.flatnonzero(photo.class_ids == ROUGH_CLASS).tolist()
         assert all(len(photo.polygons[number]) == 4 for number in photo.boxed)
+
+
+@pytest.mark.parametrize("config", [None, *VIEWS, {"copy_paste": 1}], ids=str)
+def test_outlines_are_learned_where_nobody_looked_for_another_class(
+    config: dict[str, Any] | None,
+) -> None:
+    """A region to ignore as large as the photograph took the background from all masks."""
+    whole = [np.array([[0, 0], [1, 0], [1, 1], [0, 1]], np.float32)] * 2
+    pictures = copy.copy(PICTURES)
+    pictures.photos = [
+        with_regions_of(photo, np.array([5, ANY_CLASS]) if n == 2 else np.array([5, 6]), whole)
+        for n, photo in enumerate(PICTURES.photos)
+    ]
+    augmentation = None if config is None else replace(COLOURLESS, **config)
+    samples = samples_of(augmentation, pictures=pictures)
+    for now, before in zip(samples, samples_of(augmentation), strict=True):
+        assert np.array_equal(np.maximum(now.masks, 0), before.masks)
+        is_whole = np.isin(np.arange(len(now.ignored)), now.unsearched)
+        assert set(now.ignored_ids[is_whole]) <= {5, 6}
+        assert set(now.ignored_ids[~is_whole]) <= {ANY_CLASS}
+        assert (now.masks == -1).any() == (ANY_CLASS in now.ignored_ids)
+    assert sum(len(now.unsearched) for now in samples) > len(samples)
 
 
 def test_a_batch_has_a_map_for_each_image_and_class_below_its_objects() -> None:

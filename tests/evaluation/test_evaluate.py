@@ -20,7 +20,7 @@ from tests.support.ranks import run_ranks
 from yolo_seg_ddp.data.dataset import Photo, Sample, SegmentationDataset, collate
 from yolo_seg_ddp.data.images import write_jpeg
 from yolo_seg_ddp.data.label_shapes import sizes_on_disk
-from yolo_seg_ddp.data.labels import ANY_CLASS
+from yolo_seg_ddp.data.labels import ANY_CLASS, count_searched, with_regions_of
 from yolo_seg_ddp.data.polygons import SIZES
 from yolo_seg_ddp.data.target_masks import draw_truth
 from yolo_seg_ddp.evaluation import input_masks
@@ -42,6 +42,7 @@ from yolo_seg_ddp.evaluation.metrics.summary import (
 )
 from yolo_seg_ddp.evaluation.metrics.thin_objects import ThinRule
 from yolo_seg_ddp.evaluation.native_masks import outlines_in_photo, place
+from yolo_seg_ddp.evaluation.shared_classes import only_classes
 from yolo_seg_ddp.predict.detections import Detections, prototype_masks
 from yolo_seg_ddp.utils import distributed
 from yolo_seg_ddp.yolo.inputs import prepare_batch
@@ -78,6 +79,17 @@ def evaluate_photos(
     return evaluate_oracle(photos, **options)
 
 
+def partly_searched(photos: list[Photo]) -> list[Photo]:
+    """Return photographs of which in every second one nobody looked for the first class."""
+    whole = [np.array([[0, 0], [1, 0], [1, 1], [0, 1]], np.float32)]
+    return [
+        photo
+        if index % 2
+        else with_regions_of(only_classes(photo, [1, 2]), np.zeros(1, np.int64), whole)
+        for index, photo in enumerate(photos)
+    ]
+
+
 def several_sets(folder: Path) -> dict[str, Any]:
     """Evaluate sets of several sizes, also of fewer photographs than ranks: metrics and image ids
     of each.
@@ -86,6 +98,7 @@ def several_sets(folder: Path) -> dict[str, Any]:
     """
     found = {f"{count}": evaluate_photos(folder, count) for count in (1, 2, 7, NUM_PHOTOS)}
     found["native"] = evaluate_photos(folder, 7, native=True)
+    found["partly searched"] = evaluate_oracle(partly_searched(draw_photos(folder, 7)))
     found |= {
         f"regions {native}": evaluate_photos(folder, 7, native, regions=True)
         for native in (False, True)
@@ -403,6 +416,28 @@ def test_native_results_agree_with_faster_coco_eval(
             assert ours["by_size"][size][name] == pytest.approx(
                 coco["by_size"][size][name], abs=0.005
             ), (size, name)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_class_is_judged_where_somebody_looked_for_it(folder: Path, native: bool) -> None:
+    full = draw_photos(folder, NUM_PHOTOS)
+    photos = partly_searched(full)
+    assert count_searched(photos, len(NAMES)).tolist() == [NUM_PHOTOS // 2, NUM_PHOTOS, NUM_PHOTOS]
+    pixels = PhotoPixels(sizes_on_disk(full), native)
+    every = evaluate_oracle(full, photo=pixels).results
+    some = summarise([one for one in every if one.image_id % 2], NAMES)["per_class"]
+    expected = [some[0], *summarise(every, NAMES)["per_class"][1:]]
+    judged = evaluate_oracle(photos, known=full, photo=pixels).metrics["per_class"]
+    assert min(row["mask_map50_95"] for row in judged) > 0.1
+    for row, wanted in zip(judged, expected, strict=True):
+        # On the grid an object that is not labelled covers no mask of the other classes.
+        kinds = ("box", "mask", "num") if native or row is judged[0] else ("box", "num")
+        names = [
+            name
+            for name in wanted
+            if name.startswith(kinds) and name.endswith(("map50", "map50_95", "num_targets"))
+        ]
+        assert {name: row[name] for name in names} == {name: wanted[name] for name in names}
 
 
 def test_coco_files_of_a_split_without_any_detection_can_be_judged(

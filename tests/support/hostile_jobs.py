@@ -19,10 +19,11 @@ from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
 from yolo_seg_ddp.data.images import ImageError, read_image
 from yolo_seg_ddp.data.labels import LabelError, read_photos
 from yolo_seg_ddp.prepare.parsing.build import BuildOptions, build_dataset
+from yolo_seg_ddp.prepare.parsing.formats import EPRI
 from yolo_seg_ddp.prepare.parsing.label_csv import parse_label_text, read_label_csv
 from yolo_seg_ddp.prepare.parsing.outlines import OutlineError, object_ring
 from yolo_seg_ddp.prepare.parsing.photograph import PhotographOptions
-from yolo_seg_ddp.prepare.parsing.sources import LABEL_CSV
+from yolo_seg_ddp.prepare.parsing.sources import LABEL_CSV, Source
 from yolo_seg_ddp.utils.errors import UserError
 
 NAMES = ("conductor", "pole")
@@ -48,7 +49,9 @@ def build(folder: Path) -> list[dict[str, str]]:
         PhotographOptions(NAMES, 320, 6.0, "auto"), "hash", 0.5, False, keep_unusable=True
     )
     return list(
-        build_dataset(folder / "raw", folder / "processed", options, num_workers=1)["problems"]
+        build_dataset(
+            [Source(EPRI, "", folder / "raw")], folder / "processed", options, num_workers=1
+        )["problems"]
     )
 
 

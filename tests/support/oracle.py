@@ -101,13 +101,20 @@ class WithRegions(SegmentationDataset):
 
 
 def evaluate_oracle(
-    photos: list[Photo], batch_size: int = 5, regions: bool = False, **options: Any
+    photos: list[Photo],
+    batch_size: int = 5,
+    regions: bool = False,
+    known: list[Photo] | None = None,
+    **options: Any,
 ) -> Evaluation:
-    """Evaluate the stand-in on this rank's share of photographs, with the options of `evaluate`."""
+    """Evaluate the stand-in on this rank's share of photographs, with the options of `evaluate`.
+
+    known: the photographs with the labels that it answers with, if they are others.
+    """
     batches = ShardBatches(len(photos), batch_size, distributed.rank(), distributed.world_size())
     dataset = (WithRegions if regions else SegmentationDataset)(photos, SIZE_PX)
     loader = get_dataloader(dataset, batches, 0, False)
-    model = Oracle(photos)
+    model = Oracle(known or photos)
     return evaluate(model, loader, NAMES, SegmentationLoss(model), torch.device("cpu"), **options)
 
 

@@ -65,7 +65,8 @@ class Sample:
     S/4): 0 is background, k + 1 the k-th instance (smaller instances lie on top), -1 a region to
     ignore, below all of them, UNKNOWN where a box lies on an outline. The photograph fills
     `inner_size` (width, height) of its pixels, from `pad` (left, top) on. ignored, ignored_ids,
-    rough, boxed: as in Photo.
+    rough, unsearched, boxed: as in Photo. A region that is a whole photograph has no pixels in
+    `masks`: it says nothing about the outlines of others.
     """
 
     index: int
@@ -80,6 +81,7 @@ class Sample:
     ignored_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     ignored: list[np.ndarray] = field(default_factory=list)
     rough: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    unsearched: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     boxed: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
@@ -359,7 +361,7 @@ class SegmentationDataset(Dataset[Sample]):
         small ones on top.
         """
         size_px = image.shape[0]
-        class_ids, polygons, ignored_ids, ignored, rough, boxed = split_regions(
+        class_ids, polygons, ignored_ids, ignored, rough, unsearched, boxed = split_regions(
             np.asarray(class_ids, np.int64), polygons
         )
         order = large_to_small(polygons)
@@ -371,11 +373,13 @@ class SegmentationDataset(Dataset[Sample]):
             # Somewhere in a box lies its object. What the box hides of a larger outline is unknown.
             outlined = draw_masks(list(itertools.compress(polygons, ~is_boxed)), size_px)
             masks[np.append(False, is_boxed)[masks] & (outlined > 0)] = UNKNOWN
-        if ignored:
-            masks[(masks == 0) & (draw_masks(ignored, size_px) > 0)] = -1
+        is_drawn = ~np.isin(np.arange(len(ignored)), unsearched)
+        if drawn := list(itertools.compress(ignored, is_drawn.tolist())):
+            masks[(masks == 0) & (draw_masks(drawn, size_px) > 0)] = -1
         placement |= {
             "ignored_ids": ignored_ids,
             "ignored": ignored,
+            "unsearched": unsearched,
             "rough": np.flatnonzero(np.isin(order, rough)),
             "boxed": np.flatnonzero(is_boxed),
         }

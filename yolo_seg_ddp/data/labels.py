@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from yolo_seg_ddp.data.dataset_yaml import DatasetSpec, label_file_for
+from yolo_seg_ddp.data.polygons import areas, join_outlines
 from yolo_seg_ddp.utils.errors import DataErrors, UserError, printable
 from yolo_seg_ddp.utils.files import read_text
 
@@ -22,6 +23,9 @@ CODE = -2  # less a region's class is its code, which is negative, among the cla
 ROUGH = 1_000_000  # plus the class is the code of an object with a rough outline
 BOXED = 2 * ROUGH  # plus the class is the code of an object with a box instead of an outline
 BOX_FIELDS = 5  # of a box row: the class, the centre, the width and the height
+UNSEARCHED = 1_000_000  # less is the code of a region that is a whole photograph
+WHOLE = np.array([[0, 0], [1, 0], [1, 1], [0, 1]])  # the outline of such a region
+MIN_WHOLE = 0.999  # of the photograph's area
 # fraction of the image; rounding errors up to this are clipped, more is an error
 OUTSIDE_TOLERANCE = 1e-3
 
@@ -32,8 +36,9 @@ class Photo:
 
     ignored: outlines of regions to ignore, in which nobody says what is there; ignored_ids int64
     are the classes that each is ignored for, ANY_CLASS for all. rough: the numbers, int64, of
-    objects with a rough outline, from which only the class is learned. boxed: those of objects
-    that have a box and no outline; their polygon is the box.
+    objects with a rough outline, from which only the class is learned. unsearched: the numbers,
+    int64, of regions of one class that are the whole photograph: nobody looked for the class in it.
+    boxed: the numbers of objects that have a box and no outline; their polygon is the box.
     """
 
     file: Path
@@ -42,15 +47,17 @@ class Photo:
     ignored_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     ignored: list[np.ndarray] = field(default_factory=list)
     rough: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    unsearched: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     boxed: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def with_regions(self) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return classes (see CODE, ROUGH and BOXED) and outlines of the objects, then those of the
-        regions to ignore.
+        """Return classes (see CODE, ROUGH, BOXED and UNSEARCHED) and outlines of the objects, then
+        those of the regions to ignore.
         """
         class_ids = np.concatenate([self.class_ids, CODE - self.ignored_ids])
         class_ids[self.rough] += ROUGH
         class_ids[self.boxed] += BOXED
+        class_ids[len(self.class_ids) + self.unsearched] -= UNSEARCHED
         return class_ids, [*self.polygons, *self.ignored]
 
 
@@ -60,13 +67,15 @@ def split_regions(class_ids: np.ndarray, outlines: list[np.ndarray]) -> tuple[An
     objects, regions = (
         list(itertools.compress(outlines, chosen.tolist())) for chosen in (~is_region, is_region)
     )
-    codes = class_ids[~is_region]
+    codes, ignored_ids = class_ids[~is_region], CODE - class_ids[is_region]
+    is_whole = ignored_ids >= UNSEARCHED
     return (
         codes % ROUGH,
         objects,
-        CODE - class_ids[is_region],
+        ignored_ids - UNSEARCHED * is_whole,
         regions,
         np.flatnonzero(codes // ROUGH == 1),
+        np.flatnonzero(is_whole),
         np.flatnonzero(codes >= BOXED),
     )
 
@@ -85,6 +94,11 @@ def format_yolo_label(instances: Iterable[tuple[int, np.ndarray]]) -> str:
         values = np.clip(np.asarray(polygon, dtype=np.float64), 0.0, 1.0).ravel()
         lines.append(f"{class_id} " + " ".join(f"{value:.6f}" for value in values) + "\n")
     return "".join(lines)
+
+
+def whole_photograph(class_ids: Iterable[int]) -> str:
+    """Return the lines of regions to ignore for classes that nobody looked for in a photograph."""
+    return format_yolo_label((class_id, WHOLE) for class_id in class_ids)
 
 
 def read_yolo_label(
@@ -107,7 +121,7 @@ def read_objects(
     class_ids: list[int] = []
     polygons: list[np.ndarray] = []
     boxed: list[int] = []
-    for line_number, fields in label_rows(path) if path else ():
+    for line_number, fields in label_rows(path):
         try:
             class_id, polygon = parse_yolo_row(fields, num_classes, lowest)
         except ValueError as error:
@@ -119,11 +133,14 @@ def read_objects(
     return np.array(class_ids, dtype=np.int64), polygons, np.array(boxed, np.int64)
 
 
-def label_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the fields of each line of a label file that is not blank.
+def label_rows(path: Path | None) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line number and the fields of each line of a label file, if there is one, that is
+    not blank.
 
     Raises LabelError.
     """
+    if path is None:
+        return
     try:
         text = read_text(path, MAX_LABEL_FILE_BYTES)
     except OSError as error:
@@ -231,7 +248,8 @@ def read_regions(
 def with_regions_of(photo: Photo, ignored_ids: np.ndarray, ignored: list[np.ndarray]) -> Photo:
     """Add regions to ignore to a photograph.
 
-    A row that is also an object's says that the object's outline is rough.
+    A row that is also an object's says that the object's outline is rough. A region of one class
+    that is the whole photograph says that nobody looked for the class.
     """
     objects, regions = (
         [
@@ -244,11 +262,15 @@ def with_regions_of(photo: Photo, ignored_ids: np.ndarray, ignored: list[np.ndar
     is_region = np.array([region not in both for region in regions], bool)
     rough = np.array([number for number, one in enumerate(objects) if one in both], np.int64)
     ignored = list(itertools.compress(ignored, is_region.tolist()))
+    ignored_ids = ignored_ids[is_region]
+    sizes = areas(*join_outlines(ignored)) if ignored else np.zeros(0)
+    unsearched = np.flatnonzero((ignored_ids != ANY_CLASS) & (sizes >= MIN_WHOLE))
     return replace(
         photo,
-        ignored_ids=ignored_ids[is_region],
+        ignored_ids=ignored_ids,
         ignored=ignored,
         rough=rough,
+        unsearched=unsearched,
         boxed=np.setdiff1d(photo.boxed, rough),
     )
 
@@ -274,3 +296,11 @@ def count_classes(photos: list[Photo], num_classes: int) -> np.ndarray:
     """Return the number of objects of each class: int64 (num_classes,)."""
     class_ids = [np.zeros(0, np.int64), *(photo.class_ids for photo in photos)]
     return np.bincount(np.concatenate(class_ids), minlength=num_classes)
+
+
+def count_searched(photos: Iterable[Photo], num_classes: int) -> np.ndarray:
+    """Return in how many photographs somebody looked for each class: int64 (num_classes,)."""
+    searched = np.zeros(num_classes, np.int64)
+    for photo in photos:
+        searched += ~np.isin(np.arange(num_classes), photo.ignored_ids[photo.unsearched])
+    return searched

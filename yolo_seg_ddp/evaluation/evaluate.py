@@ -302,13 +302,14 @@ def _result(
         detections.class_ids.numpy(),
         len(sample.class_ids),
     )
+    outlined = without_boxed(sample)
+    num_outlined = len(outlined.class_ids)
+    for overlap, number in ((compared.boxes, num_targets), (compared.masks, num_outlined)):
+        # Nobody looked for the class, so a detection counts nowhere, also beyond the photograph.
+        overlap[number + sample.unsearched] = 1
     iou = compared.boxes[:num_targets]
     box_hits = hit_targets(iou, sample.class_ids, class_ids)
-    outlined = without_boxed(sample)
-    in_regions = compared.masks[len(outlined.class_ids) :]
-    mask_hits = hit_targets(
-        compared.masks[: len(outlined.class_ids)], outlined.class_ids, class_ids
-    )
+    mask_hits = hit_targets(compared.masks[:num_outlined], outlined.class_ids, class_ids)
     ignored = ignored_shares(compared.boxes[num_targets:], sample.ignored_ids, class_ids)
     sizes: dict[str, np.ndarray] = {}
     if placement is not None:
@@ -337,7 +338,7 @@ def _result(
         centrelines=compared.centrelines,
         lengths=compared.lengths,
         box_ignored=ignored,
-        mask_ignored=ignored_shares(in_regions, outlined.ignored_ids, class_ids),
+        mask_ignored=ignored_shares(compared.masks[num_outlined:], outlined.ignored_ids, class_ids),
         boxed=np.isin(np.arange(num_targets), sample.boxed),
         **sizes,
     )

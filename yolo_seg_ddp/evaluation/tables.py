@@ -17,6 +17,8 @@ _THIN = {
     "centreline_precision": "precision",
     "pieces_per_object": "pieces",
 }
+# Photographs with objects; those in which somebody looked for the class, if not in all.
+IMAGES = {"num_images": "images", "num_searched": "looked for in"}
 _LENGTHS = {"length_px": "length", "missed_px": "missed", "invented_px": "invented"}
 
 
@@ -60,18 +62,21 @@ def score_of(row: dict[str, Any], name: str) -> float | None:
 def class_table(metrics: dict[str, Any]) -> str:
     """Return the scores of masks, then of boxes: one row for all classes and one per class."""
     tables = []
+    images = {key: title for key, title in IMAGES.items() if key in metrics}
     for kind, words in KINDS.items():
         rows = [
             [
                 row.get("name", "all"),
-                row["num_images"],
+                *(row[key] for key in images),
                 row["num_targets"],
                 *(_shown(score_of(row, f"{kind}_{name}")) for name in SCORES),
             ]
             for row in [metrics, *metrics["per_class"]]
         ]
         tables.append(
-            format_table([words, "images", "objects", *SCORES.values()], rows, right_from=1, cut=0)
+            format_table(
+                [words, *images.values(), "objects", *SCORES.values()], rows, right_from=1, cut=0
+            )
         )
     return "\n\n".join(tables)
 

@@ -116,6 +116,11 @@ def likeness(first: np.ndarray, second: np.ndarray) -> Likeness:
     return max(tried, key=lambda one: one.similarity - one.difference)
 
 
+def is_same_frame(first: np.ndarray, second: np.ndarray) -> bool:
+    """Return whether thumbnails show the same, and neither is turned, mirrored or cropped."""
+    return _compare(first.astype(np.float32), second.astype(np.float32), SAME_PLACE).is_copy
+
+
 def _compare(one: np.ndarray, two: np.ndarray, place: np.ndarray) -> Likeness:
     """Compare pictures float32 (S, S); place (2, 3) maps points of the first to the second."""
     size = one.shape[::-1]

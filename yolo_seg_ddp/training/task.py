@@ -9,6 +9,7 @@ import torch
 
 from yolo_seg_ddp.engine import Epoch, TrainingEngine
 from yolo_seg_ddp.evaluation.evaluate import AP_LIMITS, evaluate
+from yolo_seg_ddp.evaluation.metrics.summary import precision_counts
 from yolo_seg_ddp.evaluation.tables import SCORES
 from yolo_seg_ddp.run.folder import OwnedRun
 from yolo_seg_ddp.run.log import RunLog
@@ -59,6 +60,7 @@ class Segmentation(SegmentationStep):
         # It is the same in all runs, so that their losses compare.
         self.val_criterion = loss_for(model)
         self.curves = Curves(run.folder)
+        self.precision: list[int] = []
         # Rank 0 calls `save`.
         self.metadata = distributed.run_on_main(data.metadata) or {}
         if "thin_classes" in self.metadata:
@@ -94,9 +96,12 @@ class Segmentation(SegmentationStep):
             "on_image": [observer] if observer else (),
             "limits": limits,
         }
-        metrics = evaluate(
-            predictor, loader, self.names, criterion, epoch.device, **observed
-        ).metrics
+        evaluation = evaluate(predictor, loader, self.names, criterion, epoch.device, **observed)
+        metrics = evaluation.metrics
+
+        # Windows say little of how precise whole photographs are.
+        if "windows" not in self.metadata:
+            self.precision = precision_counts(evaluation.results, len(self.names))
         values = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
         if self.options.monitor == MEAN_MAP:
             values[MEAN_MAP] = (values["mask_map50_95"] + values["box_map50_95"]) / 2
@@ -104,7 +109,11 @@ class Segmentation(SegmentationStep):
 
     def save(self, path: Path, model: torch.nn.Module, info: dict[str, Any]) -> None:
         """Write a file that Ultralytics opens."""
-        metadata = {"mask_score": self.options.mask_score, **self.metadata}
+        metadata = {
+            "mask_score": self.options.mask_score,
+            "precision": self.precision,
+            **self.metadata,
+        }
         save_deployable(
             path, model, info, img_size=self.options.img_size, data=self.options.data, **metadata
         )

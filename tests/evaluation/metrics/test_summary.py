@@ -18,7 +18,7 @@ from tests.evaluation.made_up import (
     result_of,
 )
 from tests.support.plugin import PROJECT
-from yolo_seg_ddp.evaluation.metrics.matching import box_iou
+from yolo_seg_ddp.evaluation.metrics.matching import LEVELS, box_iou
 from yolo_seg_ddp.evaluation.metrics.results import (
     ImageResult,
     merge_results,
@@ -28,6 +28,7 @@ from yolo_seg_ddp.evaluation.metrics.results import (
 from yolo_seg_ddp.evaluation.metrics.summary import (
     calibration,
     operating_points,
+    precision_counts,
     precision_recall_curves,
     summarise,
 )
@@ -147,8 +148,20 @@ def test_what_is_ignored_leaves_all_numbers_but_no_hit_does(seed: int) -> None:
         precision_recall_curves,
         operating_points,
         lambda found, names: calibration(found),
+        lambda found, names: precision_counts(found, len(names)),
     ):
         np.testing.assert_equal(numbers(ignored, NAMES), numbers(left, NAMES))
+
+
+def test_a_detection_counts_at_the_highest_confidence_that_it_reaches() -> None:
+    scores, hits = [0.991, 0.9, 0.3099, 0.0015], np.zeros((4, 10), bool)
+    hits[:2, 0] = True
+    results = [image_result(0, scores, [1, 1, 1, 0], ~hits, hits, [], [])]
+    counts = np.array(precision_counts(results, 2)).reshape(2, 2, len(LEVELS))
+    wrong, right = ([*LEVELS[of_kind.nonzero()[0]]] for of_kind in counts[1])
+    np.testing.assert_allclose(wrong + right, [0.3, 0.9, 0.99])
+    assert counts.sum(axis=2).tolist() == [[1, 0], [1, 2]]
+    assert counts[0, 0, 0] == 1
 
 
 def test_classes_without_targets_do_not_count_in_the_means() -> None:

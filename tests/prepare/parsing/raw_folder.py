@@ -17,10 +17,10 @@ from tests.prepare.download.archives import zip_bytes
 from yolo_seg_ddp.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from yolo_seg_ddp.data.images import encode_jpeg
 from yolo_seg_ddp.prepare.parsing.build import BuildOptions, build_dataset
-from yolo_seg_ddp.prepare.parsing.formats import FORMATS, candidates
+from yolo_seg_ddp.prepare.parsing.formats import EPRI, FORMATS, candidates
 from yolo_seg_ddp.prepare.parsing.photograph import PhotographOptions
 from yolo_seg_ddp.prepare.parsing.reading import choose_format
-from yolo_seg_ddp.prepare.parsing.sources import LABEL_CSV
+from yolo_seg_ddp.prepare.parsing.sources import LABEL_CSV, Source
 from yolo_seg_ddp.prepare.parsing.state import LOCK_FILE
 
 NAMES = load_dataset_yaml(DEFAULT_DATASET_YAML).names
@@ -89,7 +89,10 @@ def options(**changes: Any) -> BuildOptions:
 
 def build(raw: Path, **changes: Any) -> dict[str, Any]:
     return balanced(
-        raw, build_dataset(raw, raw.parent / "processed", options(**changes), num_workers=2)
+        raw,
+        build_dataset(
+            [Source(EPRI, "", raw)], raw.parent / "processed", options(**changes), num_workers=2
+        ),
     )
 
 

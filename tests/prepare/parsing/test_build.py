@@ -21,8 +21,9 @@ from tests.prepare.parsing.raw_folder import (
     write_csv,
 )
 from yolo_seg_ddp.prepare.parsing.build import build_dataset
+from yolo_seg_ddp.prepare.parsing.formats import EPRI
 from yolo_seg_ddp.prepare.parsing.manifest import report_lines
-from yolo_seg_ddp.prepare.parsing.sources import LABEL_CSV
+from yolo_seg_ddp.prepare.parsing.sources import LABEL_CSV, Source
 from yolo_seg_ddp.prepare.parsing.state import LOCK_FILE
 from yolo_seg_ddp.utils.errors import UserError
 
@@ -89,7 +90,7 @@ def test_a_second_build_gives_what_a_fresh_build_gives(
     build(raw)
     change(raw, tmp_path / "processed")
     manifest = build(raw, **changes)
-    build_dataset(raw, tmp_path / "fresh", options(**changes), num_workers=1)
+    build_dataset([Source(EPRI, "", raw)], tmp_path / "fresh", options(**changes), num_workers=1)
     assert tree(tmp_path / "processed") == tree(tmp_path / "fresh")
     if change is change_photographs_and_rows:
         assert record(manifest, "1 (1).jpg")["width"] == 600
@@ -173,14 +174,16 @@ def test_unreadable_photograph_does_not_empty_its_side(raw: Path, tmp_path: Path
     counts = build(raw, val_fraction=1e-9)["counts"]["photographs"]
     assert counts["val"] == 1
     assert counts["train"] >= 2
-    build_dataset(raw, tmp_path / "fresh", options(val_fraction=1e-9), num_workers=2)
+    build_dataset(
+        [Source(EPRI, "", raw)], tmp_path / "fresh", options(val_fraction=1e-9), num_workers=2
+    )
     assert tree(tmp_path / "processed") == tree(tmp_path / "fresh")
 
 
 def test_what_cannot_be_built_is_refused_in_one_line_and_nothing_is_touched(raw: Path) -> None:
     output = raw.parent / "processed"
     with pytest.raises(UserError, match="lies inside"):
-        build_dataset(raw, raw / "processed", options(), num_workers=1)
+        build_dataset([Source(EPRI, "", raw)], raw / "processed", options(), num_workers=1)
     output.write_text("a file in the way")
     with pytest.raises(UserError, match="cannot be written"):
         build(raw)
@@ -220,9 +223,9 @@ def test_a_link_in_the_output_lets_the_parser_delete_files_elsewhere(
         (moved / "of the user.txt").write_text("own")
     before = tree(tmp_path / "home")
     with pytest.raises(UserError, match=rf"processed/{place}: .*link.*remove it") as refused:
-        build_dataset(raw, output, options(), num_workers=1)
+        build_dataset([Source(EPRI, "", raw)], output, options(), num_workers=1)
     assert tree(tmp_path / "home") == before
     if moved.is_dir():
         assert "--trust-links" in str(refused.value)
-        build_dataset(raw, output, options(), num_workers=1, trust_links=True)
+        build_dataset([Source(EPRI, "", raw)], output, options(), num_workers=1, trust_links=True)
         assert (output / place).is_symlink()

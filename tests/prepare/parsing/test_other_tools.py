@@ -470,7 +470,7 @@ def test_a_misspelled_class_is_refused_with_the_nearest_one(tmp_path: Path) -> N
         assert len(labels_of(tmp_path / "processed", num_classes=3)) == number
 
 
-def test_a_list_that_lacks_classes_of_another_one_is_said(tmp_path: Path) -> None:
+def test_nobody_looked_for_the_classes_that_a_list_lacks(tmp_path: Path) -> None:
     contents: dict[str, bytes | str] = {
         "b/a.jpg": photo(WIDTH, HEIGHT, 200),
         "b/a.txt": TEXT,
@@ -478,8 +478,11 @@ def test_a_list_that_lacks_classes_of_another_one_is_said(tmp_path: Path) -> Non
     }
     contents |= {"a/a.jpg": PHOTO, "a/a.txt": yolo(0, BOX), "a/classes.txt": "pole"}
     said: list[str] = []
-    text = texts_of(build(files(tmp_path / "raw", contents), announce=said.append))
-    assert "a/classes.txt: does not have the classes wire of other files" in text
+    manifest = build(files(tmp_path / "raw", contents), announce=said.append)
+    looked_for = {name: sum(n.values()) for name, n in manifest["counts"]["looked_for"].items()}
+    assert looked_for == {"pole": 2, "wire": 1}
+    (region,) = (tmp_path / "processed").glob("*/ignore/a-*.txt")
+    assert region.read_text().startswith("1 0.000000 0.000000 1.000000 ")
     assert any(
         line.startswith("2 photographs got another name in the data set: a.jpg is a-")
         for line in said

@@ -16,6 +16,7 @@ from yolo_seg_ddp.evaluation.native_masks import fill_outline
 from yolo_seg_ddp.predict.regions import Region, column_runs
 from yolo_seg_ddp.prepare.parsing.build import build_dataset
 from yolo_seg_ddp.prepare.parsing.reading import choose_format
+from yolo_seg_ddp.prepare.parsing.sources import Source
 
 WIDTH, HEIGHT = 150, 90
 NAMES = ("pole", "wire")
@@ -103,17 +104,21 @@ def write_folder(
 def build(
     folder: Path, announce: Callable[[str], None] = lambda _: None, **changes: Any
 ) -> dict[str, Any]:
-    values = {
+    values: dict[str, Any] = {
         "class_names": ("conductor", "insulator"),
         "long_side_px": 1280,
         "val_fraction": 0.5,
     } | changes
     label_format = values.pop("label_format", None) or choose_format(folder)
-    chosen = options(label_format=label_format, **{"use_file_classes": True} | values)
+    chosen = options(**{"use_file_classes": True} | values)
     manifest = build_dataset(
-        folder, folder.parent / "processed", chosen, num_workers=1, announce=announce
+        [Source(label_format, "", folder)],
+        folder.parent / "processed",
+        chosen,
+        num_workers=1,
+        announce=announce,
     )
-    return balanced(folder, manifest, chosen.label_format)
+    return balanced(folder, manifest, label_format)
 
 
 def labels_of(

@@ -75,6 +75,21 @@ def hit_targets(
     return hits
 
 
+def count_at_levels(
+    num_classes: int, class_ids: np.ndarray, is_right: np.ndarray, scores: np.ndarray
+) -> np.ndarray:
+    """Return how many detections (n,) of each class are wrong, and how many right, at each of
+    LEVELS: int64 (classes, 2, levels).
+
+    A detection counts at the highest level that its confidence reaches.
+    """
+    counts = np.zeros((num_classes, 2, len(LEVELS)), np.int64)
+    reached = np.searchsorted(LEVELS, scores.astype(np.float32), side="right") - 1
+    rows = (class_ids.astype(np.int64), is_right.astype(np.int64), reached.clip(0))
+    np.add.at(counts, rows, 1)
+    return counts
+
+
 def ignored_shares(
     shares: np.ndarray, region_class_ids: np.ndarray, predicted_class_ids: np.ndarray
 ) -> np.ndarray:

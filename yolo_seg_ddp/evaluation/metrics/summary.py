@@ -12,7 +12,7 @@ import numpy as np
 
 from yolo_seg_ddp.data.labels import Photo
 from yolo_seg_ddp.data.polygons import SIZES
-from yolo_seg_ddp.evaluation.metrics.matching import IOU_THRESHOLDS
+from yolo_seg_ddp.evaluation.metrics.matching import IOU_THRESHOLDS, count_at_levels
 from yolo_seg_ddp.evaluation.metrics.results import (
     ImageResult,
     merge_results,
@@ -116,6 +116,15 @@ def summarise_sizes(
             values[f"{kind}_map50_95"] = float(table.mean()) if len(table) else None
         answer[size] = values
     return answer
+
+
+def precision_counts(results: Iterable[ImageResult], num_classes: int) -> list[int]:
+    """Return the numbers of `count_at_levels` in one list, of masks at IoU 0.5."""
+    packed = pack_results(results)
+    is_right, is_counted = packed["mask_hits"][:, 0], _is_counted(packed, "mask")[:, 0]
+    columns = (packed["class_ids"], is_right, packed["scores"])
+    counts = count_at_levels(num_classes, *(column[is_counted] for column in columns))
+    return counts.ravel().tolist()
 
 
 def precision_recall_curves(results: Iterable[ImageResult], names: Sequence[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,7 @@ class ThresholdCalibrator:
         self.groups, self.unit = groups_of(spec, photos)
         self.names = spec.names
         self.error = (1 - certainty) / len(words)
+        self.unsearched = [photo.ignored_ids[photo.unsearched] for photo in photos]
         self.features: dict[int, np.ndarray] = {}
         self.calibration: list[list[float]] = []
         digest, proof = prove(model, spec, split, photos)
@@ -186,8 +188,11 @@ class ThresholdCalibrator:
         }
         classes = []
         for class_id, name in enumerate(self.names):
+            # Where nobody looked for the class, a false alarm would not be seen.
+            searched = [class_id not in self.unsearched[result.image_id] for result in results]
+            judged = [*itertools.compress(results, searched)]
             assessed = [
-                Assessed.of(one, one.losses(results, groups, class_id), self.error)
+                Assessed.of(one, one.losses(judged, groups[searched], class_id), self.error)
                 for one in self.guarantees
             ]
             number = sum(int((result.target_class_ids == class_id).sum()) for result in results)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
@@ -13,7 +14,7 @@ import yaml
 
 from yolo_seg_ddp.data.dataset_yaml import DatasetSpec, label_file_for
 from yolo_seg_ddp.data.images import read_image
-from yolo_seg_ddp.data.labels import IGNORE_FOLDER, format_yolo_label
+from yolo_seg_ddp.data.labels import ANY_CLASS, IGNORE_FOLDER, format_yolo_label, label_rows
 from yolo_seg_ddp.predict.opening import cores_of
 from yolo_seg_ddp.prepare import near_duplicates as near
 from yolo_seg_ddp.prepare.parsing.rows import DIGEST_BYTES, digest_of
@@ -117,18 +118,43 @@ def free_names(files: Sequence[Path], taken: Collection[str] = ()) -> dict[str, 
     return names
 
 
+def files_of_labels(file: Path) -> dict[str, Path]:
+    """Return the files of a photograph's labels and regions to ignore, by kind, that exist."""
+    # Both are one outside folders named images.
+    kinds = {label_file_for(file, kind): kind for kind in (IGNORE_FOLDER, "labels")}
+    return {kind: source for source, kind in kinds.items() if source.exists()}
+
+
+def renumbered_rows(file: Path, numbers: Sequence[int]) -> dict[str, str]:
+    """Return the rows of a photograph's labels and regions to ignore, by kind, with other numbers
+    of the classes.
+    """
+    number_of = {ANY_CLASS: ANY_CLASS, **dict(enumerate(numbers))}
+    return {
+        kind: "".join(
+            f"{number_of[int(float(fields[0]))]} {' '.join(fields[1:])}\n"
+            for _, fields in label_rows(source)
+        )
+        for kind, source in files_of_labels(file).items()
+    }
+
+
 class NewData:
-    """The folder of the new data set. new: photographs by name.
+    """The folder of the new data set. new: photographs by name; split_of: the splits of those that
+    are not for training.
 
     Each that is done has a note, written after its other files.
     """
 
-    def __init__(self, folder: Path, new: Mapping[str, Path]) -> None:
+    def __init__(
+        self, folder: Path, new: Mapping[str, Path], split_of: Mapping[str, str] | None = None
+    ) -> None:
         self.folder, self.notes, self.new = folder, folder / NOTES, new
+        self.split_of = defaultdict(lambda: "train", split_of or {})
 
-    def file(self, name: str, kind: str, split: str = "train") -> Path:
-        """Return the labels or the regions to ignore of a photograph."""
-        return self.folder / split / kind / f"{name}.txt"
+    def file(self, name: str, kind: str, split: str = "") -> Path:
+        """Return the labels or the regions to ignore of a photograph, a new one without `split`."""
+        return self.folder / (split or self.split_of[name]) / kind / f"{name}.txt"
 
     def begin(
         self, labelled: Mapping[str, Mapping[str, Path]], settings: Mapping[str, Any]
@@ -155,14 +181,21 @@ class NewData:
             self._take(split, names)
         return [name for name in self.new if not (self.notes / f"{name}.json").exists()]
 
-    def add(self, name: str, outlines: Mapping[str, Outlines], note: Mapping[str, Any]) -> None:
-        """Write a photograph's outlines, in shares of its size, and its note at the end; of one
-        that is left out the note alone.
+    def add(
+        self,
+        name: str,
+        outlines: Mapping[str, Outlines],
+        note: Mapping[str, Any],
+        rows: Mapping[str, str],
+    ) -> None:
+        """Write a photograph's outlines, in shares of its size, then rows of people's, and its note
+        at the end; of one that is left out the note alone.
         """
         if not note["left_out"]:
             for kind in ("labels", IGNORE_FOLDER):
-                write_text_atomic(self.file(name, kind), format_yolo_label(outlines[kind]))
-            self._put(self.new[name], "train", name)
+                text = format_yolo_label(outlines[kind]) + rows.get(kind, "")
+                write_text_atomic(self.file(name, kind), text)
+            self._put(self.new[name], self.split_of[name], name)
         write_text_atomic(self.notes / f"{name}.json", json.dumps(note) + "\n")
 
     def note(self, name: str) -> dict[str, Any]:
@@ -194,11 +227,8 @@ class NewData:
     def _take(self, split: str, files: Mapping[str, Path]) -> None:
         """Put labelled photographs, by name, into a split with their labels and regions."""
         for name, file in files.items():
-            for source, kind in {
-                label_file_for(file, each): each for each in (IGNORE_FOLDER, "labels")
-            }.items():
-                if source.exists():  # both are one outside folders named images
-                    write_bytes_atomic(self.file(name, kind, split), source.read_bytes())
+            for kind, source in files_of_labels(file).items():
+                write_bytes_atomic(self.file(name, kind, split), source.read_bytes())
             self._put(file, split, name)
 
     def _put(self, file: Path, split: str, name: str) -> None:

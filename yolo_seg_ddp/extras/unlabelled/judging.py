@@ -18,7 +18,7 @@ from scipy.stats import beta
 
 from yolo_seg_ddp.data.labels import ANY_CLASS, Photo
 from yolo_seg_ddp.data.mask_rings import MAX_MASK_RINGS, join_rings, mask_rings
-from yolo_seg_ddp.evaluation.metrics.matching import LEVELS, hit_targets
+from yolo_seg_ddp.evaluation.metrics.matching import IOU_THRESHOLDS, LEVELS, hit_targets
 from yolo_seg_ddp.evaluation.metrics.thin_objects import TOLERANCE_PX
 from yolo_seg_ddp.evaluation.native_masks import areas_of, mask_iou
 from yolo_seg_ddp.predict.detections import PhotoPrediction
@@ -28,7 +28,7 @@ from yolo_seg_ddp.predict.shift_features import image_statistics, photo_features
 from yolo_seg_ddp.predict.thinning import centreline
 from yolo_seg_ddp.predict.tiles import Predictor
 from yolo_seg_ddp.utils.text import counted
-from yolo_seg_ddp.yolo.model import trained_wire_labels
+from yolo_seg_ddp.yolo.model import YoloModel, trained_wire_labels
 
 LEAST = 0.2  # confidence below which a detection is background: README.md has the measurement
 # of a thin object's centreline that lies near centrelines of its class, if it is right
@@ -75,14 +75,25 @@ def lowest_level(
     return last if last >= 0 and is_tested[last] else None
 
 
-def sure_from(
-    scores: np.ndarray, is_wrong: np.ndarray, limit: float, certainty: float
-) -> tuple[float | None, str]:
-    """Return the confidence from which a class's detections (n,) are sure, None if none is, and in
-    words why.
+def trained_counts(model: YoloModel, num_classes: int) -> np.ndarray | None:
+    """Return the numbers of `count_at_levels` that a model's file holds of its training's
+    validation; None if it holds none.
+    """
+    shape = (num_classes, 2, len(LEVELS))
+    counts = np.array(model.args.get("precision"))
+    is_whole = counts.dtype.kind == "i" and counts.size == np.prod(shape) and counts.min() >= 0
+    return counts.reshape(shape) if is_whole else None
+
+
+def sure_from(counts: np.ndarray, limit: float, certainty: float) -> tuple[float | None, str]:
+    """Return the confidence from which a class's detections are sure, None if none is, and in words
+    why.
+
+    counts: (2, levels), see `count_at_levels`.
     """
     levels = LEVELS[LEVELS >= LEAST][::-1]
-    num, num_wrong = ((rows[:, None] >= levels).sum(axis=0) for rows in (scores, scores[is_wrong]))
+    from_above = counts[:, ::-1].cumsum(axis=1)[:, : len(levels)]
+    num_wrong, num = from_above[0], from_above.sum(axis=0)
     bounds, last = (
         upper_bound(num_wrong, num, certainty),
         lowest_level(num, num_wrong, limit, certainty),
@@ -101,7 +112,8 @@ def sure_from(
         < (enough := num_needed(limit, certainty, share=num_wrong[at] / max(num[at], 1)))
         < MOST_NEEDED
     ):
-        parts.append(f"{enough:,} {'as good' if num[at] else 'right'} ones would be enough")
+        kind = "as good one" if num[at] else "right one"
+        parts.append(f"{counted(enough, kind)} would be enough")
     for share in range(int(100 * limit) + 1, 51):
         if lowest_level(num, num_wrong, share / 100, certainty) is not None:
             return None, "; ".join([*parts, f"--wrong {share / 100:g} would be kept now"])
@@ -178,6 +190,15 @@ class Teacher:
                     mask.mask.sum(), 1
                 )
         return is_right, is_judged
+
+    def is_labelled(
+        self, found: PhotoPrediction, labels: Photo, size: tuple[int, int]
+    ) -> np.ndarray:
+        """Return which detections are of an object that has a label of any class: bool (n,)."""
+        truth = LazyRegions(labels.polygons, lambda outline: fill_outline(outline * size, size))
+        areas = (areas_of(truth), areas_of(found.masks))
+        overlap = mask_iou(truth, found.masks, areas)
+        return overlap.max(axis=0, initial=0) >= IOU_THRESHOLDS[0]
 
     def outline(self, found: PhotoPrediction, number: int) -> np.ndarray:
         """Return a detection's outline (V, 2) in pixels: the strip of a line, all parts and holes

@@ -7,7 +7,7 @@ from typing import Any
 
 from yolo_seg_ddp.data.cache import load_photo
 from yolo_seg_ddp.data.images import encode_jpeg
-from yolo_seg_ddp.data.labels import read_yolo_label
+from yolo_seg_ddp.data.labels import ANY_CLASS, read_yolo_label
 from yolo_seg_ddp.extras.unlabelled.data_set import NewData
 from yolo_seg_ddp.pages import draw_instances
 from yolo_seg_ddp.pages.markup import Markup, color_key, element, report_page, zoomable
@@ -71,7 +71,7 @@ def write_page(data: NewData, names: Sequence[str], sure: Sequence[str]) -> tupl
     keys = [
         color_key(color, why, "" if why == LABEL else "missed") for why, color in COLORS.items()
     ]
-    title = "Photographs without labels"
+    title = "What a model labelled"
     head = [
         element("h1", title),
         *(element("p", line) for line in (*lines, ADVICE)),
@@ -92,11 +92,15 @@ def write_page(data: NewData, names: Sequence[str], sure: Sequence[str]) -> tupl
 
 def _figure(data: NewData, name: str, note: Mapping[str, Any], names: Sequence[str]) -> Markup:
     photo = load_photo(data.new[name], SHOWN_PX)
-    texts = [read_yolo_label(data.file(name, kind), len(names)) for kind in ("labels", "ignore")]
-    found = sorted(note["found"], key=lambda each: each["why"] != LABEL)  # as in the files
-    outlines = [polygon * photo.shape[1::-1] for _, polygons in texts for polygon in polygons][
-        : len(found)
+    texts = [
+        read_yolo_label(data.file(name, kind), len(names), ANY_CLASS)
+        for kind in ("labels", "ignore")
     ]
+    found = sorted(note["found"], key=lambda each: each["why"] != LABEL)  # as in the files
+    num_labels = sum(each["why"] == LABEL for each in found)
+    (_, labels), (_, regions) = texts
+    rows = [*labels[:num_labels], *regions[: len(found) - num_labels]]
+    outlines = [polygon * photo.shape[1::-1] for polygon in rows]
     look: dict[str, Any] = {"colors": [COLORS[each["why"]] for each in found]}
     look |= {"dashed": [each["why"] != LABEL for each in found]}
     look |= {"labels": [f"{names[each['class']]} {each['score']:.2f}" for each in found]}
@@ -109,5 +113,7 @@ def _figure(data: NewData, name: str, note: Mapping[str, Any], names: Sequence[s
     )
     picture = element("div", zoomable(encode_jpeg(drawn, 80), words, words), class_="pair")
     files = [f"images/{name}{data.new[name].suffix}", f"labels/{name}.txt", f"ignore/{name}.txt"]
-    command = f"cd {shlex.quote(str(data.folder / 'train'))} && {shlex.join(['rm', *files])}"
+    command = (
+        f"cd {shlex.quote(str(data.folder / data.split_of[name]))} && {shlex.join(['rm', *files])}"
+    )
     return element("article", element("h3", data.new[name].name), picture, element("code", command))

@@ -119,6 +119,7 @@ def account_lines(
     """
     account, written_in = manifest["account"], manifest["counts"]["objects"]
     splits = [split for split in manifest["counts"]["photographs"] if split != TRAIN]
+    looked_for = manifest["counts"].get("looked_for", {})
     odd = _odd(manifest, rectangles)
     rows = []
     for name, counts in account.items():
@@ -133,6 +134,7 @@ def account_lines(
             counts["written"],
             *held_out,
             counts["photographs"],
+            *([sum(looked_for.get(name, {}).values())] if looked_for else []),
         ]
         words = [(name or "(no class)")[:MAX_CHARACTERS], counts["from"][:MAX_CHARACTERS]]
         rows.append([*words, *numbers, sizes.get(name, "-"), (", ".join(kinds) + marks).strip()])
@@ -145,6 +147,7 @@ def account_lines(
         "written",
         *splits,
         "photos",
+        *(["looked for in"] if looked_for else []),
         f"size at {SIZE_PX} px",
         "drawn as",
     ]

@@ -16,10 +16,15 @@ from typing import Any
 import numpy as np
 
 from yolo_seg_ddp.data.images import ImageError, one_opencv_thread, read_image
-from yolo_seg_ddp.data.labels import LabelError
-from yolo_seg_ddp.prepare.near_duplicates import MEASURED_PX, same_pictures, small_grey, thumbnail
+from yolo_seg_ddp.data.labels import LabelError, whole_photograph
+from yolo_seg_ddp.prepare.near_duplicates import (
+    MEASURED_PX,
+    same_pictures,
+    small_grey,
+    thumbnail,
+)
 from yolo_seg_ddp.prepare.parsing.account import make_account
-from yolo_seg_ddp.prepare.parsing.formats import EPRI
+from yolo_seg_ddp.prepare.parsing.joining import join_copies
 from yolo_seg_ddp.prepare.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem
 from yolo_seg_ddp.prepare.parsing.manifest import (
     UNUSABLE_PHOTOGRAPH,
@@ -34,13 +39,14 @@ from yolo_seg_ddp.prepare.parsing.photograph import (
     build_image,
     build_label,
 )
-from yolo_seg_ddp.prepare.parsing.reading import Labelled, RowsByKey, read_labels
+from yolo_seg_ddp.prepare.parsing.reading import Labelled, read_sources
 from yolo_seg_ddp.prepare.parsing.rows import AnnotationRow, Row, digest_of, place_of
 from yolo_seg_ddp.prepare.parsing.sources import (
     UNREADABLE_PHOTOGRAPH,
     Photograph,
     PhotographReader,
     ReadFile,
+    Source,
     find_stretch,
 )
 from yolo_seg_ddp.prepare.parsing.split import (
@@ -65,6 +71,7 @@ from yolo_seg_ddp.prepare.parsing.state import (
     open_output,
     output_files,
     remove_unexpected,
+    write_labels,
 )
 from yolo_seg_ddp.utils.cores import usable_cpu_count
 from yolo_seg_ddp.utils.errors import UserError, printable
@@ -92,18 +99,17 @@ class BuildOptions:
     val_fraction: float
     keep_unlabelled: bool
     keep_unusable: bool = False
-    label_format: str = EPRI
     use_file_classes: bool = False
     time_gap_s: float = TIME_GAP_S
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options for manifest.json and dataset.yaml.
 
-        Format and classes are left out: the data show them.
+        The classes are left out: the data show them.
         """
         values = dataclasses.asdict(self)
         shared = values.pop("photograph")
-        del values["label_format"], values["use_file_classes"]
+        del values["use_file_classes"]
         if not self.keep_unusable:
             del values["keep_unusable"]
         del shared["class_names"]
@@ -118,8 +124,8 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class Job:
-    """One photograph to build, its label rows, its output name and split, and its entry from an
-    earlier run.
+    """One photograph to build, its label rows, its output name and split, its entry from an earlier
+    run, and the numbers of the classes that nobody looked for in it.
 
     The split may change at the end: only when all photographs are built is it known which of them
     show the same picture.
@@ -130,33 +136,44 @@ class Job:
     stem: str
     split: str
     previous: Entry | None
+    unsearched: tuple[int, ...]
 
 
 def build_dataset(
-    input_folder: Path,
+    sources: Sequence[Source],
     output_folder: Path,
     options: BuildOptions,
     num_workers: int,
     *,
     trust_links: bool = False,
     announce: Callable[[str], None] = lambda _: None,
-    read_file: ReadFile = Path.read_bytes,
 ) -> dict[str, Any]:
-    """Build or complete the processed data set and return its manifest; `num_workers` 0 means all
-    usable cores.
+    """Build or complete the processed data set of all sources and return its manifest;
+    `num_workers` 0 means all usable cores.
 
     Removes all other files from the output folders. Announces what the input holds. Raises
     UserError without usable input.
     """
-    if output_folder.resolve().is_relative_to(input_folder.resolve()):
-        raise UserError(
-            f"--output {output_folder} lies inside --input {input_folder}; name a folder beside it"
-        )
+    for source in sources:
+        if output_folder.resolve().is_relative_to(source.folder.resolve()):
+            raise UserError(
+                f"--output {output_folder} lies inside --input {source.folder}; name a folder "
+                "beside it"
+            )
+
+    def read_file(path: Path) -> bytes:
+        reads = (one.read_file for one in sources if path.is_relative_to(one.folder))
+        return next(reads, Path.read_bytes)(path)
+
     problems: list[Problem] = []
-    labels = read_labels(
-        input_folder, options.label_format, options.keep_unlabelled, problems, trust_links
+    labels = read_sources(
+        sources,
+        options.keep_unlabelled,
+        problems,
+        trust_links,
+        may_join=not options.use_file_classes,
+        announce=announce,
     )
-    announce(labels.summary())
     rows, shared = labels.rows, options.photograph
     if options.use_file_classes and labels.class_names:
         shared = dataclasses.replace(shared, class_names=labels.class_names)
@@ -182,7 +199,7 @@ def build_dataset(
     with open_output(
         output_folder, has_test=TEST in splits.values(), trust_links=trust_links
     ) as state:
-        jobs = _jobs(chosen, rows, splits, state)
+        jobs = _jobs(labels, splits, state, shared.class_names)
         renamed = [job for job in jobs if job.stem != PurePosixPath(job.photograph.name).stem]
         if renamed:
             first = f"{printable(renamed[0].photograph.name)} is {printable(renamed[0].stem)}.jpg"
@@ -194,15 +211,9 @@ def build_dataset(
         if not entries:
             worst = by_severity(problems)[0]  # a job yields an entry or a problem
             raise UserError(
-                f"{input_folder}: none of {len(jobs)} photographs is usable; {worst.place}: "
+                f"{sources[0].folder}: none of {len(jobs)} photographs is usable; {worst.place}: "
                 f"{worst.text}"
             )
-        account = make_account(
-            entries,
-            labels,
-            shared.class_names,
-            "dataset.yaml" if options.use_file_classes else "--classes",
-        )
         for entry in entries:
             for number, kind, text in entry.complaints:
                 row = rows[entry.key][number]
@@ -210,6 +221,32 @@ def build_dataset(
                     Problem(place_of([row]), f"{printable(row.image_name)}: {text}", kind)
                 )
         try:
+            if len(sources) > 1:
+                if not options.keep_unusable:
+                    _refuse_useless(sources, labels, entries, problems)
+                copies = _copies(output_folder, entries, num_threads)
+                joined = join_copies(
+                    output_folder,
+                    entries,
+                    copies,
+                    chosen,
+                    functools.partial(_thumb, output_folder),
+                    shared.class_names,
+                )
+                gone = {entry.key for entry in entries} - {entry.key for entry in joined}
+                entries, rows = joined, {key: rows[key] for key in rows if key not in gone}
+                labels = dataclasses.replace(labels, rows=rows)
+                if gone:
+                    announce(
+                        f"{counted(len(gone), 'photograph')} also in another folder: each is one "
+                        "photograph with the labels of all"
+                    )
+            account = make_account(
+                entries,
+                labels,
+                shared.class_names,
+                "dataset.yaml" if options.use_file_classes else "--classes",
+            )
             entries = _with_objects(entries, labels, options, problems)
         except UserError:
             (output_folder / DATASET_FILE).unlink(missing_ok=True)
@@ -260,12 +297,18 @@ def build_dataset(
 
 
 def _jobs(
-    chosen: Mapping[str, Photograph], rows: RowsByKey, splits: Mapping[str, str], state: BuildState
+    labels: Labelled, splits: Mapping[str, str], state: BuildState, class_names: Sequence[str]
 ) -> list[Job]:
     """Return a job for each photograph.
 
     One of an earlier run stays in its split if this run has that split.
     """
+    table = ClassTable(class_names)
+    unsearched = {
+        names: tuple(sorted({*range(len(class_names))} - {*map(table.find, names)}))
+        for names in {*labels.looked_for.values()}
+    }
+    chosen = {key: labels.photographs[key] for key in labels.rows}
     stems = output_stems(chosen.values())
     # one for test exists only if this run has photographs for it
     folders = {TRAIN, VAL, *splits.values()}
@@ -273,7 +316,17 @@ def _jobs(
     for key, photograph in chosen.items():
         previous = state.entries.get(key)
         split = previous.split if previous and previous.split in folders else splits[key]
-        jobs.append(Job(photograph, rows[key], stems[key], split, previous))
+        names = labels.looked_for.get(key, frozenset())
+        jobs.append(
+            Job(
+                photograph,
+                labels.rows[key],
+                stems[key],
+                split,
+                previous,
+                unsearched.get(names, ()),
+            )
+        )
     return jobs
 
 
@@ -372,6 +425,31 @@ def _with_objects(
     return kept
 
 
+def _refuse_useless(
+    sources: Sequence[Source],
+    labels: Labelled,
+    entries: Sequence[Entry],
+    problems: Sequence[Problem],
+) -> None:
+    """Raise UserError if one of several sources has objects, and none can be used."""
+    names = {key: labels.photographs[key].input_name for key in labels.rows}
+    has_objects = {
+        names[key] for key, rows in labels.rows.items() if any(one.counts for one in rows)
+    }
+    useful = {names[entry.key] for entry in entries if entry.objects}
+    for source in sources:
+        if source.name in has_objects - useful:
+            below = f"{source.name}/"
+            reasons = (
+                f"; {one.place}: {one.text}" for one in problems if one.place.startswith(below)
+            )
+            first = next(reasons, "")
+            raise UserError(
+                f"{source.folder}: none of its objects can be used: correct the labels, name their "
+                f"classes with --classes, or leave the folder out{first}"
+            )
+
+
 def _refuse_unknown_classes(
     given: Sequence[str], usable: Counter[str], others: Counter[str]
 ) -> None:
@@ -398,8 +476,9 @@ def _build_one(
     classes: ClassTable,
 ) -> Entry | Problem:
     image_fingerprint = options.image_fingerprint(job.photograph.stamp)
+    whole = whole_photograph(job.unsearched)
     label_fingerprint = options.label_fingerprint(
-        image_fingerprint, [row.digest for row in job.rows]
+        image_fingerprint, [*(row.digest for row in job.rows), *filter(None, [whole])]
     )
     image_file, label_file, ignore_file = output_files(folder, job.split, job.stem)
     kept = job.previous
@@ -428,11 +507,7 @@ def _build_one(
         )
     if jpeg:
         write_bytes_atomic(image_file, jpeg)
-    text, ignored_text = label.text.encode(), label.ignored_text.encode()
-    write_bytes_atomic(label_file, text)
-    if ignored_text:
-        ignore_file.parent.mkdir(exist_ok=True)
-        write_bytes_atomic(ignore_file, ignored_text)
+    label_digest = write_labels(folder, job.split, job.stem, label.text, label.ignored_text + whole)
     return Entry(
         key=job.photograph.key,
         stem=job.stem,
@@ -441,7 +516,7 @@ def _build_one(
         label_fingerprint=label_fingerprint,
         image_bytes=image[0],
         image_digest=image[1],
-        label_digest=digest_of(b"\0".join(filter(None, [text, ignored_text]))).hex(),
+        label_digest=label_digest,
         facts=metadata,
         exif_frame=label.exif_frame,
         objects=dict(label.objects),
@@ -451,6 +526,7 @@ def _build_one(
         merged=dict(label.merged),
         complaints=label.complaints,
         ignored=dict(label.ignored),
+        unsearched=[options.class_names[number] for number in job.unsearched],
     )
 
 
@@ -459,9 +535,7 @@ def _copies(folder: Path, entries: Sequence[Entry], num_threads: int) -> list[li
 
     @functools.cache
     def read_thumb(position: int) -> np.ndarray:
-        entry = entries[position]
-        image = read_image(output_files(folder, entry.split, entry.stem)[0], MEASURED_PX)
-        return thumbnail(small_grey(image))
+        return _thumb(folder, entries[position])
 
     try:
         groups, _ = same_pictures(
@@ -473,6 +547,11 @@ def _copies(folder: Path, entries: Sequence[Entry], num_threads: int) -> list[li
         raise UserError(f"{error}; remove it and start again") from error
     group_of = {entry.key: group for entry, group in zip(entries, groups.tolist(), strict=True)}
     return [keys for keys in listed_by(group_of) if len(keys) > 1]
+
+
+def _thumb(folder: Path, entry: Entry) -> np.ndarray:
+    image = read_image(output_files(folder, entry.split, entry.stem)[0], MEASURED_PX)
+    return thumbnail(small_grey(image))
 
 
 def _has_digest(label_file: Path, ignore_file: Path, digest: str) -> bool:

@@ -148,10 +148,17 @@ def report_lines(
     if ignored := counts.get("ignored"):
         lines.append(f"regions to ignore: {list_counts(ignored)}")
     lines += _group_lines(manifest)
+    looked_for = counts.get("looked_for", {})
+    if unjudged := [name for name, by_split in looked_for.items() if not by_split[VAL]]:
+        lines.append(
+            f"val has no photograph in which somebody looked for {', '.join(unjudged)}: their "
+            "scores cannot be measured; use --split-by hash, raise --val-fraction, or label them "
+            "in photographs of val"
+        )
     few = [
         item
         for item in counts["objects"].items()
-        if item[1][VAL] < MIN_VAL_OBJECTS and any(item[1].values())
+        if item[1][VAL] < MIN_VAL_OBJECTS and any(item[1].values()) and item[0] not in unjudged
     ]
     if few:
         shown = ", ".join(
@@ -240,6 +247,13 @@ def _counts(
         ),
         Counter(),
     )
+    looked_for = {
+        name: {
+            split: sum(name not in entry.unsearched for entry in by_split[split])
+            for split in splits
+        }
+        for name in class_names
+    }
     turned = Counter(entry.exif_frame for entry in entries if entry.facts.orientation != 1)
     return {
         "photographs": {split: len(by_split[split]) for split in splits},
@@ -252,6 +266,7 @@ def _counts(
         "circuits": {split: dict(sorted(circuits[split].items())) for split in splits},
         "turned_photographs": dict(sorted(turned.items())),
         **({"ignored": dict(sorted(ignored.items()))} if ignored else {}),
+        **({"looked_for": looked_for} if any(entry.unsearched for entry in entries) else {}),
     }
 
 

@@ -3,12 +3,16 @@
 A name in a label file is only compared with the photographs that are there, never opened.
 """
 
+import functools
+import operator
 import os
+import shlex
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from yolo_seg_ddp.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from yolo_seg_ddp.data.labels import IGNORE_FOLDER
 from yolo_seg_ddp.prepare.parsing.foreign import (
     describe_foreign,
@@ -23,7 +27,13 @@ from yolo_seg_ddp.prepare.parsing.formats import (
     is_mask,
     label_files,
 )
-from yolo_seg_ddp.prepare.parsing.label_csv import UNREADABLE_ROW, Problem, read_label_csv
+from yolo_seg_ddp.prepare.parsing.label_csv import (
+    UNREADABLE_ROW,
+    ClassTable,
+    LabelRow,
+    Problem,
+    read_label_csv,
+)
 from yolo_seg_ddp.prepare.parsing.label_file import LabelFile
 from yolo_seg_ddp.prepare.parsing.manifest import NO_PHOTOGRAPH, NO_ROW
 from yolo_seg_ddp.prepare.parsing.matching import Match, match_name, match_names
@@ -39,6 +49,7 @@ from yolo_seg_ddp.prepare.parsing.rows import (
 )
 from yolo_seg_ddp.prepare.parsing.sources import (
     Photograph,
+    Source,
     find_label_csv,
     find_photographs,
     inside,
@@ -49,7 +60,6 @@ from yolo_seg_ddp.utils.progress import Progress
 from yolo_seg_ddp.utils.text import counted
 
 DUPLICATE_ROW = "duplicate row"
-OTHER_CLASSES = "file that lacks classes"
 # end of the names of folders into which LabelMe's converters draw the labels
 DRAWINGS = "visualization"
 RowsByKey = dict[str, tuple[Row, ...]]
@@ -59,6 +69,9 @@ RowsByKey = dict[str, tuple[Row, ...]]
 class Labelled:
     """The photographs of the input, the rows of those to build by key, and the classes that the
     label files name.
+
+    looked_for: the classes that the labels of each photograph list, by its key; a photograph
+    without an entry was searched for all.
     """
 
     title: str
@@ -66,7 +79,8 @@ class Labelled:
     rows: RowsByKey
     class_names: tuple[str, ...] | None
     lost: Lost  # objects that no photograph has
-    origins: Mapping[str, str]  # where the name of each class stands
+    origins: dict[str, str]  # where the name of each class stands
+    looked_for: dict[str, frozenset[str]]
 
     def summary(self) -> str:
         """Return a line about the input: the format, photographs, regions and classes."""
@@ -80,6 +94,54 @@ class Labelled:
         return (
             f"{line}, {counted(num_regions, 'region')} of {counted(len(self.class_names), 'class')}"
         )
+
+
+def read_sources(
+    sources: Sequence[Source],
+    keep_unlabelled: bool,
+    problems: list[Problem],
+    trust_links: bool,
+    *,
+    may_join: bool,
+    announce: Callable[[str], None],
+) -> Labelled:
+    """Read the labels of all folders of the input as those of one; announce what each holds.
+
+    EPRI's labels have the classes of dataset.yaml. may_join: the user has said which names are one
+    class. Raises UserError for names that may be one, and when there is nothing to build.
+    """
+    joined = Labelled(f"{len(sources)} folders", {}, {}, None, Counter(), {}, {})
+    lists: dict[str, Sequence[str]] = {}
+    for source in sources:
+        found: list[Problem] = []
+        labels = read_labels(
+            source.folder, source.label_format, keep_unlabelled, found, trust_links
+        )
+        if not source.name:
+            problems += found
+            announce(labels.summary())
+            return labels
+        announce(f"{source.folder}: {labels.summary()}")
+        below = f"{source.name}/"
+        problems += [replace(one, place=below + one.place) for one in found]
+        names = labels.class_names or load_dataset_yaml(DEFAULT_DATASET_YAML).names
+        lists[str(source.folder)] = names
+        every = frozenset(names)
+        joined.lost.update(labels.lost)
+        joined.origins.update(labels.origins | joined.origins)
+        for old_key, old in labels.photographs.items():
+            photograph = old.of_input(source.name)
+            key = photograph.key
+            joined.photographs[key] = photograph
+            if old_key in labels.rows:
+                joined.looked_for[key] = labels.looked_for.get(old_key, every)
+                joined.rows[key] = tuple(
+                    replace(row, file_name=below + row.file_name)
+                    if isinstance(row, LabelRow)
+                    else replace(row, place=below + row.file_name)
+                    for row in labels.rows[old_key]
+                )
+    return replace(joined, class_names=_names_of_all(lists, may_join))
 
 
 def read_labels(
@@ -105,7 +167,7 @@ def read_labels(
         by_key, photographs, file, photographs.keys() if keep_unlabelled else (), problems
     )
     problems += unread_files(folder, {file}, (), photographs, EPRI_TITLE)
-    return Labelled(EPRI_TITLE, photographs, by_key, None, lost, {})
+    return Labelled(EPRI_TITLE, photographs, by_key, None, lost, {}, {})
 
 
 def _read_tool(
@@ -130,14 +192,15 @@ def _read_tool(
                 replace(one, place=labels.place) for one in problems[num_problems:]
             ]
     tool.agree(read)
-    if not (tool.lists_used_classes or tool.are_pictures):
-        _say_other_classes(read, folder, problems)
+    # A tool without a list has the classes that occur in the folder.
+    every = frozenset(name for labels in read for name in labels.names)
+    lists = dict[frozenset[str], frozenset[str]]()
     for labels in read:
-        rows += (
-            [replace(row, place=labels.place) for row in labels.rows]
-            if labels.place
-            else labels.rows
-        )
+        has_list = not (tool.lists_used_classes or tool.are_pictures)
+        listed = frozenset(labels.names) if has_list else every
+        # one object for all files of a list
+        listed = lists.setdefault(listed, listed)
+        rows += [replace(row, place=labels.place, listed=listed) for row in labels.rows]
     masks = {labels.path for labels in read if labels.rows or labels.is_damaged} | {
         row.file for row in rows
     }
@@ -173,6 +236,13 @@ def _read_tool(
     by_key = _complete(
         by_key, photographs, folder if tool.names_are_relative else files[0], kept, problems
     )
+    # Without a row a photograph was searched for what all lists have.
+    common = every.intersection(*{row.listed for row in rows})
+    looked_for = {
+        key: functools.reduce(operator.or_, lists_of) if lists_of else common
+        for key, members in by_key.items()
+        for lists_of in [[row.listed for row in members if isinstance(row, AnnotationRow)]]
+    }
     names = dict.fromkeys(name for labels in read for name in labels.names if not is_ignored(name))
     if background := names.keys() & {*NO_OBJECTS}:
         names = {name: None for name in names if name not in background}
@@ -203,29 +273,33 @@ def _read_tool(
         classes,
         sum((labels.lost for labels in read), lost),
         origins,
+        looked_for,
     )
 
 
-def _say_other_classes(read: Sequence[LabelFile], folder: Path, problems: list[Problem]) -> None:
-    """Say of each list of classes which it lacks: where its photographs show one, a model learns
-    background.
+def _names_of_all(lists: Mapping[str, Sequence[str]], may_join: bool) -> tuple[str, ...]:
+    """Return the classes of all folders, in the order of their first appearance.
+
+    lists: the classes of each folder. Raises UserError if a name differs only by its spelling, or a
+    plural, from that of another folder, unless `may_join`.
     """
-    first_of = {
-        frozenset(labels.names): labels.class_list or labels.path
-        for labels in reversed(read)
-        if labels.rows
-    }
-    every = frozenset[str]().union(*first_of)
-    for names, file in first_of.items():
-        if lacking := sorted(every - names):
-            text = (
-                f"does not have the classes {printable(', '.join(lacking), 200)} of other files: "
-                "label them in its photographs"
-            )
-            text += ", too, or they are learned as background there"
-            problems.append(
-                Problem(printable(file.relative_to(folder).as_posix(), 400), text, OTHER_CLASSES)
-            )
+    first: dict[str, str] = {}
+    alike: dict[str, str] = {}
+    for folder, names in lists.items():
+        table = ClassTable([*first])
+        for name in names:
+            number = table.find(name)
+            if name not in first and number is not None and table.names[number] not in names:
+                other = table.names[number]
+                alike[name] = f"{other} ({first[other]}) and {name} ({folder})"
+        first |= {name: folder for name in names if name not in first}
+    if alike and not may_join:
+        one_class = shlex.join(name for name in first if name not in alike)
+        raise UserError(
+            f"{printable('; '.join(alike.values()), 400)} may be names of one class: "
+            f"--classes {one_class} joins them, --classes {shlex.join(first)} keeps them apart"
+        )
+    return tuple(first)
 
 
 def choose_format(folder: Path) -> str:

@@ -46,7 +46,7 @@ class AnnotationRow:
     fill the memory. `context`: text of all else that the objects depend on, such as the names of
     the categories. `counts`: for the account; the reader counts all objects when it reads the file
     first. `subset`: the name of a folder above the photograph. `place`: the path of a file whose
-    name others have, too.
+    name others have, too. `listed`: the classes that whoever labelled the photograph looked for.
     """
 
     names: tuple[str, ...]
@@ -59,6 +59,7 @@ class AnnotationRow:
     place: str = ""
     line: None = None
     file_digest: bytes = b""
+    listed: frozenset[str] = frozenset()
 
     @property
     def image_name(self) -> str:

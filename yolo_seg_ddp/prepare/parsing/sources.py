@@ -1,5 +1,6 @@
 """Finds the label CSV and the photographs, in folders and zips, and reads photographs."""
 
+import itertools
 import os
 import re
 import threading
@@ -7,7 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -32,6 +33,42 @@ ReadFile = Callable[[Path], bytes]
 
 
 @dataclass(frozen=True)
+class Source:
+    """A folder of --input with labels of one format.
+
+    name: of the folder in keys and messages; empty if it is the only one. read_file: returns the
+    bytes of a photograph that is in no zip.
+    """
+
+    label_format: str
+    name: str
+    folder: Path
+    read_file: ReadFile = Path.read_bytes
+
+
+def names_of_inputs(addresses: Sequence[str]) -> list[str]:
+    """Return a name for each folder, or address in a storage: its path below what all have in
+    common.
+
+    A single one has no name. Raises UserError if one lies inside another.
+    """
+    if len(addresses) == 1:
+        return [""]
+    paths = [
+        "/" + address.partition("://")[2] if "://" in address else os.path.realpath(address)
+        for address in addresses
+    ]
+    pairs = itertools.permutations(zip(addresses, paths, strict=True), 2)
+    for (address, path), (other, place) in pairs:
+        if Path(path).is_relative_to(place):
+            raise UserError(
+                f"--input {address} is in --input {other}, so its photographs would be read "
+                "twice; leave one of them out"
+            )
+    return [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
+
+
+@dataclass(frozen=True)
 class Photograph:
     """One photograph of the input.
 
@@ -47,12 +84,21 @@ class Photograph:
     stamp: str  # changes with the bytes: size, and CRC in the zip or modification time
     is_known_by_path: bool = False
     subset: str = ""  # in which the labels list it, such as `train`
+    input_name: str = ""  # of the folder of --input, if there are several
+
+    def of_input(self, name: str) -> "Photograph":
+        """Return the photograph as one of the folder `name` among several."""
+        source = f"{name}/{self.source}"
+        circuit = _circuit(source, self.is_known_by_path)
+        return replace(self, source=source, circuit=circuit, input_name=name)
 
     @property
     def key(self) -> str:
         """The name in lower case, to match the label CSV; with its folders if it is known by its
-        path.
+        path. The source, if there are several folders.
         """
+        if self.input_name:
+            return self.source
         return ((self.member or self.source) if self.is_known_by_path else self.name).lower()
 
 

@@ -17,6 +17,7 @@ import filelock
 from yolo_seg_ddp.data.labels import IGNORE_FOLDER
 from yolo_seg_ddp.prepare.near_duplicates import SIGNATURE_BYTES
 from yolo_seg_ddp.prepare.parsing.photograph import ImageMetadata
+from yolo_seg_ddp.prepare.parsing.rows import digest_of
 from yolo_seg_ddp.prepare.parsing.sources import OWN_FILES
 from yolo_seg_ddp.prepare.parsing.split import SPLITS, TEST
 from yolo_seg_ddp.utils.contents import parse_json
@@ -55,6 +56,12 @@ class Entry:
     complaints: list[tuple[int, str, str]]
     # regions to ignore by class; empty for all classes
     ignored: dict[str, int] = field(default_factory=dict)
+    unsearched: list[str] = field(default_factory=list)  # classes that nobody looked for
+
+    @property
+    def has_regions(self) -> bool:
+        """Whether a file of regions to ignore is beside its label."""
+        return bool(self.ignored or self.unsearched)
 
 
 class BuildState:
@@ -145,7 +152,9 @@ def open_output(
 def remove_unexpected(folder: Path, entries: Iterable[Entry]) -> None:
     """Remove files without an entry from the output folders."""
     files = ((entry, output_files(folder, entry.split, entry.stem)) for entry in entries)
-    expected = {path for entry, paths in files for path in (paths if entry.ignored else paths[:2])}
+    expected = {
+        path for entry, paths in files for path in (paths if entry.has_regions else paths[:2])
+    }
     for path in [path for path in _files_in(folder) if path not in expected]:
         path.unlink()
 
@@ -160,6 +169,18 @@ def output_files(folder: Path, split: str, stem: str) -> tuple[Path, Path, Path]
         place / "labels" / f"{stem}.txt",
         place / IGNORE_FOLDER / f"{stem}.txt",
     )
+
+
+def write_labels(folder: Path, split: str, stem: str, text: str, ignored_text: str) -> str:
+    """Write the labels of a photograph and its regions to ignore, if it has some; return their
+    digest.
+    """
+    _, label_file, ignore_file = output_files(folder, split, stem)
+    write_bytes_atomic(label_file, text.encode())
+    if ignored_text:
+        ignore_file.parent.mkdir(exist_ok=True)
+        write_bytes_atomic(ignore_file, ignored_text.encode())
+    return digest_of(b"\0".join(filter(None, [text.encode(), ignored_text.encode()]))).hex()
 
 
 def keep_image(folder: Path, entry: Entry, split: str) -> bool:
@@ -185,7 +206,7 @@ def move(folder: Path, entry: Entry, split: str) -> Entry:
             output_files(folder, entry.split, entry.stem),
             output_files(folder, split, entry.stem),
         )
-        for source, target in list(zip(sources, targets, strict=True))[: 2 + bool(entry.ignored)]:
+        for source, target in list(zip(sources, targets, strict=True))[: 2 + entry.has_regions]:
             target.parent.mkdir(exist_ok=True)
             os.replace(source, target)
     return dataclasses.replace(entry, split=split)
@@ -198,7 +219,10 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 def _to_line(entry: Entry) -> str:
-    return json.dumps(dataclasses.asdict(entry), sort_keys=True) + "\n"
+    values = dataclasses.asdict(entry)
+    if not entry.unsearched:
+        del values["unsearched"]
+    return json.dumps(values, sort_keys=True) + "\n"
 
 
 def _from_line(line: str) -> Entry | None:

@@ -28,9 +28,12 @@ from yolo_seg_ddp.extras.report.tests.made_up import (
 def test_every_figure_is_that_of_metrics_json(num_models: int) -> None:
     names = ("pole", "crossarm", "insulator")
     subjects = [made_up_subject(names, seed) for seed in range(num_models)]
+    for row in (subjects[0].metrics, *subjects[0].metrics["per_class"]):
+        row["num_searched"] = 7
     page = build_page(subjects, [made_up_card(num_models, number) for number in range(3)])
     assert check_figures(page, [subject.metrics for subject in subjects]) > 100 * num_models
     shown = {str(attributes["data-key"]) for attributes, _ in Elements(page).figures}
+    assert {"num_searched", "per_class.2.num_searched"} <= shown
     for kind in ("box", "mask"):
         for name in ("map50", "map50_95", "precision", "recall", "f1"):
             assert {

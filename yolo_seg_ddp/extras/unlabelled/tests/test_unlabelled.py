@@ -3,6 +3,7 @@ and the page.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
 from yolo_seg_ddp.data.images import read_image
 from yolo_seg_ddp.data.labels import ANY_CLASS, format_yolo_label, read_photos, read_yolo_label
 from yolo_seg_ddp.data.polygons import polygon_boxes
+from yolo_seg_ddp.evaluation.metrics.matching import count_at_levels
 from yolo_seg_ddp.extras.unlabelled import __main__ as command
 from yolo_seg_ddp.extras.unlabelled import data_set
 from yolo_seg_ddp.extras.unlabelled.data_set import NewData, Originals
@@ -92,15 +94,38 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_image(root / "photos/copy.jpg", read_image(root / "mine/val/images/3.png")[:, ::-1].copy())
     (root / "photos/broken.jpg").write_bytes(b"broken")
     (root / "model.pt").write_bytes(b"weights")
+
+    # The first pole is an insulator for people, who drew a box.
+    for split, seed in (("train", 30), ("val", 31)):
+        write_scene(root / f"new/{split}/images/1.png", seed, SPOT, WIRE)
+        file = root / f"new/{split}/labels/1.txt"
+        _, outlines = read_yolo_label(file, 2)
+        low, high = outlines[0].min(axis=0), outlines[0].max(axis=0)
+        numbers = " ".join(f"{number:.5f}" for number in [*(low + high) / 2, *high - low])
+        file.write_text(f"0 {numbers}\n")
+    (root / "new/train/ignore/1.txt").write_text("-1 0 0 1 0 1 0.01\n")
+    (root / "new/dataset.yaml").write_text(
+        "train: train/images\nval: val/images\nnames: [insulator]\n"
+    )
     return root
 
 
-def run(root: Path, output: Path, *more: str) -> dict[str, bytes]:
+ADD_PHOTOS = {"labelled": "mine/dataset.yaml", "photos": "photos"}
+STRICT = ("--wrong=0.05", "--certainty=0.9")
+ADD_CLASSES = {"labelled": "new/dataset.yaml", "sure-from": "mine/dataset.yaml"}
+
+
+def run(
+    root: Path,
+    output: Path,
+    *more: str,
+    flags: Mapping[str, str] = ADD_PHOTOS,
+    precision: Any = None,
+) -> dict[str, bytes]:
     """Run the command with the network that sees colours; return the files that it wrote."""
-    flags = {"model": "model.pt", "labelled": "mine/dataset.yaml", "photos": "photos"}
-    words = [f"--{flag}={root / place}" for flag, place in flags.items()]
+    words = [f"--{flag}={root / place}" for flag, place in {"model": "model.pt", **flags}.items()]
     network = ColourNetwork()
-    network.args["thin_classes"] = [0]
+    network.args |= {"thin_classes": [0], "precision": precision, "imgsz": 320}
     with pytest.MonkeyPatch.context() as patch:
         install(patch)
         patch.setattr("yolo_seg_ddp.predict.opening.open_model", lambda *given, **named: network)
@@ -179,6 +204,100 @@ def test_sure_detections_become_labels_and_unsure_ones_regions_to_ignore(
     assert "1 left out: deleted by hand\n" in capsys.readouterr().out
 
 
+def test_a_new_class_keeps_its_labels_and_the_model_adds_those_of_the_old_classes(
+    scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = run(scene, tmp_path / "new", *STRICT, flags=ADD_CLASSES)
+    said = capsys.readouterr().out
+    assert "2 photographs added\nwire: 0 labels" in said
+    assert "insulator: 0 labels; ignored: nothing; people labelled it\n" in said
+    assert "wire: 0 labels; ignored: 2 (class not sure enough); no detection becomes" in said
+    assert (
+        "pole: 16 labels; ignored: 2 (not sure enough); these become labels, because 0 of" in said
+    )
+    yaml = tmp_path / "new/dataset.yaml"
+    run_line = f"train_yolo_ddp.py --data {yaml} --model {scene}/model.pt --save-dir models/new"
+    assert f"Next: python {run_line}\n" in said
+
+    spec = load_dataset_yaml(yaml)
+    assert spec.names == ("wire", "pole", "insulator")
+    for split, name in (("train", "1"), ("val", "2-1")):
+        (photo,) = read_photos(spec, split)
+        assert photo.file.read_bytes() == (scene / f"new/{split}/images/1.png").read_bytes()
+        assert photo.class_ids.tolist() == [1] * 8 + [2]
+        assert photo.rough.size == 0
+
+        # What people wrote is there as they wrote it, but for the number of the class.
+        (row,) = (scene / f"new/{split}/labels/1.txt").read_text().splitlines()
+        assert files[f"{split}/labels/{name}.txt"].decode().splitlines()[-1] == f"2{row[1:]}"
+
+        # Nothing is sure of a wire, so nobody looked for wires.
+        corners = polygon_boxes(photo.ignored)
+        is_whole = (corners == [0, 0, 1, 1]).all(axis=1)
+        assert photo.ignored_ids[is_whole].tolist() == [0]
+        assert [ANY_CLASS in photo.ignored_ids, 1 in photo.ignored_ids] == [split == "train", True]
+        assert f"/new/{split} &amp;&amp; rm".encode() in files["unlabelled.html"].replace(
+            b"cd /", b"/new/"
+        )
+
+
+def test_old_photographs_may_join_those_of_the_new_class(
+    scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = [str(scene / name / "dataset.yaml") for name in ("new", "mine")]
+    run(scene, tmp_path / "new", "--labelled", *sets, "--conf=0.3", flags={})
+    spec = load_dataset_yaml(tmp_path / "new/dataset.yaml")
+    old, new = read_photos(spec, "train")
+    assert sorted(new.class_ids.tolist()) == [0] + [1] * 9 + [2]
+    assert [old.file.name, new.file.name] == ["0.png", "1.png"]
+    _, labels = read_yolo_label(scene / "mine/train/labels/0.txt", 2)
+    assert old.class_ids.tolist() == [1] * 9
+    np.testing.assert_allclose(np.concatenate(old.polygons), np.concatenate(labels))
+    assert old.ignored_ids.tolist() == [2, ANY_CLASS]
+
+    # A class that people labelled in all photographs says so.
+    file = tmp_path / "poles.yaml"
+    file.write_text(
+        f"path: {scene}/mine\ntrain: train/images\nval: val/images\nnames: [box, pole]\n"
+    )
+    capsys.readouterr()
+    run(scene, tmp_path / "poles", f"--labelled={file}", "--conf=0.3", flags={})
+    assert "pole: 0 labels; ignored: nothing; people labelled it\nbox: 0" in capsys.readouterr().out
+
+
+def test_what_is_sure_of_an_old_class_follows_from_its_training(
+    scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model's file holds the precision of its validation; else a person says what is sure."""
+    flags = {"labelled": "new/dataset.yaml"}
+    ids, is_right = np.repeat([0, 1], 100), np.arange(200) % 100 < 90
+    recorded = count_at_levels(2, ids, is_right | (ids == 1), np.full(200, 0.7)).ravel().tolist()
+    run(scene, tmp_path / "file", flags=flags, precision=recorded)
+    said = capsys.readouterr().out
+    for name, num_wrong in (("wire", 10), ("pole", 0)):
+        line = next(line for line in said.splitlines() if line.startswith(f"{name}: "))
+        words = f"become labels, because {num_wrong} of its 100 validation detections from "
+        assert words + "confidence 0.20 on are wrong" in line
+    run(scene, tmp_path / "strict", *STRICT, flags=flags, precision=recorded)
+    assert "wire: 0 labels; ignored: 2 (class not sure enough)" in capsys.readouterr().out
+    run(scene, tmp_path / "conf", "--conf=0.1", flags=flags, precision=recorded)
+    assert "pole: 18 labels; ignored: nothing; from confidence 0.1 on" in capsys.readouterr().out
+
+    asks = r"^.*/model\.pt: does not say .*; name .* with --sure-from, or a confidence with --conf$"
+    for number, (bad, more) in enumerate(
+        [
+            (None, ()),
+            (recorded[1:], ()),
+            ([-1, *recorded[1:]], ()),
+            ([0.5, *recorded[1:]], ()),
+            (recorded, ("--img-size=640",)),
+            (recorded, ("--no-mask-score",)),
+        ]
+    ):
+        with pytest.raises(UserError, match=asks):
+            run(scene, tmp_path / f"{number}", *more, flags=flags, precision=bad)
+
+
 def test_photographs_like_no_labelled_one_are_left_out_unless_they_are_kept(
     scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,33 +311,43 @@ def test_photographs_like_no_labelled_one_are_left_out_unless_they_are_kept(
     assert "train/images/a.png" in run(scene, tmp_path / "kept", "--keep-unlike")
 
 
+@pytest.mark.parametrize(
+    ("flags", "last", "num_compared"), [(ADD_PHOTOS, "copy", 4), (ADD_CLASSES, "2-1", 0)]
+)
 def test_a_killed_run_goes_on_and_two_ranks_write_the_same_files(
-    scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scene: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: Mapping[str, str],
+    last: str,
+    num_compared: int,
 ) -> None:
-    whole, add = run(scene, tmp_path / "whole"), NewData.add
+    whole, add = run(scene, tmp_path / "whole", flags=flags), NewData.add
 
     def killed(data: NewData, name: str, *given: Any) -> None:
-        if name == "copy":
+        if name == last:
             raise UserError("killed")
         add(data, name, *given)
 
     monkeypatch.setattr(NewData, "add", killed)
     with pytest.raises(UserError, match="killed"):
-        run(scene, tmp_path / "killed")
+        run(scene, tmp_path / "killed", flags=flags)
     monkeypatch.setattr(NewData, "add", add)
     assert not (tmp_path / "killed/dataset.yaml").exists()
-    assert run(scene, tmp_path / "killed") == whole
+    assert run(scene, tmp_path / "killed", flags=flags) == whole
     files, *num_read = zip(
-        *run_ranks(run_counting, 2, scene, tmp_path / "ranks", join=False, timeout_s=240),
+        *run_ranks(run_counting, 2, scene, tmp_path / "ranks", flags, join=False, timeout_s=240),
         strict=True,
     )
     assert files[0] == whole
-    assert num_read == [(4, 4)], (
+    assert num_read == [(num_compared,) * 2], (
         "each labelled photograph is decoded once to find its copies, on one rank"
     )
 
 
-def run_counting(root: Path, output: Path) -> tuple[dict[str, bytes], int]:
+def run_counting(
+    root: Path, output: Path, flags: Mapping[str, str]
+) -> tuple[dict[str, bytes], int]:
     """Return what `run` does, and how many photographs this rank decodes for comparisons with new
     ones.
     """
@@ -230,7 +359,7 @@ def run_counting(root: Path, output: Path) -> tuple[dict[str, bytes], int]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data_set, "read_image", counted)
-        return run(root, output), counts.total()
+        return run(root, output, flags=flags), counts.total()
 
 
 LOOKS = {
@@ -282,7 +411,24 @@ def test_bad_input_is_one_line(scene: Path, tmp_path: Path) -> None:
         UserError, match=r"^.*/none\.yaml: No such .*; name a data-set YAML with --labelled$"
     ):
         run(scene, tmp_path / "other", f"--labelled={tmp_path / 'none.yaml'}")
+    with pytest.raises(
+        UserError, match=r"^.*/none\.yaml: .*; name a data-set YAML with --sure-from"
+    ):
+        run(scene, tmp_path / "other", flags={**ADD_CLASSES, "sure-from": "none.yaml"})
+    two = {"labelled": "new/dataset.yaml", "photos": "photos"}
+    with pytest.raises(UserError, match=r"^--labelled: with --photos it names one data set$"):
+        run(scene, tmp_path / "other", "--labelled", *[f"{scene}/new/dataset.yaml"] * 2, flags=two)
+    with pytest.raises(
+        UserError, match=r"^.*/mine/dataset\.yaml: has all classes of .*model\.pt: "
+    ):
+        run(scene, tmp_path / "other", "--conf=0.5", flags={"labelled": "mine/dataset.yaml"})
+    with pytest.raises(UserError, match=r"^--model .*/a\.onnx: no training goes on from it; name "):
+        run(scene, tmp_path / "other", flags={**ADD_CLASSES, "model": "a.onnx"})
     assert not (tmp_path / "other").exists()
+
+
+def counts(scores: np.ndarray, is_right: np.ndarray) -> np.ndarray:
+    return count_at_levels(1, np.zeros(len(scores)), is_right, scores)[0]
 
 
 def test_the_bound_is_exact_and_the_share_of_wrong_detections_keeps_the_limit() -> None:
@@ -293,10 +439,10 @@ def test_the_bound_is_exact_and_the_share_of_wrong_detections_keeps_the_limit() 
     random, num_kept = np.random.default_rng(0), 0
     for _ in range(200):  # a detection is wrong with a probability of 1 - its confidence
         scores = random.uniform(0.2, 1, 300)
-        level, _ = sure_from(scores, random.uniform(size=300) > scores, 0.1, 0.9)
+        level, _ = sure_from(counts(scores, random.uniform(size=300) <= scores), 0.1, 0.9)
         num_kept += level is None or (1 - level) / 2 <= 0.1
     assert 180 <= num_kept < 200
-    few = sure_from(np.full(44, 0.9), np.zeros(44, bool), 0.05, 0.9)[1]
+    few = sure_from(counts(np.full(44, 0.9), np.ones(44)), 0.05, 0.9)[1]
     as_many = "; 45 as good ones would be enough"
     assert few == (
         "no detection becomes a label, because 0 of its 44 validation detections from confidence "
@@ -304,7 +450,7 @@ def test_the_bound_is_exact_and_the_share_of_wrong_detections_keeps_the_limit() 
         f"{as_many}; --wrong 0.06 would be kept now"
     )
     # "0 of its 0 validation detections are wrong" was said.
-    assert sure_from(np.zeros(0), np.zeros(0, bool), 0.05, 0.9)[1] == (
+    assert sure_from(counts(np.zeros(0), np.zeros(0)), 0.05, 0.9)[1] == (
         "no detection becomes a label, because it has no validation detection "
         "from confidence 0.20 on; 45 right ones would be enough"
     )
