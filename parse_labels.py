@@ -54,6 +54,11 @@ class ParseConfig(Options):
         "classes and their order; unset: those of the label file, and for EPRI's labels those of "
         "dataset.yaml",
     )
+    boxes: tuple[str, ...] = option(
+        (),
+        "classes whose outlines are boxes around other shapes: they teach no mask (docs/labels.md)",
+        metavar="CLASS",
+    )
     output: str = option(
         "data/processed",
         "output folder; other files in its images and labels folders are removed",
@@ -142,6 +147,7 @@ def build(config: ParseConfig, sources: Sequence[Source]) -> int:
             long_side_px=config.long_side,
             line_width_px=config.line_width,
             exif_frame=config.exif_frame,
+            boxes=config.boxes,
         ),
         split_by=config.split_by,
         val_fraction=config.val_fraction,

@@ -123,7 +123,7 @@ def few(trained: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> Traine
     """Return the trained run with a data set that trains on its five validation photographs: fp16
     is slow on a CPU.
 
-    The first object of each has a rough outline.
+    The first object of each has a rough outline, the last one a box.
     """
     root = tmp_path_factory.mktemp("few")
     for split in ("train", "val"):
@@ -131,6 +131,8 @@ def few(trained: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> Traine
     (root / "train/ignore").mkdir()
     for file in (root / "train/labels").iterdir():
         (root / "train/ignore" / file.name).write_text(file.read_text().partition("\n")[0])
+        with file.open("a") as stream:
+            stream.write("0 0.5 0.5 0.3 0.3\n")
     data = root / "dataset.yaml"
     shutil.copyfile(trained.data, data)
     return dataclasses.replace(trained, data=data, processed=root)
@@ -299,13 +301,13 @@ def train(folder: Path, device: str, trained: TrainedRun, kill_at: int = 0) -> N
 def labels_of(few: TrainedRun) -> list[float]:
     """Return how long the labels of its photographs are, read from their files."""
     class_ids, lengths = [], []
-    for file in sorted((few.processed / "val" / "labels").glob("*.txt")):
+    for file in sorted((few.processed / "train" / "labels").glob("*.txt")):
         height, width = read_image(file.parents[1] / "images" / f"{file.stem}.jpg").shape[:2]
         for class_id, *outline in map(str.split, file.read_text().splitlines()):
             class_ids.append(int(class_id))
-            lengths.append(
-                np.ptp(np.array(outline, float).reshape(-1, 2) * (width, height), axis=0).max()
-            )
+            points = np.array(outline, float).reshape(-1, 2) * (width, height)
+            # Of a box the second point is its size.
+            lengths.append((points[1] if len(points) == 2 else np.ptp(points, axis=0)).max())
     return label_lengths(np.array(class_ids), np.array(lengths))
 
 

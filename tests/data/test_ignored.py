@@ -14,7 +14,7 @@ import pytest
 from tests.data.pictures import COLOURLESS, PICTURES, SIZE_PX, Pictures, box, dataset_of, samples_of
 from tests.data.test_windows import MANY, windows_of
 from tests.prepare.parsing.tool_folder import files
-from yolo_seg_ddp.data.dataset import Photo, Sample, collate, read_photos
+from yolo_seg_ddp.data.dataset import UNKNOWN, Photo, Sample, collate, read_photos
 from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
 from yolo_seg_ddp.data.labels import ANY_CLASS, with_regions_of
 from yolo_seg_ddp.utils.errors import DataErrors
@@ -94,6 +94,46 @@ def test_a_rough_outline_stays_rough_and_is_not_pasted(config: dict[str, Any]) -
             assert np.array_equal(now.image, before.image)
 
 
+def with_boxes(photo: Photo) -> Photo:
+    """Return the photograph with boxes in place of the outlines of a class."""
+    boxed = np.flatnonzero(photo.class_ids == ROUGH_CLASS)
+    polygons = [*photo.polygons]
+    for number in boxed:
+        (x1, y1), (x2, y2) = polygons[number].min(0), polygons[number].max(0)
+        polygons[number] = np.array([[x1, y1], [x2, y1], [x2, y2], [x1, y2]])
+    return replace(photo, polygons=polygons, boxed=boxed)
+
+
+@pytest.mark.parametrize("config", VIEWS + ADDED, ids=str)
+def test_a_box_stays_a_box_until_it_is_turned_and_is_not_pasted(config: dict[str, Any]) -> None:
+    pictures, augmentation = copy.copy(PICTURES), replace(COLOURLESS, **config)
+    pictures.photos = [with_boxes(photo) for photo in PICTURES.photos]
+    samples = samples_of(augmentation, pictures=pictures)
+    kept, other = ("rough", "boxed") if "degrees" in config else ("boxed", "rough")
+    assert sum(len(getattr(sample, kept)) for sample in samples) > 9
+    for now, view in zip(samples, samples_of(COLOURLESS, pictures=pictures), strict=True):
+        of_class = np.flatnonzero(now.class_ids == ROUGH_CLASS)
+        assert not len(getattr(now, other))
+        assert set(getattr(now, kept)) <= set(of_class)
+        if "paste" not in config:
+            assert getattr(now, kept).tolist() == of_class.tolist()
+        if config in ADDED:
+            assert len(now.boxed) <= (view.class_ids == ROUGH_CLASS).sum()
+        for number in now.boxed if "paste" not in config else ():
+            drawn, (low, high) = now.polygons[number], now.boxes[number].reshape(2, 2)
+            assert (np.minimum(np.abs(drawn - low), np.abs(drawn - high)) < 1e-4).all()
+
+
+def test_what_a_box_hides_of_a_larger_outline_is_unknown() -> None:
+    pictures = Pictures(1, (SIZE_PX, SIZE_PX))
+    outlines = [box(0.25, 0.25, 0.5, 0.5), box(0.5, 0.5, 0.5, 0.25), box(0.5, 0.5, 0.125, 0.125)]
+    pictures.photos[0] = Photo(Path(), np.arange(3), outlines, boxed=np.array([1]))
+    masks = dataset_of(None, pictures)[0, 0].masks
+    counts = [int((masks == value).sum()) for value in (UNKNOWN, 1, 2, 3)]
+    # The box lies on a quarter of the square, and an outline of 4 x 4 pixels on both.
+    assert counts == [64 - 16, 256 - 64, 128 - 64, 16]
+
+
 def test_a_window_keeps_every_piece_of_a_region() -> None:
     windows = windows_of([doubled(photo) for photo, _ in MANY], [size for _, size in MANY], 4)
     shown = [placed(windows.labels(windows.window(0, index))) for index in range(len(windows))]
@@ -107,6 +147,11 @@ def test_a_window_keeps_every_piece_of_a_region() -> None:
     windows = windows_of([with_rough(photo) for photo, _ in MANY], [size for _, size in MANY], 4)
     for photo in (windows.labels(windows.window(0, index)) for index in range(len(windows))):
         assert photo.rough.tolist() == np.flatnonzero(photo.class_ids == ROUGH_CLASS).tolist()
+    boxes = [with_boxes(photo) for photo, _ in MANY]
+    windows = windows_of(boxes, [size for _, size in MANY], 4)
+    for photo in (windows.labels(windows.window(0, index)) for index in range(len(windows))):
+        assert photo.boxed.tolist() == np.flatnonzero(photo.class_ids == ROUGH_CLASS).tolist()
+        assert all(len(photo.polygons[number]) == 4 for number in photo.boxed)
 
 
 @pytest.mark.parametrize("config", [None, *VIEWS, {"copy_paste": 1}], ids=str)
@@ -146,7 +191,7 @@ def test_a_batch_has_a_map_for_each_image_and_class_below_its_objects() -> None:
     assert counts == [16 * 32 + 128 - 64, 384, 64], "the object is on top"
     assert batch.masks[0].min() == 0
     alone = collate([data[0, 0]])
-    assert alone.ignored is alone.rough is None
+    assert alone.ignored is alone.rough is alone.boxed is None
     with_one = collate([data[0, 0], replace(data[0, 1], rough=np.array([0]))])
     assert vars(with_one)["rough"].tolist() == [*[False] * len(alone.class_ids), True]
 
@@ -179,6 +224,7 @@ def test_regions_are_read_from_the_folder_beside_the_labels(tmp_path: Path) -> N
         [1],
         [1],
     )
+    assert one.boxed.tolist() == [0], "a row of five numbers, unless its outline is rough"
     assert not flat.ignored, "labels beside the photographs are no regions"
     file.write_text(f"{row}-2 0.5 0.5 0.5 0.5")
     with pytest.raises(DataErrors, match=r"ignore/a\.txt:2: class -2 is not one of -1\.\.1"):

@@ -2,6 +2,7 @@
 enough.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -15,9 +16,9 @@ from yolo_seg_ddp.data.images import upright_size, write_jpeg
 from yolo_seg_ddp.data.label_shapes import (
     WINDOWS_ADVICE,
     LabelledPhoto,
-    count_rectangles,
     label_lengths,
     median_sizes,
+    rectangular_classes,
     sample_labels,
     sizes_on_disk,
     small_labels_hint,
@@ -36,7 +37,7 @@ def test_labels_say_how_long_objects_are() -> None:
     assert label_lengths(np.zeros(0, int), np.zeros(0)) == []
 
 
-def test_compact_objects_have_their_whole_width_and_rectangles_are_counted() -> None:
+def test_compact_objects_have_their_whole_width_and_classes_of_rectangles_are_named() -> None:
     """Squares of 100 px were written as 100 x 50."""
     angles = np.linspace(0, 2 * np.pi, 40, endpoint=False)
     circle = 50 + 50 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
@@ -52,9 +53,12 @@ def test_compact_objects_have_their_whole_width_and_rectangles_are_counted() -> 
     ]
     widths = {number: width for number, (width, _) in median_sizes(photos, 640).items()}
     assert widths == pytest.approx({0: 100, 1: 100, 2: 100, 3: 30, 4: 8, 5: 99}, abs=2)
-    assert count_rectangles([photos[0], photos[2]] * 6) == {0: 6, 2: 6}
-    assert not count_rectangles([photos[0]] * 4)  # too few to say anything
-    assert not count_rectangles([photos[0], photos[5]] * 6)
+    assert rectangular_classes(photos * 12) == (0, 3)
+    assert not rectangular_classes([photos[0]] * 4)  # too few to say anything
+    boxed = replace(photos[1], class_ids=np.zeros(1, int), boxed=[0])
+    assert rectangular_classes([photos[0], boxed] * 12) == (0,)  # of one without outline it says
+    round_ones = replace(boxed, boxed=[])
+    assert not rectangular_classes([photos[0], round_ones] * 12)
 
 
 def test_small_objects_need_a_larger_input_and_thin_or_tiny_ones_windows(tmp_path: Path) -> None:

@@ -54,19 +54,33 @@ def test_boxes_and_photographs_of_both_splits_are_said(tmp_path: Path) -> None:
             format_yolo_label((0, outline) for outline in outlines)
         )
         (tmp_path / f"{name}-list.txt").write_text(f"{name}.jpg\n")
+    # Of c three objects have boxes, of d the only one.
+    rows = (tmp_path / "b.txt").read_text().splitlines(keepends=True)
+    box_row = "0 0.5 0.5 0.2 0.2\n"
+    for name, text in {"c": box_row * 3 + "".join(rows[3:]), "d": box_row}.items():
+        write_jpeg(tmp_path / f"{name}.jpg", np.zeros((60, 80, 3), np.uint8))
+        (tmp_path / f"{name}.txt").write_text(text)
+        (tmp_path / f"{name}-list.txt").write_text(f"{name}.jpg\n")
 
-    def said_of(train: str, val: str) -> list[str]:
+    def said_of(train: str, val: str, **options: Any) -> list[str]:
         said: list[str] = []
         (tmp_path / "data.yaml").write_text(
             f"train: {train}-list.txt\nval: {val}-list.txt\nnames: [box]\n"
         )
         spec = load_dataset_yaml(tmp_path / "data.yaml")
-        config = TrainConfig(img_size=64, cache="none", save_dir=str(tmp_path / "none"))
+        config = TrainConfig(img_size=64, cache="none", save_dir=str(tmp_path / "none"), **options)
         open_data(config, spec, torch.device("cpu"), said.append)
-        return [line[:30] for line in said if line.startswith(("The labels", "1 photograph"))]
+        beginnings = ("The outlines", "Outlines", "WARNING", "1 photograph")
+        return [line.partition(";")[0][:61] for line in said if line.startswith(beginnings)]
 
-    assert said_of("a", "a") == ["The labels are boxes without o", "1 photograph of val is in trai"]
+    shared = "1 photograph of val is in train, too: scores will be too high"
+    rectangles = "The outlines of box are upright rectangles and teach such mas"
+    assert said_of("a", "a") == [rectangles, shared]
     assert said_of("b", "a") == []
+    counts = "Outlines: 7 of 10 objects in train, 0 of 1 object in val"
+    no_masks = "WARNING: no outline in val: mask AP is 0, and boxes choose be"
+    turned = "WARNING: --degrees, --shear: of turned boxes only the class i"
+    assert said_of("c", "d", degrees=9.0) == [counts, no_masks, turned]
 
 
 def photo_with(count: int, seed: int, largest: float = 0.3) -> Photo:

@@ -28,8 +28,18 @@ from yolo_seg_ddp.evaluation.coco import CocoCollector, evaluate_with_faster_coc
 from yolo_seg_ddp.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels, match_batch_async
 from yolo_seg_ddp.evaluation.input_masks import begin_mask_overlaps
 from yolo_seg_ddp.evaluation.metrics.matching import IOU_THRESHOLDS
-from yolo_seg_ddp.evaluation.metrics.results import ImageResult, pool_predictions
-from yolo_seg_ddp.evaluation.metrics.summary import choose_worst, count_errors, summarise
+from yolo_seg_ddp.evaluation.metrics.results import (
+    ImageResult,
+    pack_results,
+    pool_predictions,
+    unpack_results,
+)
+from yolo_seg_ddp.evaluation.metrics.summary import (
+    choose_worst,
+    count_errors,
+    summarise,
+    summarise_sizes,
+)
 from yolo_seg_ddp.evaluation.metrics.thin_objects import ThinRule
 from yolo_seg_ddp.evaluation.native_masks import outlines_in_photo, place
 from yolo_seg_ddp.evaluation.shared_classes import only_classes
@@ -264,6 +274,48 @@ def test_a_false_alarm_counts_in_the_size_that_its_mask_has_in_the_photograph(
     assert {SIZES[place] for place in (*result.mask_sizes.flat, *result.box_sizes.flat)} == {
         expected
     }
+
+
+@pytest.mark.parametrize("in_photo", [False, True])
+def test_an_object_without_an_outline_counts_for_boxes_alone(in_photo: bool) -> None:
+    """A mask on an object that has a box and no outline is neither right nor wrong."""
+    corners = np.array([[0, 0], [1, 0], [1, 1], [0, 1]])
+    outlines = [(low + 40 * corners).astype(np.float32) for low in (16, 72)]
+    boxes = np.array([[16, 16, 56, 56], [72, 72, 112, 112]], np.float32)
+    sample = Sample(
+        0,
+        np.zeros((128, 128, 3), np.uint8),
+        np.zeros(2, np.int64),
+        boxes,
+        np.zeros((32, 32)),
+        outlines,
+        (128, 128),
+        boxed=np.array([1]),
+    )
+    seen = torch.cat([torch.from_numpy(boxes), torch.tensor([[4.0, 60, 44, 100]])])
+    scores, ids = torch.tensor([0.9, 0.8, 0.7]), torch.zeros(3, dtype=torch.int64)
+    photo = PhotoPixels(lambda _: (256, 256), compare=in_photo)
+
+    def result_of(count: int, given: Sample = sample) -> ImageResult:
+        found = Detections(seen, scores, ids, torch.ones(3, 32))[slice(count)]
+        (result,) = match_batch_async([given], [found], torch.ones(1, 32, 32, 32), 1, photo)()
+        return result
+
+    result = result_of(3)
+    assert result.box_hits[:, 0].tolist() == [True, True, False]
+    assert result.mask_hits[:, 0].tolist() == [True, False, False]
+    assert result.mask_ignored.round(2).tolist() == [0, 1, 0]
+    assert not result.box_ignored.any()
+    scores_of = [summarise([result_of(count)], ["a"]) for count in (1, 2, 3)]
+    assert [one["mask_map50"] for one in scores_of] == pytest.approx([1, 1, 1], abs=0.01)
+    assert [one["box_map50"] for one in scores_of] == pytest.approx([0.5, 1, 1], abs=0.01)
+    assert scores_of[2]["mask_precision"] < 1, "the false alarm"
+    sizes = summarise_sizes([result], ["a"])
+    assert sizes["medium"]["mask_map50"] == pytest.approx(1, abs=0.01)
+    no_outline = result_of(3, replace(sample, boxed=np.arange(2)))
+    assert summarise([no_outline], ["a"])["mask_map50"] == 0
+    assert summarise_sizes([no_outline], ["a"])["medium"]["mask_map50"] is None
+    assert unpack_results(pack_results([result]))[0].boxed.tolist() == [False, True]
 
 
 def test_sizes_divide_the_targets_and_knowing_them_changes_nothing_else(

@@ -28,6 +28,7 @@ from tests.yolo.conftest import (
     targets_of,
     with_regions,
 )
+from yolo_seg_ddp.data.dataset import UNKNOWN
 from yolo_seg_ddp.data.labels import ANY_CLASS
 from yolo_seg_ddp.engine import EngineOptions, Task, TrainingEngine
 from yolo_seg_ddp.utils import distributed
@@ -56,6 +57,7 @@ def share_of(targets: Targets, images: slice) -> Targets:
         ignored=None if of is None else ignored[here],
         ignored_of=None if of is None else of[:, here] - torch.tensor([[images.start], [0]]),
         rough=None if targets.rough is None else targets.rough[chosen],
+        boxed=None if targets.boxed is None else targets.boxed[chosen],
     )
 
 
@@ -185,8 +187,8 @@ def compare_with_one_rank() -> dict[str, Any]:
         whole = {scene: targets_of(counts[of_all], SIZE_PX) for scene, counts in SCENES.items()}
         # image, class
         whole["regions"] = with_regions(whole["regions"], (0, ANY_CLASS), (1, 2), (3, 0), (3, 1))
-        is_odd = torch.arange(len(whole["regions"].class_ids)) % 2 > 0
-        whole["regions"] = dataclasses.replace(whole["regions"], rough=is_odd)
+        third = torch.arange(len(whole["regions"].class_ids)) % 3
+        whole["regions"] = dataclasses.replace(whole["regions"], rough=third == 1, boxed=third == 2)
         alone = {
             name: gradient_of(model, model, images[of_all], whole[name])
             for name in whole
@@ -275,6 +277,37 @@ def test_in_a_region_to_ignore_background_teaches_nothing_and_objects_are_learne
         assert pixels[0, :, ~is_free[0]].any()
         assert not pixels[1, 2, is_free[1]].any()
         assert pixels[1, 0, is_free[1]].all()
+
+
+@pytest.mark.parametrize("family", ["yolov8n", "yolo26n"])
+def test_of_a_box_class_and_box_are_learned_as_ever(family: str) -> None:
+    model, plain = frozen_model(family), targets_of([6, 6], SIZE_PX)
+    outputs = model(torch.rand(2, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(1)))
+    sets = [outputs["one2many"], outputs["one2one"]] if "one2many" in outputs else [outputs]
+    leaves = [each[name] for name in ("scores", "boxes", "mask_coefficient") for each in sets]
+    pixels = [outputs["one2many"]["proto"][1]] if len(sets) == 2 else []  # the class of each pixel
+    masks = plain.masks.clone()
+    masks[0, -4:] = UNKNOWN
+    targets = dataclasses.replace(plain, masks=masks, boxed=plain.batch_index == 0)
+    taught, without = (
+        torch.autograd.grad(loss_for(model)(outputs, given)[0], leaves + pixels, retain_graph=True)
+        for given in (targets, plain)
+    )
+    for number, (now, before) in enumerate(zip(taught, without, strict=True)):
+        # YOLO26 chooses other anchors, for it compares no masks of boxes.
+        if number < 2 * len(sets) and family == "yolov8n":
+            assert torch.equal(now, before), "class and box"
+        elif number < len(leaves):
+            assert now[0].any(), "the box teaches"
+        else:
+            step = masks.shape[-1] // now.shape[-1]
+            seen = masks[0, ::step, ::step].long()
+            of_object = plain.class_ids[:6][(seen - 1).clamp(min=0)]
+            at = torch.zeros_like(now[0], dtype=torch.bool)
+            at.scatter_(0, of_object[None], seen[None] > 0)
+            at |= seen == UNKNOWN
+            assert not now[0][at].any()
+            assert now[0][~at].all()
 
 
 @pytest.mark.parametrize("family", ["yolov8n", "yolo26n"])

@@ -1,5 +1,6 @@
 """The mask loss in blocks: plain PyTorch's loss and gradients, half precision, bounded memory."""
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from tests.yolo.conftest import Operators, random_outputs, targets_of
 from yolo_seg_ddp.yolo import mask_loss as module
 from yolo_seg_ddp.yolo.loss import SegmentationLoss
-from yolo_seg_ddp.yolo.mask_loss import Positives, find_positives, mask_loss
+from yolo_seg_ddp.yolo.mask_loss import MARGIN, Positives, find_positives, mask_loss
 
 SIDE = 32  # of the prototypes, in pixels
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -26,7 +27,13 @@ def boxes_of(name: str) -> torch.Tensor:
     return torch.stack([boxes, overlapping.flip(0)])
 
 
-def case_of(name: str, num_anchors: int) -> tuple[Case, Positives]:
+# (2, 3): of the first image the last two targets have no outline, of the second the first one
+BOXED = torch.tensor([[False, True, True], [True, False, False]])
+
+
+def case_of(
+    name: str, num_anchors: int, boxed: torch.Tensor | None = None
+) -> tuple[Case, Positives]:
     """Return the tensors of a batch of two images, and its positive anchors; the later target hides
     the earlier.
     """
@@ -42,7 +49,7 @@ def case_of(name: str, num_anchors: int) -> tuple[Case, Positives]:
     target_index = torch.randint(0, 3, (2, 60), generator=generator)
     prototypes = torch.randn(2, 32, SIDE, SIDE, generator=generator).requires_grad_()
     coefficients = torch.randn(num_anchors, 32, generator=generator).requires_grad_()
-    found = find_positives(foreground, target_index, boxes, SIDE)
+    found = find_positives(foreground, target_index, boxes, SIDE, boxed)
     return (prototypes, coefficients, masks, boxes), found
 
 
@@ -52,6 +59,7 @@ def mask_loss_by_autograd(
     masks: torch.Tensor,
     mask_boxes: torch.Tensor,
     positives: Positives,
+    boxed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return what `mask_loss` returns, in plain PyTorch: tensors of float32 (P, S, S), also outside
     the boxes.
@@ -64,21 +72,50 @@ def mask_loss_by_autograd(
     weight = (inside & (masks[image] >= 0)) / ((x2 - x1) * (y2 - y1)).clamp(min=1e-9)
     truth = (masks[image] == target[:, None, None] + 1).to(weight.dtype)
     logits = torch.einsum("pc,pchw->phw", coefficients, prototypes[image])
-    return (F.binary_cross_entropy_with_logits(logits, truth, reduction="none") * weight).sum()
+    if boxed is None:
+        return (F.binary_cross_entropy_with_logits(logits, truth, reduction="none") * weight).sum()
+    total: torch.Tensor = logits.sum() * 0
+    means = F.avg_pool2d(logits[None], 3, 1, 1, count_include_pad=False)[0]
+    for number, (k, of) in enumerate(zip(image.tolist(), target.tolist(), strict=True)):
+        if not boxed[k, of]:
+            error = F.binary_cross_entropy_with_logits(
+                logits[number], truth[number], reduction="none"
+            )
+            total = total + (error * weight[number]).sum()
+            continue
+        left, top, right, bottom = mask_boxes[k, of].ceil().clamp(0, SIDE).int().tolist()
+        if left >= right or top >= bottom:
+            continue
+        for axis in (0, 1):
+            highest = means[number, top:bottom, left:right].amax(axis)
+            total = total + F.softplus(-highest).mean()
+        wide, deep = (math.ceil(length * MARGIN) for length in (right - left, bottom - top))
+        around = (
+            slice(max(top - deep, 0), bottom + deep),
+            slice(max(left - wide, 0), right + wide),
+        )
+        error = F.softplus(logits[number][around]) * (masks[k][around] == 0)
+        total = total + error.sum() / (mask_boxes[k, of, 2:] - mask_boxes[k, of, :2]).prod()
+    return total
 
 
 @pytest.mark.parametrize("units_at_once", [1, 7, 256])
 @pytest.mark.parametrize("num_anchors", [1, 20, 90])  # 90: a target has more than one group
+@pytest.mark.parametrize("boxed", [None, BOXED], ids=["outlines", "boxes"])
 @pytest.mark.parametrize("name", ["overlapping", "partly outside", "tiny"])
 def test_loss_and_gradients_equal_those_of_autograd(
-    name: str, num_anchors: int, units_at_once: int, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    boxed: torch.Tensor | None,
+    num_anchors: int,
+    units_at_once: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(module.UNITS_AT_ONCE, "cpu", units_at_once)
-    case, found = case_of(name, num_anchors)
-    loss, expected = mask_loss(*case, found), mask_loss_by_autograd(*case, found)
+    case, found = case_of(name, num_anchors, boxed)
+    loss, expected = mask_loss(*case, found), mask_loss_by_autograd(*case, found, boxed)
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     gradients = torch.autograd.grad(loss * 3, case[:2])
-    assert not gradients[0][1, :, 10:16].any()
+    assert boxed is not None or not gradients[0][1, :, 10:16].any()
     for gradient, wanted in zip(
         gradients, torch.autograd.grad(expected * 3, case[:2]), strict=True
     ):

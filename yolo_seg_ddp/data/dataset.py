@@ -34,6 +34,8 @@ from yolo_seg_ddp.data.cache import PackedImages, load_photo, unreadable_message
 from yolo_seg_ddp.data.drawn_wires import draw_wires
 from yolo_seg_ddp.data.images import FILL, ImageError, fit_long_side, letterbox, scaled_size
 from yolo_seg_ddp.data.labels import (
+    BOXED,
+    ROUGH,
     Photo,
     count_classes,
     find_label_file,
@@ -52,6 +54,7 @@ from yolo_seg_ddp.data.windows import WindowedPhotos
 from yolo_seg_ddp.utils.errors import UserError
 
 NO_GAINS = (1.0, 1.0, 1.0)
+UNKNOWN = -2  # in a mask: the pixel may belong to an object that has no outline
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,10 @@ class Sample:
 
     image uint8 (S, S, 3) RGB; class_ids int64 (N,); boxes float32 (N, 4) xyxy; masks int32 (S/4,
     S/4): 0 is background, k + 1 the k-th instance (smaller instances lie on top), -1 a region to
-    ignore, below all of them. The photograph fills `inner_size` (width, height) of its pixels, from
-    `pad` (left, top) on. ignored, ignored_ids, rough, unsearched: as in Photo. A region that is a
-    whole photograph has no pixels in `masks`: it says nothing about the outlines of others.
+    ignore, below all of them, UNKNOWN where a box lies on an outline. The photograph fills
+    `inner_size` (width, height) of its pixels, from `pad` (left, top) on. ignored, ignored_ids,
+    rough, unsearched, boxed: as in Photo. A region that is a whole photograph has no pixels in
+    `masks`: it says nothing about the outlines of others.
     """
 
     index: int
@@ -78,6 +82,7 @@ class Sample:
     ignored: list[np.ndarray] = field(default_factory=list)
     rough: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     unsearched: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    boxed: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass
@@ -90,7 +95,7 @@ class Batch:
     batch_index: torch.Tensor  # int64 (N,), ascending: the target's image
     class_ids: torch.Tensor  # int64 (N,)
     boxes: torch.Tensor  # float32 (N, 4) xyxy pixels
-    # int32 (B, S/4, S/4): k + 1 is the image's k-th target row, -1 a region to ignore
+    # int32 (B, S/4, S/4): k + 1 is the image's k-th target row, below 0 as in a Sample
     masks: torch.Tensor
     colour_gains: torch.Tensor | None  # float32 (B, 3), if colours are to be changed on the device
     samples: list[Sample]
@@ -98,8 +103,9 @@ class Batch:
     # S/4, S/4), and int64 (2, K), the map's image and class.
     ignored: torch.Tensor | None = None
     ignored_of: torch.Tensor | None = None
-    # bool (N,), the objects with a rough outline, if there are any
+    # bool (N,) each: the objects with a rough outline, and those with a box alone, if there are any
     rough: torch.Tensor | None = None
+    boxed: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -145,8 +151,11 @@ def collate(samples: list[Sample]) -> Batch:
         list(itertools.compress(samples[n].ignored, samples[n].ignored_ids == k)) for n, k in keys
     ]
     maps = [draw_masks(outlines, len(samples[0].image)) > 0 for outlines in of_keys]
-    rough = np.concatenate(
-        [np.isin(np.arange(len(sample.class_ids)), sample.rough) for sample in samples]
+    rough, boxed = (
+        np.concatenate(
+            [np.isin(np.arange(len(sample.class_ids)), getattr(sample, of)) for sample in samples]
+        )
+        for of in ("rough", "boxed")
     )
     return Batch(
         # In a loader worker `default_collate` writes directly into shared memory.
@@ -162,6 +171,7 @@ def collate(samples: list[Sample]) -> Batch:
         ignored=torch.from_numpy(np.stack(maps)) if maps else None,
         ignored_of=torch.tensor(keys).T.contiguous() if keys else None,
         rough=torch.from_numpy(rough) if rough.any() else None,
+        boxed=torch.from_numpy(boxed) if boxed.any() else None,
     )
 
 
@@ -351,13 +361,18 @@ class SegmentationDataset(Dataset[Sample]):
         small ones on top.
         """
         size_px = image.shape[0]
-        class_ids, polygons, ignored_ids, ignored, rough, unsearched = split_regions(
+        class_ids, polygons, ignored_ids, ignored, rough, unsearched, boxed = split_regions(
             np.asarray(class_ids, np.int64), polygons
         )
         order = large_to_small(polygons)
         polygons = [polygons[position] for position in order]
         boxes = polygon_boxes(polygons).astype(np.float32).clip(0, size_px)
         masks = draw_masks(polygons, size_px)
+        is_boxed = np.isin(order, boxed)
+        if is_boxed.any():
+            # Somewhere in a box lies its object. What the box hides of a larger outline is unknown.
+            outlined = draw_masks(list(itertools.compress(polygons, ~is_boxed)), size_px)
+            masks[np.append(False, is_boxed)[masks] & (outlined > 0)] = UNKNOWN
         is_drawn = ~np.isin(np.arange(len(ignored)), unsearched)
         if drawn := list(itertools.compress(ignored, is_drawn.tolist())):
             masks[(masks == 0) & (draw_masks(drawn, size_px) > 0)] = -1
@@ -366,6 +381,7 @@ class SegmentationDataset(Dataset[Sample]):
             "ignored": ignored,
             "unsearched": unsearched,
             "rough": np.flatnonzero(np.isin(order, rough)),
+            "boxed": np.flatnonzero(is_boxed),
         }
         return Sample(index, image, class_ids[order], boxes, masks, polygons, **placement)
 
@@ -410,6 +426,10 @@ def _visible(
         for photo, matrix in tiles
         if photo.polygons or photo.ignored
     ]
+    for class_ids, _, matrix in labels:
+        # Of a turned box only the class is known.
+        if matrix[0, 1] or matrix[1, 0]:
+            class_ids[class_ids >= BOXED] -= BOXED - ROUGH
     if not labels:
         return [], []
     class_ids = np.concatenate([of_photo for of_photo, _, _ in labels])

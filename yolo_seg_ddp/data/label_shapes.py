@@ -30,9 +30,9 @@ THIN_PX, SMALL_PX = 4.0, 12.0
 LINE = 10.0
 # The largest input that is advised.
 MAX_INPUT_PX = 1280
-# Share of the smallest rectangle around an outline of four corners that is one itself.
+# Share of the box around an outline of four corners that is an upright rectangle itself.
 RECTANGULAR = 0.995
-# The share of all objects from which on outlines are boxes; a few objects are rectangles.
+# The share of a class's outlines from which on it is said to consist of rectangles.
 MOST_RECTANGLES = 0.9
 # Scale of a photograph in the input below which a window shows more of it.
 LARGER = 0.8
@@ -62,19 +62,21 @@ WINDOWS_ADVICE = "train on windows of the photographs: --windows 8 (docs/windows
 @dataclass(frozen=True)
 class LabelledPhoto:
     """A photograph's labels: class ids int64 (N,), outlines (V, 2) xy in its pixels, its width and
-    height; `read` it, RGB.
+    height; `read` it, RGB. boxed: the numbers of objects that have a box and no outline.
     """
 
     class_ids: np.ndarray
     outlines: list[np.ndarray]
     size: tuple[int, int]
     read: Callable[[], np.ndarray]
+    boxed: Sequence[int] = ()
 
     @classmethod
     def of(cls, photo: Photo, size: tuple[int, int]) -> LabelledPhoto:
         """Return the labels of a photograph of this width and height."""
         outlines = [outline * size for outline in photo.polygons]
-        return cls(photo.class_ids, outlines, size, partial(read_image, photo.file))
+        read = partial(read_image, photo.file)
+        return cls(photo.class_ids, outlines, size, read, photo.boxed.tolist())
 
 
 @dataclass(frozen=True)
@@ -246,9 +248,9 @@ def median_sizes(labels: Iterable[LabelledPhoto], size_px: int) -> dict[int, tup
 
 def class_sizes(
     photos: list[Photo], names: tuple[str, ...], records: list[dict[str, Any]], size_px: int
-) -> tuple[dict[str, str], dict[str, int]]:
+) -> tuple[dict[str, str], list[str]]:
     """Return the median length and width of each class's labels as text, by `median_sizes`, and
-    `count_rectangles`.
+    the names of the `rectangular_classes`.
 
     records: the photographs of manifest.json, which has their sizes.
     """
@@ -260,26 +262,25 @@ def class_sizes(
     texts = {
         names[class_id]: f"{long:.0f} x {width:.1f}" for class_id, (width, long) in medians.items()
     }
-    return texts, {names[class_id]: number for class_id, number in count_rectangles(labels).items()}
+    return texts, [names[class_id] for class_id in rectangular_classes(labels)]
 
 
-def count_rectangles(labels: Iterable[LabelledPhoto]) -> Counter[int]:
-    """Return how many objects of each class are rectangles, also turned ones, if nearly all objects
-    are; else none.
-    """
-    rectangles, num_objects = Counter[int](), 0
+def rectangular_classes(labels: Iterable[LabelledPhoto]) -> tuple[int, ...]:
+    """Return the classes of which nearly all outlines are upright rectangles, ascending."""
+    rectangles, outlines = Counter[int](), Counter[int]()
     for photo in labels:
-        num_objects += len(photo.outlines)
-        for class_id, outline in zip(photo.class_ids.tolist(), photo.outlines, strict=True):
-            if len(outline) == 4:
-                pixels = outline.astype(np.float32)
-                rectangles[class_id] += cv2.contourArea(pixels) >= RECTANGULAR * math.prod(
-                    cv2.minAreaRect(pixels)[1]
-                )
-    return (
-        +rectangles
-        if rectangles.total() >= max(MOST_RECTANGLES * num_objects, MIN_LABELS)
-        else Counter()
+        for number, (class_id, outline) in enumerate(
+            zip(photo.class_ids.tolist(), photo.outlines, strict=True)
+        ):
+            if number not in photo.boxed:
+                outlines[class_id] += 1
+                rectangles[class_id] += len(outline) == 4 and cv2.contourArea(
+                    outline.astype(np.float32)
+                ) >= RECTANGULAR * math.prod(np.ptp(outline, axis=0).tolist())
+    return tuple(
+        class_id
+        for class_id, number in sorted(rectangles.items())
+        if number >= max(MOST_RECTANGLES * outlines[class_id], MIN_LABELS)
     )
 
 
@@ -375,13 +376,15 @@ def common_direction(labels: Iterable[LabelledPhoto], curved: Sequence[int]) -> 
 
     That is the length of the mean of exp(2i direction) over the objects, for the class where it is
     largest: photographs in which only poles agree have an up, too. Objects of `curved` classes have
-    no direction. None if no class has MIN_LONG_OBJECTS long objects.
+    no direction, and a box says none. None if no class has MIN_LONG_OBJECTS long objects.
     """
     of_class: dict[int, list[complex]] = {}
     for photo in labels:
-        for class_id, outline in zip(photo.class_ids.tolist(), photo.outlines, strict=True):
+        labels_of = zip(photo.class_ids.tolist(), photo.outlines, strict=True)
+        for number, (class_id, outline) in enumerate(labels_of):
             _, (width, height), angle = cv2.minAreaRect(outline.astype(np.float32))
-            if class_id not in curved and max(width, height) >= LONG * min(width, height):
+            is_long = max(width, height) >= LONG * min(width, height)
+            if is_long and class_id not in curved and number not in photo.boxed:
                 direction = np.radians(angle if width >= height else angle + 90)
                 of_class.setdefault(class_id, []).append(np.exp(2j * direction))
     agreements = [

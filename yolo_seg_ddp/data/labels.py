@@ -21,6 +21,8 @@ ANY_CLASS = -1  # of a region to ignore
 IGNORE_FOLDER = "ignore"  # beside `images` and `labels`
 CODE = -2  # less a region's class is its code, which is negative, among the classes of objects
 ROUGH = 1_000_000  # plus the class is the code of an object with a rough outline
+BOXED = 2 * ROUGH  # plus the class is the code of an object with a box instead of an outline
+BOX_FIELDS = 5  # of a box row: the class, the centre, the width and the height
 UNSEARCHED = 1_000_000  # less is the code of a region that is a whole photograph
 WHOLE = np.array([[0, 0], [1, 0], [1, 1], [0, 1]])  # the outline of such a region
 MIN_WHOLE = 0.999  # of the photograph's area
@@ -36,6 +38,7 @@ class Photo:
     are the classes that each is ignored for, ANY_CLASS for all. rough: the numbers, int64, of
     objects with a rough outline, from which only the class is learned. unsearched: the numbers,
     int64, of regions of one class that are the whole photograph: nobody looked for the class in it.
+    boxed: the numbers of objects that have a box and no outline; their polygon is the box.
     """
 
     file: Path
@@ -45,13 +48,15 @@ class Photo:
     ignored: list[np.ndarray] = field(default_factory=list)
     rough: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     unsearched: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    boxed: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def with_regions(self) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return classes (see CODE, ROUGH and UNSEARCHED) and outlines of the objects, then those
-        of the regions to ignore.
+        """Return classes (see CODE, ROUGH, BOXED and UNSEARCHED) and outlines of the objects, then
+        those of the regions to ignore.
         """
         class_ids = np.concatenate([self.class_ids, CODE - self.ignored_ids])
         class_ids[self.rough] += ROUGH
+        class_ids[self.boxed] += BOXED
         class_ids[len(self.class_ids) + self.unsearched] -= UNSEARCHED
         return class_ids, [*self.polygons, *self.ignored]
 
@@ -69,8 +74,9 @@ def split_regions(class_ids: np.ndarray, outlines: list[np.ndarray]) -> tuple[An
         objects,
         ignored_ids - UNSEARCHED * is_whole,
         regions,
-        np.flatnonzero(codes >= ROUGH),
+        np.flatnonzero(codes // ROUGH == 1),
         np.flatnonzero(is_whole),
+        np.flatnonzero(codes >= BOXED),
     )
 
 
@@ -79,7 +85,10 @@ class LabelError(UserError):
 
 
 def format_yolo_label(instances: Iterable[tuple[int, np.ndarray]]) -> str:
-    """Return (class id, normalised polygon (V, 2)) pairs as YOLO-seg text, one object a line."""
+    """Return (class id, normalised polygon (V, 2)) pairs as YOLO-seg text, one object a line.
+
+    A box is its centre and its size, (2, 2).
+    """
     lines = []
     for class_id, polygon in instances:
         values = np.clip(np.asarray(polygon, dtype=np.float64), 0.0, 1.0).ravel()
@@ -101,16 +110,27 @@ def read_yolo_label(
     A box row `class cx cy w h` becomes a polygon of four corners. An empty file, or none, means an
     image without objects. Classes begin at `lowest`. Raises LabelError with file and line.
     """
+    class_ids, polygons, _ = read_objects(path, num_classes, lowest)
+    return class_ids, polygons
+
+
+def read_objects(
+    path: Path | None, num_classes: int, lowest: int = 0
+) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+    """Do what `read_yolo_label` does; return the numbers of the box rows, int64, too."""
     class_ids: list[int] = []
     polygons: list[np.ndarray] = []
+    boxed: list[int] = []
     for line_number, fields in label_rows(path):
         try:
             class_id, polygon = parse_yolo_row(fields, num_classes, lowest)
         except ValueError as error:
             raise LabelError(f"{path}:{line_number}: {error}") from error
+        if len(fields) == BOX_FIELDS:
+            boxed.append(len(class_ids))
         class_ids.append(class_id)
         polygons.append(polygon)
-    return np.array(class_ids, dtype=np.int64), polygons
+    return np.array(class_ids, dtype=np.int64), polygons, np.array(boxed, np.int64)
 
 
 def label_rows(path: Path | None) -> Iterator[tuple[int, list[str]]]:
@@ -184,7 +204,8 @@ def read_photos(
     for file in files:
         try:
             label_file = find_label_file(spec, file, holds_folder)
-            photo = Photo(file, *read_yolo_label(label_file, len(spec.names)))
+            class_ids, polygons, boxed = read_objects(label_file, len(spec.names))
+            photo = Photo(file, class_ids, polygons, boxed=boxed)
             if has_regions(file.parent):
                 photo = with_regions_of(photo, *read_regions(spec, file, holds_folder))
             photos.append(photo)
@@ -245,7 +266,12 @@ def with_regions_of(photo: Photo, ignored_ids: np.ndarray, ignored: list[np.ndar
     sizes = areas(*join_outlines(ignored)) if ignored else np.zeros(0)
     unsearched = np.flatnonzero((ignored_ids != ANY_CLASS) & (sizes >= MIN_WHOLE))
     return replace(
-        photo, ignored_ids=ignored_ids, ignored=ignored, rough=rough, unsearched=unsearched
+        photo,
+        ignored_ids=ignored_ids,
+        ignored=ignored,
+        rough=rough,
+        unsearched=unsearched,
+        boxed=np.setdiff1d(photo.boxed, rough),
     )
 
 

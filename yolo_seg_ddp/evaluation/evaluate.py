@@ -42,6 +42,7 @@ from yolo_seg_ddp.evaluation.native_masks import (
     place,
     region_iou,
     target_areas,
+    without_boxed,
 )
 from yolo_seg_ddp.predict.detections import Detections, Letterbox, detect, photo_masks, raw_outputs
 from yolo_seg_ddp.predict.regions import Region
@@ -215,7 +216,7 @@ def match_batch_async(
                 _result(*image, part, num_classes)
                 for image, part in zip(images, in_photo, strict=True)
             ]
-    end_overlaps = begin_mask_overlaps(samples, found, prototypes)
+    end_overlaps = begin_mask_overlaps([*map(without_boxed, samples)], found, prototypes)
 
     def end() -> list[ImageResult]:
         results = []
@@ -261,7 +262,8 @@ def _compare_in_photo(
     is_thin = np.isin(detections.class_ids.numpy(), photo.thin.classes)
     is_thin &= detections.scores.numpy() >= (0 if photo.thin.at_levels else photo.thin.min_score)
     start = 0
-    for masks in masks_in_photo(sample, detections, regions, placement):
+    outlined = without_boxed(sample)
+    for masks in masks_in_photo(outlined, detections, regions, placement):
         overlaps.append(region_iou(masks))
         thin += [
             one
@@ -277,7 +279,7 @@ def _compare_in_photo(
     chosen = (detections.class_ids.numpy()[is_thin], detections.scores.numpy()[is_thin])
     compared = (masks.truth, masks.truth_class_ids, thin, *chosen, photo.thin)
     lengths = found_lengths(*compared) if photo.thin.at_levels else NO_LENGTHS
-    ignored = [*zip(sample.ignored_ids.tolist(), masks.ignored, strict=True)]
+    ignored = [*zip(outlined.ignored_ids.tolist(), masks.ignored, strict=True)]
     return Compared(
         compare_boxes(sample, detections, placement),
         iou,
@@ -300,12 +302,14 @@ def _result(
         detections.class_ids.numpy(),
         len(sample.class_ids),
     )
-    for overlap in (compared.boxes, compared.masks):
+    outlined = without_boxed(sample)
+    num_outlined = len(outlined.class_ids)
+    for overlap, number in ((compared.boxes, num_targets), (compared.masks, num_outlined)):
         # Nobody looked for the class, so a detection counts nowhere, also beyond the photograph.
-        overlap[num_targets + sample.unsearched] = 1
+        overlap[number + sample.unsearched] = 1
     iou = compared.boxes[:num_targets]
     box_hits = hit_targets(iou, sample.class_ids, class_ids)
-    mask_hits = hit_targets(compared.masks[:num_targets], sample.class_ids, class_ids)
+    mask_hits = hit_targets(compared.masks[:num_outlined], outlined.class_ids, class_ids)
     ignored = ignored_shares(compared.boxes[num_targets:], sample.ignored_ids, class_ids)
     sizes: dict[str, np.ndarray] = {}
     if placement is not None:
@@ -315,7 +319,9 @@ def _result(
         sizes = {
             "box_sizes": sizes_of_predictions(box_hits, target_sizes, size_classes(box_areas)),
             "mask_sizes": sizes_of_predictions(
-                mask_hits, target_sizes, size_classes(compared.mask_areas)
+                mask_hits,
+                np.delete(target_sizes, sample.boxed),
+                size_classes(compared.mask_areas),
             ),
             "target_sizes": target_sizes,
         }
@@ -332,7 +338,8 @@ def _result(
         centrelines=compared.centrelines,
         lengths=compared.lengths,
         box_ignored=ignored,
-        mask_ignored=ignored_shares(compared.masks[num_targets:], sample.ignored_ids, class_ids),
+        mask_ignored=ignored_shares(compared.masks[num_outlined:], outlined.ignored_ids, class_ids),
+        boxed=np.isin(np.arange(num_targets), sample.boxed),
         **sizes,
     )
 

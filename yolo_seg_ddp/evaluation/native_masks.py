@@ -35,6 +35,23 @@ def regions_to_ignore(sample: Sample) -> Sample:
     return replace(sample, class_ids=sample.ignored_ids, boxes=boxes, polygons=sample.ignored)
 
 
+def without_boxed(sample: Sample) -> Sample:
+    """Return the sample with its outlined targets alone; the boxes of the others are regions to
+    ignore.
+    """
+    if not len(sample.boxed):
+        return sample
+    kept = np.delete(np.arange(len(sample.class_ids)), sample.boxed)
+    return replace(
+        sample,
+        class_ids=sample.class_ids[kept],
+        boxes=sample.boxes[kept],
+        polygons=[sample.polygons[number] for number in kept],
+        ignored_ids=np.concatenate([sample.ignored_ids, sample.class_ids[sample.boxed]]),
+        ignored=[*sample.ignored, *(sample.polygons[number] for number in sample.boxed)],
+    )
+
+
 def outlines_in_photo(sample: Sample, placement: Letterbox) -> list[np.ndarray]:
     """Return the targets' outlines in pixels of the photograph: float64 (V, 2) xy each."""
     enlarge = np.array(placement.photo_size) / placement.inner_size

@@ -3,6 +3,7 @@ augments them.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from yolo_seg_ddp.data.augment import AugmentOptions
+from yolo_seg_ddp.data.augment import Augmentation, AugmentOptions
 from yolo_seg_ddp.data.augmentation_policy import AugmentationPolicy, resolve_augmentation
 from yolo_seg_ddp.data.cache import (
     CachePlace,
@@ -25,9 +26,9 @@ from yolo_seg_ddp.data.dataset_yaml import DatasetSpec
 from yolo_seg_ddp.data.fingerprint import Fingerprint, take_fingerprint
 from yolo_seg_ddp.data.label_shapes import (
     LabelStatistics,
-    count_rectangles,
     label_lengths_of,
     measure_labels,
+    rectangular_classes,
     small_labels_hint,
 )
 from yolo_seg_ddp.data.labels import Photo
@@ -154,11 +155,9 @@ def open_data(
     val = of_split("val", labelled["val"], VAL_SEED)
     if not windows and (hint := small_labels_hint(labels.sample, spec.names, config.img_size)[0]):
         say(hint)
-    if count_rectangles(labels.sample):
-        say(
-            "The labels are boxes without outlines, so the model learns rectangles: its masks "
-            "will be rectangles, too"
-        )
+    photos = {"train": train.photos, "val": val.photos}
+    for line in describe_outlines(photos, spec.names, labels, policy.augment):
+        say(line)
     if num_shared := len(
         {photo.file for photo in train.photos} & {photo.file for photo in val.photos}
     ):
@@ -176,6 +175,45 @@ def open_data(
     if distributed.read_rank_environment().local_rank == 0:
         data.fingerprint  # noqa: B018 # taken once per machine
     return data
+
+
+def describe_outlines(
+    photos: Mapping[str, list[Photo]],
+    names: tuple[str, ...],
+    labels: LabelStatistics,
+    augment: Augmentation,
+) -> list[str]:
+    """Return lines for the console: which classes consist of rectangles, and, if some objects have
+    boxes alone, how many have outlines in each split.
+    """
+    lines = []
+    if rectangles := rectangular_classes(labels.sample):
+        shown = ", ".join(names[class_id] for class_id in rectangles)
+        lines.append(
+            f"The outlines of {shown} are upright rectangles and teach such masks; if they are "
+            "boxes around other shapes, parse them with --boxes"
+        )
+    num_objects, num_boxed = (
+        {
+            split: sum(len(getattr(photo, name)) for photo in of_split)
+            for split, of_split in photos.items()
+        }
+        for name in ("class_ids", "boxed")
+    )
+    if any(num_boxed.values()):
+        outlined = [
+            f"{number - num_boxed[split]:,} of {counted(number, 'object')} in {split}"
+            for split, number in num_objects.items()
+        ]
+        lines.append(
+            f"Outlines: {', '.join(outlined)}; the others have boxes, which teach of a mask where "
+            "it is not, and that it touches all four sides"
+        )
+        if num_boxed["val"] == num_objects["val"]:
+            lines.append("WARNING: no outline in val: mask AP is 0, and boxes choose best.pt")
+        if augment.degrees or augment.shear:
+            lines.append("WARNING: --degrees, --shear: of turned boxes only the class is learned")
+    return lines
 
 
 def open_split(

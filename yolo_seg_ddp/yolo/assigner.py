@@ -65,6 +65,7 @@ class PredictedMasks:
     # int32 (B, S, S): k + 1 where an image's k-th target is, below 0 where pixels are not compared
     masks: torch.Tensor
     size_px: int  # side of the input
+    boxed: torch.Tensor | None = None  # bool (B, M), targets that have a box and no mask
 
     @torch.no_grad()
     def overlap(
@@ -136,7 +137,11 @@ def assign(
         dense[1].view(-1).scatter_(0, pair, weight * iou.pow(6) + EPS)  # EPS: unlike other anchors
         best = dense[1].topk(min(MASKS_PER_CHOICE * rule.top_k, inside.shape[-1])).indices
         boxes = (sides + grid.sides[:, None]) * grid.outward[:, None, None]  # (4, B, A) xyxy
-        iou = (iou + masks.overlap(best, inside, boxes).flatten().index_select(0, pair)) / 2
+        of_masks = masks.overlap(best, inside, boxes).flatten().index_select(0, pair)
+        if masks.boxed is not None:
+            is_boxed = masks.boxed.flatten().index_select(0, pair // inside.shape[-1])
+            of_masks = torch.where(is_boxed, iou, of_masks)
+        iou = (iou + of_masks) / 2
     dense.view(2, -1)[0].scatter_(0, pair, iou)
     dense.view(2, -1)[1].scatter_(0, pair, weight * iou.pow(6))  # alpha 0.5, beta 6
     overlap, alignment = dense.unbind()  # (B, M, A) each

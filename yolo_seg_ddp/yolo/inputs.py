@@ -17,7 +17,7 @@ class Targets:
     batch_index: ascending, so that the objects of an image follow one another.
     size_px: side of the input. most_objects: the largest number of objects in an image; if None,
     the loss reads it from the device, which costs a host synchronisation. ignored, ignored_of,
-    rough: None without any.
+    rough, boxed: None without any.
     """
 
     batch_index: torch.Tensor
@@ -29,6 +29,7 @@ class Targets:
     ignored: torch.Tensor | None = None
     ignored_of: torch.Tensor | None = None
     rough: torch.Tensor | None = None
+    boxed: torch.Tensor | None = None
 
     def is_ignored(self, at: torch.Tensor, batch_size: int, num_classes: int) -> torch.Tensor:
         """Return for which classes the places `at`, bool (K, ...) of the K maps `ignored`, are:
@@ -70,6 +71,7 @@ def prepare_batch(batch: Batch, device: torch.device) -> tuple[torch.Tensor, Tar
         ignored=moved(batch.ignored),
         ignored_of=moved(batch.ignored_of),
         rough=moved(batch.rough),
+        boxed=moved(batch.boxed),
     )
     return images, targets
 

@@ -139,6 +139,9 @@ class SegmentationLoss:
         constants = self._constants_of(targets.size_px, logits.device)
         grid = constants.grid
         class_ids, target_boxes = pad_targets(targets, len(logits))
+        boxed = None
+        if targets.boxed is not None:
+            boxed = pad_flags(targets, targets.boxed, len(logits))
         with torch.no_grad():
             target_edges = (target_boxes * grid.outward).permute(2, 0, 1)  # (4, B, M)
             probabilities = logits.sigmoid()
@@ -151,14 +154,15 @@ class SegmentationLoss:
                     inside_boxes(target_boxes, self.strides, grid, self.reach_cells),
                 ),
                 grid,
-                *self._assignment(outputs, targets),
+                *self._assignment(outputs, targets, boxed),
             )
             mask_boxes = target_boxes * (outputs["proto"].shape[-1] / targets.size_px)
             has_outline = assigned.foreground
             if targets.rough is not None:
-                has_outline = has_outline & ~is_rough(targets, assigned.target_index)
+                rough = pad_flags(targets, targets.rough, len(logits))
+                has_outline = has_outline & ~rough.gather(1, assigned.target_index)
             positives = find_positives(
-                has_outline, assigned.target_index, mask_boxes, outputs["proto"].shape[-1]
+                has_outline, assigned.target_index, mask_boxes, outputs["proto"].shape[-1], boxed
             )
             image, anchor = positives.image, positives.anchor
             true_sides = target_edges[:, image, positives.target] - grid.sides.index_select(
@@ -190,9 +194,9 @@ class SegmentationLoss:
         return LossSums(torch.stack([box, seg, cls, dfl]) * constants.gains, normalisers)
 
     def _assignment(
-        self, outputs: dict[str, torch.Tensor], targets: Targets
+        self, outputs: dict[str, torch.Tensor], targets: Targets, boxed: torch.Tensor | None
     ) -> tuple[Rule, PredictedMasks | None]:
-        """Return how targets get their anchors."""
+        """Return how targets get their anchors. boxed: bool (B, M)."""
         return YOLOV8_RULE, None
 
     def _box_errors(
@@ -300,11 +304,9 @@ def inverse_frequency_weights(counts: np.ndarray) -> torch.Tensor | None:
     return torch.from_numpy(weights / weights.mean()).float()
 
 
-def is_rough(targets: Targets, number: torch.Tensor) -> torch.Tensor:
-    """Return whether objects, int64 (B, n), have a rough outline: bool (B, n)."""
-    assert targets.rough is not None
-    rough, _ = pad_targets(replace(targets, class_ids=targets.rough.long()), len(number))
-    return rough.gather(1, number) > 0
+def pad_flags(targets: Targets, flags: torch.Tensor, batch_size: int) -> torch.Tensor:
+    """Return flags of the targets, bool (N,), as `pad_targets` does: bool (B, M)."""
+    return pad_targets(replace(targets, class_ids=flags.long()), batch_size)[0] > 0
 
 
 def pad_targets(targets: Targets, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:

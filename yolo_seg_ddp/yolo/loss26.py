@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from yolo_seg_ddp.data.dataset import UNKNOWN
 from yolo_seg_ddp.yolo.assigner import PredictedMasks, Rule
 from yolo_seg_ddp.yolo.boxes import DistanceErrors, OneToOne
 from yolo_seg_ddp.yolo.inputs import Targets
@@ -24,7 +25,7 @@ from yolo_seg_ddp.yolo.loss import (
     PARTS,
     LossSums,
     SegmentationLoss,
-    is_rough,
+    pad_flags,
     pad_targets,
 )
 from yolo_seg_ddp.yolo.model import is_yolo26
@@ -50,10 +51,12 @@ class OutputLoss(SegmentationLoss):
     rule = ONE_TO_MANY
 
     def _assignment(
-        self, outputs: dict[str, torch.Tensor], targets: Targets
+        self, outputs: dict[str, torch.Tensor], targets: Targets, boxed: torch.Tensor | None
     ) -> tuple[Rule, PredictedMasks | None]:
         prototypes, coefficients = outputs["proto"], outputs["mask_coefficient"]
-        return self.rule, PredictedMasks(prototypes, coefficients, targets.masks, targets.size_px)
+        return self.rule, PredictedMasks(
+            prototypes, coefficients, targets.masks, targets.size_px, boxed
+        )
 
     def _box_errors(
         self,
@@ -150,7 +153,8 @@ def pixel_class_error(logits: torch.Tensor, targets: Targets) -> torch.Tensor:
     logits float32 (B, classes, h, w). Each is a mean over an image: the BCE over pixels and
     classes, Dice over classes, with 1 added above and below the fraction. Each pixel has the class
     of its object, if it is on one; in a region to ignore, the region's class gives no error without
-    an object of it. An object with a rough outline gives none for its class.
+    an object of it. An object with a rough outline, or a box alone, gives none for its class.
+    UNKNOWN pixels give none at all.
     """
     reduction = targets.masks.shape[-1] // logits.shape[-1]
     number = targets.masks[:, ::reduction, ::reduction].long()  # (B, h, w)
@@ -160,9 +164,13 @@ def pixel_class_error(logits: torch.Tensor, targets: Targets) -> torch.Tensor:
     truth = torch.zeros_like(logits).scatter_(
         1, classes[:, None], (number > 0)[:, None].to(logits.dtype)
     )
-    if targets.rough is not None:
-        no_error = (truth > 0) & is_rough(targets, index).view_as(number)[:, None]
-        truth, logits = truth.masked_fill(no_error, 0), logits.masked_fill(no_error, SURELY_NOT)
+    for flags in (targets.rough, targets.boxed):
+        if flags is not None:
+            is_unsure = pad_flags(targets, flags, len(logits)).gather(1, index).view_as(number)
+            no_error = (truth > 0) & is_unsure[:, None]
+            truth, logits = truth.masked_fill(no_error, 0), logits.masked_fill(no_error, SURELY_NOT)
+    if targets.boxed is not None:
+        logits = logits.masked_fill((number == UNKNOWN)[:, None], SURELY_NOT)
     if targets.ignored is not None:
         at_pixels = targets.ignored[:, ::reduction, ::reduction]
         # Surely not there: the error, the gradient and the probability are 0.

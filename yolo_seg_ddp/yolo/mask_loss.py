@@ -1,6 +1,12 @@
 """The mask part of the loss: the BCE inside each positive anchor's target box, divided by the box's
 area.
 
+Of a target without an outline the mask is not known, but its box says two things. In each column
+and row of the box there is a pixel of the object: the BCE of the highest logit of each, as 1, is
+averaged over the columns, and over the rows (the projections of BoxInst, arXiv 2012.02310, eq. 1-3,
+with the error of BBTP, Hsu et al. 2019). A logit here is the mean over 3 x 3 pixels. Around the
+box the object is not: pixels that no label covers are 0, up to MARGIN.
+
 `mask_loss_by_autograd` of tests/yolo/test_mask_loss.py is the same in plain PyTorch: easy to read,
 slow, and large. This one is fast:
 
@@ -23,11 +29,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 BLOCK = 32  # pixels of a unit: few, so that small boxes leave few places unused
 GROUP_SIZE = 10  # rows of a group; the assigner gives a target its 10 best anchors, seldom more
 # Units computed at once: few enough for a CPU's cache, enough to fill a GPU with each kernel.
 UNITS_AT_ONCE = {"cpu": 1024, "cuda": 32768}
+# Around the box of an object without an outline, a share of its sides: there the object is not.
+MARGIN = 0.25
+NO_PIXEL = -(2**63)  # below all numbers of a pixel
 
 
 @dataclass(frozen=True)
@@ -45,19 +55,68 @@ class Positives:
     unit_corner: torch.Tensor  # (U,) in 0..N-1: the first pixel of the box
     unit_columns: torch.Tensor  # (U,) of the box
     unit_last: torch.Tensor  # (U,) the number of the last pixel in the box, from 0
+    peaks: "Peaks | None" = None  # of the targets without an outline, if there are any
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Where the highest logits are wanted: in L lines, the columns and rows of the box of each
+    positive anchor whose target has no outline.
+    """
+
+    bounds: torch.Tensor  # int64 (B*M, 4): xyxy of the boxes; empty for targets with an outline
+    # (L,) in 0..G*10*2S-1: for each row of the groups the S columns of the map, then its S rows
+    line: torch.Tensor
+    weight: torch.Tensor  # (L,): one over the number of columns, or rows, of the box
+
+    def raise_to(
+        self,
+        highest: torch.Tensor,
+        logits: torch.Tensor,
+        place: torch.Tensor,
+        group: torch.Tensor,
+        target: torch.Tensor,
+        side: int,
+    ) -> None:
+        """Raise `highest`, int64 (G*10*2S,), to what u units have in each line.
+
+        A number is a logit, in the order of int32, above the place of its pixel: the highest of
+        them is the same in whatever order they come. logits (u, 10, 32); place (u, 32); group and
+        target (u,); side is S.
+        """
+        column, row = place % side, place // side % side
+        x1, y1, x2, y2 = self.bounds.index_select(0, target).T[..., None]
+        is_inside = (column >= x1) & (column < x2) & (row >= y1) & (row < y2)
+        value = _in_order(logits.view(torch.int32)).long() << 32 | place[:, None]
+        value.masked_fill_(~is_inside[:, None], NO_PIXEL)
+        anchor = torch.arange(GROUP_SIZE, device=group.device) + group[:, None] * GROUP_SIZE
+        for line in (column, row + side):
+            at = anchor[..., None] * (2 * side) + line[:, None]
+            highest.scatter_reduce_(0, at.flatten(), value.flatten(), "amax")
 
 
 def find_positives(
-    foreground: torch.Tensor, target_index: torch.Tensor, mask_boxes: torch.Tensor, side: int
+    foreground: torch.Tensor,
+    target_index: torch.Tensor,
+    mask_boxes: torch.Tensor,
+    side: int,
+    boxed: torch.Tensor | None = None,
 ) -> Positives:
     """List the positive anchors, their groups, and the blocks of pixels of each group's box.
 
     foreground bool and target_index int64 (B, A); mask_boxes (B, M, 4) xyxy in prototype pixels;
-    side is S. Costs one host synchronisation.
+    side is S; boxed bool (B, M), the targets without an outline, whose blocks reach MARGIN beyond
+    the box. Costs one host synchronisation.
     """
     num_images, most_targets = mask_boxes.shape[:2]
     # A pixel belongs to a box when x1 <= its index < x2, and likewise along y.
-    low, high = mask_boxes.ceil().clamp_(0, side).long().split(2, -1)  # (B, M, 2) each: x and y
+    bounds = mask_boxes.ceil().clamp_(0, side).long()
+    low, high = bounds.split(2, -1)  # (B, M, 2) each: x and y
+    if boxed is not None:
+        lengths = (high - low) * (high > low).all(-1, keepdim=True) * boxed[..., None]
+        margin = (lengths * MARGIN).ceil().long()
+        bounds = bounds * (lengths > 0).repeat(1, 1, 2)
+        low, high = (low - margin).clamp_(min=0), (high + margin).clamp_(max=side)
     columns, rows = (high - low).clamp_(min=0).unbind(-1)
     num_pixels = columns * rows
     blocks_per_target = (num_pixels + (BLOCK - 1)) // BLOCK
@@ -65,13 +124,14 @@ def find_positives(
         1, target_index, foreground.long()
     )
     groups_per_target = (anchors_per_target + (GROUP_SIZE - 1)) // GROUP_SIZE
-    counts = torch.stack(
-        [anchors_per_target, groups_per_target, groups_per_target * blocks_per_target]
-    ).flatten(1)
-    ends = counts.cumsum(1)  # (3, B * M)
+    counted = [anchors_per_target, groups_per_target, groups_per_target * blocks_per_target]
+    if boxed is not None:
+        counted.append(anchors_per_target * lengths.sum(-1))
+    counts = torch.stack(counted).flatten(1)
+    ends = counts.cumsum(1)  # (3 or 4, B * M)
     # The step's second and last host synchronisation: from here on every size is known.
-    num_positives, num_groups, num_units = ends[:, -1].tolist()
-    first_anchor, first_group, first_unit = (ends - counts).unbind()  # of each target
+    num_positives, num_groups, num_units, *num_lines = ends[:, -1].tolist()
+    first_anchor, first_group, first_unit, *first_line = (ends - counts).unbind()  # of each target
 
     # Sort the anchors by target, and give each target's anchors the rows of its groups in turn.
     places = torch.nonzero_static(foreground, size=num_positives)  # (P, 2)
@@ -97,7 +157,25 @@ def find_positives(
     unit_group = group + within // blocks
     target = number % most_targets
     units = (unit_target, unit_group, within % blocks, corner, columns, num_pixels - 1)
-    return Positives(image, anchor, target, slot, num_groups, *units)
+    peaks = None
+    if boxed is not None:
+        # Of each anchor of a boxed target first the columns, then the rows.
+        owner = torch.repeat_interleave(counts[3], output_size=num_lines[0])
+        width, height = lengths.flatten(0, 1)[owner].unbind(1)  # (L,) each
+        left, top, *_ = bounds.flatten(0, 1)[owner].unbind(1)
+        within = torch.arange(num_lines[0], device=order.device) - first_line[0][owner]
+        anchor_row = first_group[owner] * GROUP_SIZE + within // (width + height)
+        within %= width + height
+        is_column = within < width
+        line = torch.where(is_column, left + within, side + top + within - width)
+        weight = 1 / torch.where(is_column, width, height)
+        peaks = Peaks(bounds.flatten(0, 1), anchor_row * (2 * side) + line, weight)
+    return Positives(image, anchor, target, slot, num_groups, *units, peaks)
+
+
+def _in_order(bits: torch.Tensor) -> torch.Tensor:
+    """Turn the bits of float32 into int32 of the same order; or back."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 def mask_loss(
@@ -114,8 +192,14 @@ def mask_loss(
     k + 1 where an image's k-th target is, below 0 where a pixel has no error; mask_boxes (B, M, 4)
     xyxy in prototype pixels.
     """
+    # The highest pixel alone would be taught in a pattern of dots.
+    neighbour_means = (
+        F.avg_pool2d(prototypes, 3, stride=1, padding=1, count_include_pad=False)
+        if positives.peaks
+        else None
+    )
     loss: torch.Tensor = _BlockedMaskError.apply(
-        coefficients, prototypes, masks, mask_boxes, positives
+        coefficients, prototypes, masks, mask_boxes, positives, neighbour_means
     )
     return loss
 
@@ -185,9 +269,10 @@ class _BlockedMaskError(torch.autograd.Function):
         masks: torch.Tensor,
         mask_boxes: torch.Tensor,
         positives: Positives,
+        neighbour_means: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Take coefficients (P, 32), prototypes (B, 32, S, S), masks int32 (B, S, S) and mask_boxes
-        (B, M, 4).
+        """Take coefficients (P, 32), prototypes (B, 32, S, S), masks int32 (B, S, S), mask_boxes
+        (B, M, 4), and the prototypes' means over 3 x 3 pixels if there are peaks.
 
         If the prototypes are bf16, the three matrix products are of bf16 matrices; everything else
         is float32.
@@ -214,6 +299,13 @@ class _BlockedMaskError(torch.autograd.Function):
         unit_weight = 1 / (high - low).prod(1)  # (U,): one over the box's area
         unit_value = unit_target % mask_boxes.shape[1] + 1  # (U,): the target's value in the mask
         values = masks.flatten()
+        peaks = positives.peaks
+        if peaks is not None:
+            side = masks.shape[-1]
+            is_boxed = (peaks.bounds[:, 2] > peaks.bounds[:, 0]).index_select(0, unit_target)
+            highest = peaks.line.new_full((len(rows) * GROUP_SIZE * 2 * side,), NO_PIXEL)
+            assert neighbour_means is not None
+            means = neighbour_means.permute(0, 2, 3, 1).flatten(0, 2).to(half)
         total = rows.new_zeros(())
         step = UNITS_AT_ONCE[rows.device.type]
         for start in range(0, len(unit_target), step):
@@ -222,7 +314,10 @@ class _BlockedMaskError(torch.autograd.Function):
             place, is_used = _pixels_of(positives, part, masks.shape[-1])  # (u, 32) each
             place = place.flatten()
             value = values.index_select(0, place).view(-1, BLOCK)
-            weight = (is_used & (value >= 0)) * unit_weight[part, None]
+            is_known = is_used & (value >= 0)
+            if peaks is not None:
+                is_known &= (value == 0) | ~is_boxed[part, None]
+            weight = is_known * unit_weight[part, None]
             truth = (value == unit_value[part, None]).to(rows.dtype)
             # On a CPU oneDNN compiles and keeps a bf16 product for each new shape, so only full
             # parts use bf16.
@@ -231,6 +326,16 @@ class _BlockedMaskError(torch.autograd.Function):
             # (u, 32, 32)
             unit_pixels = pixels.index_select(0, place).to(factor).view(-1, BLOCK, rows.shape[-1])
             logits = torch.bmm(unit_rows, unit_pixels.mT).to(rows.dtype)  # (u, 10, 32)
+            if peaks is not None:
+                of_means = torch.bmm(unit_rows, means[place].to(factor).view_as(unit_pixels).mT)
+                peaks.raise_to(
+                    highest,
+                    of_means.to(rows.dtype),
+                    place.view(-1, BLOCK),
+                    group,
+                    unit_target[part],
+                    side,
+                )
             error, slope = pixel_error(logits, truth, weight, unused_factor[group], with_gradient)
             total += error
             if slope is not None:
@@ -239,6 +344,17 @@ class _BlockedMaskError(torch.autograd.Function):
                 gradients[1].index_add_(
                     0, place, torch.bmm(slope.mT, unit_rows).to(rows.dtype).flatten(0, 1)
                 )
+        if peaks is not None:
+            value = highest.index_select(0, peaks.line)
+            logits = _in_order((value >> 32).int()).view(torch.float32)
+            total += (F.softplus(-logits) * peaks.weight).sum()
+            if with_gradient:
+                # The pixels and the rows of the groups to which the logits belong.
+                place, row = value & 0xFFFFFFFF, peaks.line // (2 * side)
+                slope = ((logits.sigmoid() - 1) * peaks.weight)[:, None]
+                gradients[0].flatten(0, 1).index_add_(0, row, slope * means[place])
+                of_means = torch.zeros_like(means, dtype=rows.dtype)
+                gradients.append(of_means.index_add_(0, place, slope * rows.flatten(0, 1)[row]))
         if with_gradient:
             gradients[0] = gradients[0].flatten(0, 1).index_select(0, positives.slot)  # (P, 32)
         context.save_for_backward(prototypes, *gradients)
@@ -246,12 +362,13 @@ class _BlockedMaskError(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(
-        context: Any, gradient: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
-        prototypes, coefficient_gradient, pixel_gradient = context.saved_tensors
-        whole = torch.empty_like(prototypes)
-        parts = whole.permute(0, 2, 3, 1)
-        # scaled, converted and put in place at once
-        torch.mul(pixel_gradient.view(parts.shape), gradient, out=parts)
-        return coefficient_gradient * gradient, whole, None, None, None
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        prototypes, coefficient_gradient, *pixel_gradients = context.saved_tensors
+        maps: list[torch.Tensor | None] = []
+        for of_pixels in pixel_gradients:
+            whole = torch.empty_like(prototypes)
+            parts = whole.permute(0, 2, 3, 1)
+            # scaled, converted and put in place at once
+            torch.mul(of_pixels.view(parts.shape), gradient, out=parts)
+            maps.append(whole)
+        return coefficient_gradient * gradient, maps[0], None, None, None, *[*maps, None][1:2]

@@ -76,6 +76,7 @@ def options(**changes: Any) -> BuildOptions:
         "long_side_px": 500,
         "line_width_px": 6.0,
         "exif_frame": "auto",
+        "boxes": (),
     }
     photograph |= {key: changes.pop(key) for key in list(changes) if key in photograph}
     values: dict[str, Any] = {
@@ -127,7 +128,7 @@ def objects_in(file: Path) -> int:
                 found += len(ast.literal_eval(row["Label"])["objects"])
         return found
     if file.suffix != ".json":
-        shapes = r"(?i)<(polygon|polyline|box|ellipse|mask|points|skeleton|root) "
+        shapes = r"(?i)<(polygon|polyline|box|ellipse|mask|points|skeleton|root) |<object>"
         pattern = r"(?m)^\s*\d+( +[-.\w]+){2,}\s*$" if file.suffix == ".txt" else shapes
         return len(re.findall(pattern, text))
     with suppress(ValueError):

@@ -248,11 +248,7 @@ WITHOUT_LABELS: list[tuple[dict[str, bytes | str], str]] = [
     ({"instances.json": '{"images": 3, "categories": [], "annotations": []}'}, "no list `images`"),
     ({"instances.json": json.dumps(OTHER)}, "none of its rows names one of the 1 photograph"),
     ({}, "only 1 .jpg: the file with the labels is missing"),
-    ({"a.xml": "<annotation><object/></annotation>"}, "a.xml: holds Pascal VOC's boxes"),
-    (
-        {"a.xml": "<annotation><segmented>0</segmented><object/></annotation>"},
-        "a.xml: holds Pascal VOC's boxes",
-    ),  # labelImg's
+    ({"a.xml": "<annotation><object/></annotation>"}, "a.xml: holds <annotation>"),
     (
         {"via.csv": "filename,file_size\n"},
         "via.csv: is a CSV other than EPRI's (filename,file_size)",
@@ -434,8 +430,7 @@ def test_files_that_are_not_read_end_the_account_with_a_line_for_each_kind(tmp_p
         "images.zip/f.json: lies in a zip, in which only photographs are read: unzip it there",
         "more/0.txt: YOLO labels: not used, the labels are read from COCO file (5 such files)",
         "sub/d.zip: a zip in a subfolder is not opened: unzip it there",
-        "voc/a.xml: holds Pascal VOC's boxes, which are not read: "
-        "export polygons or masks, or the boxes as YOLO, which are learned as rectangles",
+        "voc/a.xml: holds <annotation>: export polygons or masks",
     ]
     assert not [line for line in report_lines(manifest) if "not read" in line or "voc" in line]
 
@@ -510,11 +505,33 @@ def test_boxes_without_outlines_are_told(tmp_path: Path) -> None:
         tmp_path / "raw",
         {"classes.txt": "pole", "a.jpg": PHOTO, "a.txt": "0 .5 .5 .2 .2\n" + yolo(0, BOX)},
     )
-    assert "! boxes: pole: 1 object has no outline" in account_lines(build(raw), {}, 6.0)[-1]
-    assert (
-        "! boxes: pole: 12 objects have no outline but a box"
-        in account_lines(build(raw), {}, 6.0, {"pole": 12})[-1]
-    )
+    said = account_lines(build(raw), {}, 6.0)[-1]
+    assert "! boxes: pole: 1 object has a box and no outline" in said
+    assert "add --boxes pole" in account_lines(build(raw), {}, 6.0, ["pole"])[-1]
+    boxes = build(raw, boxes=("pole",))
+    assert "! boxes: pole: 2 objects have a box" in account_lines(boxes, {}, 6.0)[-1]
+
+
+def test_a_box_is_written_as_a_box_and_boxes_says_which_outlines_are_boxes(tmp_path: Path) -> None:
+    """A model learned rectangular masks from the boxes of a tool."""
+    box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [30, 18, 60, 36]}
+    content = json.dumps(coco([box, annotation(2, 1, SQUARE)]))
+    raw = files(tmp_path / "coco", {"a.json": content, "a.jpg": PHOTO})
+
+    def rows(**changes: Any) -> list[list[str]]:
+        build(raw, **changes)
+        (file,) = (tmp_path / "processed").glob("*/labels/a.txt")
+        return [line.split() for line in file.read_text().splitlines()]
+
+    of_box, of_square = rows()
+    assert of_box == ["0", "0.400000", "0.400000", "0.400000", "0.400000"]
+    assert len(of_square) == 9
+    assert [len(row) for row in rows(boxes=("pole",))] == [5, 5]
+    assert [len(row) for row in rows()] == [5, 9]  # what is written follows the option
+    with pytest.raises(
+        UserError, match=r"--boxes poles: not one of pole, wire \(did you mean pole"
+    ):
+        build(raw, boxes=("poles",))
 
 
 def test_links_keep_the_bounds_of_untrusted_files(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ class ImageResult:
     box_sizes, mask_sizes, target_sizes: positions in SIZES, see `sizes_of_predictions`; all empty
     if AP by size is not wanted. centrelines: lengths and numbers of thin objects by class, see
     `thin_objects.measure`. lengths: see `thin_objects.found_lengths`. box_ignored, mask_ignored:
-    see `ignored_shares`; 0 if not given. Raises ValueError if shapes disagree.
+    see `ignored_shares`; 0 if not given. boxed: targets that have no outline, none if not given;
+    they count for boxes alone. Raises ValueError if shapes disagree.
     """
 
     image_id: int
@@ -39,16 +40,15 @@ class ImageResult:
     lengths: np.ndarray = field(default_factory=no_rows)  # (classes, 2 + levels) int64
     box_ignored: np.ndarray = field(default_factory=no_rows)  # (n,) float32, 0-1
     mask_ignored: np.ndarray = field(default_factory=no_rows)  # (n,) float32, 0-1
+    boxed: np.ndarray = field(default_factory=no_rows)  # (m,) bool
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_id", int(self.image_id))
         for name, (dtype, width, _) in _ARRAYS.items():
             array: np.ndarray = np.asarray(getattr(self, name), dtype=dtype)
-            array = (
-                np.zeros(len(self.scores), dtype)
-                if name.endswith("_ignored") and array.size == 0
-                else array
-            )
+            if array.size == 0 and (name.endswith("_ignored") or name == "boxed"):
+                owners = self.target_class_ids if name == "boxed" else self.scores
+                array = np.zeros(len(owners), dtype)
             array = array.reshape(-1, width) if width and array.size == 0 else array
             if array.shape[1:] != ((width,) if width else ()) or array.ndim == 0:
                 raise ValueError(f"image {self.image_id}: {name} has the shape {array.shape}")
@@ -93,6 +93,7 @@ _ARRAYS: dict[str, tuple[type, int, str]] = {
     "lengths": (np.int64, 2 + len(LEVELS), "lengths"),
     "box_ignored": (np.float32, 0, "predictions"),
     "mask_ignored": (np.float32, 0, "predictions"),
+    "boxed": (np.bool_, 0, "targets"),
 }
 
 

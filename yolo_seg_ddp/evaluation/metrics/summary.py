@@ -46,8 +46,7 @@ def summarise(results: Iterable[ImageResult], names: Sequence[str]) -> dict[str,
     """
     num_classes = len(names)
     images, pool = _checked_pool(results, num_classes)
-    num_targets = np.bincount(pool["target_class_ids"], minlength=num_classes)
-    class_ids = np.flatnonzero(num_targets)
+    num_targets = _count_targets(pool, "box", num_classes)
     num_images = np.zeros(num_classes, np.int64)
     confusion = np.zeros((num_classes + 1, num_classes + 1), np.int64)
     for image in images:
@@ -64,7 +63,9 @@ def summarise(results: Iterable[ImageResult], names: Sequence[str]) -> dict[str,
         for index, name in enumerate(names)
     ]
     for kind in KINDS:
-        curves, best = _class_curves(pool, kind, class_ids, num_targets)
+        num_judged = _count_targets(pool, kind, num_classes)
+        class_ids = np.flatnonzero(num_judged)
+        curves, best = _class_curves(pool, kind, class_ids, num_judged)
         values = {
             "map50": curves["average_precision"][:, 0],
             "map50_95": curves["average_precision"].mean(axis=1),
@@ -93,14 +94,14 @@ def summarise_sizes(
     answer: dict[str, dict[str, Any]] = {}
     for position, size in enumerate(SIZES):
         is_of_size = pool["target_sizes"] == position
-        num_targets = np.bincount(pool["target_class_ids"][is_of_size], minlength=len(names))
-        values: dict[str, Any] = {"num_targets": int(num_targets.sum())}
-        of_class = [
-            (pool["class_ids"] == class_id, number)
-            for class_id, number in enumerate(num_targets)
-            if number
-        ]
+        values: dict[str, Any] = {"num_targets": int(is_of_size.sum())}
         for kind in KINDS:
+            num_targets = _count_targets(pool, kind, len(names), is_of_size)
+            of_class = [
+                (pool["class_ids"] == class_id, number)
+                for class_id, number in enumerate(num_targets)
+                if number
+            ]
             hits, counted = (
                 pool[f"{kind}_hits"],
                 (pool[f"{kind}_sizes"] == position) & _is_counted(pool, kind),
@@ -135,9 +136,11 @@ def precision_recall_curves(results: Iterable[ImageResult], names: Sequence[str]
     `best_confidence`. Raises ValueError as `summarise` does.
     """
     _, pool = _checked_pool(results, len(names))
-    num_targets = np.bincount(pool["target_class_ids"], minlength=len(names))
-    class_ids = np.flatnonzero(num_targets)
-    return {kind: _class_curves(pool, kind, class_ids, num_targets)[0] for kind in KINDS}
+    num_targets = {kind: _count_targets(pool, kind, len(names)) for kind in KINDS}
+    return {
+        kind: _class_curves(pool, kind, np.flatnonzero(counts), counts)[0]
+        for kind, counts in num_targets.items()
+    }
 
 
 def _checked_pool(
@@ -161,6 +164,16 @@ def _checked_pool(
                     "classes"
                 )
     return images, pool_predictions(images)
+
+
+def _count_targets(
+    pool: dict[str, np.ndarray], kind: str, num_classes: int, chosen: np.ndarray | bool = True
+) -> np.ndarray:
+    """Return the number of targets of each class, for masks of those with an outline, among the
+    `chosen`, bool (m,): int64 (classes,).
+    """
+    kept = chosen & ((pool["boxed"] == 0) | (kind == "box"))
+    return np.bincount(pool["target_class_ids"][kept], minlength=num_classes)
 
 
 def _is_counted(packed: dict[str, np.ndarray], kind: str) -> np.ndarray:
@@ -313,9 +326,9 @@ def operating_points(
     with equal F1 the highest is taken.
     """
     pool = pool_predictions(merge_results([results]))
-    num_targets = np.bincount(pool["target_class_ids"], minlength=len(names)).tolist()
     points: dict[str, list[dict[str, Any] | None]] = {}
     for kind in KINDS:
+        num_targets = _count_targets(pool, kind, len(names)).tolist()
         is_counted = _is_counted(pool, kind)[:, 0]
         pairs = [
             ((pool["class_ids"] == class_id) & is_counted, number)

@@ -220,7 +220,14 @@ def _object(tag: str, name: str, label: str, size: Size, given: Attributes) -> S
         points = read_points(numbers, "line" if tag == "polyline" else "polygon")
     group = given.get("group_id", "0") != "0" and given["group_id"]
     return ShapeObject(
-        label, name, size, size, (points,), is_line=tag == "polyline", group=group or None
+        label,
+        name,
+        size,
+        size,
+        (points,),
+        is_line=tag == "polyline",
+        is_box=tag == "box" and not turn,
+        group=group or None,
     )
 
 

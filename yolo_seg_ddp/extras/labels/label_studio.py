@@ -343,7 +343,7 @@ def _object(name: str, label: str, result: dict[str, Any]) -> ShapeObject:
     turn = read_number(value.get("rotation") or 0)
     if turn:
         corners = _turned(corners, turn, size)
-    return ShapeObject(label, name, PERCENT, size, (corners,))
+    return ShapeObject(label, name, PERCENT, size, (corners,), is_box=not turn)
 
 
 def _turned(corners: np.ndarray, degrees: float, size: tuple[int, int] | None) -> np.ndarray:

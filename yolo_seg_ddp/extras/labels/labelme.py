@@ -108,7 +108,15 @@ def _objects(size: Size, shape: Any) -> Parsed:
     is_line = kind in LINES
     return [
         ShapeObject(
-            label, "shape", size, size, (points,), is_line=is_line, is_region=is_region, group=group
+            label,
+            "shape",
+            size,
+            size,
+            (points,),
+            is_line=is_line,
+            is_box=kind == "rectangle",
+            is_region=is_region,
+            group=group,
         )
     ], []
 

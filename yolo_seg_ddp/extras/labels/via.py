@@ -214,7 +214,13 @@ def _objects(attribute: str, photograph: dict[str, Any]) -> Parsed:
             note = several_labels(labels)
             is_region = says_ignore(_attributes(region, "region"))
             shape = ShapeObject(
-                labels[0], name, parts=(points,), is_line=is_line, is_region=is_region, note=note
+                labels[0],
+                name,
+                parts=(points,),
+                is_line=is_line,
+                is_box=str(_attributes(region, "shape").get("name")).lower() == "rect",
+                is_region=is_region,
+                note=note,
             )
             objects.append(shape)
         except (KeyError, ValueError, OverflowError) as error:

@@ -110,17 +110,17 @@ def account_lines(
     manifest: Mapping[str, Any],
     sizes: Mapping[str, str],
     line_width_px: float,
-    rectangles: Mapping[str, int] | None = None,
+    rectangles: Sequence[str] = (),
 ) -> list[str]:
     """Return the table of at most MAX_LINES lines, a line with the remedy for each thing that is
     odd, and files not read.
 
-    sizes: of the objects of each class, as text. rectangles: see `count_rectangles`.
+    sizes: of the objects of each class, as text. rectangles: see `rectangular_classes`.
     """
     account, written_in = manifest["account"], manifest["counts"]["objects"]
     splits = [split for split in manifest["counts"]["photographs"] if split != TRAIN]
     looked_for = manifest["counts"].get("looked_for", {})
-    odd = _odd(manifest, rectangles or {})
+    odd = _odd(manifest, rectangles)
     rows = []
     for name, counts in account.items():
         marks = "".join(f"  ! {mark}" for mark, (names, _) in odd.items() if name in names)
@@ -177,7 +177,7 @@ def account_lines(
 
 
 def _odd(
-    manifest: Mapping[str, Any], rectangles: Mapping[str, int]
+    manifest: Mapping[str, Any], rectangles: Sequence[str]
 ) -> dict[str, tuple[list[str], str]]:
     """Return what is odd: for each mark the classes, or folders, and the remedy."""
     account, classes = manifest["account"], manifest["classes"]
@@ -192,7 +192,7 @@ def _odd(
     ]
     boxes = {
         name: account[name]["source"][BOX] for name in named if BOX in account[name]["source"]
-    } | {**rectangles}
+    } | {name: account[name]["written"] for name in manifest["options"].get("boxes", ())}
     num_boxes = sum(boxes.values())
     stems = Counter(_END.sub("", name) for name in named)
     numbers = [name for name in named if _NUMBER.fullmatch(name)]
@@ -234,8 +234,13 @@ def _odd(
         ),
         "boxes": (
             [*boxes],
-            f"{counted(num_boxes, 'object')} ha{'s' if num_boxes == 1 else 've'} no outline but a "
-            "box, so the model learns rectangles",
+            f"{counted(num_boxes, 'object')} ha{'s' if num_boxes == 1 else 've'} a box and no "
+            "outline, which teaches class and box, and little of the mask",
+        ),
+        "upright rectangles": (
+            [*rectangles],
+            "these outlines teach rectangular masks; if they are boxes around other shapes, add "
+            f"--boxes {shlex.join([*rectangles][:MAX_NAMES])}",
         ),
         "folder not used as a split": (
             sorted({split for source, split in other.items() if split not in ("", ways[source])}),

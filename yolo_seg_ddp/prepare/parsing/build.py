@@ -113,6 +113,8 @@ class BuildOptions:
         if not self.keep_unusable:
             del values["keep_unusable"]
         del shared["class_names"]
+        if not self.photograph.boxes:
+            del shared["boxes"]
         if self.photograph.stretch is None:
             del shared["stretch"]
         if self.split_by != TIME:
@@ -175,6 +177,12 @@ def build_dataset(
     rows, shared = labels.rows, options.photograph
     if options.use_file_classes and labels.class_names:
         shared = dataclasses.replace(shared, class_names=labels.class_names)
+    for name in shared.boxes:
+        if name not in shared.class_names:
+            raise UserError(
+                f"--boxes {name}: not one of {printable(', '.join(shared.class_names), 200)}"
+                f"{nearest(name, shared.class_names)}"
+            )
     chosen = {key: labels.photographs[key] for key in rows}
     stretch = find_stretch([*chosen.values()], read_file)
     split_by, line = choose_split(chosen.values(), options.split_by)

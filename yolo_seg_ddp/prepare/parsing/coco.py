@@ -493,4 +493,5 @@ def _object(name: str, value: str, size: Size, annotation: dict[str, Any]) -> Sh
     if not isinstance(box, list) or len(box) != 4:
         raise ValueError("has neither `segmentation` nor `bbox`")
     left, top, width, height = map(read_number, box)
-    return ShapeObject(value, name, size, size, (box_corners(left, top, width, height),))
+    corners = box_corners(left, top, width, height)
+    return ShapeObject(value, name, size, size, (corners,), is_box=True)

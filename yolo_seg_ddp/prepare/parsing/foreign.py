@@ -17,7 +17,7 @@ from yolo_seg_ddp.utils.files import walk
 EPRI_FOLDER = Path("data/raw")  # into which download_data.py writes
 MAX_SUFFIXES, MAX_KEYS = 6, 5  # that a message lists
 MISSING_EXTRA = (
-    "; Label Studio, LabelMe, VIA, CVAT for images, RSML and mask pictures need "
+    "; Label Studio, LabelMe, VIA, CVAT for images, RSML, Pascal VOC and mask pictures need "
     "yolo_seg_ddp/extras/labels, which is not in this folder: "
     "get it from the project's repository"
 )
@@ -203,11 +203,6 @@ def _reason(file: Path) -> str:
             return (
                 "is LabelMe's XML, whose polygons are not read: export as COCO, or from CVAT as "
                 "CVAT for images 1.1"
-            )
-        if element == "annotation":
-            return (
-                "holds Pascal VOC's boxes, which are not read: "
-                "export polygons or masks, or the boxes as YOLO, which are learned as rectangles"
             )
         return (
             f"holds <{printable(element)}>: export polygons or masks"

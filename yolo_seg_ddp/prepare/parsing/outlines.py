@@ -62,6 +62,7 @@ class ShapeObject:
     parts: tuple[np.ndarray, ...] = ()
     draw: Callable[[], tuple[np.ndarray, int, int]] | None = None
     is_line: bool = False  # `parts` holds one line instead of polygons
+    is_box: bool = False  # the tool's box around the object, which has no outline
     is_region: bool = False  # a region to ignore for its class, or for all with an empty `value`
     # polygons of one label and one group of a photograph are parts of one object
     group: object = None

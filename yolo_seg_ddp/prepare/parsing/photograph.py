@@ -40,6 +40,7 @@ from yolo_seg_ddp.prepare.parsing.rows import (
 from yolo_seg_ddp.utils.text import counted
 
 JPEG_QUALITY = 95
+LEAST_SIDE = 1e-6  # of a box, the least that a label file can say
 SIMPLIFY_OUTPUT_PX = 0.25  # less than a mask can show
 # an outline fits a frame if it exceeds it by at most this share of the longer side
 FRAME_SLACK = 0.01
@@ -59,6 +60,7 @@ class PhotographOptions:
     line_width_px: float
     exif_frame: str
     stretch: Stretch | None = None  # of photographs of more than 8 bits
+    boxes: tuple[str, ...] = ()  # classes whose outlines are boxes
 
     def image_fingerprint(self, stamp: str) -> str:
         stretch = [repr(self.stretch)] if self.stretch else []
@@ -66,7 +68,8 @@ class PhotographOptions:
 
     def label_fingerprint(self, image_fingerprint: str, row_digests: Sequence[str]) -> str:
         settings = (repr(float(self.line_width_px)), self.exif_frame, *self.class_names)
-        return _fingerprint("label-2", image_fingerprint, *settings, *row_digests)
+        boxes = ["boxes", *self.boxes]
+        return _fingerprint("label-3", image_fingerprint, *settings, *boxes, *row_digests)
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,12 @@ def build_label(
         name = "" if class_id == ANY_CLASS else classes.names[class_id]
         try:
             ring, complaint = _normalised_ring(item, metadata, result.exif_frame, options)
+            if (
+                (isinstance(item, ShapeObject) and item.is_box) or name in options.boxes
+            ) and not is_region:
+                # A row of four numbers: the centre, and the width and height.
+                low, high = ring.min(0), ring.max(0)
+                ring = np.stack([(low + high) / 2, np.maximum(high - low, LEAST_SIDE)])
             (regions if is_region else instances).append((class_id, ring))
             (result.ignored if is_region else result.objects)[name] += 1
             kind = MENDED_OBJECT

@@ -111,7 +111,11 @@ def _join_groups(objects: list[ShapeObject]) -> list[ShapeObject]:
         if first is not None:
             parts, closed = first.parts + shape.parts, first.closed + shape.closed
             shape = dataclasses.replace(
-                first, parts=parts, members=first.members + 1, closed=closed
+                first,
+                parts=parts,
+                members=first.members + 1,
+                closed=closed,
+                is_box=first.is_box and shape.is_box,
             )
         joined[key] = shape
     return list(joined.values())

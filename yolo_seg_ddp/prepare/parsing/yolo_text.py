@@ -16,6 +16,7 @@ import numpy as np
 from yolo_seg_ddp.data.dataset_yaml import IMAGE_SUFFIXES, load_dataset_yaml
 from yolo_seg_ddp.data.labels import (
     ANY_CLASS,
+    BOX_FIELDS,
     IGNORE_FOLDER,
     MAX_LABEL_FILE_BYTES,
     LabelError,
@@ -99,7 +100,6 @@ def _read_names(file: Path, stamp: int, size_bytes: int) -> tuple[str, ...]:
 
 
 SHARES = (1.0, 1.0)  # coordinates are shares of the photograph's sides
-BOX_FIELDS = 5  # the class, the centre, the width and the height
 HEAD_BYTES = 4096
 # texts and lines, and the share of lines, that tell key points
 MAX_COMPARED, MIN_LINES, MOST_LINES = 1000, 5, 0.95
@@ -300,7 +300,15 @@ def _objects(names: tuple[str, ...], is_region: bool, data: bytes) -> Parsed:
                     "" if class_id == ANY_CLASS else names[class_id],
                 )
                 objects.append(
-                    ShapeObject(label, f"line {number}", SHARES, None, points, is_region=is_region)
+                    ShapeObject(
+                        label,
+                        f"line {number}",
+                        SHARES,
+                        None,
+                        points,
+                        is_region=is_region,
+                        is_box=len(fields) == BOX_FIELDS,
+                    )
                 )
             except ValueError as error:
                 if label := _class_of(fields, names):

@@ -457,7 +457,10 @@ def test_boxes_without_outlines_are_told(tmp_path: Path) -> None:
         files(tmp_path / "via", {"a.json": via([region_of_via]), "a.jpg": PHOTO}),
         write_labelme(tmp_path / "labelme", "a.json", [rectangle]),
     ):
-        assert "! boxes: pole: 1 object has no outline" in account_lines(build(folder), {}, 6.0)[-1]
+        assert (
+            "! boxes: pole: 1 object has a box and no outline"
+            in account_lines(build(folder), {}, 6.0)[-1]
+        )
 
 
 def test_files_of_another_format_beside_the_labels_are_named_and_left_out(tmp_path: Path) -> None:
@@ -644,3 +647,74 @@ def test_a_class_in_one_photograph_is_marked(tmp_path: Path) -> None:
     files(raw, {"b.json": via(REGIONS[:1]).replace("a.jpg", "b.jpg"), "b.jpg": photo(shade=200)})
     (line,) = [line for line in account_lines(build(raw), {}, 8.0) if line.startswith("wire")]
     assert line.endswith("polyline as a strip of 8 px  ! in 1 photograph")
+
+
+VOC_BOX = "<bndbox><xmin>30</xmin><ymin>20</ymin><xmax>60</xmax><ymax>50</ymax></bndbox>"
+VOC_PART = "<part><name>head</name><bndbox><xmin>1</xmin></bndbox></part>"
+
+
+def voc(*objects: str, size: str = "<size><width>150</width><height>90</height></size>") -> str:
+    names = "<folder>JPEGImages</folder><filename>a.jpg</filename>"
+    return f"<annotation>{names}{size}{''.join(objects)}</annotation>"
+
+
+def voc_object(name: str, more: str = VOC_BOX) -> str:
+    return f"<object><name>{name}</name>{more}</object>"
+
+
+LABEL_ME_BOX = {"label": "pole", "shape_type": "rectangle", "points": [[60, 20], [30, 50]]}
+VIA_BOX = via_region("pole", name="rect", x=30, y=20, width=30, height=30)
+LABEL_STUDIO_BOX: dict[str, Any] = {
+    "x": 20,
+    "y": 200 / 9,
+    "width": 20,
+    "height": 300 / 9,
+    "rotation": 0,
+}
+BOXES: dict[str, dict[str, bytes | str]] = {
+    "CVAT": {"a.xml": cvat(shape("box", "pole", xtl=30, ytl=20, xbr=60, ybr=50))},
+    "VIA": {"a.json": via({"0": VIA_BOX})},
+    "LabelMe": {"a.json": json.dumps({"imagePath": "a.jpg", "shapes": [LABEL_ME_BOX]})},
+    "Label Studio": {
+        "a.json": json.dumps([task(1, "a.jpg", [region(1, "rectanglelabels", **LABEL_STUDIO_BOX)])])
+    },
+    "VOC": {"Annotations/a.xml": voc(voc_object("pole", VOC_BOX + VOC_PART))},
+    "VOC without a size": {"a.xml": voc(voc_object("pole"), size="")},
+}
+
+
+@pytest.mark.parametrize("tool", BOXES)
+def test_a_box_of_a_tool_is_written_as_a_box(tmp_path: Path, tool: str) -> None:
+    raw = files(tmp_path / "raw", {**BOXES[tool], "a.jpg": PHOTO})
+    build(raw)
+    (file,) = (tmp_path / "processed").glob("*/labels/a.txt")
+    assert file.read_text() == "0 0.300000 0.388889 0.200000 0.333333\n"
+
+
+def test_what_voc_cannot_say_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
+    difficult = voc_object("pole", f"<difficult>1</difficult>{VOC_BOX}")
+    flat = voc_object("pole", VOC_BOX.replace("60", "30"))
+    endless = voc_object("pole", VOC_BOX.replace("60", "inf"))
+    contents: dict[str, bytes | str] = {
+        "a.xml": voc(
+            voc_object("pole"), difficult, flat, endless, voc_object(""), voc_object("pole", "")
+        ),
+        "b.xml": "<annotation>",
+        "c.xml": "<!DOCTYPE a><annotation/>",
+        "d.xml": "<gdal/>",
+        "a.jpg": PHOTO,
+    }
+    manifest = build(files(tmp_path / "raw", contents), keep_unusable=True)
+    assert manifest["account"]["pole"]["written"] == 1
+    assert manifest["account"]["pole"]["left_out"] == {
+        "region to ignore": 1,
+        "unusable object": 3,
+    }
+    texts = texts_of(manifest)
+    for text in (
+        "an object has no name",
+        "has no 'annotation/object/bndbox/xmin'",
+        "not a finite",
+        "DOCTYPE",
+    ):
+        assert text in texts
