@@ -182,6 +182,21 @@ def test_a_photograph_in_two_folders_is_one_with_both_labels(
     assert only_poles == parse(tmp_path, monkeypatch, "a", "b", classes=["pole"], output="fresh")
 
 
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_of_a_box_and_an_outline_of_one_object_the_outline_stays(
+    names: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photographs = shaded("one.jpg", "two.jpg")
+    # a pole that leans: its outline has a small part of the box
+    outline, box = "0 0.2 0.2 0.25 0.2 0.8 0.8 0.75 0.8", "0 0.5 0.5 0.6 0.6"
+    files(tmp_path / "a", yolo_folder(["pole"], photographs, outline))
+    files(tmp_path / "b", yolo_folder(["pole"], photographs, box))
+    parse(tmp_path, monkeypatch, *names)
+    for photo in photos_of(tmp_path / "processed").values():
+        assert photo.class_ids.tolist() == [0]
+        assert photo.boxed.size == 0
+
+
 def test_one_folder_that_lists_all_classes_has_no_regions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from yolo_seg_ddp.data.labels import label_rows, parse_yolo_row, whole_photograph
+from yolo_seg_ddp.data.labels import BOX_FIELDS, label_rows, parse_yolo_row, whole_photograph
 from yolo_seg_ddp.prepare.near_duplicates import is_same_frame
 from yolo_seg_ddp.prepare.parsing.sources import Photograph
 from yolo_seg_ddp.prepare.parsing.state import Entry, output_files, write_labels
@@ -56,8 +56,8 @@ def join_copies(
 def _joined(folder: Path, first: Entry, other: Entry, class_names: Sequence[str]) -> Entry:
     """Write the labels of two entries as those of the first, and return it with what both hold.
 
-    An object that both have is that of the first. Nobody looked for a class that both did not look
-    for.
+    An object that both have is that of the first, but an outline takes the place of a box. Nobody
+    looked for a class that both did not look for.
     """
     (rows, regions), (more_rows, more_regions) = (
         # An earlier run may have left a file of regions.
@@ -65,19 +65,21 @@ def _joined(folder: Path, first: Entry, other: Entry, class_names: Sequence[str]
         for entry in (first, other)
         for _, label_file, ignore_file in [output_files(folder, entry.split, entry.stem)]
     )
-    known = [_drawn(line, len(class_names)) for line in rows]
+    known, before = [_Drawn(line, len(class_names)) for line in rows], {*rows}
     repeated = Counter[str]()
     for line in more_rows:
-        class_id, mask = _drawn(line, len(class_names))
-        same_class = (each for number, each in known if number == class_id)
-        iou = (((mask & each).sum() / (mask | each).sum()) for each in same_class)
-        if max(iou, default=0) >= SAME_OBJECT:
-            repeated[class_names[class_id]] += 1
-        else:
+        drawn = _Drawn(line, len(class_names))
+        ious = [drawn.iou(each) for each in known]
+        same = int(np.argmax(ious)) if ious else 0
+        if max(ious, default=0) < SAME_OBJECT:
             rows.append(line)
+            continue
+        repeated[class_names[drawn.class_id]] += 1
+        if known[same].is_box and not drawn.is_box:
+            rows[same], known[same] = line, drawn
 
     one_sided = map(class_names.index, {*first.unsearched} ^ {*other.unsearched})
-    gone = {*more_rows, *whole_photograph(one_sided).splitlines()} - {*rows}
+    gone = {*before, *more_rows, *whole_photograph(one_sided).splitlines()} - {*rows}
     ignored_text = _text(line for line in dict.fromkeys(regions + more_regions) if line not in gone)
     counts = {
         name: Counter(getattr(first, name)) + Counter(getattr(other, name))
@@ -105,11 +107,24 @@ def _text(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _drawn(line: str, num_classes: int) -> tuple[int, np.ndarray]:
-    """Return the class of a label's line, and the mask of its outline with the edge."""
-    class_id, outline = parse_yolo_row(line.split(), num_classes)
-    mask = np.zeros((DRAWN_PX, DRAWN_PX), np.uint8)
-    points = [np.rint(outline * DRAWN_PX).astype(np.int32)]
-    cv2.fillPoly(mask, points, 1)
-    cv2.polylines(mask, points, True, 1, EDGE_PX)
-    return class_id, mask > 0
+class _Drawn:
+    """A label's line as masks: of its outline with the edge, and of its box."""
+
+    def __init__(self, line: str, num_classes: int) -> None:
+        fields = line.split()
+        self.class_id, outline = parse_yolo_row(fields, num_classes)
+        self.is_box = len(fields) == BOX_FIELDS
+        points = np.rint(outline * DRAWN_PX).astype(np.int32)
+        mask = np.zeros((DRAWN_PX, DRAWN_PX), np.uint8)
+        cv2.fillPoly(mask, [points], 1)
+        cv2.polylines(mask, [points], True, 1, EDGE_PX)
+        box = cv2.rectangle(np.zeros_like(mask), points.min(0), points.max(0), 1, cv2.FILLED)
+        self.mask, self.box = mask > 0, box > 0
+
+    def iou(self, other: "_Drawn") -> float:
+        """Return the IoU of the boxes if one is a box, else of the outlines; 0 for two classes."""
+        if self.class_id != other.class_id:
+            return 0.0
+        kind = "box" if self.is_box or other.is_box else "mask"
+        one, two = getattr(self, kind), getattr(other, kind)
+        return float((one & two).sum() / (one | two).sum())
