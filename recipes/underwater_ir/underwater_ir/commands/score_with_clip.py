@@ -47,12 +47,12 @@ def main() -> None:
         import open_clip
     except ImportError as error:
         raise UserError("OpenCLIP is missing: pip install open_clip_torch") from error
-    network, _, prepare = open_clip.create_model_and_transforms(config.model)
     try:
+        network, _, prepare = open_clip.create_model_and_transforms(config.model)
         network.load_state_dict(clip_weights(Path(config.weights)))
     except (RuntimeError, TypeError, AttributeError) as error:
         raise UserError(
-            f"--weights {config.weights}: not of --model {config.model} ({one_line(error)})"
+            f"--weights {config.weights} do not fit --model {config.model} ({one_line(error)})"
         ) from error
     network = network.eval().to(device)
     network.visual.output_tokens = True

@@ -216,8 +216,7 @@ def read_student(path: Path, flag: str = "--model ") -> Network:
     """Return the network of a weights file, in evaluation mode. Raises UserError."""
     missing = "no such file; training writes it to --save-path"
     weights = read_tensors(path, "a file of weights", missing, flag=flag)
-    is_curves = isinstance(weights, Mapping) and "look.0.weight" in weights
-    kind = Curves if is_curves else Student
+    kind = Curves if "look.0.weight" in weights else Student
     return kind.from_weights(weights, f"{flag}{path}")
 
 
