@@ -94,7 +94,8 @@ def test_curves_are_one_function_of_colour_for_the_whole_picture() -> None:
 def test_recomputing_gives_the_same_gradients() -> None:
     gradients = []
     for recompute in (False, True):
-        network = student(recompute=recompute)
+        network = student()
+        network.recompute = recompute
         loss, _ = StudentLoss(WEIGHTS)(network(batch(2)), batch(2))
         loss.backward()
         gradients.append([weight.grad for weight in network.parameters()])

@@ -2,6 +2,7 @@
 guide says.
 """
 
+import importlib
 import itertools
 import json
 import os
@@ -19,7 +20,6 @@ from underwater_ir.commands import (
     export_pseudo_labels,
     make_data,
     restore,
-    score_with_clip,
 )
 from underwater_ir.data.datasets import (
     RestorationDataset,
@@ -345,6 +345,12 @@ def test_other_losses_are_refused_at_a_resume(
     assert "Training complete after 1 epoch:" in capsys.readouterr().out
 
 
+def without_width(arguments: list[str]) -> list[str]:
+    """Return a command line for --weights, which have a width."""
+    place = arguments.index("--width")
+    return arguments[:place] + arguments[place + 2 :]
+
+
 def test_folds_of_real_pairs_are_trained_after_the_simulation_and_judged_on_what_they_left_out(
     data: Path,
     tmp_path: Path,
@@ -358,8 +364,9 @@ def test_folds_of_real_pairs_are_trained_after_the_simulation_and_judged_on_what
     run_command(train_student, *arguments_of(data, simulated), *flags)
     models = [tmp_path / f"{fold}.pt" for fold in (1, 2)]
     for fold, model in enumerate(models, 1):
-        arguments = [*arguments_of(data, model), *flags, "--weights", simulated]
-        run_command(train_student, *arguments, "--fold", f"{fold}/2")
+        arguments = without_width(arguments_of(data, model))
+        of_fold = ("--epochs", 1, "--weights", simulated, "--folds", 2, "--fold", fold)
+        run_command(train_student, *arguments, *of_fold)
     printed = capsys.readouterr().out
     assert "15 training pictures" in printed
     assert "8 training pictures" in printed
@@ -384,11 +391,13 @@ def test_folds_of_real_pairs_are_trained_after_the_simulation_and_judged_on_what
     )
     with assert_refused("--folds 2: 1 models are not 2 for each seed"):
         run_command(evaluate, "--model", models[0], *places)
-    with assert_refused(f"--weights {simulated}: another --network, --width or labels"):
-        run_command(train_student, *arguments_of(data, tmp_path / "y.pt"), "--weights", simulated)
-    for text in ("6/5", "1", "0/2", "1/1", "a/b"):
-        with assert_refused(f"--fold {text}: expected a share such as 1/5", kind=UsageError):
-            train_student.read_fold(text)
+    other = tmp_path / "other.pt"
+    arguments = without_width(arguments_of(data, other))
+    with assert_refused("--fold 3: above --folds 2", kind=UsageError):
+        run_command(train_student, *arguments, "--folds", 2, "--fold", 3)
+    torch.save(Curves(WIDTH, 9, 20, 10).state_dict(), other)
+    with assert_refused(f"--weights {other}: learned from labels of another shape"):
+        run_command(train_student, *arguments, "--weights", other)
 
 
 def test_curves_see_the_whole_picture_and_clahe_is_mixed_in(tmp_path: Path) -> None:
@@ -436,6 +445,9 @@ def test_a_clip_model_scores_the_places_of_each_picture(
 ) -> None:
     """A small stand-in has OpenCLIP's names; of DA-CLIP's weights the controller is used."""
     torch.manual_seed(0)
+    example = importlib.import_module("score_with_clip")
+    # its folders are the defaults, below the working folder
+    monkeypatch.chdir(data)
     network, module = TinyCLIP(), ModuleType("open_clip")
     module.create_model_and_transforms = lambda name: (
         TinyCLIP(),
@@ -457,7 +469,7 @@ def test_a_clip_model_scores_the_places_of_each_picture(
     tokens = torch.nn.functional.adaptive_avg_pool2d(picture, 2).flatten(1)  # (3, 4)
     for kind, order in (("plain", [0, 1, 2]), ("controlled", [2, 0, 1])):
         file = tmp_path / f"{kind}.jsonl"
-        run_command(score_with_clip, *flags, "--weights", tmp_path / f"{kind}.pt", "--scores", file)
+        run_command(example, tmp_path / f"{kind}.pt", "ViT-B-32", file)
         run_command(
             export_pseudo_labels, *flags, "--scores", file, "--pseudo-root", tmp_path / kind
         )
@@ -466,12 +478,11 @@ def test_a_clip_model_scores_the_places_of_each_picture(
         cosine = torch.cosine_similarity(plain["words.weight"][:, :, None], tokens[order][None])
         expected = (5 * cosine).sigmoid().flatten().tolist()
         assert label.masks.flatten().tolist() == pytest.approx(expected, abs=1e-3)
-    torch.save({"words.weight": torch.zeros(2, 3)}, tmp_path / "plain.pt")
-    with assert_refused("plain.pt do not fit --model ViT-B-32"):
-        run_command(score_with_clip, *flags, "--weights", tmp_path / "plain.pt")
     monkeypatch.setitem(sys.modules, "open_clip", None)
     with assert_refused("OpenCLIP is missing: pip install open_clip_torch"):
-        run_command(score_with_clip, *flags, "--weights", tmp_path / "plain.pt")
+        run_command(example, tmp_path / "plain.pt")
+    with assert_refused("usage: python score_with_clip.py WEIGHTS", kind=UsageError):
+        run_command(example)
 
 
 def tensor_of_image(image: np.ndarray) -> torch.Tensor:

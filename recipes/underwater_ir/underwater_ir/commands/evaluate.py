@@ -5,6 +5,7 @@ python evaluate.py --model seed0.pt seed1.pt seed2.pt           # the mean of th
 python evaluate.py --model fold1.pt ... fold5.pt --folds 5      # also on the pairs left out
 """
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ import torch
 from torch import nn
 
 from underwater_ir.data.datasets import (
-    Entry,
     RestorationDataset,
     benchmark_entries,
     create_evaluation_loader,
@@ -62,7 +62,7 @@ class EvaluateConfig(Options):
     )
     folds: int | None = option(
         None,
-        "N: the models are those of --fold 1/N to N/N, seed by seed; each is evaluated on the "
+        "the models are those of --fold 1 to N, seed by seed; each is evaluated on the "
         "pairs of --train-root that it left out",
         at_least=2,
     )
@@ -111,11 +111,12 @@ def main() -> None:
     folds = config.folds or 1
     if len(students) % folds:
         raise UserError(f"--folds {folds}: {len(students)} models are not {folds} for each seed")
-    shares: list[list[Entry]] = []
+    fold_of: list[int] = []  # each pair of --train-root
     if config.folds is not None:
         pairs = train_entries(Path(config.train_root), labels / "train")
         shares = shares_by_scene(pairs, Path(config.train_root) / "input", folds)
-        entries = [*(entry for share in shares for entry in share), *entries]
+        fold_of = [number for number, share in enumerate(shares) for _ in share]
+        entries = [*itertools.chain.from_iterable(shares), *entries]
     if not entries:
         raise UserError(
             f"no test set in {config.val_ref_root} or {config.val_nonref_root}; python "
@@ -142,11 +143,7 @@ def main() -> None:
     for method in ("student", "student + CLAHE"):
         of_seeds = values[method].reshape(-1, folds, *values[method].shape[1:])
         values[method] = of_seeds.mean(1)
-        first = 0
-        for number, share in enumerate(shares):
-            held_out = slice(first, first + len(share))
-            values[method][:, held_out] = of_seeds[:, number, held_out]
-            first += len(share)
+        values[method][:, : len(fold_of)] = of_seeds[:, fold_of, range(len(fold_of))]
     results: dict[str, dict[str, Any]] = {
         method: {**summarise(dataset, found.mean(0)), "sets": {}, "spread": {}}
         for method, found in values.items()

@@ -42,9 +42,14 @@ class Outputs:
 
 
 class Network(nn.Module):
-    """What both students are: `label_shape` is a label's shape (`Label.shape`)."""
+    """What both students are: `label_shape` is a label's shape (`Label.shape`).
+
+    `recompute` saves memory in the training of `Student`: the inside of each block is computed
+    again in the backward pass.
+    """
 
     label_shape: tuple[int, int, int, int]
+    recompute = False
 
     @classmethod
     def sizes_of(cls, weights: Mapping[str, torch.Tensor]) -> tuple[int, ...]:
@@ -71,22 +76,12 @@ class Network(nn.Module):
 class Student(Network):
     """Restores pictures. `num_masks`, `cond_dim`, `num_kinds` and `text_dim` are a label's shape
     (`Label.shape`).
-
-    `recompute` saves memory in training: the inside of each block is computed again in the backward
-    pass.
     """
 
     def __init__(
-        self,
-        width: int,
-        num_masks: int,
-        cond_dim: int,
-        num_kinds: int,
-        text_dim: int = 0,
-        recompute: bool = False,
+        self, width: int, num_masks: int, cond_dim: int, num_kinds: int, text_dim: int = 0
     ) -> None:
         super().__init__()
-        self.recompute = recompute
         self.label_shape = (num_masks, cond_dim, num_kinds, text_dim)
         widths = [width, 2 * width, 4 * width]
         facts = (cond_dim, num_masks)

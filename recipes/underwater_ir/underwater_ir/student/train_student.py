@@ -139,15 +139,21 @@ class StudentConfig(Options):
         "wavelets",
         "curves: one colour curve for each picture, for some 50 to some 1,000 real pairs",
         choices=("wavelets", "curves"),
+        needs="not weights",
     )
     weights: str | None = option(
         None, "begin with these weights, such as those of simulated water", metavar="FILE"
     )
-    fold: str | None = option(
-        None, "K/N: leave the K-th of N shares of the scenes out and evaluate it", metavar="K/N"
+    folds: int | None = option(
+        None, "leave one of so many shares of the scenes out, and evaluate it", at_least=2
     )
+    fold: int = option(1, "number of the share that is left out", at_least=1, needs="folds")
     width: int = option(
-        64, "channels of the first level", at_least=CROSS_HEADS, multiple_of=CROSS_HEADS
+        64,
+        "channels of the first level",
+        at_least=CROSS_HEADS,
+        multiple_of=CROSS_HEADS,
+        needs="not weights",
     )
     recompute: bool = option(True, "a fifth of the memory: compute the inside of each block twice")
     augment: bool = option(True, "crop, mirror and turn the training pictures")
@@ -184,18 +190,17 @@ def main() -> int:
     tune_device(device, deterministic=False, fixed_shapes=True)
     weights = read_weights(config.loss_config)
     train_set, benchmarks = open_datasets(config, print if ranks.is_main else lambda line: None)
-    network: Network = (
-        Curves(config.width, *train_set.label_shape)
-        if config.network == "curves"
-        else Student(config.width, *train_set.label_shape, recompute=config.recompute)
-    )
+    shape = train_set.label_shape
+    network: Network
     if config.weights is not None:
-        start = read_student(Path(config.weights), "--weights ")
-        if {name: value.shape for name, value in start.state_dict().items()} != {
-            name: value.shape for name, value in network.state_dict().items()
-        }:
-            raise UserError(f"--weights {config.weights}: another --network, --width or labels")
-        network.load_state_dict(start.state_dict())
+        network = read_student(Path(config.weights), "--weights ")
+        if network.label_shape != shape:
+            raise UserError(f"--weights {config.weights}: learned from labels of another shape")
+    elif config.network == "curves":
+        network = Curves(config.width, *shape)
+    else:
+        network = Student(config.width, *shape)
+    network.recompute = config.recompute
     too_large = (
         f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does "
         "not fit its memory; "
@@ -276,10 +281,11 @@ def open_datasets(
         Path(config.train_root), Path(config.pseudo_train_root or labels / "train")
     )
     benchmarks: list[Entry] = []
-    if config.fold is not None:
-        number, count = read_fold(config.fold)
-        shares = shares_by_scene(entries, Path(config.train_root) / "input", count)
-        benchmarks = shares.pop(number - 1)
+    if config.folds is not None:
+        if config.fold > config.folds:
+            raise UsageError(f"--fold {config.fold}: above --folds {config.folds}")
+        shares = shares_by_scene(entries, Path(config.train_root) / "input", config.folds)
+        benchmarks = shares.pop(config.fold - 1)
         entries = [entry for share in shares for entry in share]
     for root, label_root, has_targets in (
         (config.val_ref_root, config.pseudo_val_ref_root or labels / "testset_ref", True),
@@ -300,16 +306,6 @@ def open_datasets(
         ),
         RestorationDataset(benchmarks, config.img_size, shape),
     )
-
-
-def read_fold(text: str) -> tuple[int, int]:
-    """Return K and N of K/N. Raises UsageError."""
-    parts = text.split("/")
-    if len(parts) == 2 and all(part.isdecimal() for part in parts):
-        number, count = int(parts[0]), int(parts[1])
-        if 1 <= number <= count >= 2:
-            return number, count
-    raise UsageError(f"--fold {text}: expected a share such as 1/5")
 
 
 def heading(
@@ -377,7 +373,7 @@ def train(
     has_reference = any(entry.target is not None for entry in benchmarks.entries)
     options = EngineOptions(
         epochs=config.epochs,
-        ema=config.network == "curves",
+        ema=isinstance(network, Curves),
         ema_decay=CURVES_DECAY,
         ema_ramp=CURVES_RAMP,
         patience=0,
