@@ -441,7 +441,10 @@ class TinyCLIP(torch.nn.Module):
 
 
 def test_a_clip_model_scores_the_places_of_each_picture(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A small stand-in has OpenCLIP's names; of DA-CLIP's weights the controller is used."""
     torch.manual_seed(0)
@@ -469,7 +472,9 @@ def test_a_clip_model_scores_the_places_of_each_picture(
     tokens = torch.nn.functional.adaptive_avg_pool2d(picture, 2).flatten(1)  # (3, 4)
     for kind, order in (("plain", [0, 1, 2]), ("controlled", [2, 0, 1])):
         file = tmp_path / f"{kind}.jsonl"
-        run_command(example, tmp_path / f"{kind}.pt", "ViT-B-32", file)
+        capsys.readouterr()
+        run_command(example, tmp_path / f"{kind}.pt")
+        file.write_text(capsys.readouterr().out)
         run_command(
             export_pseudo_labels, *flags, "--scores", file, "--pseudo-root", tmp_path / kind
         )
@@ -478,6 +483,9 @@ def test_a_clip_model_scores_the_places_of_each_picture(
         cosine = torch.cosine_similarity(plain["words.weight"][:, :, None], tokens[order][None])
         expected = (5 * cosine).sigmoid().flatten().tolist()
         assert label.masks.flatten().tolist() == pytest.approx(expected, abs=1e-3)
+    torch.save({"words.weight": torch.zeros(2, 3)}, tmp_path / "plain.pt")
+    with assert_refused("plain.pt: not weights of ViT-L-14"):
+        run_command(example, tmp_path / "plain.pt", "ViT-L-14")
     monkeypatch.setitem(sys.modules, "open_clip", None)
     with assert_refused("OpenCLIP is missing: pip install open_clip_torch"):
         run_command(example, tmp_path / "plain.pt")

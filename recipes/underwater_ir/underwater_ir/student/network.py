@@ -53,7 +53,7 @@ class Network(nn.Module):
 
     @classmethod
     def sizes_of(cls, weights: Mapping[str, torch.Tensor]) -> tuple[int, ...]:
-        """Return the arguments of the constructor that a state dict belongs to."""
+        """Return the constructor's arguments, without text_dim, that a state dict belongs to."""
         raise NotImplementedError
 
     @classmethod
@@ -63,7 +63,8 @@ class Network(nn.Module):
         Raises UserError that names `source`.
         """
         try:
-            network = cls(*cls.sizes_of(weights))
+            text_dim = weights["text.weight"].shape[0] if "text.weight" in weights else 0
+            network = cls(*cls.sizes_of(weights), text_dim)
             network.load_state_dict(dict(weights))
         except (KeyError, AttributeError, IndexError, RuntimeError, ValueError, TypeError) as error:
             raise UserError(
@@ -147,7 +148,6 @@ class Student(Network):
             weights["encoder.0.0.gate.0.weight"].shape[1] - 3 * width,
             weights["norm.scale_shift.weight"].shape[1],
             weights["classifier.2.weight"].shape[0],
-            weights["text.weight"].shape[0] if "text.weight" in weights else 0,
         )
 
 
@@ -203,7 +203,6 @@ class Curves(Network):
             weights["places.weight"].shape[1],
             weights["condition.weight"].shape[1],
             weights["classifier.weight"].shape[0],
-            weights["text.weight"].shape[0] if "text.weight" in weights else 0,
         )
 
 
