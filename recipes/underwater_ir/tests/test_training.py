@@ -425,7 +425,7 @@ class TinyCLIP(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.visual = torch.nn.Module()
+        self.visual: Any = torch.nn.Module()
         self.visual.proj = torch.nn.Parameter(torch.eye(3))
         self.visual.grid_size = (2, 2)
         self.visual.forward = self.look
@@ -451,7 +451,8 @@ def test_a_clip_model_scores_the_places_of_each_picture(
     example = importlib.import_module("score_with_clip")
     # its folders are the defaults, below the working folder
     monkeypatch.chdir(data)
-    network, module = TinyCLIP(), ModuleType("open_clip")
+    network = TinyCLIP()
+    module: Any = ModuleType("open_clip")
     module.create_model_and_transforms = lambda name: (
         TinyCLIP(),
         None,
