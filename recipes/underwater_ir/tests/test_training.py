@@ -410,7 +410,7 @@ def test_curves_see_the_whole_picture_and_clahe_is_mixed_in(tmp_path: Path) -> N
         output = tmp_path / f"out-{tile}-{share}"
         flags = ("--source", tmp_path / "dive", "--output", output, "--tile", tile)
         run_command(
-            restore, "--model", tmp_path / "x.pt", *flags, "--overlap", 16, "--clahe", share
+            restore, "--model", tmp_path / "x.pt", *flags, "--overlap", 16, "--clahe", str(share)
         )
         restored[tile, share] = read_image(output / "a.png.jpg").astype(int)
     assert np.array_equal(restored[64, 0.0], restored[1024, 0.0])
@@ -425,10 +425,10 @@ class TinyCLIP(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.visual: Any = torch.nn.Module()
-        self.visual.proj = torch.nn.Parameter(torch.eye(3))
-        self.visual.grid_size = (2, 2)
-        self.visual.forward = self.look
+        visual: Any = torch.nn.Module()
+        visual.proj = torch.nn.Parameter(torch.eye(3))
+        visual.grid_size, visual.forward = (2, 2), self.look
+        self.visual = visual
         self.words = torch.nn.Embedding(len(PROMPTS), 3)
 
     def look(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
