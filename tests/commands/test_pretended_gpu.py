@@ -230,6 +230,11 @@ COMMANDS: dict[str, tuple[str, str, Callable[[Path, TrainedRun], Mapping[str, st
         "{student} --epochs 1",
         underwater,
     ),
+    "underwater_ir from real pairs": (
+        "recipes/underwater_ir/underwater_ir.student.train_student",
+        "{student} --epochs 1 --network curves --folds 2",
+        underwater,
+    ),
     "a recipe's step": (
         "benchmarks.gpu.recipes",
         "{out}.json 1 recipes/compressed_ad/train {settings}",

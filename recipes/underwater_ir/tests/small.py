@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import torch
 from underwater_ir.commands.make_data import write_png
-from underwater_ir.student.network import Student
+from underwater_ir.student.network import Curves, Student
 
 SIZE_PX = 16
 WIDTH = 4
@@ -36,12 +36,12 @@ def write_losses(folder: Path, weights: dict[str, float] | None = None) -> Path:
     return file
 
 
-def student(seed: int = 0, **keywords: Any) -> Student:
+def student(seed: int = 0, kind: type[Student | Curves] = Student, **keywords: Any) -> Any:
     """Return a small network whose gradients reach every weight: the last layer does not begin at
     zero.
     """
     torch.manual_seed(seed)
-    network = Student(WIDTH, 10, 20, 10, **keywords)
+    network = kind(WIDTH, 10, 20, 10, **keywords)
     torch.nn.init.normal_(network.head.weight, std=0.05)
     return network
 

@@ -1,5 +1,6 @@
 """The default data, pseudo-labels, pairs of files, and the samples of a data set."""
 
+import itertools
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,7 @@ from underwater_ir.data.datasets import (
     benchmark_entries,
     create_evaluation_loader,
     create_paired_train_loader,
+    shares_by_scene,
     train_entries,
 )
 from underwater_ir.data.pseudo_labels import PROMPTS, describe, label_from, read_label
@@ -167,6 +169,29 @@ def test_scores_of_a_teacher_become_labels(
     )
 
 
+def test_scores_of_a_folder_of_the_export_script_become_labels(tmp_path: Path) -> None:
+    """The script's .pt files hold more; its masks are not used, the scores are."""
+    scores = torch.tensor([[[0.1, 0.5]], [[0.3, -0.5]]])
+    metadata = {"source_path": "a.png", "prompts": ["clear water", "green cast"], "alpha": 5.0}
+    written = {"masks": torch.zeros(2, 1, 2), "scores": scores, "metadata": metadata}
+    for name in NAMES:
+        atomic_torch_save(written, (tmp_path / "export" / name).with_suffix(".pt"))
+    import_scores(tmp_path / "export", tmp_path / "labels", NAMES)
+    label = read_label((tmp_path / "labels" / NAMES[1]).with_suffix(".pt"))
+    assert label.source == "scores of export"
+    assert label.masks.flatten().tolist() == pytest.approx(
+        (5 * scores).sigmoid().flatten().tolist()
+    )
+    file = (tmp_path / "export" / NAMES[0]).with_suffix(".pt")
+    for broken in ({**written, "scores": 25 * scores}, {"scores": scores}):
+        atomic_torch_save(broken, file)
+        with assert_refused(f"--scores {file}: expected scores and metadata with prompts"):
+            import_scores(tmp_path / "export", tmp_path / "labels", NAMES)
+    file.unlink()
+    with assert_refused(f"export: no scores of 1 of 2 pictures, the first is {NAMES[0]}"):
+        import_scores(tmp_path / "export", tmp_path / "labels", NAMES)
+
+
 @pytest.mark.parametrize(
     ("records", "reason"),
     [
@@ -234,6 +259,21 @@ def test_pictures_without_a_partner_are_left_out(pairs: Path) -> None:
     entries = train_entries(pairs / "train", pairs / "labels")
     names = [str(entry.picture.relative_to(pairs / "train/input")) for entry in entries]
     assert names == ["F.JPG", "a.png", "c.png", "d.png", "deep/b.png", "e.png"]
+
+
+def test_the_pictures_of_a_scene_are_in_one_share(tmp_path: Path) -> None:
+    names = ("reef/1.png", "reef/2.png", "reef/3.png", "a.png", "b.png", "c.png", "wreck/1.png")
+    write_pairs(tmp_path / "train", tmp_path / "labels", names)
+    entries = train_entries(tmp_path / "train", tmp_path / "labels")
+    source = tmp_path / "train" / "input"
+    shares = shares_by_scene(entries, source, 2)
+    placed = [[str(entry.picture.relative_to(source)) for entry in share] for share in shares]
+    assert sorted(itertools.chain.from_iterable(placed)) == sorted(names)
+    assert [len(share) for share in placed] == [4, 3]
+    assert set(names[:3]) <= set(placed[0])
+    assert {entry.set_name for entry in shares[1]} == {"held-out"}
+    with assert_refused("5 scenes cannot make 6 folds"):
+        shares_by_scene(entries, source, 6)
 
 
 def test_missing_data_is_one_line_with_the_remedy(pairs: Path) -> None:

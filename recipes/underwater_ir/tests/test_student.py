@@ -12,12 +12,14 @@ from underwater_ir.metrics import psnr_db, ssim, uciqe, uiqm
 from underwater_ir.student import losses
 from underwater_ir.student.losses import WEIGHTS, StudentLoss, load_vgg, read_weights
 from underwater_ir.student.network import (
+    Curves,
     MultiScale,
     Outputs,
     Student,
     channel_attention,
     haar,
     inverse_haar,
+    read_student,
 )
 
 from recipes.underwater_ir.tests.small import NO_VGG, SIZE_PX, batch, photograph, student
@@ -63,39 +65,66 @@ def test_attention_mixes_channels_as_written_out() -> None:
             )
 
 
-def test_an_untrained_student_returns_its_input() -> None:
-    network, inputs = Student(4, 10, 20, 10).eval(), batch(2)
+@pytest.mark.parametrize("kind", [Student, Curves])
+def test_an_untrained_student_returns_its_input(kind: type[Student | Curves]) -> None:
+    network, inputs = kind(4, 10, 20, 10).eval(), batch(2)
     outputs = network(inputs)
     assert torch.allclose(outputs.picture, inputs["picture"])
-    assert outputs.gate.shape == (2, 1, SIZE_PX // 2, SIZE_PX // 2)
+    gate_shape = (2, 1, SIZE_PX // 2, SIZE_PX // 2)
+    assert outputs.gate is None if kind is Curves else outputs.gate.shape == gate_shape
     assert outputs.degradation.shape == (2, 10)
+
+
+def test_curves_are_one_function_of_colour_for_the_whole_picture() -> None:
+    """Equal pixels of a flat picture with one spot stay equal; the result is the formula's."""
+    network = student(kind=Curves).eval()
+    inputs = batch(1)
+    inputs["picture"] = torch.full((1, 3, 40, 24), 0.5)
+    inputs["picture"][..., :4, :4] = 0.25
+    changed = network(inputs).picture[0]
+    assert torch.equal(changed[:, :4, :4], changed[:, :1, :1].expand(3, 4, 4))
+    assert torch.equal(changed[:, 4:], changed[:, -1:, -1:].expand(3, 36, 24))
+    torch.nn.init.zeros_(network.head.weight)
+    network.head.bias.data = torch.tensor([0.1, 0, 0, 0, 0, 0, 0.5] + [0.0] * 14)
+    red = network(inputs).picture[0, 0]
+    # red + 0.1 + blue squared / 2
+    assert red[[0, 5], 0].tolist() == pytest.approx([0.25 + 0.1 + 0.03125, 0.5 + 0.1 + 0.125])
 
 
 def test_recomputing_gives_the_same_gradients() -> None:
     gradients = []
     for recompute in (False, True):
-        network = student(recompute=recompute)
+        network = student()
+        network.recompute = recompute
         loss, _ = StudentLoss(WEIGHTS)(network(batch(2)), batch(2))
         loss.backward()
         gradients.append([weight.grad for weight in network.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
-def test_label_and_masks_change_the_picture() -> None:
-    network, inputs = student().eval(), batch(1)
+@pytest.mark.parametrize("kind", [Student, Curves])
+def test_label_and_masks_change_the_picture(kind: type[Student | Curves]) -> None:
+    network, inputs = student(kind=kind).eval(), batch(1)
     before = network(inputs).picture
     for name in ("z_d", "masks"):
         changed = network({**inputs, name: torch.zeros_like(inputs[name])}).picture
         assert float((changed - before).detach().abs().max()) > 1e-5, name
 
 
-def test_the_network_is_found_from_its_weights() -> None:
-    network = student(text_dim=6)
-    found = Student.from_weights(network.state_dict(), "x.pt")
+@pytest.mark.parametrize("kind", [Student, Curves])
+def test_the_network_is_found_from_its_weights(
+    kind: type[Student | Curves], tmp_path: Path
+) -> None:
+    network = student(kind=kind, text_dim=6)
+    torch.save(network.state_dict(), tmp_path / "x.pt")
+    found = read_student(tmp_path / "x.pt")
+    assert type(found) is kind
     assert found.label_shape == network.label_shape == (10, 20, 10, 6)
     assert not found.training
+    name = "stem.weight" if kind is Student else "look.0.weight"
+    torch.save({name: torch.zeros(4, 3, 3, 3)}, tmp_path / "x.pt")
     with assert_refused("x.pt: not weights of this network"):
-        Student.from_weights({"stem.weight": torch.zeros(4, 3, 3, 3)}, "x.pt")
+        read_student(tmp_path / "x.pt")
 
 
 def outputs_of(picture: torch.Tensor) -> Outputs:
@@ -203,12 +232,16 @@ def test_the_contrast_prefers_the_likely_embedding() -> None:
     assert far == pytest.approx(1 / 0.07, rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", [Student, Curves])
 @pytest.mark.parametrize("weights", [WEIGHTS, NO_VGG | {"kd": 0, "feat": 0, "ctr": 0}])
-def test_every_weight_gets_a_gradient_also_without_its_loss(weights: dict[str, float]) -> None:
-    network, samples = student(text_dim=6), batch(2, text_dim=6)
+def test_every_weight_gets_a_gradient_also_without_its_loss(
+    weights: dict[str, float], kind: type[Student | Curves]
+) -> None:
+    network, samples = student(kind=kind, text_dim=6), batch(2, text_dim=6)
     loss, values = StudentLoss(WEIGHTS | weights)(network(samples), samples)
     loss.backward()
     assert all(weight.grad is not None for weight in network.parameters())
+    assert all(bool(weight.grad.isfinite().all()) for weight in network.parameters())
     assert ("ctr" in values) == bool((WEIGHTS | weights)["ctr"])
     assert float(values["loss"]) == pytest.approx(float(loss.detach()), rel=1e-5)
 

@@ -2,6 +2,7 @@
 guide says.
 """
 
+import importlib
 import itertools
 import json
 import os
@@ -14,14 +15,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from underwater_ir.commands import evaluate, export_pseudo_labels, make_data, restore
+from underwater_ir.commands import (
+    evaluate,
+    export_pseudo_labels,
+    make_data,
+    restore,
+)
 from underwater_ir.data.datasets import (
     RestorationDataset,
     benchmark_entries,
     create_evaluation_loader,
 )
+from underwater_ir.data.pseudo_labels import PROMPTS, read_label
+from underwater_ir.filters import clahe
 from underwater_ir.student import train_student
 from underwater_ir.student.losses import WEIGHTS, StudentLoss
+from underwater_ir.student.network import Curves
 from underwater_ir.student.restoration import METRICS, Restoration, measure, summarise
 
 from recipes.underwater_ir.tests.small import (
@@ -334,6 +343,159 @@ def test_other_losses_are_refused_at_a_resume(
     write_losses(tmp_path)
     assert run_command(train_student, *arguments) == 0
     assert "Training complete after 1 epoch:" in capsys.readouterr().out
+
+
+def without_width(arguments: list[str]) -> list[str]:
+    """Return a command line for --weights, which have a width."""
+    place = arguments.index("--width")
+    return arguments[:place] + arguments[place + 2 :]
+
+
+def test_folds_of_real_pairs_are_trained_after_the_simulation_and_judged_on_what_they_left_out(
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # takes seconds; another test has the picture
+    monkeypatch.setattr(train_student, "draw_curves", lambda run_folder: None)
+    flags = ["--network", "curves", "--epochs", "1"]
+    simulated = tmp_path / "simulated.pt"
+    run_command(train_student, *arguments_of(data, simulated), *flags)
+    models = [tmp_path / f"{fold}.pt" for fold in (1, 2)]
+    for fold, model in enumerate(models, 1):
+        arguments = without_width(arguments_of(data, model))
+        of_fold = ("--epochs", 1, "--weights", simulated, "--folds", 2, "--fold", fold)
+        run_command(train_student, *arguments, *of_fold)
+    printed = capsys.readouterr().out
+    assert "15 training pictures" in printed
+    assert "8 training pictures" in printed
+    assert "[Ref] held-out: PSNR=" in printed
+    # the average moves from the simulation's weights
+    before, after = (torch.load(file, weights_only=True) for file in (simulated, models[0]))
+    moved = [float((after[name] - before[name]).abs().max()) for name in before]
+    assert 0 < max(moved) < 0.02
+    places = [*arguments_of(data, tmp_path / "unused.pt")[:8], "--folds", "2"]
+    sizes = ("--img-size", SIZE_PX, "--output", tmp_path / "out")
+    run_command(evaluate, "--model", *models, *places, *sizes)
+    results = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    records = [read_epochs(tmp_path / f"{fold}_run")[-1] for fold in (1, 2)]
+    psnr = [record["psnr/held-out"] for record in records]
+    student_of = results["student"]["sets"]
+    assert student_of["[Ref] held-out"]["psnr"] == pytest.approx((8 * psnr[0] + 7 * psnr[1]) / 15)
+    assert psnr[0] != pytest.approx(psnr[1], abs=1e-3)
+    others = [record[f"psnr/{SET}"] for record in records]
+    assert student_of[f"[Ref] {SET}"]["psnr"] == pytest.approx(np.mean(others))
+    assert results["student + CLAHE"]["sets"][f"[Ref] {SET}"]["psnr"] != pytest.approx(
+        student_of[f"[Ref] {SET}"]["psnr"], abs=1e-3
+    )
+    with assert_refused("--folds 2: 1 models are not 2 for each seed"):
+        run_command(evaluate, "--model", models[0], *places)
+    other = tmp_path / "other.pt"
+    arguments = without_width(arguments_of(data, other))
+    with assert_refused("--fold 3: above --folds 2", kind=UsageError):
+        run_command(train_student, *arguments, "--folds", 2, "--fold", 3)
+    torch.save(Curves(WIDTH, 9, 20, 10).state_dict(), other)
+    with assert_refused(f"--weights {other}: learned from labels of another shape"):
+        run_command(train_student, *arguments, "--weights", other)
+
+
+def test_curves_see_the_whole_picture_and_clahe_is_mixed_in(tmp_path: Path) -> None:
+    network = student(kind=Curves).eval()
+    torch.save(network.state_dict(), tmp_path / "x.pt")
+    image = photograph(5, 70, 150)
+    make_data.write_png(tmp_path / "dive" / "a.png", image)
+    restored = {}
+    for tile, share in ((64, 0.0), (1024, 0.0), (1024, 0.5)):
+        output = tmp_path / f"out-{tile}-{share}"
+        flags = ("--source", tmp_path / "dive", "--output", output, "--tile", tile)
+        run_command(
+            restore, "--model", tmp_path / "x.pt", *flags, "--overlap", 16, "--clahe", str(share)
+        )
+        restored[tile, share] = read_image(output / "a.png.jpg").astype(int)
+    assert np.array_equal(restored[64, 0.0], restored[1024, 0.0])
+    assert np.abs(restored[1024, 0.5] - restored[1024, 0.0]).mean() > 1
+    assert np.array_equal(clahe(image, 0.0), image)
+    half = (clahe(image).astype(int) + image) / 2
+    assert np.abs(clahe(image, 0.5) - half).max() <= 0.5
+
+
+class TinyCLIP(torch.nn.Module):
+    """What `score_with_clip.py` uses of OpenCLIP: the tokens are the means of four quarters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        visual: Any = torch.nn.Module()
+        visual.proj = torch.nn.Parameter(torch.eye(3))
+        visual.grid_size, visual.forward = (2, 2), self.look
+        self.visual = visual
+        self.words = torch.nn.Embedding(len(PROMPTS), 3)
+
+    def look(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.visual.output_tokens
+        tokens = torch.nn.functional.adaptive_avg_pool2d(image, 2).flatten(2).transpose(1, 2)
+        return tokens.mean(1), tokens
+
+    def encode_text(self, words: torch.Tensor) -> torch.Tensor:
+        return self.words(words)
+
+
+def test_a_clip_model_scores_the_places_of_each_picture(
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A small stand-in has OpenCLIP's names; of DA-CLIP's weights the controller is used."""
+    torch.manual_seed(0)
+    example = importlib.import_module("score_with_clip")
+    # its folders are the defaults, below the working folder
+    monkeypatch.chdir(data)
+    network = TinyCLIP()
+    module: Any = ModuleType("open_clip")
+    module.create_model_and_transforms = lambda name: (
+        TinyCLIP(),
+        None,
+        lambda image: tensor_of_image(np.asarray(image)),
+    )
+    module.get_tokenizer = lambda name: lambda prompts: torch.arange(len(prompts))
+    monkeypatch.setitem(sys.modules, "open_clip", module)
+    plain = network.state_dict()
+    controlled = {f"module.clip.{name}": value for name, value in plain.items()} | {
+        "module.visual_control.proj": plain["visual.proj"][[1, 2, 0]],
+        "module.visual_control.transformer.zero_modules.0.weight": torch.zeros(2),
+    }
+    torch.save(plain, tmp_path / "plain.pt")
+    torch.save({"epoch": 50, "state_dict": controlled}, tmp_path / "controlled.pt")
+    flags = arguments_of(data, tmp_path / "unused.pt")[:6]
+    name = sorted((data / "Dataset/train/input").iterdir())[0].name
+    picture = tensor_of_image(read_image(data / "Dataset/train/input" / name))
+    tokens = torch.nn.functional.adaptive_avg_pool2d(picture, 2).flatten(1)  # (3, 4)
+    for kind, order in (("plain", [0, 1, 2]), ("controlled", [2, 0, 1])):
+        file = tmp_path / f"{kind}.jsonl"
+        capsys.readouterr()
+        run_command(example, tmp_path / f"{kind}.pt")
+        file.write_text(capsys.readouterr().out)
+        run_command(
+            export_pseudo_labels, *flags, "--scores", file, "--pseudo-root", tmp_path / kind
+        )
+        label = read_label((tmp_path / kind / "train" / name).with_suffix(".pt"))
+        assert (label.source, label.masks.shape) == (kind, (len(PROMPTS), 2, 2))
+        cosine = torch.cosine_similarity(plain["words.weight"][:, :, None], tokens[order][None])
+        expected = (5 * cosine).sigmoid().flatten().tolist()
+        assert label.masks.flatten().tolist() == pytest.approx(expected, abs=1e-3)
+    torch.save({"words.weight": torch.zeros(2, 3)}, tmp_path / "plain.pt")
+    with assert_refused("plain.pt: not weights of ViT-L-14"):
+        run_command(example, tmp_path / "plain.pt", "ViT-L-14")
+    monkeypatch.setitem(sys.modules, "open_clip", None)
+    with assert_refused("OpenCLIP is missing: pip install open_clip_torch"):
+        run_command(example, tmp_path / "plain.pt")
+    with assert_refused("usage: python score_with_clip.py WEIGHTS", kind=UsageError):
+        run_command(example)
+
+
+def tensor_of_image(image: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(image.astype(np.float32) / 255).permute(2, 0, 1)
 
 
 def test_without_vgg_one_line_says_so(

@@ -2,26 +2,29 @@
 
 python evaluate.py --model experiments/daclip_student_ddp.pt --img-size 256
 python evaluate.py --model seed0.pt seed1.pt seed2.pt           # the mean of three students
+python evaluate.py --model fold1.pt ... fold5.pt --folds 5      # also on the pairs left out
 """
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 from torch import nn
 
-from underwater_ir.commands.restore import read_student
 from underwater_ir.data.datasets import (
     RestorationDataset,
     benchmark_entries,
     create_evaluation_loader,
+    shares_by_scene,
+    train_entries,
 )
-from underwater_ir.student.network import SIZE_MULTIPLE, Outputs
+from underwater_ir.filters import clahe, grey_world
+from underwater_ir.student.network import SIZE_MULTIPLE, Outputs, read_student
 from underwater_ir.student.restoration import (
     METRICS,
     REFERENCE,
@@ -38,7 +41,6 @@ from yolo_seg_ddp.utils.files import write_text_atomic
 from yolo_seg_ddp.utils.options import Options, option
 from yolo_seg_ddp.utils.text import format_table
 
-CLAHE_LIMIT, CLAHE_TILES = 2.0, (8, 8)  # OpenCV's tutorial values
 PICTURES_PER_SET = 6  # on the sheets
 SHOWN = ("input", "grey world + CLAHE", "student")  # on the sheets
 
@@ -58,6 +60,15 @@ class EvaluateConfig(Options):
     img_size: int = option(
         256, "side of the pictures, as in training", at_least=16, multiple_of=SIZE_MULTIPLE
     )
+    folds: int | None = option(
+        None,
+        "the models are those of --fold 1 to N, seed by seed; each is evaluated on the "
+        "pairs of --train-root that it left out",
+        at_least=2,
+    )
+    train_root: str = option(
+        "Dataset/train", "training pairs of --fold", metavar="DIR", needs="folds"
+    )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     output: str | None = option(
         None, "folder for metrics.json and a sheet of pictures for each set", metavar="DIR"
@@ -65,32 +76,21 @@ class EvaluateConfig(Options):
 
 
 class Filter(nn.Module):
-    """Restores by a function of one picture, RGB uint8 (H, W, 3)."""
+    """Restores by a function of one picture, RGB uint8 (H, W, 3): the input, or a student's."""
 
-    def __init__(self, restore: Callable[[np.ndarray], np.ndarray]) -> None:
+    def __init__(
+        self, restore: Callable[[np.ndarray], np.ndarray], student: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.restore = restore
+        self.student = student
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> Outputs:
-        restored = np.stack([self.restore(to_pixels(picture)) for picture in inputs["picture"]])
+        pictures = inputs["picture"] if self.student is None else self.student(inputs).picture
+        restored = np.stack([self.restore(to_pixels(picture)) for picture in pictures])
         nothing = torch.zeros(len(restored), 1)
         tensors = torch.from_numpy(restored).permute(0, 3, 1, 2) / 255
         return Outputs(tensors.to(inputs["picture"].device), nothing, nothing, None)
-
-
-def grey_world(image: np.ndarray) -> np.ndarray:
-    """Balance the channels of RGB uint8 (H, W, 3) so that their means are equal."""
-    means = image.mean((0, 1))
-    return np.clip(image * (means.mean() / np.maximum(means, 1)), 0, 255).astype(np.uint8)
-
-
-def clahe(image: np.ndarray) -> np.ndarray:
-    """Equalise the lightness of RGB uint8 (H, W, 3) in tiles (Zuiderveld,
-    Graphics Gems IV, 1994).
-    """
-    lab = cv2.cvtColor(image, cv2.COLOR_RGB2LAB)
-    lab[..., 0] = cv2.createCLAHE(CLAHE_LIMIT, CLAHE_TILES).apply(np.ascontiguousarray(lab[..., 0]))
-    return cv2.cvtColor(lab, cv2.COLOR_LAB2RGB)
 
 
 @torch.inference_mode()
@@ -108,6 +108,15 @@ def main() -> None:
     labels = Path(config.pseudo_root)
     entries = benchmark_entries(Path(config.val_ref_root), labels / "testset_ref", True)
     entries += benchmark_entries(Path(config.val_nonref_root), labels / "testset_nonref", False)
+    folds = config.folds or 1
+    if len(students) % folds:
+        raise UserError(f"--folds {folds}: {len(students)} models are not {folds} for each seed")
+    fold_of: list[int] = []  # each pair of --train-root
+    if config.folds is not None:
+        pairs = train_entries(Path(config.train_root), labels / "train")
+        shares = shares_by_scene(pairs, Path(config.train_root) / "input", folds)
+        fold_of = [number for number, share in enumerate(shares) for _ in share]
+        entries = [*itertools.chain.from_iterable(shares), *entries]
     if not entries:
         raise UserError(
             f"no test set in {config.val_ref_root} or {config.val_nonref_root}; python "
@@ -120,6 +129,7 @@ def main() -> None:
         "CLAHE": [Filter(clahe)],
         "grey world + CLAHE": [Filter(lambda image: clahe(grey_world(image)))],
         "student": [*students],
+        "student + CLAHE": [Filter(lambda image: clahe(image, 0.5), one) for one in students],
     }
     values = {
         method: np.stack(
@@ -130,6 +140,10 @@ def main() -> None:
         )
         for method, networks in methods.items()
     }  # each (networks, N, METRICS)
+    for method in ("student", "student + CLAHE"):
+        of_seeds = values[method].reshape(-1, folds, *values[method].shape[1:])
+        values[method] = of_seeds.mean(1)
+        values[method][:, : len(fold_of)] = of_seeds[:, fold_of, range(len(fold_of))]
     results: dict[str, dict[str, Any]] = {
         method: {**summarise(dataset, found.mean(0)), "sets": {}, "spread": {}}
         for method, found in values.items()

@@ -2,6 +2,7 @@
 
     python export_pseudo_labels.py --train-root Dataset/train --pseudo-root pseudo-labels/daclip
     python export_pseudo_labels.py --scores daclip_scores.jsonl
+    python export_pseudo_labels.py --scores daclip_export    # a folder: DA-CLIP's .pt files
 
 The guide's teacher, DA-CLIP, is not part of this recipe. Without a file of its scores the labels
 are made from the colours of the pictures.
@@ -22,7 +23,7 @@ from yolo_seg_ddp.data.images import ImageError, read_image
 from yolo_seg_ddp.utils.config import parse_config
 from yolo_seg_ddp.utils.errors import UserError, one_line, print_warning
 from yolo_seg_ddp.utils.options import Options, option
-from yolo_seg_ddp.utils.tensor_files import atomic_torch_save
+from yolo_seg_ddp.utils.tensor_files import atomic_torch_save, read_tensors
 from yolo_seg_ddp.utils.text import counted
 
 LARGEST_GRID = 256  # cells on a side
@@ -38,8 +39,9 @@ class ExportConfig(Options):
     pseudo_root: str = option("pseudo-labels/daclip", "folder for the labels", metavar="DIR")
     scores: str | None = option(
         None,
-        "a teacher's scores as JSON lines (reference.md); unset: scores of the pictures' colours",
-        metavar="FILE",
+        "a teacher's scores: JSON lines, or a folder of .pt files (reference.md); unset: scores of "
+        "the pictures' colours",
+        metavar="PATH",
     )
 
 
@@ -122,6 +124,9 @@ def read_scores(file: Path, names: Collection[str]) -> Iterator[tuple[str, dict[
 
     `names` are those of the data set.
     """
+    if file.is_dir():
+        yield from read_score_files(file, names)
+        return
     header: dict[str, Any] = {}
     seen: dict[str, int] = {}
     try:
@@ -146,6 +151,29 @@ def read_scores(file: Path, names: Collection[str]) -> Iterator[tuple[str, dict[
                 yield name, label
     except OSError as error:
         raise UserError(f"--scores {file}: {error.strerror}") from error
+
+
+def read_score_files(
+    folder: Path, names: Collection[str]
+) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield as `read_scores` does from the .pt files of the underwater export script of DA-CLIP.
+
+    Each is a dictionary with `scores` (K, h, w), the cosine similarities of places, and `metadata`
+    with the K `prompts`. Pictures without a file are left out.
+    """
+    for name in sorted(names):
+        path = (folder / name).with_suffix(".pt")
+        if not path.exists():
+            continue
+        saved = read_tensors(path, "a dictionary of scores", flag="--scores ")
+        try:
+            prompts = saved["metadata"]["prompts"]
+            header = checked_header({"teacher": f"scores of {folder.name}", "prompts": prompts})
+            yield checked_label({"picture": name, "scores": saved["scores"]}, header)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise UserError(
+                f"--scores {path}: expected scores and metadata with prompts ({one_line(error)})"
+            ) from error
 
 
 def checked_header(record: Any) -> dict[str, Any]:

@@ -15,14 +15,14 @@ from torch.nn import functional
 
 from underwater_ir.data.datasets import list_pictures
 from underwater_ir.data.pseudo_labels import Label, describe, find_label, label_from, read_label
-from underwater_ir.student.network import SIZE_MULTIPLE, Student
+from underwater_ir.filters import clahe
+from underwater_ir.student.network import SIZE_MULTIPLE, Curves, Network, read_student
 from underwater_ir.student.restoration import to_pixels
 from yolo_seg_ddp.data.images import ImageError, fit_long_side, read_image, write_jpeg
 from yolo_seg_ddp.utils.config import parse_config
 from yolo_seg_ddp.utils.devices import choose_device
 from yolo_seg_ddp.utils.errors import UserError, print_warning
-from yolo_seg_ddp.utils.options import Options, option
-from yolo_seg_ddp.utils.tensor_files import read_tensors
+from yolo_seg_ddp.utils.options import FRACTION, Options, option
 
 SMALLEST_TILE_PX = 64
 
@@ -43,6 +43,9 @@ class RestoreConfig(Options):
     overlap: int = option(64, "pixels by which tiles overlap", at_least=8)
     max_side: int | None = option(
         None, "shrink longer pictures to this side in pixels", at_least=16
+    )
+    clahe: float = option(
+        0.0, "share of CLAHE's picture in the result; 0.5 gives a hazy one contrast", **FRACTION
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
 
@@ -71,6 +74,7 @@ def main() -> None:
             continue
         image = fit_long_side(image, config.max_side) if config.max_side else image
         restored = restore(student, image, label, device, config.tile, config.overlap)
+        restored = clahe(restored, config.clahe) if config.clahe else restored
         # a.png and a.jpg stay apart
         path = Path(config.output) / picture.parent / (picture.name + ".jpg")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,15 +88,7 @@ def main() -> None:
     print(f"{num_done} of {len(pictures)} pictures restored")
 
 
-def read_student(path: Path) -> Student:
-    """Return the network of a weights file, in evaluation mode. Raises UserError."""
-    missing = "no such file; training writes it to --save-path"
-    return Student.from_weights(
-        read_tensors(path, "a file of weights", missing, flag="--model "), f"--model {path}"
-    )
-
-
-def _label(config: RestoreConfig, picture: Path, image: np.ndarray, student: Student) -> Label:
+def _label(config: RestoreConfig, picture: Path, image: np.ndarray, student: Network) -> Label:
     if config.pseudo_root is None:
         label = label_from(describe(image))
     else:
@@ -112,7 +108,7 @@ def _label(config: RestoreConfig, picture: Path, image: np.ndarray, student: Stu
 
 @torch.inference_mode()
 def restore(
-    student: Student,
+    student: Network,
     image: np.ndarray,
     label: Label,
     device: torch.device,
@@ -123,6 +119,9 @@ def restore(
     they overlap.
     """
     height, width = image.shape[:2]
+    if isinstance(student, Curves):
+        # one curve for the whole picture
+        tile_px = max(height, width)
     masks = functional.interpolate(
         label.masks[None], (height, width), mode="bilinear", antialias=False
     )
@@ -154,7 +153,7 @@ def spans(length: int, tile_px: int, overlap_px: int) -> list[tuple[int, int]]:
 
 
 def _pass(
-    student: Student,
+    student: Network,
     picture: torch.Tensor,
     masks: torch.Tensor,
     z_d: torch.Tensor,

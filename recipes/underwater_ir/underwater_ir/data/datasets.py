@@ -6,7 +6,7 @@ its folder.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from yolo_seg_ddp.utils.files import walk
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 SMALLEST_CROP = 0.7  # of the picture's side, in training
+HELD_OUT = "held-out"  # the set of the training pairs that a fold leaves out
 LABEL_CURE = "write the labels with python export_pseudo_labels.py"
 
 
@@ -88,6 +89,27 @@ def benchmark_entries(root: Path, label_root: Path, has_targets: bool) -> list[E
         ]
         found += _with_labels(places, label_root / folder.name) if places else []
     return found
+
+
+def shares_by_scene(entries: Sequence[Entry], source: Path, count: int) -> list[list[Entry]]:
+    """Return the pairs below `source` in `count` shares of about equal size, as the set HELD_OUT.
+
+    Pictures in one subfolder are one scene and stay together; each other picture is its own.
+    """
+    scenes: dict[Path, list[Entry]] = {}
+    for entry in entries:
+        folder = entry.picture.parent
+        scene = entry.picture if folder == source else folder
+        scenes.setdefault(scene, []).append(replace(entry, set_name=HELD_OUT))
+    if len(scenes) < count:
+        raise UserError(
+            f"{source}: {len(scenes)} scenes cannot make {count} folds; a scene is a subfolder, "
+            "or a picture outside of one"
+        )
+    shares: list[list[Entry]] = [[] for _ in range(count)]
+    for pairs in sorted(scenes.values(), key=len, reverse=True):
+        min(shares, key=len).extend(pairs)
+    return shares
 
 
 def _with_labels(

@@ -90,19 +90,21 @@ class StudentLoss:
     def __call__(
         self, outputs: Outputs, targets: Targets
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        terms = {name: TERMS[name](outputs, targets) for name in self.weights if name in TERMS}
+        terms = {
+            name: TERMS[name](outputs, targets)
+            for name in self.weights
+            if name in TERMS and (name != "feat" or outputs.gate is not None)
+        }
         if "perc" in self.weights and self.features is not None:
             terms["perc"] = perceptual(self.features, outputs.picture, targets["target"])
         if "ctr" in self.weights and outputs.text is not None and "text_embeddings" in targets:
             terms["ctr"] = contrast(outputs.text, targets)
         # Every output takes part, also without its loss: DDP waits for the gradient of every
         # parameter.
-        unused = [
-            outputs.degradation,
-            outputs.gate,
-            *([] if outputs.text is None else [outputs.text]),
-        ]
-        nothing = 0 * sum((tensor.mean() for tensor in unused), outputs.picture.mean())
+        unused = (outputs.degradation, outputs.gate, outputs.text)
+        nothing = 0 * sum(
+            (tensor.mean() for tensor in unused if tensor is not None), outputs.picture.mean()
+        )
         # (B,)
         each = torch.stack([self.weights[name] * term for name, term in terms.items()]).sum(0)
         reported = {name: term.detach().mean() for name, term in terms.items()}
@@ -163,6 +165,7 @@ def distillation(outputs: Outputs, targets: Targets) -> torch.Tensor:
 
 
 def gate_follows(outputs: Outputs, targets: Targets) -> torch.Tensor:
+    assert outputs.gate is not None
     wanted = targets["masks"].mean(1, keepdim=True)
     wanted = functional.interpolate(
         wanted, size=outputs.gate.shape[2:], mode="bilinear", antialias=False

@@ -1,5 +1,5 @@
-"""The student: a three-level U-Net of blocks that work on Haar wavelets and are guided by the
-pseudo-label.
+"""The students: `Student`, a three-level U-Net of blocks that work on Haar wavelets and are guided
+by the pseudo-label, and `Curves`, which chooses one colour curve for each picture.
 
 Attention is between channels, not between pixels (as in Zamir et al., "Restormer", arXiv
 2111.09881): its memory grows with the number of pixels, not with their square. At 256 pixels full
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from yolo_seg_ddp.utils.errors import UserError
+from yolo_seg_ddp.utils.tensor_files import read_tensors
 
 HEADS = 12  # of the attention on the 3 high-frequency bands
 CROSS_HEADS = 4  # of the attention between low and high bands: widths are multiples of it
@@ -24,6 +27,7 @@ SQUEEZE = 8  # reduction of the squeeze-and-excitation gate
 HEAD_WIDTH = 256  # of the degradation classifier
 SIZE_MULTIPLE = 8  # two halvings of the U-Net, and one of the wavelet
 EPSILON = 1e-5
+SEEN_PX, CURVES_WIDTH = 64, 64  # of `Curves`
 
 
 @dataclass(frozen=True)
@@ -31,30 +35,54 @@ class Outputs:
     """The student's outputs for a batch."""
 
     picture: torch.Tensor  # (B, 3, H, W); in [0, 1] in evaluation
-    gate: torch.Tensor  # (B, 1, H/2, W/2), the last block's share of the high frequencies
+    # (B, 1, H/2, W/2), the last block's share of the high frequencies; None: it has no blocks
+    gate: torch.Tensor | None
     degradation: torch.Tensor  # (B, K) logits
     text: torch.Tensor | None  # (B, D), for the comparison with text embeddings
 
 
-class Student(nn.Module):
+class Network(nn.Module):
+    """What both students are: `label_shape` is a label's shape (`Label.shape`).
+
+    `recompute` saves memory in the training of `Student`: the inside of each block is computed
+    again in the backward pass.
+    """
+
+    label_shape: tuple[int, int, int, int]
+    recompute = False
+
+    @classmethod
+    def sizes_of(cls, weights: Mapping[str, torch.Tensor]) -> tuple[int, ...]:
+        """Return the constructor's arguments, without text_dim, that a state dict belongs to."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_weights(cls, weights: Mapping[str, torch.Tensor], source: str) -> Network:
+        """Return the network that a state dict belongs to, in evaluation mode.
+
+        Raises UserError that names `source`.
+        """
+        try:
+            text_dim = weights["text.weight"].shape[0] if "text.weight" in weights else 0
+            network = cls(*cls.sizes_of(weights), text_dim)
+            network.load_state_dict(dict(weights))
+        except (KeyError, AttributeError, IndexError, RuntimeError, ValueError, TypeError) as error:
+            raise UserError(
+                f"{source}: not weights of this network; give the file that training wrote to "
+                "--save-path"
+            ) from error
+        return network.eval()
+
+
+class Student(Network):
     """Restores pictures. `num_masks`, `cond_dim`, `num_kinds` and `text_dim` are a label's shape
     (`Label.shape`).
-
-    `recompute` saves memory in training: the inside of each block is computed again in the backward
-    pass.
     """
 
     def __init__(
-        self,
-        width: int,
-        num_masks: int,
-        cond_dim: int,
-        num_kinds: int,
-        text_dim: int = 0,
-        recompute: bool = False,
+        self, width: int, num_masks: int, cond_dim: int, num_kinds: int, text_dim: int = 0
     ) -> None:
         super().__init__()
-        self.recompute = recompute
         self.label_shape = (num_masks, cond_dim, num_kinds, text_dim)
         widths = [width, 2 * width, 4 * width]
         facts = (cond_dim, num_masks)
@@ -113,26 +141,77 @@ class Student(nn.Module):
         return features, gate
 
     @classmethod
-    def from_weights(cls, weights: Mapping[str, torch.Tensor], source: str) -> Student:
-        """Return the network that a state dict belongs to, in evaluation mode.
+    def sizes_of(cls, weights: Mapping[str, torch.Tensor]) -> tuple[int, ...]:
+        width = weights["stem.weight"].shape[0]
+        return (
+            width,
+            weights["encoder.0.0.gate.0.weight"].shape[1] - 3 * width,
+            weights["norm.scale_shift.weight"].shape[1],
+            weights["classifier.2.weight"].shape[0],
+        )
 
-        Raises UserError that names `source`.
-        """
-        try:
-            width = weights["stem.weight"].shape[0]
-            cond_dim = weights["norm.scale_shift.weight"].shape[1]
-            num_masks = weights["encoder.0.0.gate.0.weight"].shape[1] - 3 * width
-            text_dim = weights["text.weight"].shape[0] if "text.weight" in weights else 0
-            network = cls(
-                width, num_masks, cond_dim, weights["classifier.2.weight"].shape[0], text_dim
-            )
-            network.load_state_dict(dict(weights))
-        except (KeyError, AttributeError, IndexError, RuntimeError, ValueError, TypeError) as error:
-            raise UserError(
-                f"{source}: not weights of this network; give the file that training wrote to "
-                "--save-path"
-            ) from error
-        return network.eval()
+
+class Curves(Network):
+    """Maps the colours of a whole picture by one curve, as a filter does.
+
+    Each channel of the result is a sum of the picture's channels, their squares and a constant. A
+    small convolutional network looks at the picture, shrunk to SEEN_PX, and the label, and chooses
+    the 3 x 7 factors. So it has few ways to learn a few pairs by heart.
+    """
+
+    def __init__(
+        self, width: int, num_masks: int, cond_dim: int, num_kinds: int, text_dim: int = 0
+    ) -> None:
+        super().__init__()
+        self.label_shape = (num_masks, cond_dim, num_kinds, text_dim)
+        channels = (3, width, 2 * width, 4 * width)
+        self.look = nn.Sequential()
+        for before, after in pairwise(channels):
+            self.look.extend([nn.Conv2d(before, after, 3, 2, 1), nn.GELU()])
+        self.condition = nn.Linear(cond_dim, CURVES_WIDTH)
+        self.places = nn.Linear(num_masks, CURVES_WIDTH)
+        self.seen = nn.Linear(8 * width, CURVES_WIDTH)
+        self.head = nn.Linear(CURVES_WIDTH, 3 * 7)
+        self.classifier = nn.Linear(8 * width, num_kinds)
+        self.text = nn.Linear(8 * width, text_dim) if text_dim else None
+        nn.init.zeros_(self.head.weight)  # the untrained student returns its input
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, inputs: dict[str, torch.Tensor]) -> Outputs:
+        """Restore `picture` (B, 3, H, W) of any size, as `Student` does."""
+        picture, masks = inputs["picture"], inputs["masks"]
+        small = functional.interpolate(
+            picture, size=(SEEN_PX, SEEN_PX), mode="bilinear", antialias=True
+        )
+        variance, mean = torch.var_mean(self.look(small), (2, 3), correction=0)
+        seen = torch.cat([mean, (variance + EPSILON).sqrt()], 1)
+        hidden = self.seen(seen) + self.condition(inputs["z_d"]) + self.places(masks.mean((2, 3)))
+        factors = self.head(functional.gelu(hidden)).view(-1, 3, 7)
+        terms = torch.cat([torch.ones_like(picture[:, :1]), picture, picture**2], 1)
+        restored = picture + torch.einsum("bct,bthw->bchw", factors, terms)
+        return Outputs(
+            restored if self.training else restored.clamp(0, 1),
+            None,
+            self.classifier(seen),
+            None if self.text is None else self.text(seen),
+        )
+
+    @classmethod
+    def sizes_of(cls, weights: Mapping[str, torch.Tensor]) -> tuple[int, ...]:
+        return (
+            weights["look.0.weight"].shape[0],
+            weights["places.weight"].shape[1],
+            weights["condition.weight"].shape[1],
+            weights["classifier.weight"].shape[0],
+        )
+
+
+def read_student(path: Path, flag: str = "--model ") -> Network:
+    """Return the network of a weights file, in evaluation mode. Raises UserError."""
+    missing = "no such file; training writes it to --save-path"
+    weights = read_tensors(path, "a file of weights", missing, flag=flag)
+    kind = Curves if "look.0.weight" in weights else Student
+    return kind.from_weights(weights, f"{flag}{path}")
 
 
 class ModulatedNorm(nn.Module):

@@ -22,11 +22,19 @@ from underwater_ir.data.datasets import (
     benchmark_entries,
     create_evaluation_loader,
     create_paired_train_loader,
+    shares_by_scene,
     train_entries,
 )
 from underwater_ir.data.pseudo_labels import read_label
 from underwater_ir.student.losses import StudentLoss, load_vgg, read_weights
-from underwater_ir.student.network import CROSS_HEADS, SIZE_MULTIPLE, Student
+from underwater_ir.student.network import (
+    CROSS_HEADS,
+    SIZE_MULTIPLE,
+    Curves,
+    Network,
+    Student,
+    read_student,
+)
 from underwater_ir.student.restoration import Restoration, draw_curves
 from yolo_seg_ddp.data.loader import EpochBatches
 from yolo_seg_ddp.engine import EngineOptions, TrainingEngine
@@ -58,6 +66,8 @@ from yolo_seg_ddp.utils.text import counted
 DEFAULT_ADDRESS, DEFAULT_PORT = "localhost", "12355"  # the guide's
 GRADIENT_NORM = 1.0
 SAVE_EVERY_S = 300.0
+# of the moving average of `Curves`, which sees a few hundred steps
+CURVES_DECAY, CURVES_RAMP = 0.99, 100.0
 
 
 @dataclass(frozen=True)
@@ -125,8 +135,25 @@ class StudentConfig(Options):
     num_degradations: int | None = option(
         None, "kinds of degradation that the labels must have", at_least=1
     )
+    network: str = option(
+        "wavelets",
+        "curves: one colour curve for each picture, for some 50 to some 1,000 real pairs",
+        choices=("wavelets", "curves"),
+        needs="not weights",
+    )
+    weights: str | None = option(
+        None, "begin with these weights, such as those of simulated water", metavar="FILE"
+    )
+    folds: int | None = option(
+        None, "leave one of so many shares of the scenes out, and evaluate it", at_least=2
+    )
+    fold: int = option(1, "number of the share that is left out", at_least=1, needs="folds")
     width: int = option(
-        64, "channels of the first level", at_least=CROSS_HEADS, multiple_of=CROSS_HEADS
+        64,
+        "channels of the first level",
+        at_least=CROSS_HEADS,
+        multiple_of=CROSS_HEADS,
+        needs="not weights",
     )
     recompute: bool = option(True, "a fifth of the memory: compute the inside of each block twice")
     augment: bool = option(True, "crop, mirror and turn the training pictures")
@@ -163,7 +190,17 @@ def main() -> int:
     tune_device(device, deterministic=False, fixed_shapes=True)
     weights = read_weights(config.loss_config)
     train_set, benchmarks = open_datasets(config, print if ranks.is_main else lambda line: None)
-    network = Student(config.width, *train_set.label_shape, recompute=config.recompute)
+    shape = train_set.label_shape
+    network: Network
+    if config.weights is not None:
+        network = read_student(Path(config.weights), "--weights ")
+        if network.label_shape != shape:
+            raise UserError(f"--weights {config.weights}: learned from labels of another shape")
+    elif config.network == "curves":
+        network = Curves(config.width, *shape)
+    else:
+        network = Student(config.width, *shape)
+    network.recompute = config.recompute
     too_large = (
         f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does "
         "not fit its memory; "
@@ -244,6 +281,12 @@ def open_datasets(
         Path(config.train_root), Path(config.pseudo_train_root or labels / "train")
     )
     benchmarks: list[Entry] = []
+    if config.folds is not None:
+        if config.fold > config.folds:
+            raise UsageError(f"--fold {config.fold}: above --folds {config.folds}")
+        shares = shares_by_scene(entries, Path(config.train_root) / "input", config.folds)
+        benchmarks = shares.pop(config.fold - 1)
+        entries = [entry for share in shares for entry in share]
     for root, label_root, has_targets in (
         (config.val_ref_root, config.pseudo_val_ref_root or labels / "testset_ref", True),
         (config.val_nonref_root, config.pseudo_val_nonref_root or labels / "testset_nonref", False),
@@ -313,7 +356,7 @@ def train(
     config: StudentConfig,
     run: OwnedRun,
     device: torch.device,
-    network: Student,
+    network: Network,
     datasets: tuple[RestorationDataset, RestorationDataset],
     weights: dict[str, float],
     workers: int,
@@ -330,7 +373,9 @@ def train(
     has_reference = any(entry.target is not None for entry in benchmarks.entries)
     options = EngineOptions(
         epochs=config.epochs,
-        ema=False,
+        ema=isinstance(network, Curves),
+        ema_decay=CURVES_DECAY,
+        ema_ramp=CURVES_RAMP,
         patience=0,
         precision="off",  # spectra need fp32
         clip_norm=GRADIENT_NORM,
