@@ -3,8 +3,8 @@
 
 How to add a format: write one file with a subclass of `LabelFile`, for example
 `yolo_seg_ddp/extras/labels/rsml.py`, and add the class to `READERS` in
-`yolo_seg_ddp/extras/labels/__init__.py`. No other code names it: `--format`, the recognition of a
-folder and all messages follow from the class.
+`yolo_seg_ddp/extras/labels/__init__.py`. `--format`, the recognition of a folder and messages
+follow from the class; `MISSING_EXTRA` in `foreign.py` and docs/labels.md list the formats.
 """
 
 import functools
