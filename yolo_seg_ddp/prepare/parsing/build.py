@@ -174,27 +174,9 @@ def build_dataset(
         may_join=not options.use_file_classes,
         announce=announce,
     )
-    rows, shared = labels.rows, options.photograph
-    if options.use_file_classes and labels.class_names:
-        shared = dataclasses.replace(shared, class_names=labels.class_names)
-    for name in shared.boxes:
-        if name not in shared.class_names:
-            raise UserError(
-                f"--boxes {name}: not one of {printable(', '.join(shared.class_names), 200)}"
-                f"{nearest(name, shared.class_names)}"
-            )
-    chosen = {key: labels.photographs[key] for key in rows}
-    stretch = find_stretch([*chosen.values()], read_file)
-    split_by, line = choose_split(chosen.values(), options.split_by)
-    if line:
-        announce(f"split: {line}")
-    if stretch:
-        announce(
-            f"photographs of more than 8 bits: {stretch[0]:g} becomes black and {stretch[1]:g} "
-            "white in all of them"
-        )
-    shared = dataclasses.replace(shared, stretch=stretch)
-    options = dataclasses.replace(options, split_by=split_by, photograph=shared)
+    chosen = {key: labels.photographs[key] for key in labels.rows}
+    options = _settle(options, labels, [*chosen.values()], read_file, announce)
+    shared = options.photograph
     splits = assign_splits(chosen.values(), options.split_by, options.val_fraction)
     with open_output(
         output_folder, has_test=TEST in splits.values(), trust_links=trust_links
@@ -216,7 +198,7 @@ def build_dataset(
             )
         for entry in entries:
             for number, kind, text in entry.complaints:
-                row = rows[entry.key][number]
+                row = labels.rows[entry.key][number]
                 problems.append(
                     Problem(place_of([row]), f"{printable(row.image_name)}: {text}", kind)
                 )
@@ -224,21 +206,10 @@ def build_dataset(
             if len(sources) > 1:
                 if not options.keep_unusable:
                     _refuse_useless(sources, labels, entries, problems)
-                copies = _copies(output_folder, entries, num_threads)
-                joined = join_copies(
-                    output_folder,
-                    entries,
-                    copies,
-                    chosen,
-                    functools.partial(_thumb, output_folder),
-                    shared.class_names,
-                )
-                gone = {entry.key for entry in entries} - {entry.key for entry in joined}
-                entries, rows = joined, {key: rows[key] for key in rows if key not in gone}
-                labels = dataclasses.replace(labels, rows=rows)
-                if gone:
+                entries, labels = _join(output_folder, entries, labels, options, num_threads)
+                if gone := len(chosen) - len(labels.rows):
                     announce(
-                        f"{counted(len(gone), 'photograph')} also in another folder: each is one "
+                        f"{counted(gone, 'photograph')} also in another folder: each is one "
                         "photograph with the labels of all"
                     )
             account = make_account(
@@ -262,19 +233,7 @@ def build_dataset(
             )
         usable = [chosen[entry.key] for entry in entries]
         copies = _copies(output_folder, entries, num_threads)
-        series = None
-        if options.split_by == TIME:
-            taken = {
-                entry.key: datetime.fromisoformat(entry.facts.taken)
-                for entry in entries
-                if entry.facts.taken
-            }
-            if not taken:
-                reason = (
-                    f"none of {len(entries)} photographs has a time in EXIF; use --split-by hash"
-                )
-                raise UserError(f"--split-by time: {reason}")
-            series = bursts(taken, options.time_gap_s)
+        series = _series(entries, options) if options.split_by == TIME else None
         final_splits = assign_splits(
             usable, options.split_by, options.val_fraction, copies + (series or [])
         )
@@ -294,6 +253,75 @@ def build_dataset(
         write_text_atomic(output_folder / DATASET_FILE, dataset_yaml_text(manifest))
         write_text_atomic(output_folder / MANIFEST_FILE, json.dumps(manifest, indent=1) + "\n")
     return manifest
+
+
+def _settle(
+    options: BuildOptions,
+    labels: Labelled,
+    photographs: Sequence[Photograph],
+    read_file: ReadFile,
+    announce: Callable[[str], None],
+) -> BuildOptions:
+    """Return the options with what the data decide: the classes, the split and the grey levels."""
+    shared = options.photograph
+    if options.use_file_classes and labels.class_names:
+        shared = dataclasses.replace(shared, class_names=labels.class_names)
+    for name in shared.boxes:
+        if name not in shared.class_names:
+            raise UserError(
+                f"--boxes {name}: not one of {printable(', '.join(shared.class_names), 200)}"
+                f"{nearest(name, shared.class_names)}"
+            )
+    stretch = find_stretch(photographs, read_file)
+    split_by, line = choose_split(photographs, options.split_by)
+    if line:
+        announce(f"split: {line}")
+    if stretch:
+        announce(
+            f"photographs of more than 8 bits: {stretch[0]:g} becomes black and {stretch[1]:g} "
+            "white in all of them"
+        )
+    shared = dataclasses.replace(shared, stretch=stretch)
+    return dataclasses.replace(options, split_by=split_by, photograph=shared)
+
+
+def _join(
+    output_folder: Path,
+    entries: Sequence[Entry],
+    labels: Labelled,
+    options: BuildOptions,
+    num_threads: int,
+) -> tuple[list[Entry], Labelled]:
+    """Return the entries and labels in which a photograph of several folders is one."""
+    joined = join_copies(
+        output_folder,
+        entries,
+        _copies(output_folder, entries, num_threads),
+        labels.photographs,
+        functools.partial(_thumb, output_folder),
+        options.photograph.class_names,
+    )
+    gone = {entry.key for entry in entries} - {entry.key for entry in joined}
+    rows = {key: of_photograph for key, of_photograph in labels.rows.items() if key not in gone}
+    return joined, dataclasses.replace(labels, rows=rows)
+
+
+def _series(entries: Sequence[Entry], options: BuildOptions) -> list[list[str]]:
+    """Return the keys of photographs that were taken one after another.
+
+    Raises UserError if none has a time.
+    """
+    taken = {
+        entry.key: datetime.fromisoformat(entry.facts.taken)
+        for entry in entries
+        if entry.facts.taken
+    }
+    if not taken:
+        raise UserError(
+            f"--split-by time: none of {len(entries)} photographs has a time in EXIF; use "
+            "--split-by hash"
+        )
+    return bursts(taken, options.time_gap_s)
 
 
 def _jobs(
