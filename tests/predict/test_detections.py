@@ -12,6 +12,7 @@ from torchvision.ops import nms
 
 from tests.prepare.parsing.tool_folder import whole
 from yolo_seg_ddp.data.images import letterbox
+from yolo_seg_ddp.data.target_masks import draw_masks
 from yolo_seg_ddp.predict import detections as predict
 from yolo_seg_ddp.predict import mask_scores
 from yolo_seg_ddp.predict.detections import (
@@ -337,13 +338,47 @@ def whole_masks(prototypes: torch.Tensor, found: Detections, placement: Letterbo
     )
 
 
+def distances(logits: torch.Tensor, found: Detections, placement: Letterbox) -> torch.Tensor:
+    """Return how far each mask's edge moves: twice the mean probability of its pixels that the
+    input's pixels in its box are interpolated from, less one, at least 0: (n, 1, 1).
+    """
+    side = logits.shape[-1]
+    low, high = ends_of_input_pixels(side, placement.size_px)
+    moved = []
+    boxes = placement.boxes_to_photo(found.boxes).ceil().long()
+    for values, box in zip(logits, boxes.tolist(), strict=True):
+        parts = []
+        for axis in (0, 1):
+            first, last = box[axis], box[axis + 2] - 1
+            inner, photo = placement.inner_size[axis], placement.photo_size[axis]
+            if last < first:
+                parts.append(slice(0))
+                continue
+            places = [max((pixel + 0.5) * inner / photo - 0.5, 0) for pixel in (first, last)]
+            start, stop = (int(place) + placement.pad[axis] for place in places)
+            parts.append(slice(low[start], high[min(stop + 1, placement.size_px - 1)] + 1))
+        near = values[parts[1], parts[0]]
+        probabilities = near[near > 0].sigmoid()
+        moved.append(max(2 * float(probabilities.mean()) - 1, 0) if len(probabilities) else 0.0)
+    return torch.tensor(moved)[:, None, None]
+
+
+def ends_of_input_pixels(side: int, size_px: int) -> tuple[list[int], list[int]]:
+    """Return between which prototype pixels each pixel of the input lies."""
+    low = [int(max((pixel + 0.5) * side / size_px - 0.5, 0)) for pixel in range(size_px)]
+    return low, [min(first + 1, side - 1) for first in low]
+
+
 def interpolated(prototypes: torch.Tensor, found: Detections, placement: Letterbox) -> torch.Tensor:
     """Enlarge the whole mask of each detection with PyTorch, to the input and from there to the
-    photograph: (n, H, W).
+    photograph: (n, H, W). Its edge moves inwards by a share of an input pixel.
     """
     (left, top), (width, height) = placement.pad, placement.inner_size
     logits = torch.einsum("nc,chw->nhw", found.coefficients, prototypes)
     at_input = F.interpolate(logits[None], (placement.size_px,) * 2, mode="bilinear")
+    beside = -F.max_pool2d(-at_input, (1, 3), 1, (0, 1))
+    least = torch.minimum(beside, -F.max_pool2d(-at_input, (3, 1), 1, (1, 0)))
+    at_input = at_input + (least - at_input) * distances(logits, found, placement)
     inner = at_input[..., top : top + height, left : left + width]
     return F.interpolate(inner, placement.photo_size[::-1], mode="bilinear")[0]
 
@@ -372,6 +407,22 @@ def test_a_mask_computed_inside_its_box_is_the_whole_enlarged_one(size: tuple[in
     assert values[differs].abs().sum() < 1e-4  # only rounding may decide otherwise
     assert differs.sum() <= 1e-5 * differs.numel() + 2
     assert 0 < expected.sum() < inside.sum()
+
+
+def test_masks_in_the_photograph_were_a_pixel_of_the_input_too_wide_on_each_side() -> None:
+    """A network that has learned the drawn masks by heart finds the outlines of the labels."""
+    rng = np.random.default_rng(0)
+    sides = []
+    for _ in range(100):
+        low, side_px = rng.uniform(8, 24, 2), rng.uniform(16, 30, 2)
+        corners = np.array([[0, 0], [1, 0], [1, 1], [0, 1]]) * side_px + low
+        drawn = torch.from_numpy(draw_masks([corners], SIZE_PX)) > 0
+        prototypes = torch.zeros(32, *drawn.shape)
+        prototypes[0] = torch.where(drawn, 8.0, -8.0)
+        found = one_detection((0, 0, SIZE_PX, SIZE_PX))
+        mask = whole_masks(prototypes, found, placement_of(10 * SIZE_PX, 10 * SIZE_PX))[0]
+        sides.append([mask.any(0).sum() / 10 - side_px[0], mask.any(1).sum() / 10 - side_px[1]])
+    assert abs(np.mean(sides)) < 0.5  # input pixels; 2 before
 
 
 def test_masks_at_prototype_resolution_are_cut_to_their_own_boxes() -> None:

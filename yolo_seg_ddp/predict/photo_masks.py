@@ -2,11 +2,15 @@
 masks are enlarged to it.
 
 Masks are interpolated linearly twice: from prototypes to the input, and from there to the
-photograph. Together this is a product with one matrix for the rows and one for the columns. So a
-compiled loop computes a mask row by row inside its box, and only where its edge may be: between
-prototype pixels of one sign every pixel has that sign.
+photograph. A compiled loop does this inside a mask's box, and in the photograph only where the
+mask's edge may be: between input pixels of one sign every pixel has that sign.
+
+Masks are taught as Ultralytics' validator draws them: a prototype pixel is on if the outline touches
+half of its middle 2 x 2 pixels. That is one pixel of the input too wide on each side
+(docs/research/design.md), so here the edge moves inwards by up to this pixel.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -49,9 +53,10 @@ def enlarge(
 
     prototypes float32 (32, h, w), coefficients (n, 32) and boxes lie in the host's memory.
     """
-    columns, rows = (_axis(placement, axis, prototypes.shape[-1]) for axis in (0, 1))
-    # Where each group of photograph pixels with the same three neighbours ends.
-    ends = np.searchsorted(columns[0], np.arange(prototypes.shape[-1]), side="right")
+    to_input = _neighbours(prototypes.shape[-1], placement.size_px)
+    columns, rows = (_axis(placement, axis) for axis in (0, 1))
+    # Where each group of photograph pixels with the same two neighbours ends.
+    ends = np.searchsorted(columns[0], np.arange(placement.size_px), side="right")
     for start in range(0, len(coefficients), MASKS_PER_PRODUCT):
         part = slice(start, start + MASKS_PER_PRODUCT)
         logits = (
@@ -60,7 +65,7 @@ def enlarge(
         # a pixel belongs to a box if x1 <= its index < x2
         rectangles = boxes[part].ceil().long().numpy()
         for values, rectangle in zip(logits, rectangles, strict=True):
-            edges, left, right = _edges(values, *columns, ends, *rows, rectangle)
+            edges, left, right = _edges(values, *to_input, *columns, ends, *rows, rectangle)
             corners = (
                 (left, int(edges[0]) // ROW, right, int(edges[-1]) // ROW + 1)
                 if len(edges)
@@ -69,25 +74,12 @@ def enlarge(
             yield Runs(corners, edges)
 
 
-def _axis(placement: Letterbox, axis: int, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return how `side` prototype pixels make up the photograph's pixels along the x (0) or y (1)
-    axis.
-
-    Each pixel is a weighted sum of three neighbours: the first of them, int64 (P,), and the
-    weights, float32 (P, 3).
+def _axis(placement: Letterbox, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return between which input pixels the photograph's pixels lie along the x (0) or y (1) axis:
+    the first one, int64 (P,), and the next one's weight, float32 (P,).
     """
-    inner_px, photo_px = placement.inner_size[axis], placement.photo_size[axis]
-    low, high, share = _neighbours(inner_px, photo_px)
-    at_input = [
-        row[placement.pad[axis] :][:inner_px] for row in _neighbours(side, placement.size_px)
-    ]
-    first = at_input[0][low]
-    weights = np.zeros((photo_px, 3), np.float32)
-    pixels = np.arange(photo_px)
-    for source, outer in ((low, 1 - share), (high, share)):
-        for end, inner in ((0, 1 - at_input[2]), (1, at_input[2])):
-            np.add.at(weights, (pixels, at_input[end][source] - first), outer * inner[source])
-    return first, weights
+    low, high, share = _neighbours(placement.inner_size[axis], placement.photo_size[axis])
+    return low + placement.pad[axis], share * (high > low)
 
 
 def _neighbours(small: int, large: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -106,8 +98,57 @@ def _neighbours(small: int, large: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 @compiled
+def _without_edge(
+    values: np.ndarray,
+    lows: np.ndarray,
+    highs: np.ndarray,
+    shares: np.ndarray,
+    rectangle: tuple[int, int, int, int],
+) -> np.ndarray:
+    """Enlarge prototype values (h, w) to a rectangle of the input, left, top, right, bottom, and
+    move the mask's edge inwards: float32 (bottom - top, right - left).
+
+    lows, highs and shares are those of `_neighbours` for each pixel of the input.
+    """
+    left, top, right, bottom = rectangle
+    total, number = 0.0, 0
+    for row in range(lows[top], highs[bottom - 1] + 1):
+        for column in range(lows[left], highs[right - 1] + 1):
+            if values[row, column] > 0:
+                total += 1 / (1 + math.exp(-values[row, column]))
+                number += 1
+    # In input pixels: one if the network is sure. A mask of which it is not sure is narrow already.
+    distance = np.float32(max(2 * total / max(number, 1) - 1, 0))
+
+    # with the pixels around the rectangle, which the input's border repeats
+    wide = np.empty((bottom - top + 2, right - left + 2), np.float32)
+    line = np.empty(values.shape[1], np.float32)
+    for y in range(len(wide)):
+        row = min(max(top + y - 1, 0), len(lows) - 1)
+        for column in range(lows[max(left - 1, 0)], highs[min(right, len(lows) - 1)] + 1):
+            low = values[lows[row], column]
+            line[column] = low + (values[highs[row], column] - low) * shares[row]
+        for x in range(wide.shape[1]):
+            column = min(max(left + x - 1, 0), len(lows) - 1)
+            low = line[lows[column]]
+            wide[y, x] = low + (line[highs[column]] - low) * shares[column]
+
+    inner = np.empty((bottom - top, right - left), np.float32)
+    for y in range(len(inner)):
+        for x in range(inner.shape[1]):
+            value = wide[y + 1, x + 1]
+            beside = min(wide[y + 1, x], wide[y + 1, x + 2])
+            least = min(beside, wide[y, x + 1], wide[y + 2, x + 1], value)
+            inner[y, x] = value + (least - value) * distance
+    return inner
+
+
+@compiled
 def _edges(
     values: np.ndarray,
+    lows: np.ndarray,
+    highs: np.ndarray,
+    shares: np.ndarray,
     first_columns: np.ndarray,
     column_weights: np.ndarray,
     ends: np.ndarray,
@@ -127,38 +168,34 @@ def _edges(
     highest = left
     if left >= right or top >= bottom:
         return edges[:0], lowest, highest
-    start = first_columns[left]
-    stop = min(first_columns[right - 1] + 3, values.shape[1])
-    line = np.zeros(values.shape[1] + 2, np.float32)
-    is_positive = np.zeros(values.shape[0] + 2, np.bool_)  # rows of prototypes
-    for row in range(first_rows[top], min(first_rows[bottom - 1] + 3, values.shape[0])):
-        for x in range(start, stop):
-            is_positive[row] |= values[row, x] > 0
+    start, begin = first_columns[left], first_rows[top]
+    stop = min(first_columns[right - 1] + 2, len(lows))
+    end = min(first_rows[bottom - 1] + 2, len(lows))
+    inner = _without_edge(values, lows, highs, shares, (start, begin, stop, end))
+    width = stop - start
+    line = np.empty(width + 1, np.float32)
+    is_positive = np.zeros(len(inner), np.bool_)
+    for row in range(len(inner)):
+        is_positive[row] = (inner[row] > 0).any()
     for y in range(top, bottom):
-        weights, first = row_weights[y], first_rows[y]
-        if not is_positive[first : first + 3].any():
+        row = first_rows[y] - begin
+        following = min(row + 1, len(inner) - 1)
+        if not (is_positive[row] or is_positive[following]):
             continue
-        for x in range(start, stop):
-            line[x] = 0
-            for further in range(min(3, values.shape[0] - first)):
-                line[x] += weights[further] * values[first + further, x]
+        for x in range(width):
+            line[x] = inner[row, x] + (inner[following, x] - inner[row, x]) * row_weights[y]
+        line[width] = line[width - 1]
         if number + right - left + 2 > len(edges):
             edges = np.append(edges, np.empty(len(edges) + right - left, np.int64))
         x, is_inside = left, False
         while x < right:
-            column = first_columns[x]
-            last = min(ends[column], right)
-            one = line[column]
-            two = line[column + 1]
-            three = line[column + 2]
+            last = min(ends[first_columns[x]], right)
+            one = line[first_columns[x] - start]
+            two = line[first_columns[x] - start + 1]
             # all pixels up to `last` are as the first one
-            if min(one, two, three) > 0 or max(one, two, three) <= 0:
-                stop_at = x + 1
-            else:
-                stop_at = last
+            stop_at = x + 1 if min(one, two) > 0 or max(one, two) <= 0 else last
             for pixel in range(x, stop_at):
-                part = column_weights[pixel]
-                if (part[0] * one + part[1] * two + part[2] * three > 0) != is_inside:
+                if (one + (two - one) * column_weights[pixel] > 0) != is_inside:
                     edges[number] = y * ROW + pixel
                     number = number + 1
                     is_inside = not is_inside
