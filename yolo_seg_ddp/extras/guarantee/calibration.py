@@ -195,8 +195,9 @@ class ThresholdCalibrator:
                 Assessed.of(one, one.losses(judged, groups[searched], class_id), self.error)
                 for one in self.guarantees
             ]
-            number = sum(int((result.target_class_ids == class_id).sum()) for result in results)
-            classes.append(report_class(name, assessed, number, self.unit))
+            boxed = [result.boxed[result.target_class_ids == class_id] for result in judged]
+            num_objects, num_boxed = sum(map(len, boxed)), sum(map(np.count_nonzero, boxed))
+            classes.append(report_class(name, assessed, num_objects, self.unit, num_boxed))
         self.metadata["classes"] = classes
         return {**self.metadata, "levels": LEVELS.astype(float).round(3).tolist()}
 
