@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,8 @@ class CocoCollector:
             boxes = placement.boxes_to_photo(torch.from_numpy(one.boxes)).numpy()
             areas = target_areas(one, placement).tolist()
             outlines = outlines_in_photo(one, placement)
-            boxed = np.isin(np.arange(len(areas)), sample.boxed) & (not is_crowd)
-            for class_id, box, area, outline, is_boxed in zip(
-                one.class_ids.tolist(), boxes, areas, outlines, boxed.tolist(), strict=True
+            for class_id, box, area, outline in zip(
+                one.class_ids.tolist(), boxes, areas, outlines, strict=True
             ):
                 region = fill_outline(outline, placement.photo_size)
                 entry = {
@@ -84,10 +84,12 @@ class CocoCollector:
                     "category_id": class_id,
                     "area": round(area, 1),
                     "iscrowd": is_crowd,
-                    **({"boxed": 1} if is_boxed else {}),
                 }
                 mask = encode_region(region, placement.photo_size)
                 annotations.append({**entry, "bbox": _xywh(box), "segmentation": mask})
+        # The objects come first.
+        for number in sample.boxed:
+            annotations[number]["boxed"] = 1
         self._annotations.add(sample.index, annotations)
 
     def _close(self) -> None:
@@ -161,16 +163,16 @@ def evaluate_with_faster_coco_eval(ground_truth: Path, predictions: Path) -> Ent
     truth = COCO(str(ground_truth))
     found = json.loads(predictions.read_text(encoding="utf-8"))
     metrics: Entry = {"by_size": {size: {} for size in SIZES}}
-    objects = [one for one in truth.anns.values() if not one["iscrowd"]]
-    boxed = [one for one in objects if "boxed" in one]
+    boxed = [one for one in truth.anns.values() if "boxed" in one]
+    class_in_image = itemgetter("image_id", "category_id")
     for kind, iou_type in (("box", "bbox"), ("mask", "segm")):
         if kind == "mask" and boxed:
             # As `without_boxed` does.
-            outlined = {_class_in_image(one) for one in objects if "boxed" not in one}
-            bare = {*map(_class_in_image, boxed)} - outlined
-            found = [one for one in found if _class_in_image(one) not in bare]
             for one in boxed:
                 one["iscrowd"] = 1
+            outlined = (one for one in truth.anns.values() if not one["iscrowd"])
+            bare = {*map(class_in_image, boxed)}.difference(map(class_in_image, outlined))
+            found = [one for one in found if class_in_image(one) not in bare]
         # It takes a detection's size from the box if there is one, so the boxes are left out for
         # masks.
         entries = [
@@ -187,10 +189,6 @@ def evaluate_with_faster_coco_eval(ground_truth: Path, predictions: Path) -> Ent
         for size in SIZES:
             metrics["by_size"][size][f"{kind}_map50_95"] = stats[f"AP_{size}"]
     return metrics
-
-
-def _class_in_image(entry: Entry) -> tuple[int, int]:
-    return entry["image_id"], entry["category_id"]
 
 
 def _xywh(box: np.ndarray) -> list[float]:
