@@ -23,8 +23,8 @@ def count_classes(
     each class.
 
     A row holds `photographs`, `objects` and the numbers of `small`, `medium` and `large` objects,
-    by COCO's bounds in pixels of the photograph; `looked_for`, if nobody looked for the class in
-    some: the number of the other photographs.
+    by COCO's bounds in pixels of the photograph. `looked_for`: photographs in which somebody looked
+    for the class.
     """
     counts = {}
     for split in splits:
@@ -51,10 +51,10 @@ def count_classes(
                 {
                     "photographs": int(photographs[number]),
                     "objects": int(objects[number]),
-                    **({"looked_for": int(looked)} if looked < len(mine) else {}),
+                    "looked_for": int(searched[number]),
                     **dict(zip(SIZES, sizes[number].tolist(), strict=True)),
                 }
-                for number, looked in enumerate(searched)
+                for number in range(num_classes)
             ],
         }
     return counts
@@ -91,9 +91,7 @@ def _compare_shares(
     """Compare the shares of photographs that show a class by the test of two proportions."""
     pair = [counts["train"], counts[split]]
     shown = np.array([count["classes"][number]["photographs"] for count in pair])
-    totals = np.array(
-        [count["classes"][number].get("looked_for", count["photographs"]) for count in pair]
-    )
+    totals = np.array([count["classes"][number]["looked_for"] for count in pair])
     shares = shown / totals
     pooled = shown.sum() / totals.sum()
     deviation = math.sqrt(max(pooled * (1 - pooled), 1e-12) * (1 / totals).sum())

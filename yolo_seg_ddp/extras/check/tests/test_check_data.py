@@ -141,7 +141,8 @@ def places(facts: dict[str, Any]) -> dict[str, set[str]]:
 def test_a_set_without_faults_has_no_findings(clean: DataFolder, tmp_path: Path) -> None:
     facts = check(clean, tmp_path)
     assert facts["findings"] == []
-    counts = {"photographs": 24, "objects": 24, "small": 0, "medium": 24, "large": 0}
+    counts = {"photographs": 24, "objects": 24, "looked_for": 24}
+    counts |= {"small": 0, "medium": 24, "large": 0}
     assert facts["splits"]["train"]["classes"][1] == counts
 
 
