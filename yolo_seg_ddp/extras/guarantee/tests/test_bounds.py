@@ -147,8 +147,8 @@ def test_of_a_thin_class_its_own_missed_length_counts() -> None:
 def test_an_object_with_a_box_and_no_outline_is_no_missed_mask() -> None:
     """Its class is judged by boxes in its photograph, also a second detection of the object."""
     seen = one_image([0.9, 0.6], [True, False])
-    no_mask = {"mask_hits": np.zeros((2, 10)), "mask_ignored": np.ones(2)}
-    boxed = replace(seen, **no_mask, boxed=np.array([True]))
+    boxed = replace(seen, mask_hits=np.zeros((2, 10)), mask_ignored=np.ones(2))
+    boxed = replace(boxed, boxed=np.array([True]))
     alarms = Guarantee("false_alarms", 0.5)
     for promise in (NINE_OF_TEN, alarms):
         of_boxed, of_outlined = (promise.losses([one], ["a"], 0) for one in (boxed, seen))
