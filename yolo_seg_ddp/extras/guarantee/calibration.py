@@ -195,9 +195,12 @@ class ThresholdCalibrator:
                 Assessed.of(one, one.losses(judged, groups[searched], class_id), self.error)
                 for one in self.guarantees
             ]
-            boxed = [result.boxed[result.target_class_ids == class_id] for result in judged]
-            num_objects, num_boxed = sum(map(len, boxed)), sum(map(np.count_nonzero, boxed))
-            classes.append(report_class(name, assessed, num_objects, self.unit, num_boxed))
+            boxed = [
+                is_boxed
+                for result in judged
+                for is_boxed in result.boxed[result.target_class_ids == class_id].tolist()
+            ]
+            classes.append(report_class(name, assessed, len(boxed), self.unit, sum(boxed)))
         self.metadata["classes"] = classes
         return {**self.metadata, "levels": LEVELS.astype(float).round(3).tolist()}
 
