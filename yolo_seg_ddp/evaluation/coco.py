@@ -166,8 +166,8 @@ def evaluate_with_faster_coco_eval(ground_truth: Path, predictions: Path) -> Ent
     boxed = [one for one in truth.anns.values() if "boxed" in one]
     class_in_image = itemgetter("image_id", "category_id")
     for kind, iou_type in (("box", "bbox"), ("mask", "segm")):
-        if kind == "mask" and boxed:
-            # As `without_boxed` does.
+        if kind == "mask":
+            # As `without_boxed` does with objects without an outline.
             for one in boxed:
                 one["iscrowd"] = 1
             outlined = (one for one in truth.anns.values() if not one["iscrowd"])

@@ -143,8 +143,12 @@ def numbers_table(models: Sequence[Metrics], kind: str) -> Markup:
 
 def class_table(models: Sequence[Metrics], kind: str) -> Markup:
     """Return the scores over all classes and of each class; a class without objects has none."""
-    counts = {"num_images": "Images", "num_searched": "Looked for in", "num_targets": "Objects"}
-    counts["num_outlined"] = "With outline"
+    counts = {
+        "num_images": "Images",
+        "num_searched": "Looked for in",
+        "num_targets": "Objects",
+        "num_outlined": "With outline",
+    }
     counts = {key: label for key, label in counts.items() if key in models[0]}
     head = [heading("Class", True)]
     head += [cell for label in SCORES.values() for cell in _score_headings(label, len(models))]

@@ -195,8 +195,9 @@ def add_classes(
         for split, of_split in read_splits(spec).items()
         for photo in of_split
     ]
-    searched = set.intersection(*({*numbers.tolist()} for *_, numbers in photos))
-    listed = {names[number] for number in searched}
+    # What people looked for in all of them.
+    in_all = set.intersection(*({*numbers.tolist()} for *_, numbers in photos))
+    listed = {names[number] for number in in_all}
     if {*known} <= listed:
         raise UserError(f"{config.labelled[0]}: has all classes of {config.model}: train on it")
 

@@ -202,7 +202,7 @@ class Teacher:
         truth = LazyRegions(labels.polygons, lambda outline: fill_outline(outline * size, size))
         areas = (areas_of(truth), areas_of(found.masks))
         overlap = mask_iou(truth, found.masks, areas)
-        boxes = polygon_boxes(labels.polygons) * (*size, *size)
+        boxes = polygon_boxes(labels.polygons) * (size * 2)
         overlap[labels.boxed] = box_iou(boxes[labels.boxed], found.boxes)
         return overlap
 
