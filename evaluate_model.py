@@ -386,11 +386,13 @@ def main() -> int:
         spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
         source = os.path.relpath(spec.splits[config.split][0])
         words: list[str] = []
+        # Boxes know of all objects, also where some have no outline.
+        kind = "box" if "num_outlined" in metrics[0] else "mask"
         if config.guarantee:
             words = ["--thresholds", os.path.join(config.output, "thresholds.yaml")]
-        elif metrics[0]["mask_f1"]:
+        elif metrics[0][f"{kind}_f1"]:
             # The confidence of the best F1.
-            words = ["--conf", f"{max(metrics[0]['mask_best_confidence'], 0.01):.2f}"]
+            words = ["--conf", f"{max(metrics[0][f'{kind}_best_confidence'], 0.01):.2f}"]
         command = ("python", "inference.py", "--model", config.model, "--source", source, *words)
         print(next_command(*command))
     return 0

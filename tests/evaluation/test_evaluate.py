@@ -21,7 +21,7 @@ from yolo_seg_ddp.data.dataset import Photo, Sample, SegmentationDataset, collat
 from yolo_seg_ddp.data.images import write_jpeg
 from yolo_seg_ddp.data.label_shapes import sizes_on_disk
 from yolo_seg_ddp.data.labels import ANY_CLASS, count_searched, with_regions_of
-from yolo_seg_ddp.data.polygons import SIZES
+from yolo_seg_ddp.data.polygons import SIZES, polygon_boxes
 from yolo_seg_ddp.data.target_masks import draw_truth
 from yolo_seg_ddp.evaluation import input_masks
 from yolo_seg_ddp.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
@@ -315,6 +315,17 @@ def test_an_object_without_an_outline_counts_for_boxes_alone(in_photo: bool) -> 
     no_outline = result_of(3, replace(sample, boxed=np.arange(2)))
     assert summarise([no_outline], ["a"])["mask_map50"] == 0
     assert summarise_sizes([no_outline], ["a"])["medium"]["mask_map50"] is None
+    assert [row["num_outlined"] for row in summarise([result], ["a"])["per_class"]] == [1]
+
+    # Where no object has an outline, a false alarm of masks would be the only thing that counts.
+    assert no_outline.mask_ignored.tolist() == [1, 1, 1]
+    is_right, is_counted = no_outline.judged()
+    assert [is_right.tolist(), is_counted.tolist()] == [[True, True, False], [True] * 3]
+    assert (
+        summarise([result_of(1, replace(sample, boxed=np.arange(0)))], ["a"])
+        .keys()
+        .isdisjoint(["num_outlined"])
+    )
     assert unpack_results(pack_results([result]))[0].boxed.tolist() == [False, True]
 
 
@@ -416,6 +427,32 @@ def test_native_results_agree_with_faster_coco_eval(
             assert ours["by_size"][size][name] == pytest.approx(
                 coco["by_size"][size][name], abs=0.005
             ), (size, name)
+
+
+def test_faster_coco_eval_takes_no_box_for_a_rectangular_mask(folder: Path, tmp_path: Path) -> None:
+    """In every second photograph no object has an outline, in others every third has none."""
+    full = draw_photos(folder, NUM_PHOTOS)
+    photos = []
+    for index, photo in enumerate(full):
+        boxed = np.arange(len(photo.polygons))[:: 3 if index % 2 else 1]
+        corners = polygon_boxes(photo.polygons)[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)
+        polygons = [
+            corners[number] if number in boxed else outline
+            for number, outline in enumerate(photo.polygons)
+        ]
+        photos.append(replace(photo, polygons=polygons, boxed=boxed))
+    size_of = sizes_on_disk(photos)
+    collector = CocoCollector([photo.file for photo in photos], size_of, tmp_path)
+    pixels = PhotoPixels(size_of, compare=True, on_masks=[collector.see_masks])
+    ours = evaluate_oracle(photos, known=full, photo=pixels, on_image=[collector.see_image]).metrics
+    collector.gather()
+    coco = evaluate_with_faster_coco_eval(
+        collector.write_ground_truth(NAMES), collector.write_predictions()
+    )
+    assert 30 < ours["num_outlined"] < ours["num_targets"] / 2
+    for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95"):
+        assert 0.2 < ours[name] < 0.9
+        assert ours[name] == pytest.approx(coco[name], abs=0.005), name
 
 
 @pytest.mark.parametrize("native", [False, True])

@@ -97,6 +97,15 @@ def test_a_label_file_of_thousands_of_objects_neither_fills_memory_nor_delays_th
     assert peak_bytes < 300e6  # a mask of the picture's size for each would be 0.5 GB
 
 
+def test_a_box_is_not_drawn_as_a_rectangular_mask(grey: Path, tmp_path: Path) -> None:
+    squares = [square(0.1, 0.1, 0.3), square(0.5, 0.5, 0.4)]
+    photo = Photo(grey, np.array([0, 1]), squares, boxed=np.array([1]))
+    dataset, batches = SegmentationDataset([photo], SIZE_PX), EpochBatches(1, 1, 0, 1, seed=0)
+    training_pictures.save_first_batch(dataset, batches, NAMES, tmp_path / "batch.jpg")
+    picture = read_image(tmp_path / "batch.jpg").astype(float)
+    assert share_of(picture, 0) > 0.05 > 0.01 > share_of(picture, 1)
+
+
 def sample(index: int) -> Sample:
     image = np.full((SIZE_PX, SIZE_PX, 3), 128, np.uint8)
     boxes = np.array([[0, 0, 32, 32]], np.float32)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,9 @@ class CocoCollector:
                 }
                 mask = encode_region(region, placement.photo_size)
                 annotations.append({**entry, "bbox": _xywh(box), "segmentation": mask})
+        # The objects come first.
+        for number in sample.boxed:
+            annotations[number]["boxed"] = 1
         self._annotations.add(sample.index, annotations)
 
     def _close(self) -> None:
@@ -159,7 +163,16 @@ def evaluate_with_faster_coco_eval(ground_truth: Path, predictions: Path) -> Ent
     truth = COCO(str(ground_truth))
     found = json.loads(predictions.read_text(encoding="utf-8"))
     metrics: Entry = {"by_size": {size: {} for size in SIZES}}
+    boxed = [one for one in truth.anns.values() if "boxed" in one]
+    class_in_image = itemgetter("image_id", "category_id")
     for kind, iou_type in (("box", "bbox"), ("mask", "segm")):
+        if kind == "mask":
+            # As `without_boxed` does with objects without an outline.
+            for one in boxed:
+                one["iscrowd"] = 1
+            outlined = (one for one in truth.anns.values() if not one["iscrowd"])
+            bare = {*map(class_in_image, boxed)}.difference(map(class_in_image, outlined))
+            found = [one for one in found if class_in_image(one) not in bare]
         # It takes a detection's size from the box if there is one, so the boxes are left out for
         # masks.
         entries = [

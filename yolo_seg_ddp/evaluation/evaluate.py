@@ -44,6 +44,7 @@ from yolo_seg_ddp.evaluation.native_masks import (
     target_areas,
     without_boxed,
 )
+from yolo_seg_ddp.evaluation.tables import num_judged
 from yolo_seg_ddp.predict.detections import Detections, Letterbox, detect, photo_masks, raw_outputs
 from yolo_seg_ddp.predict.regions import Region
 from yolo_seg_ddp.utils import distributed
@@ -163,7 +164,7 @@ def evaluate(
         # What is judged in pixels of the photographs; None where it was not.
         thin = summarise_thin(results, len(names), photo.thin.classes)
         for row, of_class in zip(metrics["per_class"], thin, strict=True):
-            is_judged = photo.compare and row["num_targets"]
+            is_judged = photo.compare and num_judged(row, "mask")
             for name in ("mask_map50", "mask_map50_95"):
                 row[f"native_{name}"] = row[name] if is_judged else None
             row.update(of_class)
@@ -304,9 +305,9 @@ def _result(
     )
     outlined = without_boxed(sample)
     num_outlined = len(outlined.class_ids)
-    for overlap, number in ((compared.boxes, num_targets), (compared.masks, num_outlined)):
+    for overlap, one in ((compared.boxes, sample), (compared.masks, outlined)):
         # Nobody looked for the class, so a detection counts nowhere, also beyond the photograph.
-        overlap[number + sample.unsearched] = 1
+        overlap[len(one.class_ids) + one.unsearched] = 1
     iou = compared.boxes[:num_targets]
     box_hits = hit_targets(iou, sample.class_ids, class_ids)
     mask_hits = hit_targets(compared.masks[:num_outlined], outlined.class_ids, class_ids)

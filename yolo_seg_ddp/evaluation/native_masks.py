@@ -38,17 +38,23 @@ def regions_to_ignore(sample: Sample) -> Sample:
 def without_boxed(sample: Sample) -> Sample:
     """Return the sample with its outlined targets alone; the boxes of the others are regions to
     ignore.
+
+    Of a class without any outline here no mask is judged, as if nobody had looked for it: else its
+    false alarms would count and its hits would not.
     """
     if not len(sample.boxed):
         return sample
     kept = np.delete(np.arange(len(sample.class_ids)), sample.boxed)
+    boxed_ids = sample.class_ids[sample.boxed]
+    bare = np.flatnonzero(~np.isin(boxed_ids, sample.class_ids[kept]))
     return replace(
         sample,
         class_ids=sample.class_ids[kept],
         boxes=sample.boxes[kept],
         polygons=[sample.polygons[number] for number in kept],
-        ignored_ids=np.concatenate([sample.ignored_ids, sample.class_ids[sample.boxed]]),
+        ignored_ids=np.concatenate([sample.ignored_ids, boxed_ids]),
         ignored=[*sample.ignored, *(sample.polygons[number] for number in sample.boxed)],
+        unsearched=np.concatenate([sample.unsearched, len(sample.ignored) + bare]),
     )
 
 

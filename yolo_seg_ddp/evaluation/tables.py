@@ -17,8 +17,14 @@ _THIN = {
     "centreline_precision": "precision",
     "pieces_per_object": "pieces",
 }
-# Photographs with objects; those in which somebody looked for the class, if not in all.
-IMAGES = {"num_images": "images", "num_searched": "looked for in"}
+# Photographs with objects; those in which somebody looked for the class, if not in all; objects;
+# those with an outline, if not all have one.
+COUNTS = {
+    "num_images": "images",
+    "num_searched": "looked for in",
+    "num_targets": "objects",
+    "num_outlined": "with outline",
+}
 _LENGTHS = {"length_px": "length", "missed_px": "missed", "invented_px": "invented"}
 
 
@@ -56,27 +62,29 @@ def score_of(row: dict[str, Any], name: str) -> float | None:
     is_of_nothing = (
         name in ("box_precision", "mask_precision") and not row[name.replace("precision", "recall")]
     )
-    return None if is_of_nothing or not row["num_targets"] else row[name]
+    return None if is_of_nothing or not num_judged(row, name) else row[name]
+
+
+def num_judged(row: dict[str, Any], name: str) -> int:
+    """Return on how many objects a score of masks or boxes rests."""
+    return row.get("num_outlined" if name.startswith("mask") else "", row["num_targets"])
 
 
 def class_table(metrics: dict[str, Any]) -> str:
     """Return the scores of masks, then of boxes: one row for all classes and one per class."""
     tables = []
-    images = {key: title for key, title in IMAGES.items() if key in metrics}
+    counts = {key: title for key, title in COUNTS.items() if key in metrics}
     for kind, words in KINDS.items():
         rows = [
             [
                 row.get("name", "all"),
-                *(row[key] for key in images),
-                row["num_targets"],
+                *(row[key] for key in counts),
                 *(_shown(score_of(row, f"{kind}_{name}")) for name in SCORES),
             ]
             for row in [metrics, *metrics["per_class"]]
         ]
         tables.append(
-            format_table(
-                [words, *images.values(), "objects", *SCORES.values()], rows, right_from=1, cut=0
-            )
+            format_table([words, *counts.values(), *SCORES.values()], rows, right_from=1, cut=0)
         )
     return "\n\n".join(tables)
 
@@ -142,7 +150,8 @@ def comparison_table(models: Sequence[dict[str, Any]]) -> str:
     for kind, words in KINDS.items():
         rows = []
         for row, other in zip(*([model, *model["per_class"]] for model in models), strict=True):
-            pair = [one[f"{kind}_map50_95"] for one in (row, other)] if row["num_targets"] else []
+            name = f"{kind}_map50_95"
+            pair = [one[name] for one in (row, other)] if num_judged(row, name) else []
             rows.append([row.get("name", "all"), *(map(_shown, pair) if pair else [None] * 2)])
             rows[-1].append(f"{pair[1] - pair[0]:+.3f}" if pair else None)
         tables.append(

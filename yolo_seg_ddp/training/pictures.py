@@ -82,12 +82,15 @@ def save_label_statistics(photos: list[Photo], names: tuple[str, ...], path: Pat
 def save_first_batch(
     dataset: SegmentationDataset, batches: EpochBatches, names: tuple[str, ...], path: Path
 ) -> None:
-    """Draw up to 16 samples of the first batch of the first epoch, masks as the loss sees them."""
+    """Draw up to 16 samples of the first batch of the first epoch, masks as the loss sees them; an
+    object that has a box and no outline has none.
+    """
     pictures = []
     for key in next(iter(batches))[:MAX_IMAGES]:
         sample = dataset[key]
         class_ids, boxes = sample.class_ids[:MOST_OBJECTS], sample.boxes[:MOST_OBJECTS]
         masks = sample.masks[None] == np.arange(1, len(class_ids) + 1)[:, None, None]
+        masks[sample.boxed[sample.boxed < MOST_OBJECTS]] = False
         pictures.append(_draw(sample.image, class_ids, boxes, masks, names))
     columns = int(np.ceil(np.sqrt(len(pictures))))
     save_image(path, image_grid(pictures, columns, max(len(picture) for picture in pictures)))

@@ -163,6 +163,11 @@ def test_a_detection_counts_at_the_highest_confidence_that_it_reaches() -> None:
     assert counts.sum(axis=2).tolist() == [[1, 0], [1, 2]]
     assert counts[0, 0, 0] == 1
 
+    # A class of which an object has no outline is judged by its boxes.
+    boxed = image_result(0, scores, [1, 1, 1, 0], ~hits, hits, [1], [], boxed=[True])
+    counts = np.array(precision_counts([boxed], 2)).reshape(2, 2, len(LEVELS))
+    assert counts.sum(axis=2).tolist() == [[1, 0], [2, 1]]
+
 
 def test_classes_without_targets_do_not_count_in_the_means() -> None:
     good = one_image([0.9], [True])

@@ -76,6 +76,17 @@ class ImageResult:
                 "all"
             )
 
+    def judged(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return which predictions are right, and which are right or wrong, at an IoU of 0.5: bool
+        (n,) each.
+
+        Masks are compared, but boxes for a class of which an object of this image has no outline.
+        """
+        by_box = np.isin(self.class_ids, self.target_class_ids[self.boxed])
+        is_right = np.where(by_box, self.box_hits[:, 0], self.mask_hits[:, 0])
+        ignored = np.where(by_box, self.box_ignored, self.mask_ignored)
+        return is_right, is_right | (ignored < IOU_THRESHOLDS[0])
+
 
 _HITS = len(IOU_THRESHOLDS)
 # name: (dtype, columns or 0 for one dimension, what a row is)

@@ -12,7 +12,7 @@ import numpy as np
 
 from yolo_seg_ddp.data.labels import Photo
 from yolo_seg_ddp.data.polygons import SIZES
-from yolo_seg_ddp.evaluation.metrics.matching import IOU_THRESHOLDS, count_at_levels
+from yolo_seg_ddp.evaluation.metrics.matching import IOU_THRESHOLDS, LEVELS, count_at_levels
 from yolo_seg_ddp.evaluation.metrics.results import (
     ImageResult,
     merge_results,
@@ -39,7 +39,8 @@ def summarise(results: Iterable[ImageResult], names: Sequence[str]) -> dict[str,
 
     For `box` and `mask`: `<kind>_map50`, `<kind>_map50_95`, and `<kind>_precision`, `_recall`,
     `_f1` at `<kind>_best_confidence`. These are means over the classes that have targets.
-    `per_class` lists every class; one without targets has zeros and `num_targets` 0.
+    `per_class` lists every class; one without targets has zeros and `num_targets` 0. If some
+    targets have no outline, `num_outlined` counts the others, on which masks are judged.
     `confusion_matrix` has nc + 1 rows (predicted, last: missed) and columns (true, last:
     background). Without images, targets or predictions the values are 0. Raises ValueError if a
     class id has no name or an image occurs twice with different results.
@@ -64,6 +65,10 @@ def summarise(results: Iterable[ImageResult], names: Sequence[str]) -> dict[str,
     ]
     for kind in KINDS:
         num_judged = _count_targets(pool, kind, num_classes)
+        if (num_judged < num_targets).any():
+            numbers = [num_judged.sum(), *num_judged]
+            for row, number in zip([summary, *per_class], numbers, strict=True):
+                row["num_outlined"] = int(number)
         class_ids = np.flatnonzero(num_judged)
         curves, best = _class_curves(pool, kind, class_ids, num_judged)
         values = {
@@ -119,11 +124,12 @@ def summarise_sizes(
 
 
 def precision_counts(results: Iterable[ImageResult], num_classes: int) -> list[int]:
-    """Return the numbers of `count_at_levels` in one list, of masks at IoU 0.5."""
-    packed = pack_results(results)
-    is_right, is_counted = packed["mask_hits"][:, 0], _is_counted(packed, "mask")[:, 0]
-    columns = (packed["class_ids"], is_right, packed["scores"])
-    counts = count_at_levels(num_classes, *(column[is_counted] for column in columns))
+    """Return the numbers of `count_at_levels` in one list, of what `ImageResult.judged` judges."""
+    counts = np.zeros((num_classes, 2, len(LEVELS)), np.int64)
+    for result in results:
+        is_right, is_counted = result.judged()
+        columns = (result.class_ids, is_right, result.scores)
+        counts += count_at_levels(num_classes, *(column[is_counted] for column in columns))
     return counts.ravel().tolist()
 
 

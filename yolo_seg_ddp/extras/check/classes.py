@@ -23,16 +23,19 @@ def count_classes(
     each class.
 
     A row holds `photographs`, `objects` and the numbers of `small`, `medium` and `large` objects,
-    by COCO's bounds in pixels of the photograph.
+    by COCO's bounds in pixels of the photograph. `looked_for`: photographs in which somebody looked
+    for the class.
     """
     counts = {}
     for split in splits:
         mine = [entry for entry in entries if entry.split == split]
         photographs = np.zeros(num_classes, np.int64)
+        searched = photographs + len(mine)
         sizes = np.zeros((num_classes, len(SIZES)), np.int64)
         for entry in mine:
             class_ids = np.array([row.class_id for row in entry.rows], np.int64)
             photographs[np.unique(class_ids)] += 1
+            searched[entry.unsearched] -= 1
             if len(class_ids) and entry.picture:
                 size = (entry.picture.width, entry.picture.height)
                 outlines = [row.polygon.astype(np.float64) * size for row in entry.rows]
@@ -48,6 +51,7 @@ def count_classes(
                 {
                     "photographs": int(photographs[number]),
                     "objects": int(objects[number]),
+                    "looked_for": int(searched[number]),
                     **dict(zip(SIZES, sizes[number].tolist(), strict=True)),
                 }
                 for number in range(num_classes)
@@ -87,7 +91,7 @@ def _compare_shares(
     """Compare the shares of photographs that show a class by the test of two proportions."""
     pair = [counts["train"], counts[split]]
     shown = np.array([count["classes"][number]["photographs"] for count in pair])
-    totals = np.array([count["photographs"] for count in pair])
+    totals = np.array([count["classes"][number]["looked_for"] for count in pair])
     shares = shown / totals
     pooled = shown.sum() / totals.sum()
     deviation = math.sqrt(max(pooled * (1 - pooled), 1e-12) * (1 / totals).sum())

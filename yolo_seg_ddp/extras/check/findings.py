@@ -68,11 +68,6 @@ KINDS: dict[str, Kind] = {
         "Two lines of a label file have the same points. The second is a false object.",
         "Remove one of the lines.",
     ),
-    "box_row": _error(
-        "Box instead of an outline",
-        "The line holds a box (class, centre, width, height). Its mask is the whole rectangle.",
-        "Draw the object's outline.",
-    ),
     "class_not_in_train": _error(
         "Class without training objects",
         "Another split has objects of the class, train has none. The model cannot learn it.",
@@ -112,6 +107,12 @@ KINDS: dict[str, Kind] = {
         "At the network's input size the object is smaller than one pixel of the mask that the "
         "network learns.",
         "Train with a larger --img-size or on windows (docs/windows.md), or remove the label.",
+    ),
+    "box_row": _hint(
+        "Box instead of an outline",
+        "The line holds a box (class, centre, width, height). It teaches class and box, and little "
+        "of the mask.",
+        "Draw the outlines of some objects, also in val, where masks are judged on outlines.",
     ),
     "rectangle": _hint(
         "Upright rectangle as an outline",

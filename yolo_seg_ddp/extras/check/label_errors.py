@@ -128,6 +128,11 @@ def compare(
         for row in entry.rows
     ]
     predicted = list(_predicted(prediction, size, grid, names))
+    # Of a class that has boxes here the boxes are compared.
+    boxed = {row.class_id for row in entry.rows if row.is_box}
+    for one in (*labels, *predicted):
+        if one.class_id in boxed:
+            one.mask.mask[:] = True
     scores = np.array([one.score for one in predicted], np.float64)
     masks = [one.mask for one in labels], [one.mask for one in predicted]
     partner = pair_ignoring_class(

@@ -51,7 +51,7 @@ MAX_BYTES = 6_000_000  # of all pictures of findings together; base64 makes them
 MAX_SMALL = 280  # small pictures of all labels
 MAX_SMALL_BYTES = 4_000_000  # of them together
 # hints that are normal in a good set: only their heading is shown until it is opened
-FOLDED = ("touches_edge",)
+FOLDED = ("touches_edge", "box_row")
 KEYS = "Vermillion: the label in question. Yellow: the model's prediction. Blue: other labels."
 SHOWN_PX = 400
 JPEG_QUALITY = 80

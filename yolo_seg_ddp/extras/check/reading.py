@@ -5,7 +5,7 @@ Errors become findings and do not stop it.
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,13 @@ import numpy as np
 from yolo_seg_ddp.data.dataset import find_label_file
 from yolo_seg_ddp.data.dataset_yaml import DatasetSpec, is_photograph, label_file_for
 from yolo_seg_ddp.data.images import ImageError, one_opencv_thread
-from yolo_seg_ddp.data.labels import LabelError, may_have_regions, read_regions
+from yolo_seg_ddp.data.labels import (
+    LabelError,
+    Photo,
+    may_have_regions,
+    read_regions,
+    with_regions_of,
+)
 from yolo_seg_ddp.extras.check.findings import Finding, View, shown_path
 from yolo_seg_ddp.extras.check.outlines import Labels, Row, check_rows, read_rows
 from yolo_seg_ddp.extras.check.pictures import Picture, measure
@@ -38,7 +44,8 @@ class Entry:
     findings: list[Finding]
     picture: Picture | None
     # regions: class ids, ANY_CLASS for all, and outlines in 0..1
-    ignored: Sequence[tuple[int, np.ndarray]] = ()
+    ignored: Sequence[tuple[int, np.ndarray]]
+    unsearched: np.ndarray  # int64: classes that nobody looked for
 
 
 def read_all(
@@ -73,7 +80,7 @@ def _read_entry(
     scale = size_px / max(width, height)
     labels = Labels(split, file, label_file_for(file), spec.names, (width * scale, height * scale))
     rows: list[Row] = []
-    regions: tuple[Iterable[int], Iterable[np.ndarray]] = (), ()
+    regions = Photo(file, np.zeros(0, np.int64), [])
     try:
         if find_label_file(spec, file, holds_folder) is None:
             text = f"no {shown_path(labels.file)}"
@@ -84,12 +91,19 @@ def _read_entry(
             rows, wrong = read_rows(labels)
             findings += wrong + check_rows(labels, rows)
         if may_have_regions(file.parent):
-            regions = read_regions(spec, file, holds_folder)
+            regions = with_regions_of(regions, *read_regions(spec, file, holds_folder))
     except LabelError as error:
         reason = str(error).removeprefix(f"{labels.file}: ")
         findings.append(Finding("unreadable_label", split, labels.file, reason))
     return Entry(
-        split, file, labels.file, rows, findings, picture, tuple(zip(*regions, strict=True))
+        split,
+        file,
+        labels.file,
+        rows,
+        findings,
+        picture,
+        tuple(zip(regions.ignored_ids, regions.ignored, strict=True)),
+        regions.ignored_ids[regions.unsearched],
     )
 
 

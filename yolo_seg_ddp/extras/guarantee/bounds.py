@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from yolo_seg_ddp.evaluation.metrics.matching import IOU_THRESHOLDS, LEVELS
+from yolo_seg_ddp.evaluation.metrics.matching import LEVELS
 from yolo_seg_ddp.evaluation.metrics.results import ImageResult
 from yolo_seg_ddp.utils.errors import UsageError
 from yolo_seg_ddp.utils.text import counted
@@ -108,15 +108,16 @@ class Guarantee:
         sums = np.zeros((len(names), len(LEVELS)))
         totals = np.zeros(len(names))
         is_alarm = self.name == FALSE_ALARMS
+        # What has no outline has no length, so it does not count for a thin class.
+        is_thin = any(class_id in result.lengths[:, 0] for result in results)
         for group, result in zip(number, results, strict=True):
-            lengths = result.lengths[result.lengths[:, 0] == class_id]
-            if len(lengths) and not is_alarm:
-                totals[group] += lengths[0, 1]
-                sums[group] += lengths[0, 2:]
+            if is_thin and not is_alarm:
+                lengths = result.lengths[result.lengths[:, 0] == class_id].sum(axis=0)
+                totals[group] += lengths[1]
+                sums[group] += lengths[2:]
                 continue
-            is_hit = result.mask_hits[:, 0]
-            wanted = ~is_hit & (result.mask_ignored < IOU_THRESHOLDS[0]) if is_alarm else is_hit
-            chosen = (result.class_ids == class_id) & wanted
+            is_right, is_counted = result.judged()
+            chosen = (result.class_ids == class_id) & is_counted & (is_right != is_alarm)
             totals[group] += (
                 1 if is_alarm else np.count_nonzero(result.target_class_ids == class_id)
             )
@@ -181,13 +182,17 @@ class Assessed:
 
 
 def report_class(
-    name: str, assessed: Sequence[Assessed], num_objects: int, unit: str
+    name: str,
+    assessed: Sequence[Assessed],
+    num_objects: int,
+    unit: str,
+    num_boxed: int = 0,
 ) -> dict[str, Any]:
     """Return the highest confidence that keeps all guarantees (None if none does), why, and the
     curves of what is certain.
 
     Each guarantee has its share of the error, so they hold together. unit: what groups are, as a
-    plural.
+    plural. num_boxed: how many of the objects have no outline.
     """
     holds = np.logical_and.reduce([one.holds for one in assessed])
     threshold = round(float(LEVELS[holds][-1]), 3) if holds.any() else None
@@ -214,6 +219,7 @@ def report_class(
             f"no threshold: {failed[0].num_groups} {unit} are too few; {more} more are needed, "
             f"with about {objects} objects"
         )
+    boxed = f"; {counted(num_boxed, 'object')} without an outline" if num_boxed else ""
     certain = {
         one.guarantee.name: one.guarantee.shown(one.bounds).round(4).tolist() for one in assessed
     }  # at each of LEVELS
@@ -221,6 +227,6 @@ def report_class(
         "class": name,
         "threshold": threshold,
         "objects": num_objects,
-        "words": f"{name}: {words}",
+        "words": f"{name}: {words}{boxed}",
         "certain": certain,
     }

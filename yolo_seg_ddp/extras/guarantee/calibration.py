@@ -195,8 +195,12 @@ class ThresholdCalibrator:
                 Assessed.of(one, one.losses(judged, groups[searched], class_id), self.error)
                 for one in self.guarantees
             ]
-            number = sum(int((result.target_class_ids == class_id).sum()) for result in results)
-            classes.append(report_class(name, assessed, number, self.unit))
+            boxed = [
+                is_boxed
+                for result in judged
+                for is_boxed in result.boxed[result.target_class_ids == class_id].tolist()
+            ]
+            classes.append(report_class(name, assessed, len(boxed), self.unit, sum(boxed)))
         self.metadata["classes"] = classes
         return {**self.metadata, "levels": LEVELS.astype(float).round(3).tolist()}
 

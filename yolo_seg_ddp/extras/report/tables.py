@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from yolo_seg_ddp.data.polygons import SIZES
+from yolo_seg_ddp.evaluation.tables import num_judged
 from yolo_seg_ddp.pages.markup import Markup, element, heading, name_cell, table
 from yolo_seg_ddp.utils.text import counted
 
@@ -76,12 +77,12 @@ def verdict(models: Sequence[Metrics], kind: str) -> Markup:
     first = models[0]
     classes_at = {level: list[str]() for level in LEVELS}
     rows = sorted(
-        (row for row in first["per_class"] if row["num_targets"]),
+        (row for row in first["per_class"] if num_judged(row, kind)),
         key=lambda row: -row[f"{kind}_map50"],
     )
     for row in rows:
         score = row[f"{kind}_map50"]
-        words = counted(row["num_targets"], "object")
+        words = counted(num_judged(row, kind), "object")
         if kind == "mask" and row.get("centreline_recall") is not None:
             score = row["centreline_precision"] or 0
             recall = row["centreline_recall"]
@@ -101,7 +102,7 @@ def verdict(models: Sequence[Metrics], kind: str) -> Markup:
     )
     where = (
         f"{counted(first['num_images'], 'photograph')} with "
-        f"{counted(first['num_targets'], 'object')}"
+        f"{counted(num_judged(first, kind), 'object')}"
     )
     words = f"{'Model A: ' * (len(models) > 1)}{classes} in {where}: mAP50 "
     return element("p", words, score, ".", *sentences, class_="verdict", title=RULE)
@@ -142,7 +143,12 @@ def numbers_table(models: Sequence[Metrics], kind: str) -> Markup:
 
 def class_table(models: Sequence[Metrics], kind: str) -> Markup:
     """Return the scores over all classes and of each class; a class without objects has none."""
-    counts = {"num_images": "Images", "num_searched": "Looked for in", "num_targets": "Objects"}
+    counts = {
+        "num_images": "Images",
+        "num_searched": "Looked for in",
+        "num_targets": "Objects",
+        "num_outlined": "With outline",
+    }
     counts = {key: label for key, label in counts.items() if key in models[0]}
     head = [heading("Class", True)]
     head += [cell for label in SCORES.values() for cell in _score_headings(label, len(models))]
@@ -155,7 +161,7 @@ def class_table(models: Sequence[Metrics], kind: str) -> Markup:
         cells = [name_cell(row["name"])]
         for name in SCORES:
             cells += _score_cells(
-                models, f"per_class.{number}.{kind}_{name}", bool(row["num_targets"])
+                models, f"per_class.{number}.{kind}_{name}", bool(num_judged(row, kind))
             )
         for name in thin:
             cells += _thin_cells(models, f"per_class.{number}.{name}", *THIN[name][1:])

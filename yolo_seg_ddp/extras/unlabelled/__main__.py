@@ -31,7 +31,7 @@ from yolo_seg_ddp.data.dataset_yaml import (
 )
 from yolo_seg_ddp.data.images import ImageError, read_image
 from yolo_seg_ddp.data.labels import WHOLE, Photo, read_photos
-from yolo_seg_ddp.evaluation.metrics.matching import count_at_levels
+from yolo_seg_ddp.evaluation.metrics.matching import IOU_THRESHOLDS, count_at_levels
 from yolo_seg_ddp.extras.unlabelled.data_set import (
     NewData,
     Originals,
@@ -188,7 +188,16 @@ def add_classes(
         raise UserError(f"--model {config.model}: no training goes on from it; name a .pt file")
     teacher, known = open_teacher(config, ranks)
     names = tuple(dict.fromkeys(chain(known, *(spec.names for spec in specs))))
-    listed = set.intersection(*({*spec.names} for spec in specs))
+    photos = [
+        (photo, split, ids, np.delete(ids, photo.ignored_ids[photo.unsearched]))
+        for spec in specs
+        for ids in [[names.index(name) for name in spec.names]]
+        for split, of_split in read_splits(spec).items()
+        for photo in of_split
+    ]
+    # What people looked for in all of them.
+    in_all = set.intersection(*({*numbers.tolist()} for *_, numbers in photos))
+    listed = {names[number] for number in in_all}
     if {*known} <= listed:
         raise UserError(f"{config.labelled[0]}: has all classes of {config.model}: train on it")
 
@@ -200,17 +209,11 @@ def add_classes(
     reasons |= {name: why for name, (_, why) in zip(known, sure, strict=True) if name not in listed}
 
     # 2. The photographs of all sets, by a name in the new one.
-    photos = [
-        (photo, split, [names.index(name) for name in spec.names])
-        for spec in specs
-        for split, of_split in read_splits(spec).items()
-        for photo in of_split
-    ]
-    new = free_names([photo.file for photo, _, _ in photos])
+    new = free_names([photo.file for photo, *_ in photos])
     of_name = dict(zip(new, photos, strict=True))
-    data = NewData(folder, new, {name: split for name, (_, split, _) in of_name.items()})
-    places: dict[str, dict[str, Path]] = {split: {} for _, split, _ in photos}
-    rows = {name: renumbered_rows(photo.file, ids) for name, (photo, _, ids) in of_name.items()}
+    data = NewData(folder, new, {name: split for name, (_, split, *_) in of_name.items()})
+    places: dict[str, dict[str, Path]] = {split: {} for _, split, *_ in photos}
+    rows = {name: renumbered_rows(photo, ids) for name, (photo, _, ids, _) in of_name.items()}
     settings: dict[str, Any] = {
         "model": digest_of_model(config.model),
         "levels": levels,
@@ -221,7 +224,7 @@ def add_classes(
     # 3. Labels of people, and the model's of the other classes.
     stretch = trained_stretch(teacher.predictor.model)
     for name, pixels in waiting_photos(data, places, settings, stretch, ranks):
-        photo, _, numbers = of_name[name]
+        photo, *_, numbers = of_name[name]
         outlines, note = look_at(pixels, teacher, np.zeros((0, 0)), levels, photo, numbers)
 
         # Nobody, and no model surely, looked for these.
@@ -404,7 +407,7 @@ def look_at(
     judged: np.ndarray,
     levels: Sequence[float | None],
     people: Photo | None = None,
-    numbers: Sequence[int] = (),
+    numbers: Sequence[int] | np.ndarray = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a photograph's labels and regions to ignore, and a note.
 
@@ -421,7 +424,8 @@ def look_at(
         note["left_out"] = "looks like no labelled photograph" if is_far else ""
     is_added = ~np.isin(found.class_ids, numbers)
     if people:
-        is_added &= ~teacher.is_labelled(found, people, photo.shape[1::-1])
+        overlap = teacher.overlap(found, people, photo.shape[1::-1])
+        is_added &= overlap.max(axis=0, initial=0) < IOU_THRESHOLDS[0]
     scores = found.detections.scores.tolist()
     for number in np.flatnonzero(is_added).tolist():
         class_id, score = int(found.class_ids[number]), scores[number]

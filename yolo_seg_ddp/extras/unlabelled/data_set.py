@@ -14,7 +14,7 @@ import yaml
 
 from yolo_seg_ddp.data.dataset_yaml import DatasetSpec, label_file_for
 from yolo_seg_ddp.data.images import read_image
-from yolo_seg_ddp.data.labels import ANY_CLASS, IGNORE_FOLDER, format_yolo_label, label_rows
+from yolo_seg_ddp.data.labels import ANY_CLASS, IGNORE_FOLDER, Photo, format_yolo_label, label_rows
 from yolo_seg_ddp.predict.opening import cores_of
 from yolo_seg_ddp.prepare import near_duplicates as near
 from yolo_seg_ddp.prepare.parsing.rows import DIGEST_BYTES, digest_of
@@ -125,17 +125,19 @@ def files_of_labels(file: Path) -> dict[str, Path]:
     return {kind: source for source, kind in kinds.items() if source.exists()}
 
 
-def renumbered_rows(file: Path, numbers: Sequence[int]) -> dict[str, str]:
+def renumbered_rows(photo: Photo, numbers: Sequence[int]) -> dict[str, str]:
     """Return the rows of a photograph's labels and regions to ignore, by kind, with other numbers
-    of the classes.
+    of the classes; no regions of classes that nobody looked for.
     """
     number_of = {ANY_CLASS: ANY_CLASS, **dict(enumerate(numbers))}
+    unsearched = photo.ignored_ids[photo.unsearched]
     return {
         kind: "".join(
-            f"{number_of[int(float(fields[0]))]} {' '.join(fields[1:])}\n"
+            f"{number_of[number]} {' '.join(fields[1:])}\n"
             for _, fields in label_rows(source)
+            if (number := int(float(fields[0]))) not in unsearched or kind == "labels"
         )
-        for kind, source in files_of_labels(file).items()
+        for kind, source in files_of_labels(photo.file).items()
     }
 
 

@@ -18,7 +18,8 @@ from scipy.stats import beta
 
 from yolo_seg_ddp.data.labels import ANY_CLASS, Photo
 from yolo_seg_ddp.data.mask_rings import MAX_MASK_RINGS, join_rings, mask_rings
-from yolo_seg_ddp.evaluation.metrics.matching import IOU_THRESHOLDS, LEVELS, hit_targets
+from yolo_seg_ddp.data.polygons import polygon_boxes
+from yolo_seg_ddp.evaluation.metrics.matching import LEVELS, box_iou, hit_targets
 from yolo_seg_ddp.evaluation.metrics.thin_objects import TOLERANCE_PX
 from yolo_seg_ddp.evaluation.native_masks import areas_of, mask_iou
 from yolo_seg_ddp.predict.detections import PhotoPrediction
@@ -181,6 +182,9 @@ class Teacher:
             for outlines in (labels.polygons, labels.ignored)
         )
         is_right, _ = confirmed(found.masks, found.class_ids, truth, labels.class_ids, self.thin)
+        if len(labels.boxed):
+            overlap = self.overlap(found, labels, size)
+            is_right |= hit_targets(overlap, labels.class_ids, found.class_ids)[:, 0] >= 0
         is_judged = np.ones(len(is_right), bool)
         for class_id, region in zip(labels.ignored_ids, ignored, strict=True):
             is_of_class = (class_id == ANY_CLASS) | (found.class_ids == class_id)
@@ -191,14 +195,16 @@ class Teacher:
                 )
         return is_right, is_judged
 
-    def is_labelled(
-        self, found: PhotoPrediction, labels: Photo, size: tuple[int, int]
-    ) -> np.ndarray:
-        """Return which detections are of an object that has a label of any class: bool (n,)."""
+    def overlap(self, found: PhotoPrediction, labels: Photo, size: tuple[int, int]) -> np.ndarray:
+        """Return the IoU of labels and detections of any classes, (m, n): of masks, or of boxes
+        where a label has no outline.
+        """
         truth = LazyRegions(labels.polygons, lambda outline: fill_outline(outline * size, size))
         areas = (areas_of(truth), areas_of(found.masks))
         overlap = mask_iou(truth, found.masks, areas)
-        return overlap.max(axis=0, initial=0) >= IOU_THRESHOLDS[0]
+        boxes = polygon_boxes(labels.polygons) * (size * 2)
+        overlap[labels.boxed] = box_iou(boxes[labels.boxed], found.boxes)
+        return overlap
 
     def outline(self, found: PhotoPrediction, number: int) -> np.ndarray:
         """Return a detection's outline (V, 2) in pixels: the strip of a line, all parts and holes

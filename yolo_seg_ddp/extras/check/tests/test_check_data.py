@@ -18,7 +18,7 @@ from tests.support.browser import CHROMIUM, browser_page
 from tests.support.recipes import run_command
 from yolo_seg_ddp.data.images import EXIF_ORIENTATION_TAG, encode_jpeg, fit_long_side, write_jpeg
 from yolo_seg_ddp.extras.check.findings import KINDS, MODEL_KINDS
-from yolo_seg_ddp.extras.check.tests.planted import INSULATOR, NAMES, POLE, DataFolder, row
+from yolo_seg_ddp.extras.check.tests.planted import INSULATOR, NAMES, NUM_VAL, POLE, DataFolder, row
 from yolo_seg_ddp.utils.errors import UsageError, UserError
 
 # An outline with a hole, joined to it by a bridge of zero width as parse_labels.py writes it.
@@ -141,8 +141,21 @@ def places(facts: dict[str, Any]) -> dict[str, set[str]]:
 def test_a_set_without_faults_has_no_findings(clean: DataFolder, tmp_path: Path) -> None:
     facts = check(clean, tmp_path)
     assert facts["findings"] == []
-    counts = {"photographs": 24, "objects": 24, "small": 0, "medium": 24, "large": 0}
+    counts = {"photographs": 24, "objects": 24, "looked_for": 24}
+    counts |= {"small": 0, "medium": 24, "large": 0}
     assert facts["splits"]["train"]["classes"][1] == counts
+
+
+def test_a_class_that_was_looked_for_in_few_photographs_has_no_other_share(tmp_path: Path) -> None:
+    data = DataFolder(tmp_path)
+    (tmp_path / "val/ignore").mkdir()
+    for number in range(2, NUM_VAL):
+        data.write_rows("val", number, row(0, POLE))
+        whole = row(1, ((0, 0), (1, 0), (1, 1), (0, 1)))
+        (tmp_path / f"val/ignore/{number}.txt").write_text(whole)
+    facts = check(data, tmp_path)
+    assert facts["findings"] == []
+    assert facts["splits"]["val"]["classes"][1]["looked_for"] == 2
 
 
 # those: test_contradictions.py

@@ -123,6 +123,23 @@ def test_a_class_seldom_found_is_not_listed(
     ]
 
 
+def test_a_slanted_wire_in_a_box_is_not_said_to_be_unseen(tmp_path: Path) -> None:
+    """Its mask fills 4 % of its box. One box is on nothing."""
+    for kind in ("images", "labels"):
+        (tmp_path / "train" / kind).mkdir(parents=True)
+    image = paint([(WIRE, stroke(SIZE, [(50, 50), (650, 400)], 12))], SIZE)
+    for number in range(3):
+        file = tmp_path / f"train/images/{number}.jpg"
+        file.write_bytes(encode_jpeg(image, 98, "444"))
+        rows = ["0 0.5 0.45 0.86 0.7", *["0 0.2 0.9 0.3 0.1"] * (number == 1)]
+        (tmp_path / f"train/labels/{number}.txt").write_text("\n".join(rows))
+    (tmp_path / "data.yaml").write_text("train: train/images\nnames: [wire, pole]\n")
+    facts = check(tmp_path, tmp_path / "out", "--tiles", "off")
+    (unseen,) = [one for one in facts["findings"] if one["kind"] == "unfound_label"]
+    assert [unseen["line"], unseen["class_found"], facts["counts"]["box_row"]] == [2, 0.75, 4]
+    assert facts["num_errors"] == 0, "a box is no error"
+
+
 def test_a_model_of_other_classes_is_refused(data: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(f"path: {data}\ntrain: train/images\nnames: [cat, dog]\n")

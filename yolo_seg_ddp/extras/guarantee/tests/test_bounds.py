@@ -96,19 +96,14 @@ def test_false_alarms_are_promised_from_the_high_end_and_both_promises_meet() ->
 
 
 def test_too_few_flights_get_no_threshold_but_the_number_that_is_missing() -> None:
-    def losses(number: int) -> np.ndarray:
-        return NINE_OF_TEN.losses(
-            [one_image([0.7], [True])] * number, [f"{place}" for place in range(number)], 0
-        )
-
     for number, more in ((28, 1), (5, 24)):
-        assert threshold_of(NINE_OF_TEN, losses(number)) is None
+        assert threshold_of(NINE_OF_TEN, losses_of(number)) is None
         words = (
             f"pole: no threshold: {number} flights are too few; {more} more are needed, with about "
             f"{2 * more} objects"
         )
-        assert words_of(losses(number), 2 * number) == words
-    assert threshold_of(NINE_OF_TEN, losses(29)) == 0.7
+        assert words_of(losses_of(number), 2 * number) == words
+    assert threshold_of(NINE_OF_TEN, losses_of(29)) == 0.7
     missed = np.full((500, len(LEVELS)), 0.2)
     assert (
         words_of(missed) == "pole: no threshold: recall is 0.8 at best; more flights would not help"
@@ -141,6 +136,38 @@ def test_of_a_thin_class_its_own_missed_length_counts() -> None:
     ]
     result = replace(one_image([0.7], [True]), lengths=np.array(lengths))
     assert (NINE_OF_TEN.losses([result], ["a"], 1) == np.where(LEVELS <= 0.5, 0.75, 1)).all()
+    # What has no outline has no length: it is left out.
+    boxed = replace(one_image([0.7], [True], image_id=1), boxed=np.array([True]))
+    boxed = replace(boxed, target_class_ids=np.ones(1, int))
+    for names in (["a", "a"], ["a", "b"]):
+        losses = NINE_OF_TEN.losses([result, boxed], names, 1)
+        assert (losses == np.where(LEVELS <= 0.5, 0.75, 1)).all()
+
+
+def test_an_object_with_a_box_and_no_outline_is_no_missed_mask() -> None:
+    """Its class is judged by boxes in its photograph, also a second detection of the object."""
+    seen = one_image([0.9, 0.6], [True, False])
+    boxed = replace(seen, mask_hits=np.zeros((2, 10)), mask_ignored=np.ones(2))
+    boxed = replace(boxed, boxed=np.array([True]))
+    alarms = Guarantee("false_alarms", 0.5)
+    for promise in (NINE_OF_TEN, alarms):
+        of_boxed, of_outlined = (promise.losses([one], ["a"], 0) for one in (boxed, seen))
+        assert (of_boxed == of_outlined).all()
+        assert 0 < of_boxed.mean() < 1
+
+    # Another class of the photograph is judged by its masks.
+    ids = np.array([0, 1])
+    other = replace(boxed, class_ids=ids, target_class_ids=ids, boxed=np.array([True, False]))
+    other = replace(other, box_hits=np.ones((2, 10)), mask_ignored=np.zeros(2))
+    assert [NINE_OF_TEN.losses([other], ["a"], number).min() for number in (0, 1)] == [0, 1]
+    assert [alarms.losses([other], ["a"], number).max() for number in (0, 1)] == [0, 0.4]
+    row = report_class("pole", [Assessed.of(NINE_OF_TEN, losses_of(30), 0.05)], 30, "flights", 4)
+    assert row["words"].endswith("(30 flights, 30 objects); 4 objects without an outline")
+
+
+def losses_of(number: int) -> np.ndarray:
+    results = [one_image([0.7], [True])] * number
+    return NINE_OF_TEN.losses(results, [f"{place}" for place in range(number)], 0)
 
 
 @pytest.mark.parametrize(

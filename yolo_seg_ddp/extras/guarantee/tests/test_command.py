@@ -161,11 +161,18 @@ def test_two_promises_share_the_error_and_need_more_flights_than_one(tmp_path: P
     model = str(tiny_weights(tmp_path / "last.pt"))
     predictor = open_model(model).predictor
 
-    def is_kept(num_flights: int, *words: str) -> bool:
+    def judge(num_flights: int, *words: str, num_boxed: int = 0) -> dict[str, Any]:
         calibrator = ThresholdCalibrator(words, 0.95, model, spec, "val", photos[:num_flights])
         calibrator.features = {number: np.zeros(3) for number in range(num_flights)}
         results = [one_image([0.7], [True], image_id=number) for number in range(num_flights)]
-        return calibrator.finish(results, predictor)["classes"][0]["threshold"] is not None
+        for number in range(num_boxed):
+            no_mask = np.zeros((1, 10))
+            results[number] = replace(results[number], boxed=np.ones(1), mask_hits=no_mask)
+        row: dict[str, Any] = calibrator.finish(results, predictor)["classes"][0]
+        return row
+
+    def is_kept(num_flights: int, *words: str) -> bool:
+        return judge(num_flights, *words)["threshold"] is not None
 
     assert [is_kept(number, "recall=0.9") for number in (28, 29)] == [False, True]
     assert [is_kept(number, "recall=0.9", "false_alarms=400") for number in (29, 35, 36)] == [
@@ -173,6 +180,10 @@ def test_two_promises_share_the_error_and_need_more_flights_than_one(tmp_path: P
         False,
         True,
     ]
+    # An object without an outline is found by its box.
+    row = judge(29, "recall=0.9", num_boxed=3)
+    words = "confidence 0.7 and above (29 photographs, 29 objects); 3 objects without an outline"
+    assert row["words"] == f"pole: {words}"
     # Where nobody looked for the class there is no false alarm, which proves nothing.
     photos[35] = replace(photos[35], ignored_ids=np.array([0]), unsearched=np.array([0]))
     assert not is_kept(36, "recall=0.9", "false_alarms=400")

@@ -265,6 +265,27 @@ def test_old_photographs_may_join_those_of_the_new_class(
     assert "pole: 0 labels; ignored: nothing; people labelled it\nbox: 0" in capsys.readouterr().out
 
 
+def test_the_model_labels_a_class_where_nobody_looked_for_it(scene: Path, tmp_path: Path) -> None:
+    """In train somebody looked for nothing, in val for poles and wires. No wire is sure."""
+    root = tmp_path / "both"
+    for split, seed in (("train", 30), ("val", 31)):
+        write_scene(root / split / "images/1.png", seed, WIRE)
+    (root / "train/labels/1.txt").write_text("")
+    (root / "train/ignore/1.txt").write_text("1 0 0 1 0 1 1 0 1\n0 0 0 1 0 1 1 0 1\n")
+    (root / "dataset.yaml").write_text(
+        "train: train/images\nval: val/images\nnames: [wire, pole]\n"
+    )
+    run(scene, tmp_path / "out", *STRICT, flags={**ADD_CLASSES, "labelled": f"{root}/dataset.yaml"})
+    spec = load_dataset_yaml(tmp_path / "out/dataset.yaml")
+    assert spec.names == ("wire", "pole")
+    (train,), (val,) = (read_photos(spec, split) for split in ("train", "val"))
+    assert train.class_ids.tolist() == [1] * 9
+    assert train.ignored_ids[train.unsearched].tolist() == [0]
+    (given,) = read_photos(load_dataset_yaml(root / "dataset.yaml"), "val")
+    np.testing.assert_equal(val.polygons, given.polygons)
+    assert val.unsearched.size == 0
+
+
 def test_what_is_sure_of_an_old_class_follows_from_its_training(
     scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -489,6 +510,14 @@ def test_a_view_that_disagrees_a_region_to_ignore_and_an_unlike_photograph(
     for given, num_judged in ((labels, 10), (ignoring, 9)):
         is_right, is_judged = teacher.judge(found, given, SIZE)
         assert [agrees.sum(), is_right.sum(), is_judged.sum()] == [10, 9, num_judged]
+
+    # Masks that fill little of their boxes: of a label without an outline the box is compared.
+    thin = [Region(one.left, one.top, np.eye(*one.mask.shape, dtype=bool)) for one in found.masks]
+    slanted, boxed = replace(found, masks=thin), replace(labels, boxed=np.arange(9))
+    for given, num_right in ((labels, 0), (boxed, 9)):
+        assert teacher.judge(slanted, given, SIZE)[0].sum() == num_right
+        overlap = teacher.overlap(slanted, given, SIZE)
+        assert (overlap.max(axis=0) >= 0.5).sum() == num_right
     blind = Teacher(replace(teacher.predictor, model=HalfBlind(), steps=()))
     assert not blind.see(photo)[1][:3].any()
     note = command.look_at(photo, blind, np.zeros((0, 8)), [None, 0.2])[1]
