@@ -80,7 +80,9 @@ def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
     return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
 
 
-def photo_runs(prototypes: torch.Tensor, found: Detections, placement: Letterbox) -> Iterator[Runs]:
+def photo_runs(
+    prototypes: torch.Tensor, found: Detections, placement: Letterbox, thin: tuple[int, ...]
+) -> Iterator[Runs]:
     """Yield the parts' masks in photograph pixels."""
     parts = _parts(prototypes)
     (left, top), (width, height) = placement.pad, placement.inner_size

@@ -446,14 +446,22 @@ def prototype_masks(prototypes: torch.Tensor, detections: Detections, size_px: i
 
 
 def photo_runs(
-    prototypes: torch.Tensor, detections: Detections, placement: Letterbox
+    prototypes: torch.Tensor,
+    detections: Detections,
+    placement: Letterbox,
+    thin: tuple[int, ...] = (),
 ) -> Iterator[Runs]:
-    """Yield each detection's mask in photograph pixels, cut to its box. Waits once for a GPU."""
+    """Yield each detection's mask in photograph pixels, cut to its box. Waits once for a GPU.
+
+    Masks of `thin` classes keep the edge with which they are taught, see `enlarge`.
+    """
     # in one copy
     both = torch.cat([detections.coefficients.T, prototypes.float().flatten(1)], 1).cpu()
     coefficients = both[:, : len(detections)].T
     maps = both[:, len(detections) :].view(prototypes.shape)
-    return enlarge(maps, coefficients, placement.boxes_to_photo(detections.boxes), placement)
+    is_thin = [class_id in thin for class_id in detections.class_ids.tolist()]
+    boxes = placement.boxes_to_photo(detections.boxes)
+    return enlarge(maps, coefficients, boxes, is_thin, placement)
 
 
 def photo_masks(

@@ -5,9 +5,10 @@ Masks are interpolated linearly twice: from prototypes to the input, and from th
 photograph. A compiled loop does this inside a mask's box, and in the photograph only where the
 mask's edge may be: between input pixels of one sign every pixel has that sign.
 
-Masks are taught as Ultralytics' validator draws them: a prototype pixel is on if the outline touches
-half of its middle 2 x 2 pixels. That is one pixel of the input too wide on each side
-(docs/research/design.md), so here the edge moves inwards by up to this pixel.
+Masks are taught as Ultralytics' validator draws them: a prototype pixel is on if the outline
+touches half of its middle 2 x 2 pixels. That is one pixel of the input too wide on each side
+(docs/research/design.md), so here the edge moves inwards by up to this pixel. Thin things keep it,
+because a mask narrower than a prototype pixel would fall apart.
 """
 
 import math
@@ -46,12 +47,17 @@ class Letterbox:
 
 
 def enlarge(
-    prototypes: torch.Tensor, coefficients: torch.Tensor, boxes: torch.Tensor, placement: Letterbox
+    prototypes: torch.Tensor,
+    coefficients: torch.Tensor,
+    boxes: torch.Tensor,
+    is_thin: list[bool],
+    placement: Letterbox,
 ) -> Iterator[Runs]:
     """Yield the mask of each detection in photograph pixels, cut to its box; boxes (n, 4) xyxy are
     in these pixels, too.
 
-    prototypes float32 (32, h, w), coefficients (n, 32) and boxes lie in the host's memory.
+    prototypes float32 (32, h, w), coefficients (n, 32) and boxes lie in the host's memory. is_thin:
+    which masks (n) keep the edge with which they are taught.
     """
     to_input = _neighbours(prototypes.shape[-1], placement.size_px)
     columns, rows = (_axis(placement, axis) for axis in (0, 1))
@@ -64,8 +70,10 @@ def enlarge(
         )
         # a pixel belongs to a box if x1 <= its index < x2
         rectangles = boxes[part].ceil().long().numpy()
-        for values, rectangle in zip(logits, rectangles, strict=True):
-            edges, left, right = _edges(values, *to_input, *columns, ends, *rows, rectangle)
+        for values, rectangle, keeps_edge in zip(logits, rectangles, is_thin[part], strict=True):
+            edges, left, right = _edges(
+                values, *to_input, *columns, ends, *rows, rectangle, keeps_edge
+            )
             corners = (
                 (left, int(edges[0]) // ROW, right, int(edges[-1]) // ROW + 1)
                 if len(edges)
@@ -104,9 +112,10 @@ def _without_edge(
     highs: np.ndarray,
     shares: np.ndarray,
     rectangle: tuple[int, int, int, int],
+    keeps_edge: bool,
 ) -> np.ndarray:
     """Enlarge prototype values (h, w) to a rectangle of the input, left, top, right, bottom, and
-    move the mask's edge inwards: float32 (bottom - top, right - left).
+    move the mask's edge inwards unless it is kept: float32 (bottom - top, right - left).
 
     lows, highs and shares are those of `_neighbours` for each pixel of the input.
     """
@@ -118,7 +127,7 @@ def _without_edge(
                 total += 1 / (1 + math.exp(-values[row, column]))
                 number += 1
     # In input pixels: one if the network is sure. A mask of which it is not sure is narrow already.
-    distance = np.float32(max(2 * total / max(number, 1) - 1, 0))
+    distance = np.float32(0 if keeps_edge else max(2 * total / max(number, 1) - 1, 0))
 
     # with the pixels around the rectangle, which the input's border repeats
     wide = np.empty((bottom - top + 2, right - left + 2), np.float32)
@@ -155,9 +164,10 @@ def _edges(
     first_rows: np.ndarray,
     row_weights: np.ndarray,
     rectangle: np.ndarray,
+    keeps_edge: bool,
 ) -> tuple[np.ndarray, int, int]:
-    """Return where prototype values (h, w), enlarged, exceed 0 in a rectangle of the photograph:
-    left, top, right, bottom.
+    """Return where prototype values (h, w), enlarged by `_without_edge`, exceed 0 in a rectangle of
+    the photograph: left, top, right, bottom.
 
     Returns the edges of `Runs`, and the first column with such a pixel and the one after the last.
     """
@@ -171,7 +181,7 @@ def _edges(
     start, begin = first_columns[left], first_rows[top]
     stop = min(first_columns[right - 1] + 2, len(lows))
     end = min(first_rows[bottom - 1] + 2, len(lows))
-    inner = _without_edge(values, lows, highs, shares, (start, begin, stop, end))
+    inner = _without_edge(values, lows, highs, shares, (start, begin, stop, end), keeps_edge)
     width = stop - start
     line = np.empty(width + 1, np.float32)
     is_positive = np.zeros(len(inner), np.bool_)

@@ -215,14 +215,15 @@ class Predictor:
 
             if not state.tiles:
                 masks = [
-                    runs.region() for runs in photo_runs(prototypes, detections, view.placement)
+                    runs.region()
+                    for runs in photo_runs(prototypes, detections, view.placement, self.thin)
                 ]
                 boxes = view.placement.boxes_to_photo(detections.boxes).numpy()
                 num_bare = sum(not region.mask.size for region in masks)
                 prediction = PhotoPrediction(detections, masks, boxes, num_without_mask=num_bare)
                 prediction = self._finished(prediction, view.placement, state)
             else:
-                state.add(view, detections, prototypes)
+                state.add(view, detections, prototypes, self.thin)
                 if view.number == state.views[-1]:
                     prediction = self._join(state)
 
@@ -370,7 +371,13 @@ class _Open:
             self.best_scores[0], LEAST_RELATIVE_SCORE * self.best_of_class[class_id]
         )
 
-    def add(self, view: _View, detections: Detections, prototypes: torch.Tensor) -> None:
+    def add(
+        self,
+        view: _View,
+        detections: Detections,
+        prototypes: torch.Tensor,
+        thin: tuple[int, ...],
+    ) -> None:
         """Add a view's detections that can still be joined, about a third of all; only their masks
         are drawn.
 
@@ -390,7 +397,7 @@ class _Open:
         boxes = view.placement.boxes_to_photo(detections.boxes).numpy() + np.array(
             [left, top, left, top], np.float32
         )
-        masks = photo_runs(prototypes, detections, view.placement)
+        masks = photo_runs(prototypes, detections, view.placement, thin)
         for number, box, mask in zip(kept, boxes, masks, strict=True):
             self.pieces.append(
                 TileDetection(view.number, *scored[number], box, mask.moved(left, top))
