@@ -58,6 +58,7 @@ def share_of(targets: Targets, images: slice) -> Targets:
         ignored_of=None if of is None else of[:, here] - torch.tensor([[images.start], [0]]),
         rough=None if targets.rough is None else targets.rough[chosen],
         boxed=None if targets.boxed is None else targets.boxed[chosen],
+        colours=None if targets.colours is None else targets.colours[images],
     )
 
 
@@ -188,7 +189,11 @@ def compare_with_one_rank() -> dict[str, Any]:
         # image, class
         whole["regions"] = with_regions(whole["regions"], (0, ANY_CLASS), (1, 2), (3, 0), (3, 1))
         third = torch.arange(len(whole["regions"].class_ids)) % 3
-        whole["regions"] = dataclasses.replace(whole["regions"], rough=third == 1, boxed=third == 2)
+        # Some neighbours are of like colour.
+        colours = torch.randn(of_all.stop, 3, *whole["regions"].masks.shape[1:])
+        whole["regions"] = dataclasses.replace(
+            whole["regions"], rough=third == 1, boxed=third == 2, colours=colours
+        )
         alone = {
             name: gradient_of(model, model, images[of_all], whole[name])
             for name in whole

@@ -7,6 +7,7 @@ import torch
 
 from yolo_seg_ddp.data.dataset import Batch
 from yolo_seg_ddp.utils.devices import copy_to_device
+from yolo_seg_ddp.yolo.colour_error import lab_colours
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Targets:
     batch_index: ascending, so that the objects of an image follow one another.
     size_px: side of the input. most_objects: the largest number of objects in an image; if None,
     the loss reads it from the device, which costs a host synchronisation. ignored, ignored_of,
-    rough, boxed: None without any.
+    rough, boxed: None without any. colours: of the images at the size of `masks`, see
+    `yolo_seg_ddp.yolo.colour_error`; None without boxed objects.
     """
 
     batch_index: torch.Tensor
@@ -30,6 +32,7 @@ class Targets:
     ignored_of: torch.Tensor | None = None
     rough: torch.Tensor | None = None
     boxed: torch.Tensor | None = None
+    colours: torch.Tensor | None = None
 
     def is_ignored(self, at: torch.Tensor, batch_size: int, num_classes: int) -> torch.Tensor:
         """Return for which classes the places `at`, bool (K, ...) of the K maps `ignored`, are:
@@ -72,6 +75,7 @@ def prepare_batch(batch: Batch, device: torch.device) -> tuple[torch.Tensor, Tar
         ignored_of=moved(batch.ignored_of),
         rough=moved(batch.rough),
         boxed=moved(batch.boxed),
+        colours=None if batch.boxed is None else lab_colours(images, batch.masks.shape[-1]),
     )
     return images, targets
 

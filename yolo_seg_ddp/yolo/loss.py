@@ -37,6 +37,7 @@ from yolo_seg_ddp.yolo.assigner import (
     inside_boxes,
 )
 from yolo_seg_ddp.yolo.boxes import AnchorGrid, BoxErrors, anchor_grid, predicted_sides
+from yolo_seg_ddp.yolo.colour_error import colour_error
 from yolo_seg_ddp.yolo.inputs import Targets
 from yolo_seg_ddp.yolo.mask_loss import find_positives, mask_loss
 
@@ -191,6 +192,10 @@ class SegmentationLoss:
         cls = _ClassError.apply(logits, probabilities, assigned.scores, weights)
         coefficients = _AnchorRows.apply(outputs["mask_coefficient"], image, anchor)  # (P, 32)
         seg = mask_loss(outputs["proto"], coefficients, targets.masks, mask_boxes, positives)
+        if positives.peaks is not None and targets.colours is not None:
+            seg = seg + colour_error(
+                outputs["proto"], coefficients, positives, mask_boxes, targets.colours
+            )
         return LossSums(torch.stack([box, seg, cls, dfl]) * constants.gains, normalisers)
 
     def _assignment(

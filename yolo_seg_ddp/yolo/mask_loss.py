@@ -61,13 +61,15 @@ class Positives:
 @dataclass(frozen=True)
 class Peaks:
     """Where the highest logits are wanted: in L lines, the columns and rows of the box of each
-    positive anchor whose target has no outline.
+    positive anchor whose target has no outline. T of these targets have positive anchors.
     """
 
     bounds: torch.Tensor  # int64 (B*M, 4): xyxy of the boxes; empty for targets with an outline
     # (L,) in 0..G*10*2S-1: for each row of the groups the S columns of the map, then its S rows
     line: torch.Tensor
     weight: torch.Tensor  # (L,): one over the number of columns, or rows, of the box
+    targets: torch.Tensor  # int64 (T,) in 0..B*M-1
+    per_image: list[int]  # (B,): how many of the T are in each image
 
     def raise_to(
         self,
@@ -127,10 +129,12 @@ def find_positives(
     counted = [anchors_per_target, groups_per_target, groups_per_target * blocks_per_target]
     if boxed is not None:
         counted.append(anchors_per_target * lengths.sum(-1))
+        is_taught = boxed & (anchors_per_target > 0)  # (B, M)
     counts = torch.stack(counted).flatten(1)
     ends = counts.cumsum(1)  # (3 or 4, B * M)
+    sizes = ends[:, -1] if boxed is None else torch.cat([ends[:, -1], is_taught.sum(1)])
     # The step's second and last host synchronisation: from here on every size is known.
-    num_positives, num_groups, num_units, *num_lines = ends[:, -1].tolist()
+    num_positives, num_groups, num_units, *of_boxed = sizes.tolist()
     first_anchor, first_group, first_unit, *first_line = (ends - counts).unbind()  # of each target
 
     # Sort the anchors by target, and give each target's anchors the rows of its groups in turn.
@@ -160,16 +164,19 @@ def find_positives(
     peaks = None
     if boxed is not None:
         # Of each anchor of a boxed target first the columns, then the rows.
-        owner = torch.repeat_interleave(counts[3], output_size=num_lines[0])
+        num_lines, *per_image = of_boxed
+        owner = torch.repeat_interleave(counts[3], output_size=num_lines)
         width, height = lengths.flatten(0, 1)[owner].unbind(1)  # (L,) each
         left, top, *_ = bounds.flatten(0, 1)[owner].unbind(1)
-        within = torch.arange(num_lines[0], device=order.device) - first_line[0][owner]
+        within = torch.arange(num_lines, device=order.device) - first_line[0][owner]
         anchor_row = first_group[owner] * GROUP_SIZE + within // (width + height)
         within %= width + height
         is_column = within < width
         line = torch.where(is_column, left + within, side + top + within - width)
         weight = 1 / torch.where(is_column, width, height)
-        peaks = Peaks(bounds.flatten(0, 1), anchor_row * (2 * side) + line, weight)
+        taught = torch.nonzero_static(is_taught.flatten(), size=sum(per_image))[:, 0]
+        line = anchor_row * (2 * side) + line
+        peaks = Peaks(bounds.flatten(0, 1), line, weight, taught, per_image)
     return Positives(image, anchor, target, slot, num_groups, *units, peaks)
 
 
