@@ -1,7 +1,7 @@
 """What colours say of the masks of objects that have a box and no outline: neighbours of like
 colour are both on the object or both beside it.
 
-The pairwise term of BoxInst (arXiv 2012.02310, eq. 4-8), with two differences: the anchors of a
+The pairwise term of BoxInst (arXiv 2012.02310), with two differences: the anchors of a
 target share one mask, that of the mean of their coefficients, and each target has its own mean.
 """
 
@@ -32,12 +32,13 @@ def lab_colours(images: torch.Tensor, side: int) -> torch.Tensor:
     """Shrink sRGB images (B, 3, S, S) in 0..1 and return CIE Lab (B, 3, side, side)."""
     rgb = F.interpolate(images.float(), (side, side), mode="area").clamp(0, 1)
     linear = torch.where(rgb > 0.04045, ((rgb + 0.055) / 1.055) ** 2.4, rgb / 12.92)
-    xyz = torch.stack(
-        [
-            sum(factor * linear[:, channel] for channel, factor in enumerate(row)) / white
-            for row, white in zip(XYZ, WHITE, strict=True)
-        ]
-    )
+    # Numbers and not a matrix, which would be copied to the device.
+    red, green, blue = linear.unbind(1)
+    of_white = [
+        (of_red * red + of_green * green + of_blue * blue) / white
+        for (of_red, of_green, of_blue), white in zip(XYZ, WHITE, strict=True)
+    ]
+    xyz = torch.stack(of_white)
     x, y, z = torch.where(xyz > 0.008856, xyz ** (1 / 3), 7.787 * xyz + 16 / 116)
     return torch.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], 1)
 

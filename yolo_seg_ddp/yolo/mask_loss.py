@@ -5,7 +5,8 @@ Of a target without an outline the mask is not known, but its box says two thing
 and row of the box there is a pixel of the object: the BCE of the highest logit of each, as 1, is
 averaged over the columns, and over the rows (the projections of BoxInst, arXiv 2012.02310, eq. 1-3,
 with the error of BBTP, Hsu et al. 2019). A logit here is the mean over 3 x 3 pixels. Around the
-box the object is not: pixels that no label covers are 0, up to MARGIN.
+box the object is not: pixels that no label covers are 0, up to MARGIN. What colours say of such a
+mask is in `yolo_seg_ddp/yolo/colour_error.py`.
 
 `mask_loss_by_autograd` of tests/yolo/test_mask_loss.py is the same in plain PyTorch: easy to read,
 slow, and large. This one is fast:
