@@ -206,8 +206,8 @@ def describe_outlines(
             for split, number in num_objects.items()
         ]
         lines.append(
-            f"Outlines: {', '.join(outlined)}; the others have boxes, which teach of a mask where "
-            "it is not, and that it touches all four sides"
+            f"Outlines: {', '.join(outlined)}; the others have boxes: their masks are learned from "
+            "the box and the colours in it"
         )
         if num_boxed["val"] == num_objects["val"]:
             lines.append("WARNING: no outline in val: mask AP is 0, and boxes choose best.pt")

@@ -99,9 +99,11 @@ def build_page(subjects: Sequence[Subject], cards: Sequence[Card]) -> str:
     """
     models = [subject.metrics for subject in subjects]
     choice = []
+    # Without any outline no mask is judged.
+    shown = "box" if models[0].get("num_outlined") == 0 else "mask"
     for kind, plural in KINDS.items():
         button = element(
-            "input", type="radio", name="kind", id=f"show-{kind}", checked=kind == "mask"
+            "input", type="radio", name="kind", id=f"show-{kind}", checked=kind == shown
         )
         choice.append(element("label", button, plural.capitalize()))
     content = {

@@ -54,8 +54,11 @@ Metrics = dict[str, Any]
 def value_at(metrics: Metrics, key: str) -> Any:
     """Return the value at a dotted key, such as `per_class.3.mask_map50`; None if a parent is None.
 
-    A precision is None, too, where nothing was found: there it says nothing.
+    A precision is None, too, where nothing was found: there it says nothing. So are the scores of
+    masks of all classes if no object has an outline.
     """
+    if key.startswith("mask_") and metrics.get("num_outlined") == 0:
+        return None
     if (
         key.endswith("precision")
         and value_at(metrics, key.removesuffix("precision") + "recall") == 0

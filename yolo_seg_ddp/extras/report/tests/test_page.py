@@ -156,6 +156,18 @@ def test_the_guarantee_is_told_in_words_and_drawn_where_a_recall_is_certain() ->
     assert section.count("<polyline") == 1, "that of the pole"
 
 
+def test_a_page_about_boxes_alone_opened_with_masks_of_0_000() -> None:
+    subject = made_up_subject(("pole", "crossarm"), 1)
+    for row in (subject.metrics, *subject.metrics["per_class"]):
+        row["num_outlined"] = 0
+    parsed = Elements(build_page([subject], []))
+    opened = [facts["id"] for _, facts in parsed.found if "checked" in facts]
+    assert opened == ["show-box"]
+    shown = {str(facts["data-key"]): text for facts, text in parsed.figures}
+    assert shown["box_recall"] != "–"
+    assert shown["mask_recall"] == shown["mask_map50_95"] == "–"
+
+
 def test_nothing_found_and_nothing_there_still_make_a_page() -> None:
     metrics = made_up_subject(("pole",), 0).metrics
     results: list[ImageResult] = []
