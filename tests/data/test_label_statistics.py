@@ -16,12 +16,14 @@ from yolo_seg_ddp.data.images import upright_size, write_jpeg
 from yolo_seg_ddp.data.label_shapes import (
     WINDOWS_ADVICE,
     LabelledPhoto,
+    class_bends,
     label_lengths,
     median_sizes,
     rectangular_classes,
     sample_labels,
     sizes_on_disk,
     small_labels_hint,
+    thin_classes,
 )
 from yolo_seg_ddp.data.labels import Photo
 
@@ -59,6 +61,14 @@ def test_compact_objects_have_their_whole_width_and_classes_of_rectangles_are_na
     assert rectangular_classes([photos[0], boxed] * 12) == (0,)  # of one without outline it says
     round_ones = replace(boxed, boxed=[])
     assert not rectangular_classes([photos[0], round_ones] * 12)
+
+
+def test_boxes_around_wires_left_their_class_neither_thin_nor_straight() -> None:
+    corners = np.array([[0, 0], [400, 0], [400, 3], [0, 3]])
+    wire = LabelledPhoto(np.zeros(1, int), [corners], (400, 300), lambda: corners)
+    box = replace(wire, outlines=[corners * (1, 100)], boxed=[0])
+    assert thin_classes([wire, box, box]) == thin_classes([wire]) == (0,)
+    assert class_bends([wire, box], (0,)) == class_bends([wire], (0,))
 
 
 def test_small_objects_need_a_larger_input_and_thin_or_tiny_ones_windows(tmp_path: Path) -> None:

@@ -294,7 +294,7 @@ def test_an_object_without_an_outline_counts_for_boxes_alone(in_photo: bool) -> 
     )
     seen = torch.cat([torch.from_numpy(boxes), torch.tensor([[4.0, 60, 44, 100]])])
     scores, ids = torch.tensor([0.9, 0.8, 0.7]), torch.zeros(3, dtype=torch.int64)
-    photo = PhotoPixels(lambda _: (256, 256), compare=in_photo)
+    photo = PhotoPixels(lambda _: (256, 256), compare=in_photo, thin=ThinRule((0,)))
 
     def result_of(count: int, given: Sample = sample) -> ImageResult:
         found = Detections(seen, scores, ids, torch.ones(3, 32))[slice(count)]
@@ -319,6 +319,8 @@ def test_an_object_without_an_outline_counts_for_boxes_alone(in_photo: bool) -> 
 
     # Where no object has an outline, a false alarm of masks would be the only thing that counts.
     assert no_outline.mask_ignored.tolist() == [1, 1, 1]
+    assert len(result.centrelines) == in_photo
+    assert not no_outline.centrelines.any()
     is_right, is_counted = no_outline.judged()
     assert [is_right.tolist(), is_counted.tolist()] == [[True, True, False], [True] * 3]
     assert (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -78,6 +78,12 @@ class LabelledPhoto:
         read = partial(read_image, photo.file)
         return cls(photo.class_ids, outlines, size, read, photo.boxed.tolist())
 
+    def outlined(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the class and outline of each object that has one."""
+        for number, labelled in enumerate(zip(self.class_ids.tolist(), self.outlines, strict=True)):
+            if number not in self.boxed:
+                yield labelled
+
 
 @dataclass(frozen=True)
 class LabelStatistics:
@@ -130,10 +136,11 @@ def sample_labels(photos: list[Photo], size_of: SizeOf | None = None) -> list[La
 
 
 def thin_classes(labels: Iterable[LabelledPhoto]) -> tuple[int, ...]:
-    """Return the classes whose objects have a median elongation of MIN_ELONGATION or more."""
-    class_ids = [class_id for photo in labels for class_id in photo.class_ids]
+    """Return the classes whose outlines have a median elongation of MIN_ELONGATION or more."""
     return elongated_classes(
-        class_ids, [elongation(outline) for photo in labels for outline in photo.outlines]
+        (class_id, elongation(outline))
+        for photo in labels
+        for class_id, outline in photo.outlined()
     )
 
 
@@ -269,14 +276,11 @@ def rectangular_classes(labels: Iterable[LabelledPhoto]) -> tuple[int, ...]:
     """Return the classes of which nearly all outlines are upright rectangles, ascending."""
     rectangles, outlines = Counter[int](), Counter[int]()
     for photo in labels:
-        for number, (class_id, outline) in enumerate(
-            zip(photo.class_ids.tolist(), photo.outlines, strict=True)
-        ):
-            if number not in photo.boxed:
-                outlines[class_id] += 1
-                rectangles[class_id] += len(outline) == 4 and cv2.contourArea(
-                    outline.astype(np.float32)
-                ) >= RECTANGULAR * math.prod(np.ptp(outline, axis=0).tolist())
+        for class_id, outline in photo.outlined():
+            outlines[class_id] += 1
+            rectangles[class_id] += len(outline) == 4 and cv2.contourArea(
+                outline.astype(np.float32)
+            ) >= RECTANGULAR * math.prod(np.ptp(outline, axis=0).tolist())
     return tuple(
         class_id
         for class_id, number in sorted(rectangles.items())
@@ -324,7 +328,7 @@ def class_bends(labels: Iterable[LabelledPhoto], thin: tuple[int, ...]) -> dict[
     """
     bends: dict[int, list[float]] = {}
     for photo in labels:
-        for class_id, outline in zip(photo.class_ids.tolist(), photo.outlines, strict=True):
+        for class_id, outline in photo.outlined():
             if class_id in thin:
                 bends.setdefault(class_id, []).append(bend_of(outline))
     return {
@@ -380,11 +384,10 @@ def common_direction(labels: Iterable[LabelledPhoto], curved: Sequence[int]) -> 
     """
     of_class: dict[int, list[complex]] = {}
     for photo in labels:
-        labels_of = zip(photo.class_ids.tolist(), photo.outlines, strict=True)
-        for number, (class_id, outline) in enumerate(labels_of):
+        for class_id, outline in photo.outlined():
             _, (width, height), angle = cv2.minAreaRect(outline.astype(np.float32))
             is_long = max(width, height) >= LONG * min(width, height)
-            if is_long and class_id not in curved and number not in photo.boxed:
+            if is_long and class_id not in curved:
                 direction = np.radians(angle if width >= height else angle + 90)
                 of_class.setdefault(class_id, []).append(np.exp(2j * direction))
     agreements = [

@@ -177,13 +177,13 @@ def elongation(outline: np.ndarray) -> float:
     return (half + root) / max(half - root, 1e-6)
 
 
-def elongated_classes(class_ids: Iterable[int], elongations: Iterable[float]) -> tuple[int, ...]:
+def elongated_classes(elongations: Iterable[tuple[int, float]]) -> tuple[int, ...]:
     """Return the classes whose objects have a median elongation of MIN_ELONGATION or more,
-    ascending.
+    ascending. elongations: each object's class and value.
     """
     of_class: dict[int, list[float]] = {}
-    for class_id, value in zip(class_ids, elongations, strict=True):
-        of_class.setdefault(int(class_id), []).append(value)
+    for class_id, value in elongations:
+        of_class.setdefault(class_id, []).append(value)
     return tuple(
         sorted(
             class_id for class_id, values in of_class.items() if np.median(values) >= MIN_ELONGATION

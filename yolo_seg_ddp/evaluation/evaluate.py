@@ -262,8 +262,10 @@ def _compare_in_photo(
     thin: list[Region] = []
     is_thin = np.isin(detections.class_ids.numpy(), photo.thin.classes)
     is_thin &= detections.scores.numpy() >= (0 if photo.thin.at_levels else photo.thin.min_score)
-    start = 0
     outlined = without_boxed(sample)
+    # Of a class that nobody looked for, or that has boxes alone, no prediction is an alarm.
+    is_thin &= ~np.isin(detections.class_ids.numpy(), outlined.ignored_ids[outlined.unsearched])
+    start = 0
     for masks in masks_in_photo(outlined, detections, regions, placement):
         overlaps.append(region_iou(masks))
         thin += [

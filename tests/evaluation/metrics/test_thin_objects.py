@@ -175,8 +175,9 @@ def test_thin_classes_are_those_of_long_narrow_objects() -> None:
     assert elongation(np.stack([np.cos(angles), np.sin(angles)], axis=1) * 50) == pytest.approx(
         1, abs=0.3
     )
-    assert elongated_classes([0, 0, 0, 1, 1, 1, 2], [100, 90, 3, 30, 20, 900, 50]) == (0, 2)
-    assert elongated_classes([], []) == ()
+    values = [(0, 100), (0, 90), (0, 3), (1, 30), (1, 20), (1, 900), (2, 50)]
+    assert elongated_classes(values) == (0, 2)
+    assert elongated_classes([]) == ()
 
 
 # --- centrelines ----------------------------------------------------------------------------------

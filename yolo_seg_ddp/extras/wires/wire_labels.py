@@ -85,9 +85,7 @@ def parallel_labels(
     """
     shares: list[float] = []
     for photo in photos:
-        lines = [
-            _axis(photo.outlines[number]) for number in np.flatnonzero(photo.class_ids == class_id)
-        ]
+        lines = [_axis(outline) for other, outline in photo.outlined() if other == class_id]
         if len(lines) > 1:
             shares += parallel_shares(lines, np.ones(len(lines))).tolist()
     usual = (
