@@ -177,30 +177,15 @@ def _read_tool(
     problems: list[Problem],
     trust_links: bool,
 ) -> Labelled:
+    """Read a folder that one tool has labelled."""
+    # 1. The label files, and the rows that they have for photographs.
     files = inside(label_files(folder, tool), folder, problems, trust_links)
     photographs = find_photographs(folder, problems, trust_links, by_path=True)
-    more = (folder,) if tool.takes_folder else ()
-    shared = Counter(file.name for file in files)
-    read, rows = list[LabelFile](), list[AnnotationRow]()
-    for file in Progress("label files", len(files))(files):
-        num_problems = len(problems)
-        labels = tool(file, problems, *more)
-        read.append(labels)
-        if shared[file.name] > 1:
-            labels.place = printable(file.relative_to(folder).as_posix(), 400)
-            problems[num_problems:] = [
-                replace(one, place=labels.place) for one in problems[num_problems:]
-            ]
-    tool.agree(read)
-    # A tool without a list has the classes that occur in the folder.
+    read = _read_label_files(folder, tool, files, problems)
     every = frozenset(name for labels in read for name in labels.names)
-    lists = dict[frozenset[str], frozenset[str]]()
-    for labels in read:
-        has_list = not (tool.lists_used_classes or tool.are_pictures)
-        listed = frozenset(labels.names) if has_list else every
-        # one object for all files of a list
-        listed = lists.setdefault(listed, listed)
-        rows += [replace(row, place=labels.place, listed=listed) for row in labels.rows]
+    rows = _rows_with_lists(read, tool, every)
+
+    # 2. Pictures that are masks or drawings are no photographs.
     masks = {labels.path for labels in read if labels.rows or labels.is_damaged} | {
         row.file for row in rows
     }
@@ -221,6 +206,8 @@ def _read_tool(
     photographs = {
         key: item for key, item in photographs.items() if item.member or item.file not in unused
     }
+
+    # 3. Files that were not read. One of them may name the classes of masks.
     used = {labels.path for labels in read if not labels.is_other}
     left = unread_files(folder, used, unused, photographs, tool.title)
     problems += left
@@ -231,6 +218,8 @@ def _read_tool(
                 f"{one.text}. Or move such files to "
                 "another folder, so that the masks are read alone"
             )
+
+    # 4. Photographs without a row, and the classes that were looked for in each photograph.
     is_kept = keep_unlabelled or tool.missing_is_empty
     kept = _empty(by_key, photographs, keep_unlabelled) if is_kept else set()
     by_key = _complete(
@@ -243,20 +232,6 @@ def _read_tool(
         for key, members in by_key.items()
         for lists_of in [[row.listed for row in members if isinstance(row, AnnotationRow)]]
     }
-    names = dict.fromkeys(name for labels in read for name in labels.names if not is_ignored(name))
-    if background := names.keys() & {*NO_OBJECTS}:
-        names = {name: None for name in names if name not in background}
-        text = f"{' and '.join(sorted(background))} is no class; what was labelled so is left out"
-        problems.append(Problem(printable(files[0].name), text, NO_OBJECT))
-    if not names:
-        what = f"{tool.title} of {counted(len(by_key), 'photograph')}"
-        raise UserError(
-            f"{folder}: {what}, but without any object; draw outlines and export them again"
-        )
-    classes = tuple(sorted(names) if tool.lists_used_classes else names)
-    origins: dict[str, str] = {}
-    for labels in read:
-        origins |= {name: labels.origin_of(name) for name in labels.names if name not in origins}
     subsets = {
         key: row.subset
         for key, members in by_key.items()
@@ -266,15 +241,77 @@ def _read_tool(
     photographs = {
         key: replace(item, subset=subsets.get(key, "")) for key, item in photographs.items()
     }
+
+    # 5. The classes, and where each name stands.
+    names = _class_names(read, files, problems)
+    if not names:
+        what = f"{tool.title} of {counted(len(by_key), 'photograph')}"
+        raise UserError(
+            f"{folder}: {what}, but without any object; draw outlines and export them again"
+        )
+    origins: dict[str, str] = {}
+    for labels in read:
+        origins |= {name: labels.origin_of(name) for name in labels.names if name not in origins}
     return Labelled(
         tool.title,
         photographs,
         by_key,
-        classes,
+        tuple(sorted(names) if tool.lists_used_classes else names),
         sum((labels.lost for labels in read), lost),
         origins,
         looked_for,
     )
+
+
+def _read_label_files(
+    folder: Path, tool: type[LabelFile], files: Sequence[Path], problems: list[Problem]
+) -> list[LabelFile]:
+    """Read a tool's files. Where several have one name, their problems and rows name the folder."""
+    more = (folder,) if tool.takes_folder else ()
+    shared = Counter(file.name for file in files)
+    read = list[LabelFile]()
+    for file in Progress("label files", len(files))(files):
+        num_problems = len(problems)
+        labels = tool(file, problems, *more)
+        read.append(labels)
+        if shared[file.name] > 1:
+            labels.place = printable(file.relative_to(folder).as_posix(), 400)
+            problems[num_problems:] = [
+                replace(one, place=labels.place) for one in problems[num_problems:]
+            ]
+    tool.agree(read)
+    return read
+
+
+def _rows_with_lists(
+    read: Sequence[LabelFile], tool: type[LabelFile], every: frozenset[str]
+) -> list[AnnotationRow]:
+    """Return all files' rows with their place, and with the classes that were looked for: those of
+    the file's list, or `every` class of the folder if the tool has no list.
+    """
+    rows = list[AnnotationRow]()
+    lists = dict[frozenset[str], frozenset[str]]()
+    for labels in read:
+        has_list = not (tool.lists_used_classes or tool.are_pictures)
+        listed = frozenset(labels.names) if has_list else every
+        # one object for all files of a list
+        listed = lists.setdefault(listed, listed)
+        rows += [replace(row, place=labels.place, listed=listed) for row in labels.rows]
+    return rows
+
+
+def _class_names(
+    read: Sequence[LabelFile], files: Sequence[Path], problems: list[Problem]
+) -> list[str]:
+    """Return the classes of all files in the order of their first appearance, without names that
+    mean a region to ignore or background.
+    """
+    names = dict.fromkeys(name for labels in read for name in labels.names if not is_ignored(name))
+    background = names.keys() & {*NO_OBJECTS}
+    if background:
+        text = f"{' and '.join(sorted(background))} is no class; what was labelled so is left out"
+        problems.append(Problem(printable(files[0].name), text, NO_OBJECT))
+    return [name for name in names if name not in background]
 
 
 def _names_of_all(lists: Mapping[str, Sequence[str]], may_join: bool) -> tuple[str, ...]:
