@@ -92,11 +92,14 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     """Predict on photographs, which the ranks share; return the exit code: 1
     if none could be read.
     """
+    # 1. The model, and this rank's photographs.
     files = list_photos(config.source)
     predictor, names = open_predictor(config, ranks)
     setup_ddp(predictor.device, ranks)
     sources = [Source(position, *item) for position, item in enumerate(unique_keys(files))]
     mine = sources[ranks.rank :: ranks.world_size]
+
+    # 2. What is written of each photograph, and summed over all.
     # of each class's detections, of those without a mask, of photographs
     counts = np.zeros(len(names) + 2, np.int64)
     model = Path(config.model).absolute()
@@ -108,6 +111,8 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     # Of all predictions; see PhotoPrediction.
     spent_s, best_score = np.zeros(3), np.zeros(1)
     former = distributed.run_on_main(lambda: keys_of(output))
+
+    # 3. The predictions.
     with (
         PredictionWriter(
             output, names, ranks.rank, guarantee.statement if guarantee else None
@@ -132,6 +137,8 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
             best_score = np.maximum(best_score, prediction.best_score)
             if prediction.features is not None:
                 features.append(np.append(source.position, prediction.features))
+
+    # 4. What the ranks saw comes together. Every rank must reach this.
     gathered = {
         "counts": counts,
         "features": np.array(features),
@@ -153,6 +160,8 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
         merge_tool_files(tools, ranks.world_size)
 
     distributed.run_on_main(finish)
+
+    # 5. What was found, in words.
     if ranks.is_main:
         highest = max(float(part["best_score"].max()) for part in parts)
         pairs = zip(names, totals, strict=True)

@@ -77,6 +77,8 @@ def draw_instances(
     for what, values in given.items():
         if values is not None and len(values) != len(class_ids):
             raise ValueError(f"{len(class_ids)} instances, but {len(values)} {what}")
+
+    # 1. The picture, and the size of lines and letters.
     factor = -(-min_px // max(image.shape[:2]))
     if factor > 1:
         image = cv2.resize(image, None, fx=factor, fy=factor)
@@ -85,6 +87,8 @@ def draw_instances(
     canvas = np.ascontiguousarray(image).copy()
     line_px = max(1, round(max(image.shape[:2]) / 640))
     font_scale = font_scale or max(0.4, max(image.shape[:2]) / 1900)
+
+    # 2. Where each instance lies, what is written of it, and in which order.
     places = [_instance_box(index, boxes, masks, image.shape) for index in range(len(class_ids))]
     # so that small ones stay visible
     order = sorted(range(len(class_ids)), key=lambda index: -_area(places[index]))
@@ -96,6 +100,8 @@ def draw_instances(
     if is_crowd := len(named) > MOST_LABELS:
         named = list({class_ids[index]: index for index in named[::-1]}.values())
     colors = [class_color(int(class_id)) for class_id in class_ids] if colors is None else colors
+
+    # 3. Masks and boxes, the largest first.
     covered = np.zeros(canvas.shape[:2], np.uint8)  # 255 where a mask or a box lies
     anchors = {}
     for index in order:
@@ -116,6 +122,8 @@ def draw_instances(
                 cv2.rectangle(canvas, (left, top), (right - 1, bottom - 1), *line)
             covered[top:bottom, left:right] = 255
         anchors[index] = np.array([(left, top), (left, bottom)]) if ends is None else ends
+
+    # 4. Labels, the smallest instance first: its label has the least room.
     plates = _Plates(canvas, covered, font_scale, line_px)
     for index in order[::-1]:
         if index in named and (_area(places[index]) or boxes is not None):

@@ -158,6 +158,7 @@ def detect(
     which `max_detections` remain. Then `mask_score` multiplies them by `mask_certainty`, but for
     `thin` classes. The products have to exceed `confidence`, and are sorted.
     """
+    # 1. Each anchor's box and probabilities.
     boxes, probabilities = decode(outputs, strides, size_px)
 
     def flags(chosen: tuple[int, ...]) -> torch.Tensor:
@@ -175,7 +176,6 @@ def detect(
     if classes is not None:
         probabilities = probabilities * flags(classes)
     coefficients = outputs["mask_coefficient"].float().transpose(1, 2)
-
     is_thick = 1 - flags(thin)
 
     def judge(
@@ -189,6 +189,7 @@ def detect(
         # A wire is narrower than a pixel of the prototypes, so its mask is sure of none.
         return 1 + is_thick[class_ids] * (certainty - 1)
 
+    # 2. Suppression, and the scores of what is left.
     candidates = _find_candidates(boxes, probabilities, confidence, multi_label)
     if isinstance(outputs, OneToOne):
         most_confident = lambda _, scores: _best_first(scores)[:max_detections]  # noqa: E731
@@ -196,6 +197,8 @@ def detect(
         kept = _chosen_of_each(candidates, most_confident, judge)
     else:
         kept = _suppress(candidates, iou, max_detections, judge)
+
+    # 3. The highest score, for a user who finds nothing.
     best_scores = [0.0] * len(kept)
     if not any(candidates.counts):
         best, place = probabilities.flatten(1).max(1, keepdim=True)
@@ -207,6 +210,8 @@ def detect(
             )
         ]
         best_scores = torch.cat(judged).tolist()
+
+    # 4. The detections of each image.
     detections = []
     for (boxes, scores, class_ids, anchor), image, best_score in zip(
         kept, coefficients, best_scores, strict=True

@@ -112,6 +112,8 @@ def find_positives(
     the box. Costs one host synchronisation.
     """
     num_images, most_targets = mask_boxes.shape[:2]
+
+    # 1. Each target's pixels, and how many anchors, groups and blocks it has.
     # A pixel belongs to a box when x1 <= its index < x2, and likewise along y.
     bounds = mask_boxes.ceil().clamp_(0, side).long()
     low, high = bounds.split(2, -1)  # (B, M, 2) each: x and y
@@ -120,6 +122,7 @@ def find_positives(
         margin = (lengths * MARGIN).ceil().long()
         bounds = bounds * (lengths > 0).repeat(1, 1, 2)
         low, high = (low - margin).clamp_(min=0), (high + margin).clamp_(max=side)
+
     columns, rows = (high - low).clamp_(min=0).unbind(-1)
     num_pixels = columns * rows
     blocks_per_target = (num_pixels + (BLOCK - 1)) // BLOCK
@@ -138,7 +141,7 @@ def find_positives(
     num_positives, num_groups, num_units, *of_boxed = sizes.tolist()
     first_anchor, first_group, first_unit, *first_line = (ends - counts).unbind()  # of each target
 
-    # Sort the anchors by target, and give each target's anchors the rows of its groups in turn.
+    # 2. Sort the anchors by target, and give each target's anchors the rows of its groups in turn.
     places = torch.nonzero_static(foreground, size=num_positives)  # (P, 2)
     image, anchor = places.unbind(1)
     number = torch.add(target_index[image, anchor], image, alpha=most_targets)  # in 0..B*M-1
@@ -147,7 +150,7 @@ def find_positives(
     numbers = torch.arange(max(num_positives, num_units), device=order.device)
     slot = numbers[:num_positives] + (first_group * GROUP_SIZE - first_anchor)[number]
 
-    # Each target's units: its groups one after another, each on all blocks.
+    # 3. Each target's units: its groups one after another, each on all blocks.
     # of each image
     first_row = torch.arange(0, num_images * side, side, device=order.device)[:, None]
     corner = torch.add(low[..., 0], first_row + low[..., 1], alpha=side)  # (B, M)
@@ -162,9 +165,10 @@ def find_positives(
     unit_group = group + within // blocks
     target = number % most_targets
     units = (unit_target, unit_group, within % blocks, corner, columns, num_pixels - 1)
+
     peaks = None
     if boxed is not None:
-        # Of each anchor of a boxed target first the columns, then the rows.
+        # 4. Of each anchor of a boxed target first the columns, then the rows.
         num_lines, *per_image = of_boxed
         owner = torch.repeat_interleave(counts[3], output_size=num_lines)
         width, height = lengths.flatten(0, 1)[owner].unbind(1)  # (L,) each
@@ -285,6 +289,7 @@ class _BlockedMaskError(torch.autograd.Function):
         If the prototypes are bf16, the three matrix products are of bf16 matrices; everything else
         is float32.
         """
+        # 1. The coefficients in rows of whole groups, the prototypes as pixels.
         rows = coefficients.new_zeros(positives.num_groups * GROUP_SIZE, coefficients.shape[1])
         rows = rows.index_copy_(0, positives.slot, coefficients).unflatten(
             0, (positives.num_groups, GROUP_SIZE)
@@ -298,6 +303,8 @@ class _BlockedMaskError(torch.autograd.Function):
             if with_gradient
             else []
         )
+
+        # 2. What each unit needs.
         used_rows = rows.new_full((positives.num_groups * GROUP_SIZE,), 2.0).index_fill_(
             0, positives.slot, 1
         )
@@ -314,6 +321,8 @@ class _BlockedMaskError(torch.autograd.Function):
             highest = peaks.line.new_full((len(rows) * GROUP_SIZE * 2 * side,), NO_PIXEL)
             assert neighbour_means is not None
             means = neighbour_means.permute(0, 2, 3, 1).flatten(0, 2).to(half)
+
+        # 3. The pixels' errors, and the slopes that are the gradients, some units at a time.
         total = rows.new_zeros(())
         step = UNITS_AT_ONCE[rows.device.type]
         for start in range(0, len(unit_target), step):
@@ -326,6 +335,7 @@ class _BlockedMaskError(torch.autograd.Function):
             if peaks is not None:
                 is_known &= (value == 0) | ~is_boxed[part, None]
             weight = is_known * unit_weight[part, None]
+
             truth = (value == unit_value[part, None]).to(rows.dtype)
             # On a CPU oneDNN compiles and keeps a bf16 product for each new shape, so only full
             # parts use bf16.
@@ -352,6 +362,8 @@ class _BlockedMaskError(torch.autograd.Function):
                 gradients[1].index_add_(
                     0, place, torch.bmm(slope.mT, unit_rows).to(rows.dtype).flatten(0, 1)
                 )
+
+        # 4. Boxed targets: the highest logit of each column and row is taught to be on the object.
         if peaks is not None:
             value = highest.index_select(0, peaks.line)
             logits = _in_order((value >> 32).int()).view(torch.float32)

@@ -154,6 +154,7 @@ def build_dataset(
     Removes all other files from the output folders. Announces what the input holds. Raises
     UserError without usable input.
     """
+    # 1. What the folders hold, and the options that depend on it.
     for source in sources:
         if output_folder.resolve().is_relative_to(source.folder.resolve()):
             raise UserError(
@@ -181,6 +182,7 @@ def build_dataset(
     with open_output(
         output_folder, has_test=TEST in splits.values(), trust_links=trust_links
     ) as state:
+        # 2. The photographs and their label files, as far as they are not there yet.
         jobs = _jobs(labels, splits, state, shared.class_names)
         renamed = [job for job in jobs if job.stem != PurePosixPath(job.photograph.name).stem]
         if renamed:
@@ -202,6 +204,8 @@ def build_dataset(
                 problems.append(
                     Problem(place_of([row]), f"{printable(row.image_name)}: {text}", kind)
                 )
+
+        # 3. One data set of all folders, and its account. What is refused here leaves no data set.
         try:
             if len(sources) > 1:
                 if not options.keep_unusable:
@@ -224,13 +228,14 @@ def build_dataset(
             if not state.entries:
                 remove_unexpected(output_folder, [])
             raise
-        if (
-            most := max((entry.facts.levels for entry in entries), default=MIN_LEVELS)
-        ) < MIN_LEVELS:
+        most = max((entry.facts.levels for entry in entries), default=MIN_LEVELS)
+        if most < MIN_LEVELS:
             announce(
                 f"the photographs have at most {most} of 256 grey levels, too few for detail: "
                 "export them with all"
             )
+
+        # 4. The final splits: copies of a photograph, and a series, stay on one side.
         usable = [chosen[entry.key] for entry in entries]
         copies = _copies(output_folder, entries, num_threads)
         series = _series(entries, options) if options.split_by == TIME else None
@@ -239,6 +244,8 @@ def build_dataset(
         )
         entries = [move(output_folder, entry, final_splits[entry.key]) for entry in entries]
         remove_unexpected(output_folder, entries)
+
+        # 5. The files about the data set.
         state.rewrite(entries)
         manifest = make_manifest(
             entries,
