@@ -12,14 +12,15 @@ import pytest
 
 import train_yolo_ddp
 from tests.support.recipes import run_command
-from yolo_seg_ddp.data import cache
+from yolo_seg_ddp.data import cache, packed_images
 from yolo_seg_ddp.data.augment import Augmentation
-from yolo_seg_ddp.data.cache import CachePlace, PackedImages, index_text, load_photo, open_images
+from yolo_seg_ddp.data.cache import CachePlace, index_text
 from yolo_seg_ddp.data.dataset import SegmentationDataset
 from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
-from yolo_seg_ddp.data.images import encode_jpeg
+from yolo_seg_ddp.data.images import ImageError, encode_jpeg, load_photo
 from yolo_seg_ddp.data.labels import read_photos
 from yolo_seg_ddp.data.options import DataOptions
+from yolo_seg_ddp.data.packed_images import PackedImages, open_images
 from yolo_seg_ddp.run.checkpoint import latest_manifest
 from yolo_seg_ddp.training.config import TrainConfig
 from yolo_seg_ddp.training.data import open_split
@@ -118,11 +119,11 @@ def test_a_photograph_that_can_be_read_again_with_the_same_bytes_is_used_again(
 
     def failing(file: Path, long_side_px: int) -> np.ndarray:
         if file.name == "3.jpg":
-            raise cache.ImageError("Input/output error")
+            raise ImageError("Input/output error")
         return real(file, long_side_px)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "load_photo", failing)
+        patch.setattr(packed_images, "load_photo", failing)
         assert len(opened(data, skip_bad=True)) == 8
     assert len(opened(data, skip_bad=True)) == 9
 
@@ -152,14 +153,14 @@ def test_a_killed_build_continues_behind_the_photographs_it_left_out(
 ) -> None:
     data, files = write_set(tmp_path), sorted((tmp_path / "train" / "images").iterdir())
     monkeypatch.setattr(cache, "MIN_BETWEEN_SAVES", 1)
-    real, made = cache._pack, list[bool]()
+    real, made = packed_images._pack, list[bool]()
 
     def dying(file: Path, long_side_px: int) -> Any:
         if file.name == "7.jpg" and not made:
             raise KeyboardInterrupt
         return real(file, long_side_px)
 
-    monkeypatch.setattr(cache, "_pack", dying)
+    monkeypatch.setattr(packed_images, "_pack", dying)
     said: list[str] = []
     place = CachePlace(tmp_path, tmp_path / ".cache", "train", said.append, skips_bad=True)
     with pytest.raises(KeyboardInterrupt):

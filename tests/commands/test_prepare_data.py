@@ -13,12 +13,12 @@ import pytest
 from tests.support.plugin import PROJECT
 from tests.support.ranks import run_forked
 from tests.test_skip_bad import BAD, write_set
-from yolo_seg_ddp.data import blocks, cache, fingerprint
+from yolo_seg_ddp.data import blocks, fingerprint, images
 
 
 def tell_what_is_read() -> None:
     """Tell on stderr which photographs are decoded and which are read for their digests."""
-    decode, digest = cache.read_image, fingerprint.hashlib.file_digest
+    decode, digest = images.read_image, fingerprint.hashlib.file_digest
 
     def told_decode(file: Path, *more: Any) -> Any:
         os.write(2, f"read {file}\n".encode())
@@ -28,7 +28,7 @@ def tell_what_is_read() -> None:
         os.write(2, f"read {stream.name}\n".encode())
         return digest(stream, kind)
 
-    cache.read_image = blocks.read_image = told_decode  # type: ignore[assignment,attr-defined]
+    images.read_image = blocks.read_image = told_decode  # type: ignore[assignment,attr-defined]
     fingerprint.hashlib.file_digest = told_digest  # type: ignore[assignment]
 
 

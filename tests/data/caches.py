@@ -10,9 +10,10 @@ import cv2
 import numpy as np
 import pytest
 
-from yolo_seg_ddp.data import blocks, cache
+from yolo_seg_ddp.data import blocks, packed_images
 from yolo_seg_ddp.data.blocks import open_blocks
-from yolo_seg_ddp.data.cache import CachePlace, RecordFile, open_images
+from yolo_seg_ddp.data.cache import CachePlace, RecordFile
+from yolo_seg_ddp.data.packed_images import open_images
 from yolo_seg_ddp.utils.errors import UserError
 
 SIZE_PX = 64
@@ -43,7 +44,7 @@ def _open_store(files: list[Path], place: CachePlace) -> RecordFile | str:
     return open_blocks(files, place)
 
 
-PACKED = Kind(".u8", _open_packed, lambda packed, at: packed.read(at), cache, "_pack")
+PACKED = Kind(".u8", _open_packed, lambda packed, at: packed.read(at), packed_images, "_pack")
 BLOCKS = Kind(
     ".jpegs",
     _open_store,

@@ -31,9 +31,10 @@ from tests.data.caches import (
     write_photos,
 )
 from tests.support.ranks import run_ranks
-from yolo_seg_ddp.data import cache
-from yolo_seg_ddp.data.cache import PackedImages, index_text, load_photo, open_images
-from yolo_seg_ddp.data.images import encode_jpeg
+from yolo_seg_ddp.data import cache, packed_images
+from yolo_seg_ddp.data.cache import index_text
+from yolo_seg_ddp.data.images import encode_jpeg, load_photo
+from yolo_seg_ddp.data.packed_images import PackedImages, open_images
 from yolo_seg_ddp.utils.errors import UserError
 
 
@@ -363,7 +364,7 @@ def test_what_an_older_version_packed_is_removed_and_what_is_not_used_is_named(
         r"delete",
         said[3],
     )
-    monkeypatch.setattr(cache, "ALGORITHM", "another")
+    monkeypatch.setattr(packed_images, "ALGORITHM", "another")
     assert_right(opened(PACKED, files, tmp_path / ".cache", said), files)
     assert len(packed_in(tmp_path / ".cache")) == 3
 

@@ -12,7 +12,6 @@ import simplejpeg
 from PIL import Image, ImageOps
 
 from tests.support.plugin import run_script
-from yolo_seg_ddp.data.cache import load_photo
 from yolo_seg_ddp.data.images import (
     ImageError,
     decode_image,
@@ -20,6 +19,7 @@ from yolo_seg_ddp.data.images import (
     exif_orientation,
     fit_long_side,
     letterbox,
+    load_photo,
     points_upright,
     read_image,
     resize_area,

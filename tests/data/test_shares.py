@@ -16,7 +16,8 @@ import pytest
 from tests.data.caches import EACH_KIND, PACKED, Kind, opened, packed_in, write_photos
 from tests.support.processes import wait_until
 from yolo_seg_ddp.data import cache
-from yolo_seg_ddp.data.cache import PackedImages, load_photo
+from yolo_seg_ddp.data.images import load_photo
+from yolo_seg_ddp.data.packed_images import PackedImages
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 
 
 class InMemory:
-    """Reads as `yolo_seg_ddp.data.cache.PackedImages` does, from what `whole` returns."""
+    """Reads as `yolo_seg_ddp.data.packed_images.PackedImages` does, from what `whole` returns."""
 
     def whole(self, position: int) -> np.ndarray:
         """Return photograph `position` as RGB uint8 (H, W, 3)."""

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.test_skip_bad import BAD, mend, write_set
-from yolo_seg_ddp.data import cache, fingerprint
-from yolo_seg_ddp.data.cache import load_photo
+from yolo_seg_ddp.data import cache, fingerprint, images
 from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
+from yolo_seg_ddp.data.images import load_photo
 from yolo_seg_ddp.training.config import TrainConfig
 from yolo_seg_ddp.training.data import Data, open_data
 from yolo_seg_ddp.utils.errors import UserError
@@ -44,7 +44,7 @@ def opened(
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the photographs that are read, for their digest or decoded."""
     names: list[str] = []
-    digest, decode = fingerprint.hashlib.file_digest, cache.read_image
+    digest, decode = fingerprint.hashlib.file_digest, images.read_image
 
     def spied_digest(stream: Any, kind: Any) -> Any:
         names.append(f"digest {Path(stream.name).parent.parent.name}/{Path(stream.name).name}")
@@ -55,7 +55,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return decode(file, *more)
 
     monkeypatch.setattr(fingerprint.hashlib, "file_digest", spied_digest)
-    monkeypatch.setattr(cache, "read_image", spied_decode)
+    monkeypatch.setattr(images, "read_image", spied_decode)
     return names
 
 

@@ -25,9 +25,15 @@ from yolo_seg_ddp.data.cache import (
     Record,
     RecordFile,
     open_or_build_kind,
+)
+from yolo_seg_ddp.data.images import (
+    MAX_IMAGE_PIXELS,
+    ImageError,
+    encode_jpeg,
+    is_jpeg,
+    read_image,
     unreadable_message,
 )
-from yolo_seg_ddp.data.images import MAX_IMAGE_PIXELS, ImageError, encode_jpeg, is_jpeg, read_image
 from yolo_seg_ddp.utils.cores import usable_cpu_count
 from yolo_seg_ddp.utils.errors import UserError
 from yolo_seg_ddp.utils.threads import ordered_map

@@ -30,9 +30,16 @@ from yolo_seg_ddp.data.augment import (
     seen_window,
     warp_into,
 )
-from yolo_seg_ddp.data.cache import PackedImages, load_photo, unreadable_message
 from yolo_seg_ddp.data.drawn_wires import draw_wires
-from yolo_seg_ddp.data.images import FILL, ImageError, fit_long_side, letterbox, scaled_size
+from yolo_seg_ddp.data.images import (
+    FILL,
+    ImageError,
+    fit_long_side,
+    letterbox,
+    load_photo,
+    scaled_size,
+    unreadable_message,
+)
 from yolo_seg_ddp.data.labels import (
     BOXED,
     ROUGH,
@@ -43,6 +50,7 @@ from yolo_seg_ddp.data.labels import (
     split_regions,
 )
 from yolo_seg_ddp.data.loader import Key
+from yolo_seg_ddp.data.packed_images import PackedImages
 from yolo_seg_ddp.data.polygons import (
     large_to_small,
     polygon_boxes,

@@ -30,6 +30,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
+from yolo_seg_ddp.utils.errors import printable
 from yolo_seg_ddp.utils.files import write_bytes_atomic
 
 MAX_IMAGE_PIXELS = 400_000_000  # a drone photograph has 20 million
@@ -408,3 +409,19 @@ def _upright(image: np.ndarray, orientation: int) -> np.ndarray:
     if orientation in (3, 4, 7, 8):
         image = image[::-1]
     return np.ascontiguousarray(image)
+
+
+def load_photo(file: Path, long_side_px: int) -> np.ndarray:
+    """Read one photograph as RGB uint8 (H, W, 3) with its long side at most `long_side_px`,
+    anti-aliased.
+    """
+    return fit_long_side(read_image(file, long_side_px), long_side_px)
+
+
+def unreadable_message(file: Path, error: ImageError) -> str:
+    """Return a one-line message about a photograph that cannot be read."""
+    reason = str(error).removeprefix(f"{file}: ")
+    return (
+        f"{printable(str(file), 4096)}: unreadable photograph ({reason}); remove it or run python "
+        "parse_labels.py again"
+    )

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from yolo_seg_ddp.data.cache import unreadable_message
 from yolo_seg_ddp.data.dataset import Photo, Sample, SegmentationDataset
-from yolo_seg_ddp.data.images import ImageError, read_image
+from yolo_seg_ddp.data.images import ImageError, read_image, unreadable_message
 from yolo_seg_ddp.predict.detections import Detections, PhotoPrediction, boxes_to_input
 from yolo_seg_ddp.predict.photo_masks import Letterbox
 from yolo_seg_ddp.predict.regions import Region

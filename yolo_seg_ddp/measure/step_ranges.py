@@ -16,10 +16,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from yolo_seg_ddp.data.augment import Augmentation
-from yolo_seg_ddp.data.cache import CachePlace, open_images
+from yolo_seg_ddp.data.cache import CachePlace
 from yolo_seg_ddp.data.dataset import Batch, SegmentationDataset, read_photos
 from yolo_seg_ddp.data.dataset_yaml import load_dataset_yaml
 from yolo_seg_ddp.data.loader import EpochBatches, EpochLoader, get_dataloader
+from yolo_seg_ddp.data.packed_images import open_images
 from yolo_seg_ddp.measure.step_timer import Mark, StepTimer
 from yolo_seg_ddp.utils.distributed import main_printer
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from yolo_seg_ddp.data.cache import load_photo
+from yolo_seg_ddp.data.images import load_photo
 from yolo_seg_ddp.data.labels import Photo
 from yolo_seg_ddp.data.polygons import polygon_boxes
 from yolo_seg_ddp.pages.pictures import READABLE_PX, draw_instances, image_grid, save_image

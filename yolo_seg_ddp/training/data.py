@@ -14,13 +14,7 @@ import torch
 
 from yolo_seg_ddp.data.augment import Augmentation, AugmentOptions
 from yolo_seg_ddp.data.augmentation_policy import AugmentationPolicy, resolve_augmentation
-from yolo_seg_ddp.data.cache import (
-    CachePlace,
-    PackedImages,
-    note_digests,
-    open_images,
-    open_or_build_check,
-)
+from yolo_seg_ddp.data.cache import CachePlace, note_digests
 from yolo_seg_ddp.data.dataset import SegmentationDataset, read_photos
 from yolo_seg_ddp.data.dataset_yaml import DatasetSpec
 from yolo_seg_ddp.data.fingerprint import Fingerprint, take_fingerprint
@@ -33,6 +27,7 @@ from yolo_seg_ddp.data.label_shapes import (
 )
 from yolo_seg_ddp.data.labels import Photo
 from yolo_seg_ddp.data.options import DataOptions
+from yolo_seg_ddp.data.packed_images import PackedImages, open_images, open_or_build_check
 from yolo_seg_ddp.data.windows import WindowConfig, open_windows
 from yolo_seg_ddp.run.folder import read_fingerprint
 from yolo_seg_ddp.training.config import TrainConfig

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from yolo_seg_ddp.data.cache import load_photo
 from yolo_seg_ddp.data.dataset import Photo, Sample, SegmentationDataset
-from yolo_seg_ddp.data.images import fit_long_side, resize_area, scaled_size
+from yolo_seg_ddp.data.images import fit_long_side, load_photo, resize_area, scaled_size
 from yolo_seg_ddp.data.loader import EpochBatches
 from yolo_seg_ddp.data.polygons import polygon_boxes
 from yolo_seg_ddp.evaluation.native_masks import outlines_in_photo, place

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from yolo_seg_ddp.data.cache import load_photo
 from yolo_seg_ddp.data.images import (
     ImageError,
     encode_jpeg,
     fit_long_side,
+    load_photo,
     read_image,
     resize_area,
     scaled_size,

@@ -16,9 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from yolo_seg_ddp.data.cache import load_photo
 from yolo_seg_ddp.data.dataset import Photo, Sample
-from yolo_seg_ddp.data.images import NATIVE_LONG_SIDE_PX, encode_jpeg, read_image, upright_size
+from yolo_seg_ddp.data.images import (
+    NATIVE_LONG_SIDE_PX,
+    encode_jpeg,
+    load_photo,
+    read_image,
+    upright_size,
+)
 from yolo_seg_ddp.evaluation.evaluate import strides_of
 from yolo_seg_ddp.evaluation.metrics.matching import (
     CONFUSION_MIN_IOU,

@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from yolo_seg_ddp.data.cache import load_photo
-from yolo_seg_ddp.data.images import encode_jpeg
+from yolo_seg_ddp.data.images import encode_jpeg, load_photo
 from yolo_seg_ddp.data.labels import ANY_CLASS, read_yolo_label
 from yolo_seg_ddp.extras.unlabelled.data_set import NewData
 from yolo_seg_ddp.pages import draw_instances
