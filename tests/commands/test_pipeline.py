@@ -40,6 +40,9 @@ def test_the_console_shows_what_the_guide_shows(trained: TrainedRun) -> None:
     assert re.search(r"^  Throughput: \d+\.\d batches/sec", text, re.MULTILINE)
     assert len(re.findall(r"^  ✓ Saved checkpoint \(loss: \d+\.\d{4}\)", text, re.MULTILINE)) == 2
     assert "Effective batch: 4 images x 2 processes x 1 batch per step = 8" in text
+    assert re.search(
+        r"^Class weights: 0\.\d+ \(.+\) to \d+\.?\d* \(.+\), because", text, re.MULTILINE
+    )
     assert text.count("Distributed YOLOv8 Training") == 1, "only rank 0 may print"
 
 

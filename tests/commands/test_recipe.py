@@ -1,5 +1,6 @@
 """Frozen layers, class weights, and the options of the recipe."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from yolo_seg_ddp.utils.config import parse_config
 from yolo_seg_ddp.utils.distributed.sync_bn import convert_sync_batchnorm
 from yolo_seg_ddp.utils.options import section_of, to_dict
 from yolo_seg_ddp.yolo.inputs import prepare_batch
-from yolo_seg_ddp.yolo.loss import SegmentationLoss, inverse_frequency_weights
+from yolo_seg_ddp.yolo.loss import SegmentationLoss, balancing_weights
 from yolo_seg_ddp.yolo.model import build_model, freeze_layers, load_weights, save_deployable
 from yolo_seg_ddp.yolo.optimizer import parameter_groups
 
@@ -99,14 +100,14 @@ def test_freezing_survives_the_conversion_to_synchronised_batchnorm() -> None:
     assert model.model[3].training
 
 
-def test_class_weights_are_inverse_frequencies_with_mean_one() -> None:
-    weights = inverse_frequency_weights(np.array([1, 2, 4, 0]))
+def test_class_weights_balance_classes_and_have_the_mean_one_over_all_objects() -> None:
+    weights = balancing_weights(np.array([1, 4, 16, 0]))
     assert weights is not None
-    # a class without objects gets the mean of the others
-    raw = np.array([1, 0.5, 0.25, (1 + 0.5 + 0.25) / 3])
-    np.testing.assert_allclose(weights.numpy(), raw / raw.mean(), rtol=1e-6)
-    assert weights.mean().item() == pytest.approx(1)
-    assert inverse_frequency_weights(np.zeros(3, np.int64)) is None
+    raw = np.array([1, 0.5, 0.25])
+    np.testing.assert_allclose(weights[:3].numpy(), raw * 21 / (1 + 2 + 4), rtol=1e-6)
+    assert weights[3] == 1, "a class without objects"
+    for equal in ([0, 0, 0], [0, 7, 0], [5, 5, 5]):
+        assert balancing_weights(np.array(equal)) is None
 
 
 def test_objects_are_counted_over_all_photographs() -> None:
@@ -114,25 +115,32 @@ def test_objects_are_counted_over_all_photographs() -> None:
     assert count_classes([], 2).tolist() == [0, 0]
 
 
-def test_weights_multiply_each_classs_share_and_none_is_the_plain_loss(model: Any) -> None:
+def test_weights_multiply_all_errors_of_a_class_and_its_objects(model: Any) -> None:
     images, targets = prepare_batch(
         synthetic_batch(2, 64, len(NAMES), objects_per_image=4), torch.device("cpu")
     )
+    # Half of the objects have boxes alone, and some neighbours are of like colour.
+    boxed = torch.arange(len(targets.class_ids)) % 8 < 4
+    targets = replace(targets, boxed=boxed, colours=torch.randn(2, 3, *targets.masks.shape[1:]))
     model.train()
-    with torch.no_grad():
-        outputs = model(images)
+    outputs = model(images)
+    leaves = [outputs[name] for name in ("boxes", "scores", "mask_coefficient", "proto")]
 
-    def parts(weights: torch.Tensor | None) -> torch.Tensor:
-        return SegmentationLoss(model, class_weights=weights).sums(outputs, targets).parts
+    def learned(weights: torch.Tensor | None) -> list[torch.Tensor]:
+        """Return the parts, and their gradient by each output."""
+        parts = SegmentationLoss(model, class_weights=weights).sums(outputs, targets).parts
+        return [parts.detach(), *torch.autograd.grad(parts.sum(), leaves, retain_graph=True)]
 
-    plain = parts(None)
-    assert torch.equal(plain, SegmentationLoss(model).sums(outputs, targets).parts)
-    one_class = torch.stack([parts(row) for row in torch.eye(len(NAMES))])
-    # only the class part
-    assert torch.equal(one_class[:, [0, 1, 3]], plain[[0, 1, 3]].expand(len(NAMES), 3))
-    torch.testing.assert_close(one_class[:, 2].sum(), plain[2])
+    of_classes = [learned(row) for row in torch.eye(len(NAMES))]
     weights = torch.tensor([3.0, 0.5, 0.25, 0.25])
-    torch.testing.assert_close(parts(weights)[2], (weights * one_class[:, 2]).sum())
+    for values, weighted, plain in zip(
+        zip(*of_classes, strict=True), learned(weights), learned(None), strict=True
+    ):
+        torch.testing.assert_close(torch.stack(values).sum(0), plain)
+        torch.testing.assert_close(
+            torch.einsum("c,c...->...", weights, torch.stack(values)), weighted
+        )
+        assert not torch.equal(weighted, plain)
 
 
 def test_the_options_reach_the_augmentation() -> None:
@@ -158,7 +166,7 @@ def test_the_options_reach_the_augmentation() -> None:
 RECIPE = {
     "freeze": 10,
     "multi_scale": True,
-    "class_weights": "auto",
+    "class_weights": "none",
     "shear": 2.0,
     "mixup": 0.1,
     "copy_paste": 0.1,

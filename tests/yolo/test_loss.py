@@ -137,7 +137,8 @@ def gradient_of(
 ) -> tuple[torch.Tensor, float]:
     """Return the gradient of all parameters as one vector, and the reported loss."""
     model.zero_grad()
-    loss, values = loss_for(model)(wrapped(images), targets)
+    weights = torch.linspace(0.5, 2, len(NAMES))
+    loss, values = loss_for(model, class_weights=weights)(wrapped(images), targets)
     loss.backward()
     gradients = [
         parameter.grad.reshape(-1) for parameter in model.parameters() if parameter.requires_grad

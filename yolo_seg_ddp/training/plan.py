@@ -34,7 +34,7 @@ from yolo_seg_ddp.utils.errors import UserError, printable
 from yolo_seg_ddp.utils.files import warn_on_write_error, write_text_atomic
 from yolo_seg_ddp.utils.options import PRECISION_CHOICES, to_dict
 from yolo_seg_ddp.utils.text import counted
-from yolo_seg_ddp.yolo.loss import inverse_frequency_weights
+from yolo_seg_ddp.yolo.loss import balancing_weights
 from yolo_seg_ddp.yolo.optimizer import OPTIMIZER_NAMES, OptimizerPlan, scaled_lr
 from yolo_seg_ddp.yolo.options import ADAMW_LR, FEW_STEPS, NOMINAL_BATCH_SIZE, SGD_LR
 
@@ -157,12 +157,14 @@ def plan_training(
     names = data.spec.names
     # Every rank reads all labels, so all agree.
     if options.class_weights != "none":
-        weights = inverse_frequency_weights(count_classes(data.train.photos, len(names)))
+        weights = balancing_weights(count_classes(data.train.photos, len(names)))
     lines += optimizer.arithmetic
     if weights is not None:
-        of_classes = zip(names, weights.tolist(), strict=True)
+        ordered = sorted(zip(weights.tolist(), names, strict=True))
+        least, most = (f"{weight:.2g} ({name})" for weight, name in (ordered[0], ordered[-1]))
         lines.append(
-            "Class weights: " + ", ".join(f"{name} {weight:.3g}" for name, weight in of_classes)
+            f"Class weights: {least} to {most}, because classes have unequal numbers of objects; "
+            "--class-weights none: all alike"
         )
     choices = {
         GLOBAL_BATCH_SIZE: optimizer.global_batch_size,

@@ -51,7 +51,7 @@ def colour_error(
     colours: torch.Tensor,
 ) -> torch.Tensor:
     """Return the error of the pairs of like colour that touch a target's box, averaged over them,
-    times the target's positive anchors, summed over the targets without an outline: ().
+    times the target's positive anchors and weight, summed over the targets without an outline: ().
 
     prototypes (B, 32, S, S) in any precision; coefficients float32 (P, 32); mask_boxes (B, M, 4)
     xyxy in prototype pixels; colours from `lab_colours`. positives has peaks.
@@ -63,6 +63,8 @@ def colour_error(
     sums = coefficients.new_zeros(len(num_anchors), coefficients.shape[1])
     num_anchors = num_anchors.index_add(0, number, torch.ones_like(coefficients[:, 0]))[targets]
     rows = sums.index_add(0, number, coefficients)[targets] / num_anchors[:, None]  # (T, 32)
+    if positives.target_weights is not None:
+        num_anchors = num_anchors * positives.target_weights[targets]
     bounds = mask_boxes.flatten(0, 1)[targets].ceil().clamp(0, prototypes.shape[-1])
     error: torch.Tensor = _ColourError.apply(
         rows, prototypes, bounds, num_anchors, colours, positives.peaks.per_image

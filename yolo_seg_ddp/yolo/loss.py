@@ -72,8 +72,8 @@ class SegmentationLoss:
 
     The returned loss is `loss_scale` times the reported one. YOLOv8's optimizer settings expect
     gradients summed over a nominal batch of 64 images, hence the default of 64. `class_weights`
-    float32 (classes,) multiply the class part. `within_reach`: objects are assigned only to anchors
-    that can predict the whole box, unlike in YOLOv8.
+    float32 (classes,) multiply all errors of a class and its objects. `within_reach`: objects are
+    assigned only to anchors that can predict the whole box, unlike in YOLOv8.
     """
 
     def __init__(
@@ -143,6 +143,9 @@ class SegmentationLoss:
         boxed = None
         if targets.boxed is not None:
             boxed = pad_flags(targets, targets.boxed, len(logits))
+        object_weights = None
+        if constants.class_weights is not None:
+            object_weights = constants.class_weights[:, 0][class_ids]  # (B, M)
         with torch.no_grad():
             target_edges = (target_boxes * grid.outward).permute(2, 0, 1)  # (4, B, M)
             probabilities = logits.sigmoid()
@@ -163,7 +166,12 @@ class SegmentationLoss:
                 rough = pad_flags(targets, targets.rough, len(logits))
                 has_outline = has_outline & ~rough.gather(1, assigned.target_index)
             positives = find_positives(
-                has_outline, assigned.target_index, mask_boxes, outputs["proto"].shape[-1], boxed
+                has_outline,
+                assigned.target_index,
+                mask_boxes,
+                outputs["proto"].shape[-1],
+                boxed,
+                object_weights,
             )
             image, anchor = positives.image, positives.anchor
             true_sides = target_edges[:, image, positives.target] - grid.sides.index_select(
@@ -177,6 +185,8 @@ class SegmentationLoss:
         # Without positives the rows below are empty, but every output stays in the graph: each
         # parameter then gets a gradient of zero, for which DDP would otherwise wait.
         weight = assigned.strength[image, anchor]
+        if object_weights is not None:
+            weight = weight * object_weights[image, positives.target]
         box, dfl = self._box_errors(
             _AnchorRows.apply(bins, image, anchor), true_sides, weight, strides, targets.size_px
         )
@@ -294,19 +304,20 @@ class _ClassError(torch.autograd.Function):
         return of_logits * gradient, None, None, None
 
 
-def inverse_frequency_weights(counts: np.ndarray) -> torch.Tensor | None:
-    """Return class weights 1/count with mean 1, from how many objects each class has: float32
-    (classes,).
+def balancing_weights(counts: np.ndarray) -> torch.Tensor | None:
+    """Return class weights 1/sqrt(count), from how many objects each class has, with the mean 1
+    over the objects: float32 (classes,).
 
-    Classes without objects get the mean of the others, as with Ultralytics' `cls_pw=1`. None if
-    there are no objects.
+    The root is that of LVIS' repeat factors (arXiv 1908.03195). A class without objects
+    gets 1. None if all classes with objects have equally many.
     """
     is_present = counts > 0
-    if not is_present.any():
+    if len(np.unique(counts[is_present])) < 2:
         return None
-    weights = 1.0 / np.maximum(counts, 1)
-    weights[~is_present] = weights[is_present].mean()
-    return torch.from_numpy(weights / weights.mean()).float()
+    weights = np.maximum(counts, 1) ** -0.5
+    weights *= counts.sum() / (weights * counts).sum()
+    weights[~is_present] = 1
+    return torch.from_numpy(weights).float()
 
 
 def pad_flags(targets: Targets, flags: torch.Tensor, batch_size: int) -> torch.Tensor:

@@ -19,8 +19,7 @@ slow, and large. This one is fast:
 4. Units are computed a fixed number at a time, so memory does not grow with the number of objects.
 5. The forward pass also computes the gradient, so no logits are kept for the backward pass.
 
-To change the error of a pixel, change `pixel_error`. CONTRIBUTING.md shows how a target gets a
-weight.
+To change the error of a pixel, change `pixel_error`.
 
 Letters: B images, M targets per image (padded), A anchors, P positive anchors, G groups, U units, u
 units computed at once, S side of the prototypes, N = B * S^2 pixels.
@@ -56,6 +55,7 @@ class Positives:
     unit_corner: torch.Tensor  # (U,) in 0..N-1: the first pixel of the box
     unit_columns: torch.Tensor  # (U,) of the box
     unit_last: torch.Tensor  # (U,) the number of the last pixel in the box, from 0
+    target_weights: torch.Tensor | None  # float32 (B*M,)
     peaks: "Peaks | None" = None  # of the targets without an outline, if there are any
 
 
@@ -104,12 +104,13 @@ def find_positives(
     mask_boxes: torch.Tensor,
     side: int,
     boxed: torch.Tensor | None = None,
+    target_weights: torch.Tensor | None = None,
 ) -> Positives:
     """List the positive anchors, their groups, and the blocks of pixels of each group's box.
 
     foreground bool and target_index int64 (B, A); mask_boxes (B, M, 4) xyxy in prototype pixels;
     side is S; boxed bool (B, M), the targets without an outline, whose blocks reach MARGIN beyond
-    the box. Costs one host synchronisation.
+    the box; target_weights (B, M) multiply the targets' errors. Costs one host synchronisation.
     """
     num_images, most_targets = mask_boxes.shape[:2]
 
@@ -165,6 +166,7 @@ def find_positives(
     unit_group = group + within // blocks
     target = number % most_targets
     units = (unit_target, unit_group, within % blocks, corner, columns, num_pixels - 1)
+    weights = None if target_weights is None else target_weights.flatten()
 
     peaks = None
     if boxed is not None:
@@ -179,10 +181,12 @@ def find_positives(
         is_column = within < width
         line = torch.where(is_column, left + within, side + top + within - width)
         weight = 1 / torch.where(is_column, width, height)
+        if weights is not None:
+            weight = weight * weights[owner]
         taught = torch.nonzero_static(is_taught.flatten(), size=sum(per_image))[:, 0]
         line = anchor_row * (2 * side) + line
         peaks = Peaks(bounds.flatten(0, 1), line, weight, taught, per_image)
-    return Positives(image, anchor, target, slot, num_groups, *units, peaks)
+    return Positives(image, anchor, target, slot, num_groups, *units, weights, peaks)
 
 
 def _in_order(bits: torch.Tensor) -> torch.Tensor:
@@ -312,6 +316,8 @@ class _BlockedMaskError(torch.autograd.Function):
         unit_target = positives.unit_target
         low, high = mask_boxes.flatten(0, 1).index_select(0, unit_target).split(2, 1)
         unit_weight = 1 / (high - low).prod(1)  # (U,): one over the box's area
+        if positives.target_weights is not None:
+            unit_weight *= positives.target_weights[unit_target]
         unit_value = unit_target % mask_boxes.shape[1] + 1  # (U,): the target's value in the mask
         values = masks.flatten()
         peaks = positives.peaks

@@ -41,9 +41,9 @@ class LossOptions(Options):
     group: ClassVar[str] = "advanced"
 
     class_weights: str = option(
-        "none",
-        "weights in the loss; auto: 1 / a class's number of objects",
-        choices=("none", "auto"),
+        "auto",
+        "weights in the loss; auto: 1 / the root of a class's number of objects; none: all alike",
+        choices=("auto", "none"),
     )
     reach: str = option(
         "auto",
