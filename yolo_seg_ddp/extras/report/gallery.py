@@ -125,6 +125,8 @@ def draw_image(
     true_names, predicted_names = (
         [candidate.names[one] for one in ids] for ids in (sample.class_ids, class_ids)
     )
+    for number in sample.boxed:
+        true_names[number] += " (box)"
     texts = [f"{name} {score:.2f}" for name, score in zip(predicted_names, scores, strict=True)]
     drawn = []
     for ids, shapes, colors, words, nothing in (

@@ -1,5 +1,6 @@
 """The report's pictures: what they show is what was counted."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,13 @@ def test_large_photographs_keep_their_size(judged: Judged, monkeypatch: pytest.M
     with monkeypatch.context() as patched:  # as for a photograph of 1 x 100,000 pixels
         patched.setattr(gallery, "NATIVE_LONG_SIDE_PX", 301)
         assert all(card.view is None for card in draw_cards(worst[:1], [candidate]))
+    photos = [*candidate.dataset.photos]
+    first = worst[0]["image_id"]
+    photos[first] = replace(photos[first], boxed=np.array([0]))
+    monkeypatch.setattr(candidate.dataset, "photos", photos)
     cards = draw_cards(worst[:5], [candidate, candidate])
+    assert cards[0].view is not None
+    assert sum(shape.name.endswith(" (box)") for shape in cards[0].view.truth) == 1
     assert [card.view is not None for card in cards] == [True, True, True, False, False]
     for card in cards[:3]:
         assert card.view is not None
