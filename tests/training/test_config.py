@@ -32,7 +32,7 @@ from yolo_seg_ddp.training import batch_size
 from yolo_seg_ddp.training import data as training_data
 from yolo_seg_ddp.training.batch_size import largest_that_fits
 from yolo_seg_ddp.training.config import TrainConfig
-from yolo_seg_ddp.training.plan import plan_optimizer, plan_workers
+from yolo_seg_ddp.training.plan import plan_class_weights, plan_optimizer, plan_workers
 from yolo_seg_ddp.utils.config import parse_config
 from yolo_seg_ddp.utils.devices import Precision, choose_precision
 from yolo_seg_ddp.utils.errors import EXIT_DIVERGED, UsageError, UserError
@@ -148,6 +148,19 @@ def test_short_trainings_of_trained_weights_take_adamw(
     assert on_windows.name == "musgd"
     given = plan_optimizer(config_of("--optimizer", "sgd"), 1, 1000, is_trained=is_trained)
     assert not any("because" in line for line in given.arithmetic)
+
+
+def test_rare_classes_count_more_but_on_windows() -> None:
+    """On windows the wires are the frequent class."""
+    counts = np.array([200, 10])
+    for words, is_weighted in (
+        ("", True),
+        ("--windows 8", False),
+        ("--windows 8 --class-weights root", True),
+        ("--class-weights none", False),
+    ):
+        weights = plan_class_weights(config_of(*words.split()), counts)
+        assert (weights is not None) == is_weighted, words
 
 
 def test_rate_and_decay_follow_the_effective_batch() -> None:

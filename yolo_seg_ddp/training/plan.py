@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 
@@ -153,14 +154,12 @@ def plan_training(
     options = replace(options, **kept, batch_size=batch_size, accumulate=accumulate)
 
     optimizer = plan_optimizer(options, ranks.world_size, len(data.train), is_trained=is_trained)
-    weights = None
-    names = data.spec.names
-    # Every rank reads all labels, so all agree.
-    if options.class_weights != "none":
-        weights = balancing_weights(count_classes(data.train.photos, len(names)))
     lines += optimizer.arithmetic
+    # Every rank reads all labels, so all agree.
+    counts = count_classes(data.train.photos, len(data.spec.names))
+    weights = plan_class_weights(options, counts)
     if weights is not None:
-        ordered = sorted(zip(weights.tolist(), names, strict=True))
+        ordered = sorted(zip(weights.tolist(), data.spec.names, strict=True))
         least, most = (f"{weight:.2g} ({name})" for weight, name in (ordered[0], ordered[-1]))
         lines.append(
             f"Class weights: {least} to {most}, because classes have unequal numbers of objects; "
@@ -219,6 +218,17 @@ def plan_workers(
         batch_size, largest_side_px(data.img_size, multi_scale=data.multi_scale)
     )
     return plan_loader(workers, data.prefetch, largest_bytes, local_world_size)
+
+
+def plan_class_weights(options: TrainConfig, counts: np.ndarray) -> torch.Tensor | None:
+    """Return what the loss weighs the classes by, from their numbers of objects; see
+    `balancing_weights`. None if all count alike.
+    """
+    wanted = options.class_weights
+    if wanted == "auto":
+        # Windows are for wires, which are the frequent class.
+        wanted = "none" if options.windows else "root"
+    return balancing_weights(counts) if wanted == "root" else None
 
 
 def plan_optimizer(

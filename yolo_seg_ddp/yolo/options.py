@@ -42,8 +42,9 @@ class LossOptions(Options):
 
     class_weights: str = option(
         "auto",
-        "weights in the loss; auto: 1 / the root of a class's number of objects; none: all alike",
-        choices=("auto", "none"),
+        "weights in the loss; root: 1 / the root of a class's number of objects; auto: none with "
+        "--windows, else root",
+        choices=("auto", "root", "none"),
     )
     reach: str = option(
         "auto",
