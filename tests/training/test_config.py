@@ -150,17 +150,13 @@ def test_short_trainings_of_trained_weights_take_adamw(
     assert not any("because" in line for line in given.arithmetic)
 
 
-def test_rare_classes_count_more_but_on_windows() -> None:
-    """On windows the wires are the frequent class."""
-    counts = np.array([200, 10])
-    for words, is_weighted in (
-        ("", True),
-        ("--windows 8", False),
-        ("--windows 8 --class-weights root", True),
-        ("--class-weights none", False),
-    ):
-        weights = plan_class_weights(config_of(*words.split()), counts)
-        assert (weights is not None) == is_weighted, words
+@pytest.mark.parametrize(
+    ("wanted", "optimizer", "is_weighted"),
+    [("auto", "adamw", 1), ("auto", "musgd", 0), ("root", "musgd", 1), ("none", "adamw", 0)],
+)
+def test_rare_classes_count_more_with_adamw(wanted: str, optimizer: str, is_weighted: int) -> None:
+    weights = plan_class_weights(wanted, optimizer, np.array([200, 10]))
+    assert (weights is not None) == is_weighted
 
 
 def test_rate_and_decay_follow_the_effective_batch() -> None:

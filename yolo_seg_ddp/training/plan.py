@@ -157,7 +157,7 @@ def plan_training(
     lines += optimizer.arithmetic
     # Every rank reads all labels, so all agree.
     counts = count_classes(data.train.photos, len(data.spec.names))
-    weights = plan_class_weights(options, counts)
+    weights = plan_class_weights(options.class_weights, optimizer.name, counts)
     if weights is not None:
         ordered = sorted(zip(weights.tolist(), data.spec.names, strict=True))
         least, most = (f"{weight:.2g} ({name})" for weight, name in (ordered[0], ordered[-1]))
@@ -220,14 +220,14 @@ def plan_workers(
     return plan_loader(workers, data.prefetch, largest_bytes, local_world_size)
 
 
-def plan_class_weights(options: TrainConfig, counts: np.ndarray) -> torch.Tensor | None:
+def plan_class_weights(wanted: str, optimizer: str, counts: np.ndarray) -> torch.Tensor | None:
     """Return what the loss weighs the classes by, from their numbers of objects; see
     `balancing_weights`. None if all count alike.
+
+    `auto` follows the optimizer, because a resumed run keeps its optimizer.
     """
-    wanted = options.class_weights
     if wanted == "auto":
-        # Windows are for wires, which are the frequent class.
-        wanted = "none" if options.windows else "root"
+        wanted = "root" if optimizer == "adamw" else "none"
     return balancing_weights(counts) if wanted == "root" else None
 
 

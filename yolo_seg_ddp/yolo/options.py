@@ -42,8 +42,8 @@ class LossOptions(Options):
 
     class_weights: str = option(
         "auto",
-        "weights in the loss; root: 1 / the root of a class's number of objects; auto: none with "
-        "--windows, else root",
+        "weights in the loss; root: 1 / the root of a class's number of objects; auto: root with "
+        "AdamW",
         choices=("auto", "root", "none"),
     )
     reach: str = option(
