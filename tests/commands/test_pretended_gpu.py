@@ -288,7 +288,7 @@ def train(folder: Path, device: str, trained: TrainedRun, kill_at: int = 0) -> N
         f"--data {trained.data} --save-dir {folder}/run --model yolov8n-seg.yaml --img-size 64 "
         "--batch-size 1 --epochs 2 "
         "--windows 2 --degrees 90 --draw-wires 0.5 --amp off --colour loader --sync-bn off "
-        "--num-workers 0 --threads 1 "
+        "--class-weights root --num-workers 0 --threads 1 "
         f"--no-tensorboard --val-pictures-every 0 --device {device}"
     )
     seen = run(

@@ -242,6 +242,21 @@ def test_an_option_of_a_call_applies_to_that_call(tmp_path: Path) -> None:
     assert len(list(stream)) == 8
 
 
+# Shows the help of each script, or of each command of the module that is named first. Each prints a
+# line: whether it names options, and whether PyTorch was imported.
+HELP_OF_ALL = """
+import contextlib, io, runpy, sys
+_, module, *names = sys.argv
+for name in names:
+    sys.argv = [module, name, "--help"] if module else [name, "--help"]
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        runpy.run_module(module, run_name="__main__") if module else runpy.run_path(
+            name, run_name="__main__"
+        )
+    print(name, said.getvalue().count("--") > 1, "torch" in sys.modules)
+"""
+
+
 def test_the_wheel_works_beside_a_project_with_such_names_and_gives_all_commands(
     tmp_path: Path,
 ) -> None:
@@ -289,9 +304,11 @@ def test_the_wheel_works_beside_a_project_with_such_names_and_gives_all_commands
     assert "yolo-seg-ddp maps --predictions" in run(command, "maps", "--help")
 
     listed = run(command)
-    for name in (*SCRIPTS, "maps", "orthophotos", "unlabelled"):
+    names = [*SCRIPTS, "maps", "orthophotos", "unlabelled"]
+    for name in names:
         assert re.search(rf"^  {name} +[A-Z].+\.$", listed, re.MULTILINE), name
-        assert "--" in run(command, name, "--help")
+    told = run(python, "-c", HELP_OF_ALL, "yolo_seg_ddp", *names)
+    assert [line.split()[:2] for line in told.splitlines()] == [[name, "True"] for name in names]
     assert "wires is no command; yolo-seg-ddp lists them" in run(command, "wires", code=2)
     code = "from yolo_seg_ddp import open_model, train, evaluate; print(open_model.__module__)"
     assert run(python, "-c", code) == "yolo_seg_ddp.api\n"
@@ -414,17 +431,9 @@ def test_what_is_wrong_is_raised_and_nothing_is_written(
 
 def test_the_help_of_each_command_is_there_before_pytorch_is_imported() -> None:
     """It took 2.5 s of processor time."""
-    code = """if True:
-        import contextlib, io, runpy, sys
-        for script in sys.argv.pop().split():
-            sys.argv = [script, "--help"]
-            with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
-                runpy.run_path(script, run_name="__main__")
-            print(script, said.getvalue().count("--") > 1, "torch" in sys.modules)
-    """
     scripts = [f"{name}.py" for name in SCRIPTS.values()]
     # these are extras'
     there = [script for script in scripts if script not in ("check_data.py", "export.py")]
-    words = [sys.executable, "-c", code, " ".join(there)]
+    words = [sys.executable, "-c", HELP_OF_ALL, "", *there]
     done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"{script} True False" for script in there]
