@@ -26,6 +26,7 @@ from yolo_seg_ddp.predict.detections import (
     prototype_masks,
     suppress,
 )
+from yolo_seg_ddp.predict.photo_masks import SMALL_PX
 
 SIZE_PX, STRIDES, NUM_CLASSES, NUM_BINS = 64, [8.0, 16.0, 32.0], 3, 16
 NUM_ANCHORS = 64 + 16 + 4
@@ -341,14 +342,15 @@ def whole_masks(prototypes: torch.Tensor, found: Detections, placement: Letterbo
 
 def distances(logits: torch.Tensor, found: Detections, placement: Letterbox) -> torch.Tensor:
     """Return how far each mask's edge moves: twice the mean probability of its pixels that the
-    input's pixels in its box are interpolated from, less one, at least 0: (n, 1, 1).
+    input's pixels in its box are interpolated from, less one, at least 0, times the share of
+    SMALL_PX that the box's shorter side has, at most 1: (n, 1, 1).
     """
     side = logits.shape[-1]
     low, high = ends_of_input_pixels(side, placement.size_px)
     moved = []
     boxes = placement.boxes_to_photo(found.boxes).ceil().long()
     for values, box in zip(logits, boxes.tolist(), strict=True):
-        parts = []
+        parts, sides = [], []
         for axis in (0, 1):
             first, last = box[axis], box[axis + 2] - 1
             inner, photo = placement.inner_size[axis], placement.photo_size[axis]
@@ -357,10 +359,13 @@ def distances(logits: torch.Tensor, found: Detections, placement: Letterbox) -> 
                 continue
             places = [max((pixel + 0.5) * inner / photo - 0.5, 0) for pixel in (first, last)]
             start, stop = (int(place) + placement.pad[axis] for place in places)
-            parts.append(slice(low[start], high[min(stop + 1, placement.size_px - 1)] + 1))
+            stop = min(stop + 1, placement.size_px - 1)
+            parts.append(slice(low[start], high[stop] + 1))
+            sides.append(stop + 1 - start)
         near = values[parts[1], parts[0]]
         probabilities = near[near > 0].sigmoid()
-        moved.append(max(2 * float(probabilities.mean()) - 1, 0) if len(probabilities) else 0.0)
+        sureness = max(2 * float(probabilities.mean()) - 1, 0) if len(probabilities) else 0.0
+        moved.append(sureness * min([*sides, SMALL_PX]) / SMALL_PX)
     return torch.tensor(moved)[:, None, None]
 
 

@@ -7,8 +7,8 @@ mask's edge may be: between input pixels of one sign every pixel has that sign.
 
 Masks are taught as Ultralytics' validator draws them: a prototype pixel is on if the outline
 touches half of its middle 2 x 2 pixels. That is one pixel of the input too wide on each side
-(docs/research/design.md), so here the edge moves inwards by up to this pixel. Thin things keep it,
-because a mask narrower than a prototype pixel would fall apart.
+(docs/research/design.md), so here the edge moves inwards by up to this pixel, and by less in small
+boxes. Thin things keep it, because a mask narrower than a prototype pixel would fall apart.
 """
 
 import math
@@ -23,6 +23,9 @@ from yolo_seg_ddp.utils.compiled import compiled
 
 # detections whose prototype masks are kept at a time: 13 MB at an input of 1280 pixels
 MASKS_PER_PRODUCT = 32
+# Shorter side of a box in input pixels, below which a mask loses less of its edge: four prototype
+# pixels, from measurements (docs/research/recipe.md).
+SMALL_PX = 16
 
 
 @dataclass(frozen=True)
@@ -126,8 +129,11 @@ def _without_edge(
             if values[row, column] > 0:
                 total += 1 / (1 + math.exp(-values[row, column]))
                 number += 1
-    # In input pixels: one if the network is sure. A mask of which it is not sure is narrow already.
-    distance = np.float32(0 if keeps_edge else max(2 * total / max(number, 1) - 1, 0))
+    # In input pixels: one if the network is sure. A mask of which it is not sure is narrow already,
+    # and so is one of few prototype pixels, whose values rise from low ones around it.
+    sureness = max(2 * total / max(number, 1) - 1, 0)
+    size = min(right - left, bottom - top) / SMALL_PX
+    distance = np.float32(0 if keeps_edge else sureness * min(size, 1))
 
     # with the pixels around the rectangle, which the input's border repeats
     wide = np.empty((bottom - top + 2, right - left + 2), np.float32)
