@@ -304,11 +304,11 @@ def test_the_wheel_works_beside_a_project_with_such_names_and_gives_all_commands
     assert "yolo-seg-ddp maps --predictions" in run(command, "maps", "--help")
 
     listed = run(command)
-    names = [*SCRIPTS, "maps", "orthophotos", "unlabelled"]
-    for name in names:
+    commands = [*SCRIPTS, "maps", "orthophotos", "unlabelled"]
+    for name in commands:
         assert re.search(rf"^  {name} +[A-Z].+\.$", listed, re.MULTILINE), name
-    told = run(python, "-c", HELP_OF_ALL, "yolo_seg_ddp", *names)
-    assert [line.split()[:2] for line in told.splitlines()] == [[name, "True"] for name in names]
+    told = run(python, "-c", HELP_OF_ALL, "yolo_seg_ddp", *commands)
+    assert [line.split()[:2] for line in told.splitlines()] == [[name, "True"] for name in commands]
     assert "wires is no command; yolo-seg-ddp lists them" in run(command, "wires", code=2)
     code = "from yolo_seg_ddp import open_model, train, evaluate; print(open_model.__module__)"
     assert run(python, "-c", code) == "yolo_seg_ddp.api\n"
